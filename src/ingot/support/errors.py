@@ -1,0 +1,111 @@
+"""Errors that users see.
+
+Every message says what was expected, what was found, where, and what to do:
+
+    concat: inputs differ on axis 1: expected 4, got 8 at model.py:31; only axis 0 may differ
+
+Raise the most specific class. `message(...)` builds the text from its parts, so that call sites
+cannot forget one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def message(
+    what: str, *, expected: object = None, got: object = None, where: str | None = None, fix: str | None = None
+) -> str:
+    """Join the parts of an error: `what: expected E, got G at WHERE; FIX`. Parts that are None are left out."""
+    parts: list[str] = []
+    if expected is not None:
+        parts.append(f"expected {expected}")
+    if got is not None:
+        parts.append(f"got {got}")
+    text = what + (": " + ", ".join(parts) if parts else "")
+    if where:
+        text += f" at {where}"
+    if fix:
+        text += f"; {fix}"
+    return text
+
+
+class IngotError(Exception):
+    """Base of every error that Ingot raises on purpose.
+
+    `IngotError("text")` takes a finished message; the keyword parts are appended by `message`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        where: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        super().__init__(message(what, expected=expected, got=got, where=where, fix=fix))
+
+
+class ShapeError(IngotError):
+    """Shapes or dtypes inside a model do not fit together (type rules, shape inference)."""
+
+
+class InputError(IngotError):
+    """A value handed to a compiled model, or an argument of the public API, does not fit."""
+
+
+class ImportModelError(IngotError):
+    """A model file or framework object cannot be read: missing, truncated, malformed, unsafe."""
+
+
+class VerifyError(IngotError):
+    """An IR invariant is broken. A bug in a pass, never the user's fault; the message names the pass."""
+
+
+class CompileError(IngotError):
+    """A valid model could not be turned into code (no kernel strategy, LLVM error, unresolved symbol)."""
+
+
+class ArtifactError(IngotError):
+    """A saved artifact cannot be written or loaded: truncated, corrupted, wrong version, foreign ISA, full disk."""
+
+
+@dataclass(frozen=True)
+class UnsupportedOp:
+    """One op that a frontend cannot import: its name, where it is used, and why it is refused."""
+
+    name: str
+    where: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        text = self.name
+        if self.where:
+            text += f" at {self.where}"
+        if self.reason:
+            text += f" ({self.reason})"
+        return text
+
+
+class UnsupportedOpError(IngotError):
+    """A model uses ops that Ingot does not have. Lists all of them at once, each kind once with its uses counted.
+
+    `ops` takes plain names or `UnsupportedOp`s in the model's order.
+    """
+
+    def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None) -> None:
+        self.ops: tuple[UnsupportedOp, ...] = tuple(UnsupportedOp(op) if isinstance(op, str) else op for op in ops)
+        kinds: dict[tuple[str, str], list[UnsupportedOp]] = {}
+        for op in self.ops:
+            kinds.setdefault((op.name, op.reason), []).append(op)
+        lines = [f"  {uses[0]}" + (f" and {len(uses) - 1} more" if len(uses) > 1 else "") for uses in kinds.values()]
+        of = f" of {model}" if model else ""
+        plural = "op is" if len(kinds) == 1 else "ops are"
+        head = f"{len(kinds)} {plural} not supported{of}:"
+        tail = "rewrite the model without them, or ask for them at the project's tracker"
+        super().__init__("\n".join([head, *lines, tail]))

@@ -1,0 +1,58 @@
+"""Environment flags, read when they are asked for, so that tests and notebooks can change them at run time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ingot.support.errors import InputError
+
+
+def _integer(name: str, default: int | None, low: int, high: int) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise InputError(
+            f"environment variable {name}",
+            expected=f"an integer in [{low}, {high}]",
+            got=repr(text),
+            fix=f"set {name} to such a value or unset it",
+        )
+    return value
+
+
+def debug_level() -> int:
+    """INGOT_DEBUG=0..5: 1 passes and times, 2 IR after passes that changed it, 3 rewrites, 4 kernels, 5 assembly."""
+    return _integer("INGOT_DEBUG", 0, 0, 5) or 0
+
+
+def fuel() -> int | None:
+    """INGOT_FUEL=n: stop optimizing after n rewrites (bisects a miscompile); None is unlimited."""
+    return _integer("INGOT_FUEL", None, 0, 2**62)
+
+
+def threads() -> int | None:
+    """INGOT_THREADS=n: threads of a compiled model that does not say; None means one per available core."""
+    return _integer("INGOT_THREADS", None, 1, 1024)
+
+
+def cache_dir() -> Path:
+    """INGOT_CACHE_DIR, else $XDG_CACHE_HOME/ingot, else ~/.cache/ingot. The folder need not exist."""
+    chosen = os.environ.get("INGOT_CACHE_DIR", "").strip()
+    if chosen:
+        return Path(chosen).expanduser()
+    xdg = os.environ.get("XDG_CACHE_HOME", "").strip()
+    # The XDG base directory specification tells programs to ignore relative paths.
+    root = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
+    return root / "ingot"
+
+
+def cache_bytes() -> int:
+    """INGOT_CACHE_MB=n: the disk cache is trimmed to this size, least recently used first (default 4 GiB)."""
+    megabytes = _integer("INGOT_CACHE_MB", 4096, 0, 2**40)
+    return (megabytes or 0) << 20
