@@ -1,0 +1,436 @@
+"""Symbolic dimensions: integer expressions over named symbols, kept in one canonical form.
+
+    dim     ::= sum of  coefficient * atom * atom * ...
+    atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
+
+Two expressions that are equal as polynomials over their atoms are equal objects by `==` and `hash`, so shapes compare by
+value. A constant expression is always a plain `int`. Symbols are integers >= their lower bound (1 unless told).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+Monomial = tuple["Atom", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named run-time size. Its bounds belong to the graph that it is used in, not to its identity."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A non-polynomial operation on two dims: fn is one of floordiv, mod, max, min."""
+
+    fn: str
+    a: int | Dim
+    b: int | Dim
+
+    def __str__(self) -> str:
+        if self.fn in ("max", "min"):
+            return f"{self.fn}({self.a},{self.b})"
+        return f"(({self.a}){'//' if self.fn == 'floordiv' else '%'}({self.b}))"
+
+
+Atom = Symbol | Apply
+
+
+class Dim:
+    """An immutable, canonical, non-constant integer expression. Build with `symbol` and arithmetic."""
+
+    __slots__ = ("_hash", "terms")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
+        self.terms = terms
+        self._hash = hash(terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and self.terms == other.terms
+
+    def __add__(self, other: int | Dim) -> int | Dim:
+        return _from_terms(_merge(_terms(self), _terms(other)))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> int | Dim:
+        return self * -1
+
+    def __sub__(self, other: int | Dim) -> int | Dim:
+        return self + (other * -1)
+
+    def __rsub__(self, other: int | Dim) -> int | Dim:
+        return (self * -1) + other
+
+    def __mul__(self, other: int | Dim) -> int | Dim:
+        out: dict[Monomial, int] = {}
+        for m1, c1 in _terms(self):
+            for m2, c2 in _terms(other):
+                m = tuple(sorted(m1 + m2, key=str))
+                out[m] = out.get(m, 0) + c1 * c2
+        return _from_terms(out)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int | Dim) -> int | Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int | Dim) -> int | Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: int | Dim) -> int | Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: int | Dim) -> int | Dim:
+        return mod(other, self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the size {self} is known only at run time: compare it with == or use bounds()")
+
+    def __int__(self) -> int:
+        raise TypeError(f"the size {self} is known only at run time")
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        parts = []
+        for mono, c in self.terms:
+            body = "*".join(map(str, mono))
+            parts.append(str(c) if not mono else body if c == 1 else f"{c}*{body}")
+        return "+".join(parts).replace("+-", "-")
+
+    __repr__ = __str__
+
+
+DimLike = int | Dim
+
+
+def _terms(d: int | Dim) -> Iterable[tuple[Monomial, int]]:
+    return d.terms if isinstance(d, Dim) else (((), d),)
+
+
+def _merge(*many: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
+    out: dict[Monomial, int] = {}
+    for terms in many:
+        for m, c in terms:
+            out[m] = out.get(m, 0) + c
+    return out
+
+
+def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
+    kept = {m: c for m, c in terms.items() if c}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    # the constant last, as people write it: 2*s0+1
+    return Dim(tuple(sorted(kept.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
+
+
+def symbol(name: str) -> Dim:
+    """A fresh symbolic dimension of that name."""
+    return Dim((((Symbol(name),), 1),))
+
+
+def as_dim(d: object) -> int | Dim:
+    """`d` as a dimension: an int (numpy integers included) or a Dim. Raises TypeError otherwise."""
+    if isinstance(d, Dim):
+        return d
+    if isinstance(d, int) or hasattr(d, "__index__"):
+        return int(d)  # type: ignore[call-overload]
+    raise TypeError(f"a dimension is an int or a Dim, got {d!r}")
+
+
+def product(dims: Iterable[int | Dim]) -> int | Dim:
+    """The product of `dims`; 1 for none."""
+    out: int | Dim = 1
+    for d in dims:
+        out = out * d
+    return out
+
+
+def _apply(fn: str, a: int | Dim, b: int | Dim) -> Dim:
+    return Dim((((Apply(fn, a, b),), 1),))
+
+
+def divides(a: int | Dim, b: int | Dim) -> int | Dim | None:
+    """a / b where the division is exact for every value of the symbols, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    if a == b:
+        return 1
+    b_terms = list(_terms(b))
+    if len(b_terms) > 1:
+        return _divide_polynomial(a, b)
+    b_mono, b_coef = b_terms[0]
+    out: dict[Monomial, int] = {}
+    for mono, c in _terms(a):
+        rest = list(mono)
+        for atom in b_mono:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if not b_coef or c % b_coef:
+            return None
+        out[tuple(rest)] = out.get(tuple(rest), 0) + c // b_coef
+    return _from_terms(out)
+
+
+def _divide_polynomial(a: int | Dim, b: int | Dim) -> int | Dim | None:
+    """Exact division by a sum, by matching leading terms: (s0+1)*8 / (s0+1) = 8."""
+    quotient: int | Dim = 0
+    rest = a
+    lead = next(iter(_terms(b)))
+    for _ in range(8):
+        if rest == 0:
+            return quotient
+        q = divides(_from_terms(dict([next(iter(_terms(rest)))])), _from_terms(dict([lead])))
+        if q is None:
+            return None
+        quotient, rest = quotient + q, rest - q * b
+    return None
+
+
+def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
+    """floor(a / b), for b > 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = divides(a, b)
+    if exact is not None:
+        return exact
+    if isinstance(b, int) and isinstance(a, Dim):
+        # (8*s + 3) // 4 = 2*s + 0: the terms that b divides leave the floor
+        whole = {m: c // b for m, c in a.terms if m and c % b == 0}
+        rest = {m: c for m, c in a.terms if not (m and c % b == 0)}
+        const = rest.get((), 0)
+        if const // b:
+            whole[()] = const // b
+            rest[()] = const % b
+        if whole:
+            return _from_terms(whole) + floordiv(_from_terms(rest), b)
+        common = gcd(b, *(c for _, c in a.terms))
+        if common > 1:
+            return floordiv(_from_terms({m: c // common for m, c in a.terms}), b // common)
+        nested = a.terms[0][0][0] if len(a.terms) == 1 and len(a.terms[0][0]) == 1 and a.terms[0][1] == 1 else None
+        if isinstance(nested, Apply) and nested.fn == "floordiv" and isinstance(nested.b, int):
+            return floordiv(nested.a, nested.b * b)
+    return _apply("floordiv", a, b)
+
+
+def ceildiv(a: int | Dim, b: int | Dim) -> int | Dim:
+    """ceil(a / b), for b > 0."""
+    return floordiv(a + b - 1, b)
+
+
+def mod(a: int | Dim, b: int | Dim) -> int | Dim:
+    """a modulo b with a result in [0, b)."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if divides(a, b) is not None:
+        return 0
+    if isinstance(b, int) and isinstance(a, Dim):
+        reduced = _from_terms({m: c % b for m, c in a.terms})
+        if reduced != a:
+            return mod(reduced, b)
+    return _apply("mod", a, b)
+
+
+def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
+    """The larger of a and b, settled at compile time where their difference has a constant sign."""
+    difference = a - b
+    lo, hi = bounds(difference)
+    if lo is not None and lo >= 0:
+        return a
+    if hi is not None and hi <= 0:
+        return b
+    first, second = sorted((a, b), key=str)
+    return _apply("max", first, second)
+
+
+def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
+    """The smaller of a and b."""
+    return b if (m := dim_max(a, b)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
+
+
+def bounds(d: int | Dim, of: Mapping[str, tuple[int, int | None]] | None = None) -> tuple[int | None, int | None]:
+    """Inclusive (lo, hi) of `d`, None where unbounded. `of` gives the symbols' bounds; (1, None) unless told."""
+    if isinstance(d, int):
+        return d, d
+    lo: int | None = 0
+    hi: int | None = 0
+    for mono, c in d.terms:
+        mlo, mhi = c, c
+        for atom in mono:
+            mlo, mhi = _interval_mul((mlo, mhi), _atom_bounds(atom, of))
+        lo = None if lo is None or mlo is None else lo + mlo
+        hi = None if hi is None or mhi is None else hi + mhi
+    return lo, hi
+
+
+Interval = tuple[int | None, int | None]
+
+
+def _interval_mul(x: Interval, y: Interval) -> Interval:
+    inf = float("inf")
+    xs = (-inf if x[0] is None else x[0], inf if x[1] is None else x[1])
+    ys = (-inf if y[0] is None else y[0], inf if y[1] is None else y[1])
+    corners = [0 if 0 in (p, q) else p * q for p in xs for q in ys]
+    lo, hi = min(corners), max(corners)
+    return (None if lo == -inf else int(lo)), (None if hi == inf else int(hi))
+
+
+def _atom_bounds(atom: Atom, of: Mapping[str, tuple[int, int | None]] | None) -> Interval:
+    if isinstance(atom, Symbol):
+        return (of or {}).get(atom.name, (1, None))
+    (alo, ahi), (blo, bhi) = bounds(atom.a, of), bounds(atom.b, of)
+    if atom.fn == "mod":
+        return 0, (None if bhi is None else bhi - 1)
+    if atom.fn == "floordiv":
+        if blo is None or blo <= 0:
+            return None, None
+        lo = None if alo is None else (alo // blo if alo < 0 else 0 if bhi is None else alo // bhi)
+        return lo, (None if ahi is None else ahi // blo if ahi >= 0 else -1)
+    pick: Callable[[int, int], int] = max if atom.fn == "max" else min
+    lows = [v for v in (alo, blo) if v is not None]
+    highs = [v for v in (ahi, bhi) if v is not None]
+    if atom.fn == "max":
+        return (max(lows) if lows else None), (pick(*highs) if len(highs) == 2 else None)
+    return (pick(*lows) if len(lows) == 2 else None), (min(highs) if highs else None)
+
+
+def symbols_of(d: int | Dim) -> frozenset[str]:
+    """Names of the symbols in `d`."""
+    if isinstance(d, int):
+        return frozenset()
+    out: set[str] = set()
+    for mono, _ in d.terms:
+        for atom in mono:
+            out |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.a) | symbols_of(atom.b)
+    return frozenset(out)
+
+
+def substitute(d: int | Dim, values: Mapping[str, int | Dim]) -> int | Dim:
+    """`d` with symbols replaced; an int when all of them have int values."""
+    if isinstance(d, int):
+        return d
+    out: int | Dim = 0
+    for mono, c in d.terms:
+        term: int | Dim = c
+        for atom in mono:
+            term = term * _substitute_atom(atom, values)
+        out = out + term
+    return out
+
+
+_FUNCTIONS: dict[str, Callable[[int | Dim, int | Dim], int | Dim]] = {
+    "floordiv": floordiv,
+    "mod": mod,
+    "max": dim_max,
+    "min": dim_min,
+}
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, int | Dim]) -> int | Dim:
+    if isinstance(atom, Symbol):
+        return values.get(atom.name, Dim((((atom,), 1),)))
+    return _FUNCTIONS[atom.fn](substitute(atom.a, values), substitute(atom.b, values))
+
+
+def postfix(d: int | Dim) -> list[int | str]:
+    """`d` as a postfix program for the runtime: ["s0", 2, "*", 1, "+"]; operators + * // % max min."""
+    if isinstance(d, int):
+        return [d]
+    out: list[int | str] = []
+    for i, (mono, c) in enumerate(d.terms):
+        out.append(c)
+        for atom in mono:
+            if isinstance(atom, Symbol):
+                out.append(atom.name)
+            else:
+                name = {"floordiv": "//", "mod": "%"}.get(atom.fn, atom.fn)
+                out += [*postfix(atom.a), *postfix(atom.b), name]
+            out.append("*")
+        if i:
+            out.append("+")
+    return out
+
+
+_TOKEN = re.compile(r"\s*(\d+|[A-Za-z_][\w.]*|//|[-+*%(),])")
+
+
+def parse_dim(text: str) -> int | Dim:
+    """The inverse of `str(dim)`. Raises ValueError on malformed text."""
+    tokens = _tokens(text)
+    value, rest = _parse_sum(tokens)
+    if rest:
+        raise ValueError(f"unexpected {rest[0]!r} in the dimension {text!r}")
+    return value
+
+
+def _tokens(text: str) -> list[str]:
+    out, at = [], 0
+    text = text.rstrip()
+    while at < len(text):
+        m = _TOKEN.match(text, at)
+        if m is None:
+            raise ValueError(f"unexpected {text[at]!r} in the dimension {text!r}")
+        out.append(m.group(1))
+        at = m.end()
+    return out
+
+
+def _parse_sum(tokens: list[str]) -> tuple[int | Dim, list[str]]:
+    value, tokens = _parse_product(tokens)
+    while tokens and tokens[0] in "+-":
+        sign = 1 if tokens[0] == "+" else -1
+        term, tokens = _parse_product(tokens[1:])
+        value = value + term * sign
+    return value, tokens
+
+
+def _parse_product(tokens: list[str]) -> tuple[int | Dim, list[str]]:
+    value, tokens = _parse_atom(tokens)
+    while tokens and tokens[0] in ("*", "//", "%"):
+        op = tokens[0]
+        factor, tokens = _parse_atom(tokens[1:])
+        value = value * factor if op == "*" else floordiv(value, factor) if op == "//" else mod(value, factor)
+    return value, tokens
+
+
+def _parse_atom(tokens: list[str]) -> tuple[int | Dim, list[str]]:
+    if not tokens:
+        raise ValueError("a dimension ends too early")
+    head, rest = tokens[0], tokens[1:]
+    if head == "-":
+        value, rest = _parse_atom(rest)
+        return value * -1, rest
+    if head == "(":
+        value, rest = _parse_sum(rest)
+        return value, _expect(rest, ")")
+    if head in ("max", "min") and rest and rest[0] == "(":
+        a, rest = _parse_sum(rest[1:])
+        b, rest = _parse_sum(_expect(rest, ","))
+        return (dim_max if head == "max" else dim_min)(a, b), _expect(rest, ")")
+    if head.isdigit():
+        return int(head), rest
+    if not head[0].isalpha() and head[0] != "_":
+        raise ValueError(f"unexpected {head!r} in a dimension")
+    return symbol(head), rest
+
+
+def _expect(tokens: list[str], token: str) -> list[str]:
+    if not tokens or tokens[0] != token:
+        raise ValueError(f"expected {token!r} in a dimension, got {tokens[0] if tokens else 'the end'!r}")
+    return tokens[1:]

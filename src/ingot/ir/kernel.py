@@ -1,0 +1,350 @@
+"""Kernel IR: the loop language that schedules write and targets print. The whole grammar:
+
+    kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes)
+    stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
+             | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
+    expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Select(c, a, b)
+             | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask) | Gather(buffer, index, mask)
+             | Reduce(fn, a) | Shuffle(a, b, lanes) | Extract(a, lane)
+
+Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
+statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64, and are
+flat: schedules do the address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`:
+chunks run in any order, on any worker; everything inside is serial.
+
+Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
+each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is given).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.ir.types import DType, boolean, i64
+
+Space = Literal["param", "register", "stack", "scratch"]
+
+UNARY = ("neg", "abs", "sqrt", "floor", "ceil", "round_even", "trunc", "not", "popcnt", "clz")
+ARITHMETIC = ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "ashr", "lshr", "copysign")
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+REDUCE = ("add", "mul", "min", "max", "and", "or")
+# Meanings. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
+# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions, for schedules that know there is no NaN.
+# Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined. not: bitwise.
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory: `size` elements of `dtype` (a param's size may be None: known to the runtime only)."""
+
+    name: str
+    dtype: DType
+    size: int | None = None
+    space: Space = "param"
+    writable: bool = False
+    lanes: int = 1  # register space: lanes of each element
+    offset: int = 0  # scratch space: bytes from the start of the worker's scratch (a multiple of 64)
+    align: int = 64  # bytes; every param's first element is so aligned unless told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    dtype: DType
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lit(Expr):
+    """A literal in every lane."""
+
+    value: int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Expr):
+    """A loop variable, a Let-bound value, a dim parameter or the chunk index."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expr):
+    fn: str
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expr):
+    """Comparisons have dtype bool and the operands' lanes."""
+
+    fn: str
+    a: Expr
+    b: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Fma(Expr):
+    """a * b + c with one rounding."""
+
+    a: Expr
+    b: Expr
+    c: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expr):
+    cond: Expr
+    a: Expr
+    b: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """Numeric conversion: float to int truncates and saturates (NaN to 0), int to int wraps, float to float rounds to nearest even."""
+
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Bitcast(Expr):
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Splat(Expr):
+    """A scalar in every lane."""
+
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp(Expr):
+    """base + step * lane."""
+
+    base: Expr
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """`lanes` consecutive elements from `index` (a scalar). Lanes whose mask bit is off read as zero and touch no memory."""
+
+    buffer: Buffer
+    index: Expr
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Expr):
+    """One element per lane of the vector `index`."""
+
+    buffer: Buffer
+    index: Expr
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Expr):
+    """All lanes of `a` into a scalar; float sums associate as a balanced tree."""
+
+    fn: str
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle(Expr):
+    """Lanes picked from the concatenation of a and b: pick[i] < 2 * a.lanes."""
+
+    a: Expr
+    b: Expr
+    pick: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extract(Expr):
+    a: Expr
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stmt:
+    pass
+
+
+Body = tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class For(Stmt):
+    """for var in range(begin, end, step). `unroll`: bounds are literals and the body is repeated in the printed code."""
+
+    var: Var
+    begin: Expr
+    end: Expr
+    step: int
+    body: Body
+    unroll: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class If(Stmt):
+    cond: Expr
+    then: Body
+    orelse: Body = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Let(Stmt):
+    """Bind a value once, for the rest of the enclosing body."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Stmt):
+    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters lane by lane, in lane order."""
+
+    buffer: Buffer
+    index: Expr
+    value: Expr
+    mask: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc(Stmt):
+    """Make a register, stack or scratch buffer known; its contents are undefined until stored."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Stmt):
+    buffer: Buffer
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Comment(Stmt):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` is an expression over `dims`."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    dims: tuple[Var, ...]
+    chunk: Var
+    chunks: Expr
+    body: Body
+    scratch_bytes: int = 0
+
+
+def integer(value: int) -> Lit:
+    return Lit(i64, 1, value)
+
+
+def lit(value: float | bool, dtype: DType, lanes: int = 1) -> Lit:
+    return Lit(dtype, lanes, value)
+
+
+def var(name: str, dtype: DType = i64, lanes: int = 1) -> Var:
+    return Var(dtype, lanes, name)
+
+
+def unary(fn: str, a: Expr) -> Expr:
+    return Unary(a.dtype, a.lanes, fn, a)
+
+
+def splat(a: Expr, lanes: int) -> Expr:
+    """`a` with `lanes` lanes; a itself when it has them."""
+    if a.lanes == lanes:
+        return a
+    if isinstance(a, Lit):
+        return Lit(a.dtype, lanes, a.value)
+    return Splat(a.dtype, lanes, a)
+
+
+def binary(fn: str, a: Expr, b: Expr) -> Expr:
+    """fn(a, b), scalars splatted to the other side's lanes, integer address arithmetic on literals folded."""
+    lanes = max(a.lanes, b.lanes)
+    a, b = splat(a, lanes), splat(b, lanes)
+    if a.dtype.is_integer:
+        folded = _fold(fn, a, b)
+        if folded is not None:
+            return folded
+    return Binary(boolean if fn in COMPARE else a.dtype, lanes, fn, a, b)
+
+
+def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
+    x = int(a.value) if isinstance(a, Lit) else None
+    y = int(b.value) if isinstance(b, Lit) else None
+    if x is not None and y is not None and a.dtype == i64:
+        match fn:
+            case "add" | "sub" | "mul":
+                return Lit(a.dtype, a.lanes, x + y if fn == "add" else x - y if fn == "sub" else x * y)
+            case "div" | "rem" if x >= 0 and y > 0:
+                return Lit(a.dtype, a.lanes, x // y if fn == "div" else x % y)
+            case "min" | "max":
+                return Lit(a.dtype, a.lanes, min(x, y) if fn == "min" else max(x, y))
+            case "lt" | "le" | "gt" | "ge" | "eq" | "ne":
+                truth = {"lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y, "eq": x == y, "ne": x != y}[fn]
+                return Lit(boolean, a.lanes, truth)
+    match fn, x, y:
+        case ("add", 0, _) | ("mul", 1, _):
+            return b
+        case ("add" | "sub", _, 0) | ("mul" | "div", _, 1):
+            return a
+        case ("mul", 0, _) | ("mul", _, 0) | ("rem", _, 1):
+            return Lit(a.dtype, a.lanes, 0)
+    return None
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return binary("add", a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return binary("sub", a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return binary("mul", a, b)
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    lanes = max(a.lanes, b.lanes, c.lanes)
+    return Fma(c.dtype, lanes, splat(a, lanes), splat(b, lanes), splat(c, lanes))
+
+
+def select(cond: Expr, a: Expr, b: Expr) -> Expr:
+    lanes = max(cond.lanes, a.lanes, b.lanes)
+    return Select(a.dtype, lanes, splat(cond, lanes), splat(a, lanes), splat(b, lanes))
+
+
+def cast(a: Expr, dtype: DType) -> Expr:
+    return a if a.dtype == dtype else Cast(dtype, a.lanes, a)
+
+
+def bitcast(a: Expr, dtype: DType) -> Expr:
+    return a if a.dtype == dtype else Bitcast(dtype, a.lanes, a)
+
+
+def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) -> Expr:
+    """For a register buffer the element's own lanes are loaded."""
+    return Load(buffer.dtype, buffer.lanes if buffer.space == "register" else lanes, buffer, index, mask)
+
+
+def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
+    return Gather(buffer.dtype, index.lanes, buffer, index, mask)
+
+
+def reduce(fn: str, a: Expr) -> Expr:
+    return a if a.lanes == 1 else Reduce(a.dtype, 1, fn, a)
+
+
+def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
+    return Ramp(base.dtype, lanes, base, step)

@@ -1,0 +1,314 @@
+"""The graph: interned, immutable nodes.
+
+    node   ::= op(node, ...) : type, ...
+    graph  ::= inputs -> outputs, over nodes
+
+A node is an op (a frozen dataclass whose fields are its attributes) applied to nodes. Building the same op on the same
+inputs gives the same node, so equality is identity and common subexpressions are one node from the start. An op with
+several results makes a node with several types, read through `Project`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ingot.ir.dims import Dim, substitute, symbols_of
+from ingot.ir.types import TensorType, dtype_of
+from ingot.support.errors import ShapeError, VerifyError
+
+Types = TensorType | tuple[TensorType, ...]
+Arrays = np.ndarray | tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """Base of every op. A subclass is a frozen dataclass with a class variable `name`; its fields are its attributes.
+
+    Fields hold int, float, str, bool, None, Dim, DType, TensorType, numpy arrays (Const only), Graph, or tuples of these.
+    """
+
+    name: ClassVar[str] = ""
+    REGISTRY: ClassVar[dict[str, type[Op]]] = {}
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.__dict__.get("name"):
+            return
+        known = Op.REGISTRY.get(cls.name)
+        # dataclass(slots=True) makes a class twice under one name
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"two ops are named {cls.name!r}: {known.__qualname__} and {cls.__qualname__}")
+        Op.REGISTRY[cls.name] = cls
+
+    def infer(self, *inputs: TensorType) -> Types:
+        """The type rule: result type(s) from input types, on symbolic shapes. Raises ShapeError (see `expect`)."""
+        raise NotImplementedError(f"{type(self).__name__}.infer")
+
+    def reference(self, *inputs: np.ndarray) -> Arrays:
+        """The semantics, in plain numpy, on static shapes (symbols in attributes are already substituted)."""
+        raise NotImplementedError(f"{type(self).__name__}.reference")
+
+    def lower(self, *inputs: Node) -> Node | tuple[Node, ...] | None:
+        """The same value in simpler ops; None for a primitive."""
+        return None
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
+        """(op, inputs) pairs for the conformance test: odd sizes, edge attributes, dtypes."""
+        return iter(())
+
+    def expect(self, condition: bool, message: str) -> None:
+        """Raise ShapeError `<op name>: message` unless `condition`."""
+        if not condition:
+            raise ShapeError(f"{self.name}: {message}")
+
+    @cached_property
+    def _field_names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self))
+
+    def attributes(self) -> dict[str, object]:
+        """Field name -> value, in declaration order."""
+        return {name: getattr(self, name) for name in self._field_names}
+
+    def substitute(self, values: Mapping[str, int | Dim]) -> Self:
+        """This op with symbols in its attributes replaced."""
+        new = {k: _substitute_attr(v, values) for k, v in self.attributes().items()}
+        changed = {k: v for k, v in new.items() if v is not getattr(self, k)}
+        return replace(self, **changed) if changed else self
+
+    def __call__(self, *inputs: Node, loc: str = "") -> Node:
+        """Apply to nodes: infers the type (raising ShapeError with `loc` added) and interns."""
+        return Node.make(self, inputs, loc)
+
+
+def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
+    if isinstance(value, Dim):
+        return substitute(value, values)
+    if isinstance(value, TensorType):
+        return TensorType(value.dtype, tuple(substitute(d, values) for d in value.shape))
+    if isinstance(value, tuple):
+        new = tuple(_substitute_attr(v, values) for v in value)
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    if isinstance(value, Graph):
+        return value.substitute(values)
+    return value
+
+
+class Node:
+    """One interned application of an op. Compare with `is` or `==` (identity)."""
+
+    __slots__ = ("__weakref__", "id", "inputs", "loc", "op", "types")
+    op: Op
+    inputs: tuple[Node, ...]
+    types: tuple[TensorType, ...]
+    loc: str
+    id: int
+
+    _interned: ClassVar[WeakValueDictionary[tuple[object, ...], Node]] = WeakValueDictionary()
+    _ids: ClassVar[Iterator[int]] = itertools.count()
+
+    @staticmethod
+    def make(op: Op, inputs: Sequence[Node] = (), loc: str = "") -> Node:
+        inputs = tuple(inputs)
+        key = (op, *(n.id for n in inputs))
+        found = Node._interned.get(key)
+        if found is not None:
+            return found
+        try:
+            types = op.infer(*(n.type for n in inputs))
+        except ShapeError as e:
+            where = loc or next((n.loc for n in inputs if n.loc), "")
+            raise ShapeError(f"{e} at {where}") if where and " at " not in str(e) else e from None
+        node = object.__new__(Node)
+        node.op = op
+        node.inputs = inputs
+        node.types = types if isinstance(types, tuple) else (types,)
+        node.loc = loc
+        node.id = next(Node._ids)
+        Node._interned[key] = node
+        return node
+
+    @property
+    def type(self) -> TensorType:
+        """The single result type. Raises VerifyError for a node with several results: project one first."""
+        if len(self.types) != 1:
+            raise VerifyError(f"{self.op.name} has {len(self.types)} results; read one with Project(index)")
+        return self.types[0]
+
+    @property
+    def shape(self) -> tuple[int | Dim, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self):  # noqa: ANN201 - DType; annotated in types
+        return self.type.dtype
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """One node per result: this node itself when it has one."""
+        return (self,) if len(self.types) == 1 else tuple(Project(i)(self) for i in range(len(self.types)))
+
+    def with_inputs(self, inputs: Sequence[Node]) -> Node:
+        """The same op on other inputs; this node when they are the same."""
+        if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
+            return self
+        return Node.make(self.op, inputs, self.loc)
+
+    def __repr__(self) -> str:
+        ins = ", ".join(f"%{n.id}" for n in self.inputs)
+        return f"%{self.id} = {self.op.name}({ins}) : {', '.join(map(str, self.types))}"
+
+
+@dataclass(frozen=True)
+class Input(Op):
+    """A graph input."""
+
+    name: ClassVar[str] = "input"
+    label: str
+    type: TensorType
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        return self.type
+
+
+class Array:
+    """An immutable constant array as an op attribute: small ones compare by content, large ones by identity."""
+
+    __slots__ = ("_key", "value")
+    BY_CONTENT: ClassVar[int] = 4096
+
+    def __init__(self, value: np.ndarray):
+        self.value = value
+        small = value.nbytes <= Array.BY_CONTENT
+        self._key = (value.dtype.str, value.shape, value.tobytes()) if small else id(value)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and self._key == other._key
+
+
+@dataclass(frozen=True)
+class Const(Op):
+    """A constant tensor."""
+
+    name: ClassVar[str] = "const"
+    array: Array
+
+    @property
+    def value(self) -> np.ndarray:
+        return self.array.value
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        return TensorType(dtype_of(self.value), self.value.shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return self.value
+
+
+def const(value: object, dtype: np.dtype | type | None = None, loc: str = "") -> Node:
+    """A constant node from anything numpy understands."""
+    return Const(Array(np.asarray(value, dtype)))(loc=loc)
+
+
+@dataclass(frozen=True)
+class Project(Op):
+    """Result `index` of a node with several results."""
+
+    name: ClassVar[str] = "project"
+    index: int
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        raise AssertionError("types of a projection are set by Project.__call__")
+
+    def __call__(self, *inputs: Node, loc: str = "") -> Node:
+        (source,) = inputs
+        key = (self, source.id)
+        found = Node._interned.get(key)
+        if found is not None:
+            return found
+        node = object.__new__(Node)
+        node.op, node.inputs, node.types, node.loc = self, inputs, (source.types[self.index],), loc or source.loc
+        node.id = next(Node._ids)
+        Node._interned[key] = node
+        return node
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    output_names: tuple[str, ...] = ()
+    bounds: tuple[tuple[str, int, int | None], ...] = field(default=())
+
+    def nodes(self) -> list[Node]:
+        """Every node that the outputs need, and every input, operands first."""
+        return topological((*self.inputs, *self.outputs))
+
+    def uses(self) -> dict[Node, list[Node]]:
+        """Node -> the nodes that read it, in order; outputs are no users."""
+        out: dict[Node, list[Node]] = {}
+        for n in self.nodes():
+            for i in n.inputs:
+                out.setdefault(i, []).append(n)
+        return out
+
+    def symbols(self) -> tuple[str, ...]:
+        """Names of the symbols in the inputs' shapes, in order of appearance."""
+        seen: dict[str, None] = {}
+        for n in self.inputs:
+            for d in n.shape:
+                seen.update(dict.fromkeys(sorted(symbols_of(d))))
+        return tuple(seen)
+
+    def with_outputs(self, outputs: Sequence[Node]) -> Graph:
+        return replace(self, outputs=tuple(outputs))
+
+    def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
+        """This graph for given sizes: symbols in types and attributes replaced."""
+        memo: dict[Node, Node] = {}
+        for n in self.nodes():
+            op = n.op.substitute(values)
+            memo[n] = n if op is n.op and all(memo[i] is i for i in n.inputs) else rebuild(n, op, memo)
+        left = tuple(b for b in self.bounds if b[0] not in values)
+        return Graph(
+            tuple(memo[n] for n in self.inputs), tuple(memo[n] for n in self.outputs), self.output_names, left
+        )
+
+
+def rebuild(node: Node, op: Op, memo: Mapping[Node, Node]) -> Node:
+    """`op` on the images of `node`'s inputs."""
+    return op(*(memo[i] for i in node.inputs), loc=node.loc)
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """`roots` and all they read, each once, operands before users; the order is deterministic."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, expanded = stack.pop()
+        if node in done:
+            continue
+        if expanded or not node.inputs:
+            done.add(node)
+            order.append(node)
+            continue
+        stack.append((node, True))
+        stack.extend((i, False) for i in reversed(node.inputs) if i not in done)
+    return order
+
+
+def attribute(op: Op, name: str) -> Any:
+    """The attribute `name` of `op`, or None if it has none."""
+    return getattr(op, name, None)

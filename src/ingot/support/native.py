@@ -1,0 +1,111 @@
+"""Plain data about native code that both the compiler's targets and the runtime speak: code objects and ISAs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+# LLVM's feature name -> the kernel's name in /proc/cpuinfo. Code is only ever compiled for features listed
+# here, because only these can be checked when an artifact is loaded on another machine.
+X86_FEATURES: Mapping[str, str] = {
+    "sse3": "pni",
+    "ssse3": "ssse3",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "popcnt": "popcnt",
+    "cx16": "cx16",
+    "movbe": "movbe",
+    "lzcnt": "abm",
+    "bmi": "bmi1",
+    "bmi2": "bmi2",
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "gfni": "gfni",
+    "avxvnni": "avx_vnni",
+    "avx512f": "avx512f",
+    "avx512cd": "avx512cd",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512ifma": "avx512ifma",
+    "avx512vbmi": "avx512vbmi",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+}
+AARCH64_FEATURES: Mapping[str, str] = {
+    "fp-armv8": "fp",
+    "neon": "asimd",
+    "lse": "atomics",
+    "fullfp16": "asimdhp",
+    "rdm": "asimdrdm",
+    "dotprod": "asimddp",
+    "bf16": "bf16",
+    "i8mm": "i8mm",
+}
+FEATURES: Mapping[str, Mapping[str, str]] = {"x86_64": X86_FEATURES, "aarch64": AARCH64_FEATURES}
+_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """A position-independent blob of machine code and read-only data, and the offset of each global function.
+
+    The blob needs no relocation; it must be mapped at a page-aligned address, readable and executable.
+    """
+
+    blob: bytes
+    symbols: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class HostFeatures:
+    """A machine that code is compiled for or runs on.
+
+    arch: "x86_64" or "aarch64". cpu: LLVM's name of the core to schedule for, "" for a generic one.
+    features: sorted LLVM feature names, a subset of `FEATURES[arch]`.
+    """
+
+    arch: str
+    features: tuple[str, ...]
+    cpu: str = ""
+
+    def __contains__(self, feature: str) -> bool:
+        return feature in self.features
+
+    def missing(self, required: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in required if name not in self.features)
+
+
+def parse_cpuinfo(text: str, arch: str) -> tuple[str, ...]:
+    """The features, in LLVM's names, that every core of a /proc/cpuinfo text has."""
+    key = "flags" if arch == "x86_64" else "Features"
+    common: set[str] | None = None
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if not colon or name.strip() != key:
+            continue
+        flags = set(value.split())
+        common = flags if common is None else common & flags
+    names = FEATURES.get(arch, {})
+    return tuple(sorted(llvm for llvm, kernel in names.items() if kernel in (common or ())))
+
+
+@cache
+def host() -> HostFeatures:
+    """The machine this process runs on, without a compiler. Where /proc/cpuinfo is absent, the bare architecture."""
+    machine = platform.machine()
+    arch = _MACHINES.get(machine.lower(), machine)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return HostFeatures(arch, parse_cpuinfo(text, arch))
