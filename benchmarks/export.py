@@ -33,7 +33,7 @@ Shapes = tuple[dict[int, Dim | DimHint], ...]
 
 
 def dynamic_shapes(model: Model) -> Shapes:
-    """torch.export's dynamic_shapes for the positional inputs: named, bounded, lengths in steps of their granularity."""
+    """torch.export's dynamic_shapes for the positional inputs: named, bounded, lengths in their granularity's steps."""
     grain = model.net.granularity
     symbols: dict[str, Any] = {"batch": Dim("batch", min=1, max=1024)}
     if model.length:
@@ -57,8 +57,8 @@ def export_torch(model: Model) -> ExportedProgram:
 def export_onnx(model: Model, path: Path) -> str:
     """Write `model` to one ONNX file (weights inside, atomically); returns which exporter did it.
 
-    torch.onnx.export(dynamo=True), which leaves exporter=dynamo in the file's metadata; the TorchScript exporter where that
-    fails, or where torch.export would freeze an axis that ONNX can keep dynamic.
+    torch.onnx.export(dynamo=True), which leaves exporter=dynamo in the file's metadata; the TorchScript exporter where
+    that fails, or where torch.export would freeze an axis that ONNX can keep dynamic.
     """
     _quiet()
     path.parent.mkdir(parents=True, exist_ok=True)

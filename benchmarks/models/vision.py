@@ -1,5 +1,7 @@
 """Image networks: timm's by name, torch-only ones (U-Net, generators, 3-D convolution), transformers' vision towers."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ def image_net(module: nn.Module, channels: int, size: tuple[int, ...]) -> Net:
 def timm_model(arch: str) -> Net:
     timm = library("timm")
     torch.manual_seed(0)
-    module = timm.create_model(arch, pretrained=False, exportable=True)
+    module = timm.create_model(arch, pretrained=False)
     channels, height, width = timm.data.resolve_data_config({}, model=module)["input_size"]
     return image_net(module, channels, (height, width))
 
@@ -44,7 +46,7 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width << i for i in range(5)]
         self.stem = DoubleConv(3, widths[0])
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList(DoubleConv(a, b) for a, b in pairs)
         self.pool = nn.MaxPool2d(2)
         if transposed:
@@ -81,7 +83,7 @@ class Generator(nn.Sequential):
     def __init__(self) -> None:
         layers: list[nn.Module] = []
         widths = (100, 512, 256, 128, 64)
-        for i, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (inner, outer) in enumerate(pairwise(widths)):
             stride, padding = (1, 0) if i == 0 else (2, 1)
             layers += [nn.ConvTranspose2d(inner, outer, 4, stride, padding, bias=False), nn.BatchNorm2d(outer)]
             layers.append(nn.ReLU())
