@@ -93,7 +93,7 @@ def parse(text: str, features: HostFeatures, options: AssembleOptions = Assemble
 
 
 def _clean(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2, size_level=0)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, tuning)
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
