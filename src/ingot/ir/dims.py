@@ -3,8 +3,8 @@
     dim     ::= sum of  coefficient * atom * atom * ...
     atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
 
-Two expressions that are equal as polynomials over their atoms are equal objects by `==` and `hash`, so shapes compare by
-value. A constant expression is always a plain `int`. Symbols are integers >= their lower bound (1 unless told).
+Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
+A constant expression is always a plain `int`. Symbols are integers >= their lower bound (1 unless told).
 """
 
 from __future__ import annotations

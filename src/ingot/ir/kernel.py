@@ -4,16 +4,17 @@
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Select(c, a, b)
-             | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask) | Gather(buffer, index, mask)
-             | Reduce(fn, a) | Shuffle(a, b, lanes) | Extract(a, lane)
+             | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask)
+             | Gather(buffer, index, mask) | Reduce(fn, a) | Shuffle(a, b, pick) | Extract(a, lane)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
-statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64, and are
+statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
 flat: schedules do the address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`:
 chunks run in any order, on any worker; everything inside is serial.
 
 Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
-each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is given).
+each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is
+given).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ ARITHMETIC = ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Meanings. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
-# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions, for schedules that know there is no NaN.
-# Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined. not: bitwise.
+# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions, for schedules that know there is
+# no NaN. Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
+# not: bitwise.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Select(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """Numeric conversion: float to int truncates and saturates (NaN to 0), int to int wraps, float to float rounds to nearest even."""
+    """Numeric conversion. float to int: truncates, saturates, NaN gives 0; int to int: wraps; to float: nearest even."""
 
     a: Expr
 
@@ -128,7 +130,7 @@ class Ramp(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Load(Expr):
-    """`lanes` consecutive elements from `index` (a scalar). Lanes whose mask bit is off read as zero and touch no memory."""
+    """`lanes` consecutive elements from `index` (a scalar). Lanes whose mask is off read as zero, touching no memory."""
 
     buffer: Buffer
     index: Expr
@@ -177,7 +179,7 @@ Body = tuple[Stmt, ...]
 
 @dataclass(frozen=True, slots=True)
 class For(Stmt):
-    """for var in range(begin, end, step). `unroll`: bounds are literals and the body is repeated in the printed code."""
+    """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code."""
 
     var: Var
     begin: Expr
@@ -204,7 +206,7 @@ class Let(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Store(Stmt):
-    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters lane by lane, in lane order."""
+    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters, in lane order."""
 
     buffer: Buffer
     index: Expr

@@ -11,16 +11,16 @@ several results makes a node with several types, read through `Project`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ingot.ir.dims import Dim, substitute, symbols_of
-from ingot.ir.types import TensorType, dtype_of
+from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]
@@ -31,10 +31,14 @@ Arrays = np.ndarray | tuple[np.ndarray, ...]
 class Op:
     """Base of every op. A subclass is a frozen dataclass with a class variable `name`; its fields are its attributes.
 
-    Fields hold int, float, str, bool, None, Dim, DType, TensorType, numpy arrays (Const only), Graph, or tuples of these.
+    Fields hold int, float, str, bool, None, Dim, DType, TensorType, Array (Const only), Graph, or tuples of these.
     """
 
     name: ClassVar[str] = ""
+    # f(a, b) == f(b, a) bit for bit: patterns match such an op in either order
+    commutative: ClassVar[bool] = False
+    # every element of the result is some element of input 0: what holds for all of its elements holds here
+    rearranges: ClassVar[bool] = False
     REGISTRY: ClassVar[dict[str, type[Op]]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -77,6 +81,25 @@ class Op:
         """Field name -> value, in declaration order."""
         return {name: getattr(self, name) for name in self._field_names}
 
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs among this op's attributes, in order. A field that holds any is annotated with `Graph`."""
+        out: list[Graph] = []
+        for name in _graph_fields(type(self)):
+            value = getattr(self, name)
+            out += (value,) if isinstance(value, Graph) else tuple(value)
+        return tuple(out)
+
+    def map_bodies(self, fn: Callable[[Graph], Graph]) -> Self:
+        """This op with `fn` applied to each of its graphs; this op itself where they stay the same."""
+        changed: dict[str, object] = {}
+        for name in _graph_fields(type(self)):
+            old = getattr(self, name)
+            new = fn(old) if isinstance(old, Graph) else tuple(fn(g) for g in old)
+            if new != old:
+                changed[name] = new
+        return replace(self, **changed) if changed else self
+
     def substitute(self, values: Mapping[str, int | Dim]) -> Self:
         """This op with symbols in its attributes replaced."""
         new = {k: _substitute_attr(v, values) for k, v in self.attributes().items()}
@@ -86,6 +109,11 @@ class Op:
     def __call__(self, *inputs: Node, loc: str = "") -> Node:
         """Apply to nodes: infers the type (raising ShapeError with `loc` added) and interns."""
         return Node.make(self, inputs, loc)
+
+
+@cache
+def _graph_fields(cls: type[Op]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls) if "Graph" in str(f.type))
 
 
 def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
@@ -147,7 +175,7 @@ class Node:
         return self.type.shape
 
     @property
-    def dtype(self):  # noqa: ANN201 - DType; annotated in types
+    def dtype(self) -> DType:
         return self.type.dtype
 
     @property
@@ -159,7 +187,7 @@ class Node:
         """The same op on other inputs; this node when they are the same."""
         if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
             return self
-        return Node.make(self.op, inputs, self.loc)
+        return self.op(*inputs, loc=self.loc)
 
     def __repr__(self) -> str:
         ins = ", ".join(f"%{n.id}" for n in self.inputs)
@@ -187,7 +215,7 @@ class Array:
     def __init__(self, value: np.ndarray):
         self.value = value
         small = value.nbytes <= Array.BY_CONTENT
-        self._key = (value.dtype.str, value.shape, value.tobytes()) if small else id(value)
+        self._key = (value.dtype, value.shape, value.tobytes()) if small else id(value)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -281,9 +309,7 @@ class Graph:
             op = n.op.substitute(values)
             memo[n] = n if op is n.op and all(memo[i] is i for i in n.inputs) else rebuild(n, op, memo)
         left = tuple(b for b in self.bounds if b[0] not in values)
-        return Graph(
-            tuple(memo[n] for n in self.inputs), tuple(memo[n] for n in self.outputs), self.output_names, left
-        )
+        return Graph(tuple(memo[n] for n in self.inputs), tuple(memo[n] for n in self.outputs), self.output_names, left)
 
 
 def rebuild(node: Node, op: Op, memo: Mapping[Node, Node]) -> Node:

@@ -67,8 +67,7 @@ u4 = DType("u4", 4, "u")
 boolean = DType("bool", 8, "b")
 
 DTYPES: dict[str, DType] = {
-    t.name: t
-    for t in (f64, f32, f16, bf16, f8e4m3fn, f8e5m2, i64, i32, i16, i8, i4, u64, u32, u16, u8, u4, boolean)
+    t.name: t for t in (f64, f32, f16, bf16, f8e4m3fn, f8e5m2, i64, i32, i16, i8, i4, u64, u32, u16, u8, u4, boolean)
 }
 
 _NUMPY: dict[str, np.dtype] = {

@@ -1,0 +1,202 @@
+"""The interpreter: what a graph means, node by node, in numpy.
+
+    interpret(graph, {"x": array})  ->  (result, ...)
+
+It is the yardstick for every pass and target: slow, plain and strict. Each result is checked against its inferred type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ingot.ir.dims import Dim, DimLike, Symbol, bounds, divides, substitute, symbols_of
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.types import TensorType, dtype_of
+from ingot.support.errors import InputError, VerifyError
+
+Observer = Callable[[Node, tuple[np.ndarray, ...]], None]
+Values = tuple[np.ndarray, ...]
+
+
+def interpret(
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray],
+    *,
+    observe: Observer | None = None,
+) -> tuple[np.ndarray, ...]:
+    """The outputs of `graph` for `inputs`, given in order or by label. `observe(node, results)` is told of every node.
+
+    Raises InputError where the inputs do not fit the graph's (count, label, dtype, shape, symbol bounds), VerifyError
+    where an op's reference gives something else than its type rule promised.
+    """
+    arrays = _ordered(graph, inputs)
+    sizes = bind_symbols(graph, [a.shape for a in arrays])
+    order = graph.nodes()
+    left = _use_counts(graph, order)
+    values: dict[Node, Values] = {}
+    for node, array in zip(graph.inputs, arrays, strict=True):
+        values[node] = (array,)
+    with np.errstate(all="ignore"):
+        for node in order:
+            if node not in values:
+                values[node] = _evaluate(node, [values[i] for i in node.inputs], sizes)
+            if observe is not None:
+                observe(node, values[node])
+            for i in node.inputs:
+                left[i] -= 1
+                if not left[i]:
+                    del values[i]
+    return tuple(values[n][0] for n in graph.outputs)
+
+
+def _use_counts(graph: Graph, order: Sequence[Node]) -> dict[Node, int]:
+    left = dict.fromkeys(order, 0)
+    for node in order:
+        for i in node.inputs:
+            left[i] += 1
+    for node in graph.outputs:
+        left[node] += 1
+    return left
+
+
+def _evaluate(node: Node, operands: Sequence[Values], sizes: Mapping[str, int]) -> Values:
+    op = node.op
+    if isinstance(op, Project):
+        return (operands[0][op.index],)
+    if isinstance(op, Const):
+        return (op.value,)
+    if isinstance(op, Input):
+        raise VerifyError(f"input {op.label!r} is read but is none of the graph's inputs")
+    if sizes:
+        op = op.substitute(sizes)
+    try:
+        got = op.reference(*(v[0] for v in operands))
+    except Exception as e:
+        e.add_note(f"in the reference of {_place(node)} on {', '.join(str(i.types[0]) for i in node.inputs)}")
+        raise
+    results = got if isinstance(got, tuple) else (got,)
+    if len(results) != len(node.types):
+        raise VerifyError(_place(node), expected=f"{len(node.types)} results", got=len(results))
+    return tuple(_checked(node, i, r, sizes) for i, r in enumerate(results))
+
+
+def _checked(node: Node, index: int, result: object, sizes: Mapping[str, int]) -> np.ndarray:
+    if not isinstance(result, np.ndarray | np.generic):
+        raise VerifyError(f"result {index} of {_place(node)}", expected="a numpy array", got=type(result).__name__)
+    array = np.asarray(result)
+    want = node.types[index]
+    shape = tuple(substitute(d, sizes) for d in want.shape)
+    if array.dtype != want.dtype.numpy or array.shape != shape:
+        raise VerifyError(
+            f"result {index} of {_place(node)}: the reference and the type rule differ",
+            expected=TensorType(want.dtype, shape),
+            got=f"{array.dtype}{list(array.shape)}",
+        )
+    return array
+
+
+def _place(node: Node) -> str:
+    return f"{node.op.name} at {node.loc}" if node.loc else node.op.name
+
+
+def _ordered(graph: Graph, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
+    labels = [_input_op(n).label for n in graph.inputs]
+    if isinstance(inputs, Mapping):
+        missing = [k for k in labels if k not in inputs]
+        unknown = [k for k in inputs if k not in labels]
+        if missing or unknown:
+            raise InputError("inputs", expected=labels, got=list(inputs), fix="pass each input once, by its label")
+        given = [inputs[k] for k in labels]
+    else:
+        given = list(inputs)
+    if len(given) != len(labels):
+        raise InputError("inputs", expected=f"{len(labels)} {labels}", got=len(given))
+    arrays = [np.asarray(a) for a in given]
+    for node, label, array in zip(graph.inputs, labels, arrays, strict=True):
+        if array.dtype != node.type.dtype.numpy:
+            fix = f"convert it with .astype({node.type.dtype.numpy})"
+            raise InputError(f"input {label!r}", expected=node.type.dtype, got=_dtype_name(array), fix=fix)
+    return arrays
+
+
+def _dtype_name(array: np.ndarray) -> str:
+    try:
+        return str(dtype_of(array))
+    except TypeError:
+        return str(array.dtype)
+
+
+def _input_op(node: Node) -> Input:
+    if not isinstance(node.op, Input):
+        raise VerifyError("a graph input", expected="an input node", got=node)
+    return node.op
+
+
+def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """The value of every symbol, from the shapes of the inputs in order.
+
+    A dimension that is an expression gives its symbol where it is linear in one that nothing else gives (2*s0+1 = 9).
+    Raises InputError for a wrong rank or size, contradicting sizes, and sizes out of the graph's bounds.
+    """
+    values: dict[str, int] = {}
+    source: dict[str, str] = {}
+    waiting: list[tuple[str, DimLike, int]] = []
+    for node, shape in zip(graph.inputs, shapes, strict=True):
+        label = _input_op(node).label
+        if len(shape) != len(node.shape):
+            raise InputError(f"input {label!r}", expected=node.type, got=f"shape {list(shape)}")
+        axes = enumerate(zip(node.shape, shape, strict=True))
+        waiting += [(f"axis {i} of input {label!r}", dim, size) for i, (dim, size) in axes]
+    while waiting:
+        rest: list[tuple[str, DimLike, int]] = []
+        for where, dim, size in waiting:
+            known = substitute(dim, values)
+            if isinstance(known, int):
+                _agree(where, dim, known, size, source)
+            elif (solved := _solve(known, size)) is not None:
+                values[solved[0]] = solved[1]
+                source[solved[0]] = where
+            else:
+                rest.append((where, dim, size))
+        if len(rest) == len(waiting):
+            where, dim, size = rest[0]
+            what = f"{where} is {size} and does not settle {dim}"
+            raise InputError(what, fix="give the graph an input of plain size")
+        waiting = rest
+    _in_bounds(graph, values, source)
+    return values
+
+
+def _agree(where: str, dim: DimLike, known: int, size: int, source: Mapping[str, str]) -> None:
+    if known == size:
+        return
+    why = ", ".join(f"{s} from {source[s]}" for s in sorted(symbols_of(dim)))
+    expected = f"{known} (= {dim}; {why})" if why else known
+    raise InputError(where, expected=expected, got=size)
+
+
+def _solve(dim: Dim, size: int) -> tuple[str, int] | None:
+    """The symbol and its value where `dim` is coefficient * symbol + constant and divides evenly; None otherwise."""
+    slopes = [(mono[0].name, c) for mono, c in dim.terms if len(mono) == 1 and isinstance(mono[0], Symbol)]
+    constant = sum(c for mono, c in dim.terms if not mono)
+    if len(slopes) != 1 or len(dim.terms) > 2 or (len(dim.terms) == 2 and not constant):
+        return None
+    name, slope = slopes[0]
+    value = divides(size - constant, slope)
+    return (name, value) if isinstance(value, int) else None
+
+
+def _in_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str]) -> None:
+    declared: dict[str, tuple[int, int | None]] = {name: (lo, hi) for name, lo, hi in graph.bounds}
+    for name, value in values.items():
+        lo, hi = declared.get(name, (1, None))
+        if value < (lo or 0) or (hi is not None and value > hi):
+            span = f"{name} in [{lo}, {hi if hi is not None else 'inf'}]"
+            raise InputError(source[name], expected=span, got=value, fix="declare wider bounds when compiling")
+
+
+def symbol_bounds(graph: Graph, dim: DimLike) -> tuple[int | None, int | None]:
+    """Bounds of `dim` under the graph's bounds of its symbols."""
+    return bounds(dim, {name: (lo, hi) for name, lo, hi in graph.bounds})

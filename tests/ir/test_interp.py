@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import symbol
+from ingot.ir.interp import bind_symbols, interpret
+from ingot.ir.node import Graph, Node, const
+from ingot.support.errors import InputError, VerifyError
+from tests.ir.tiny import TAdd, TBroadcast, TCall, TLiar, TNeg, TSplit, arg
+
+S = symbol("s")
+
+
+def test_computes_by_position_and_by_label() -> None:
+    x, y = arg("x", 3), arg("y", 3)
+    g = Graph((x, y), (TAdd()(x, TNeg()(y)), x))
+    a, b = np.float32([1, 2, 3]), np.float32([5, 5, 5])
+    for given in ([a, b], {"y": b, "x": a}):
+        total, same = interpret(g, given)
+        assert np.array_equal(total, a - b)
+        assert same is a
+
+
+def test_substitutes_symbols_in_attributes_and_bodies() -> None:
+    inner = arg("p", S)
+    body = Graph((inner,), (TBroadcast((2 * S, S))(inner),))
+    x = arg("x", S)
+    (out,) = interpret(Graph((x,), TCall(body)(x).results), [np.float32([1, 2])])
+    assert out.shape == (4, 2)
+
+
+def test_reads_results_of_a_split() -> None:
+    x = arg("x", 4)
+    a, b = TSplit()(x).results
+    (out,) = interpret(Graph((x,), (TAdd()(b, TNeg()(a)),)), [np.float32([1, 2, 5, 7])])
+    assert out.tolist() == [4, 5]
+
+
+def test_observer_sees_every_node_in_order() -> None:
+    x = arg("x", 2)
+    n = TNeg()(x)
+    seen: list[Node] = []
+    interpret(Graph((x,), (n,)), [np.float32([1, 2])], observe=lambda node, values: seen.append(node))
+    assert seen == [x, n]
+
+
+def test_a_lying_reference_is_named() -> None:
+    x = arg("x", 2)
+    with pytest.raises(VerifyError, match=r"t\.liar at m\.py:3.*expected bool\[2\], got float32\[2\]"):
+        interpret(Graph((x,), (TLiar()(x, loc="m.py:3"),)), [np.float32([1, 2])])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "expected 2"),
+        ({"x": np.float32([1])}, "by its label"),
+        ([np.float64([1, 2]), np.float32([1])], r"input 'x': expected f32, got f64"),
+        ([np.float32([[1]]), np.float32([1])], r"input 'x': expected f32\[s\], got shape \[1, 1\]"),
+        ([np.float32([1, 2]), np.float32([1, 2])], r"axis 0 of input 'y': expected 5 \(= 2\*s\+1; s from axis 0"),
+    ],
+)
+def test_refuses_inputs_that_do_not_fit(given, message: str) -> None:
+    x, y = arg("x", S), arg("y", 2 * S + 1)
+    with pytest.raises(InputError, match=message):
+        interpret(Graph((x, y), (x,)), given)
+
+
+def test_binds_linear_expressions_and_checks_bounds() -> None:
+    t = symbol("t")
+    g = Graph((arg("a", S * t), arg("b", 2 * S + 1), arg("c", t + S)), (), bounds=(("s", 1, 8),))
+    assert bind_symbols(g, [(12,), (7,), (7,)]) == {"s": 3, "t": 4}
+    with pytest.raises(InputError, match=r"expected s in \[1, 8\], got 9"):
+        bind_symbols(g, [(36,), (19,), (13,)])
+    with pytest.raises(InputError, match=r"does not settle s\*t"):
+        bind_symbols(g, [(12,), (8,), (7,)])
+
+
+def test_equal_bytes_of_one_byte_floats_and_ints_are_different_constants() -> None:
+    import ml_dtypes
+
+    raw = np.uint8([8, 8])
+    kinds = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.uint4]
+    nodes = [const(raw.view(k)) for k in kinds]
+    assert len(set(nodes)) == 4
