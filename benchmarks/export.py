@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import _DimHint as DimHint
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.measure import deviation
 from benchmarks.zoo import Model
 
 # Exporters disagree about sizes of 0 and 1, so programs are traced at a batch and length of no special value.
@@ -37,7 +41,7 @@ def dynamic_shapes(model: Model) -> Shapes:
     grain = model.net.granularity
     symbols: dict[str, Any] = {"batch": Dim("batch", min=1, max=1024)}
     if model.length:
-        unit = Dim("length", min=2, max=max(model.length, 512) // grain)
+        unit = Dim("length", min=2, max=max(model.length, model.variant[1], 512) // grain)
         symbols["length"] = unit if grain == 1 else grain * unit
     return tuple({axis: symbols[name] for axis, name in axes.items()} for axes in model.exported_axes)
 
@@ -49,7 +53,7 @@ def export_torch(model: Model) -> ExportedProgram:
     inputs = model.inputs(TRACE_BATCH, model.length if model.net.fixed else model.variant[1])
     try:
         return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes(model))
-    except (torch._dynamo.exc.UserError, ValueError):
+    except (torch._dynamo.exc.UserError, ConstraintViolationError):
         free = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in model.exported_axes)
         return torch.export.export(module, inputs, dynamic_shapes=free)
 
@@ -111,14 +115,19 @@ def reference(model: Model, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return _tuple(model.to_torch()(*inputs))
 
 
-def deviation(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest absolute difference over the expected output's largest magnitude; inf on a wrong shape or a NaN."""
-    if got.shape != expected.shape or not np.isfinite(got).all():
-        return float("inf")
-    if expected.size == 0:
-        return 0.0
-    scale = float(np.abs(expected).max()) or 1.0
-    return float(np.abs(got.astype(np.float64) - expected.astype(np.float64)).max()) / scale
+def flops(model: Model, inputs: tuple[Tensor, ...]) -> int:
+    """FLOPs (2 per multiply-add) of the contractions of one call: matmul, convolution, attention, LSTM gates.
+
+    oneDNN and fused attention are off while counting, so that a recurrent layer and attention show their matmuls.
+    """
+    with (
+        torch.inference_mode(),
+        torch.backends.mkldnn.flags(enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
+        model.to_torch()(*inputs)
+    return counter.get_total_flops()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,262 @@
+"""Ingot and its peers side by side: the same models, one interleaved run, each peer in its own process.
+
+    python benchmarks/peers.py                                  # tier 1, batch 1, 2 threads, every installed peer
+    python benchmarks/peers.py --models resnet50 minilm --peers ingot onnxruntime openvino --threads 1
+    python benchmarks/peers.py --batch 8 --json run.json
+    python benchmarks/peers.py --models resnet50 --noisy        # also beside one other busy process
+
+All peers of a model are compiled first and then take short bursts in turns, in an order that rotates each round, so
+that a slow minute of the machine hits them alike. A peer's figure is the median of its bursts' medians; a ratio is the
+median over rounds of the two bursts of that round. Every peer's outputs are compared with PyTorch's.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # run as a script: the package and Ingot's sources are not installed
+
+from benchmarks import measure, peer_report, zoo  # noqa: E402
+from benchmarks.peer_backends import BACKENDS  # noqa: E402
+from benchmarks.peer_report import ModelRun, PeerRun  # noqa: E402
+
+REST = 0.03  # seconds between bursts: lets the last peer's spinning threads go to sleep
+
+
+class PeerFailed(RuntimeError):
+    """A worker said why it failed, or ended."""
+
+
+class Process:
+    """A worker process and its pipes."""
+
+    def __init__(self, arguments: Sequence[str], threads: int, folder: Path, log: Path) -> None:
+        count = str(threads)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count,
+            "OPENBLAS_NUM_THREADS": count,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.log = log
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.peer_worker", *arguments],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
+            )  # fmt: skip
+
+    def answer(self) -> dict:
+        """The worker's next answer; PeerFailed if it failed or ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            tail = " ".join(self.log.read_text(errors="replace").split())[-300:]
+            raise PeerFailed(f"worker ended with status {self.process.wait()}: {tail}")
+        value = json.loads(line)
+        if "failed" in value:
+            raise PeerFailed(value["failed"])
+        return value
+
+    def ask(self, **command: str | float) -> dict:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(command) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return self.answer()  # raises with the worker's own words
+        return self.answer()
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One process that keeps one core busy while the block runs."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+Medians = dict[str, list[float]]
+
+
+def bursts(workers: dict[str, Process], runs: dict[str, PeerRun], rounds: int, seconds: float) -> Medians:
+    """Medians of each round's burst per peer, in seconds; a peer that fails on the way is dropped and says so."""
+    medians: Medians = {peer: [] for peer in workers}
+    for turn in range(rounds):
+        order = list(workers)
+        shift = turn % max(1, len(order))
+        for peer in order[shift:] + order[:shift]:
+            try:
+                medians[peer].append(workers[peer].ask(do="burst", seconds=seconds)["median_s"])
+            except PeerFailed as failure:
+                runs[peer].failure = str(failure)
+                del workers[peer], medians[peer]
+            time.sleep(REST)
+    return medians
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run measures: see the command line's help."""
+
+    peers: tuple[str, ...]
+    batch: int
+    length: int
+    threads: int
+    rounds: int
+    seconds: float
+    noisy: bool
+    deploy: bool
+
+
+def start_peers(stack: ExitStack, settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> dict[str, Process]:
+    """Compile every peer, one after the other; those that fail are noted in `runs`."""
+    workers: dict[str, Process] = {}
+    for peer in settings.peers:
+        process = Process((peer, str(folder)), settings.threads, folder, folder / f"{peer}.log")
+        stack.enter_context(process)
+        try:
+            started = process.answer()
+        except PeerFailed as failure:
+            runs[peer].failure = str(failure)
+            continue
+        runs[peer].compile_s = started["compile_s"]
+        runs[peer].first_call_s = started["first_call_s"]
+        runs[peer].import_s = started["import_s"]
+        runs[peer].error = started["error"]
+        workers[peer] = process
+    return workers
+
+
+def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> None:
+    """Save each peer's artifact and start it in a fresh process: size, time to ready, memory."""
+    for peer, process in workers.items():
+        run = runs[peer]
+        try:
+            written = process.ask(do="save")
+            if not written["artifact"]:
+                continue
+            run.artifact_bytes = written["bytes"]
+            arguments = (peer, str(folder), written["artifact"])
+            with Process(arguments, settings.threads, folder, folder / f"{peer}.log") as fresh:
+                started = fresh.answer()
+        except PeerFailed as failure:
+            run.deploy_failure = str(failure)
+            continue
+        run.load_s = started["compile_s"] + started["first_call_s"]
+        run.load_peak_rss = started["peak_rss"]
+
+
+def run_model(name: str, settings: Settings) -> ModelRun:
+    folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
+    runs = {peer: PeerRun() for peer in settings.peers}
+    try:
+        arguments = ("--prepare", str(folder), name, str(settings.batch), str(settings.length), str(settings.threads))
+        with Process(arguments, settings.threads, folder, folder / "prepare.log") as process:
+            meta = process.answer()
+        result = ModelRun(name, meta["batch"], meta["length"], meta["gflop"], runs)
+        with ExitStack() as stack:
+            workers = start_peers(stack, settings, folder, runs)
+            for peer, medians in bursts(workers, runs, settings.rounds, settings.seconds).items():
+                runs[peer].bursts_s = medians
+            for peer, process in workers.items():
+                runs[peer].peak_rss = process.ask(do="memory")["peak_rss"]
+            if settings.noisy:
+                with busy_neighbour():
+                    for peer, medians in bursts(workers, runs, settings.rounds, settings.seconds).items():
+                        runs[peer].noisy_bursts_s = medians
+            if settings.deploy:
+                deploy(workers, settings, folder, runs)
+        return result
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def installed(peer: str) -> str | None:
+    """Version of the peer's package, or None."""
+    package = {"ingot": "ingot-compiler", "eager": "torch", "inductor": "torch"}.get(peer, peer)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        here = (ROOT / "src" / "ingot" / "__init__.py").exists()
+        return "source tree" if peer == "ingot" and here else None
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=zoo.names(1), metavar="NAME", help="default: tier 1 of the zoo")
+    parser.add_argument("--peers", nargs="+", choices=list(BACKENDS), default=list(BACKENDS), metavar="PEER",
+                        help=f"of {', '.join(BACKENDS)}; default: all that are installed")  # fmt: skip
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=0, help="length of text or audio; default: the model's own")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.15, help="length of a burst")
+    parser.add_argument("--noisy", action="store_true", help="measure again beside one other busy process")
+    parser.add_argument("--no-deploy", action="store_true", help="skip saving and loading artifacts")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    versions = {peer: installed(peer) for peer in options.peers}
+    present = tuple(peer for peer in options.peers if versions[peer])
+    settings = Settings(
+        present, options.batch, options.seq, options.threads, options.rounds, options.seconds, options.noisy,
+        not options.no_deploy,
+    )  # fmt: skip
+    unknown = [name for name in options.models if name not in zoo.names()]
+    if unknown:
+        print(f"no model {', '.join(unknown)} in the zoo; expected of: {', '.join(zoo.names())}", file=sys.stderr)
+        return 2
+    told = {peer: found or "not installed" for peer, found in versions.items()}
+    report = peer_report.Report(measure.machine(options.threads), told)
+    for name in options.models:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        try:
+            report.models.append(run_model(name, settings))
+        except PeerFailed as failure:
+            print(f"{name}: preparing failed: {failure}", file=sys.stderr)
+            report.failures[name] = str(failure)
+        if options.json:
+            options.json.write_text(json.dumps(asdict(report), indent=1))
+    peer_report.show(report)
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
