@@ -1,0 +1,221 @@
+"""Numeric conversions as LLVM IR, free of calls into compiler-rt.
+
+LLVM turns the conversions that a machine lacks (float to bfloat, double to half, ...) into library calls, which a blob
+does not have; these are written out here in integer arithmetic, rounding to nearest even.
+"""
+
+from __future__ import annotations
+
+from ingot.ir.types import DType, f32
+from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
+
+
+def cast(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    """`x` of `source` converted: float to int truncates and saturates (NaN to 0), int to int wraps, rounding to even."""
+    if source == target:
+        return x
+    if target.kind == "b":
+        return _to_bool(b, x, source, lanes)
+    if source.kind == "b":
+        return _from_bool(b, x, target, lanes)
+    if source.is_float and target.is_float:
+        return _float_to_float(b, x, source, target, lanes)
+    if source.is_float:
+        return _float_to_int(b, x, source, target, lanes)
+    if target.is_float:
+        return _int_to_float(b, x, source, target, lanes)
+    return _int_to_int(b, x, source, target, lanes)
+
+
+def _bits(dtype: DType) -> int:
+    return max(8, dtype.bits)
+
+
+def _op(b: Builder, op: str, x: str, source: str, target: str, lanes: int) -> str:
+    return b.emit(f"{op} {vector_of(source, lanes)} {x} to {vector_of(target, lanes)}", (x,), cheap=lanes == 1)
+
+
+def _to_bool(b: Builder, x: str, source: DType, lanes: int) -> str:
+    if source.is_float and source.bits < 32:
+        x, source = cast(b, x, source, f32, lanes), f32
+    compare = "fcmp une" if source.is_float else "icmp ne"
+    return b.emit(f"{compare} {value_type(source, lanes)} {x}, zeroinitializer", (x,))
+
+
+def _from_bool(b: Builder, x: str, target: DType, lanes: int) -> str:
+    if not target.is_float:
+        return _op(b, "zext", x, "i1", value_type(target), lanes)
+    kind = value_type(target, lanes)
+    one, zero = b.splat(literal(1, target), value_type(target), lanes), "zeroinitializer"
+    return b.emit(f"select {vector_of('i1', lanes)} {x}, {kind} {one}, {kind} {zero}", (x,))
+
+
+def _int_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    have, want = _bits(source), _bits(target)
+    if want > have:
+        x = _op(b, "sext" if source.kind == "i" else "zext", x, f"i{have}", f"i{want}", lanes)
+    elif want < have:
+        x = _op(b, "trunc", x, f"i{have}", f"i{want}", lanes)
+    if target.bits >= 8 or (source.bits < 8 and source.kind == target.kind):
+        return x
+    unused = 8 - target.bits
+    kind = vector_of("i8", lanes)
+    by = b.splat(str(unused), "i8", lanes)
+    up = b.emit(f"shl {kind} {x}, {by}", (x,))
+    return b.emit(f"{'ashr' if target.kind == 'i' else 'lshr'} {kind} {up}, {by}", (up,))
+
+
+def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    op = "sitofp" if source.kind == "i" else "uitofp"
+    if target.bits >= 32:
+        return _op(b, op, x, f"i{_bits(source)}", value_type(target), lanes)
+    # f32 holds every 16-bit integer, f64 every 32-bit one: one rounding. 64-bit values above 2**53 are far outside
+    # what f16 resolves; rounding them to f64 first can double round at exact ties only.
+    wide = "float" if source.bits <= 16 else "double"
+    y = _op(b, op, x, f"i{_bits(source)}", wide, lanes)
+    return _narrow(b, y, wide, target, lanes)
+
+
+def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    if source.bits < 32:
+        x, source = cast(b, x, source, f32, lanes), f32
+    kind = value_type(source, lanes)
+    suffix = f"{mangle(f'i{target.bits}', lanes)}.{mangle(value_type(source), lanes)}"
+    result = vector_of(f"i{target.bits}", lanes)
+    y = b.call(f"llvm.fpto{'s' if target.kind == 'i' else 'u'}i.sat.{suffix}", result, ((kind, x),))
+    if target.bits < 8:
+        y = _op(b, "sext" if target.kind == "i" else "zext", y, f"i{target.bits}", "i8", lanes)
+    return y
+
+
+def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    if source.bits < 32:
+        x, source = _widen(b, x, source, lanes), f32
+    if target == source:
+        return x
+    if target.bits == 64:
+        return _op(b, "fpext", x, "float", "double", lanes)
+    if target.bits == 32:
+        return _op(b, "fptrunc", x, "double", "float", lanes)
+    return _narrow(b, x, value_type(source), target, lanes)
+
+
+def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
+    """A 16 or 8 bit float as f32: exact."""
+    if source.name == "f16":
+        return _op(b, "fpext", x, "half", "float", lanes)
+    ints = vector_of("i32", lanes)
+    if source.name == "bf16":
+        raw = _op(b, "bitcast", x, "bfloat", "i16", lanes)
+        wide = _op(b, "zext", raw, "i16", "i32", lanes)
+        up = b.emit(f"shl {ints} {wide}, {b.splat('16', 'i32', lanes)}", (wide,))
+        return _op(b, "bitcast", up, "i32", "float", lanes)
+    # 8-bit floats through f16: e5m2 is its upper byte; e4m3fn has the same layout shifted, with a bias of 7 for 15
+    # (2**8), no infinity, and NaN at 0x7f.
+    wide = _op(b, "zext", x, "i8", "i16", lanes)
+    shorts = vector_of("i16", lanes)
+    if source.name == "f8e5m2":
+        up = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
+        return _op(b, "fpext", _op(b, "bitcast", up, "i16", "half", lanes), "half", "float", lanes)
+    low = b.emit(f"and {shorts} {wide}, {b.splat('127', 'i16', lanes)}", (wide,))
+    up = b.emit(f"shl {shorts} {low}, {b.splat('7', 'i16', lanes)}", (low,))
+    sign = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
+    sign = b.emit(f"and {shorts} {sign}, {b.splat('-32768', 'i16', lanes)}", (sign,))
+    joined = b.emit(f"or {shorts} {up}, {sign}", (up, sign))
+    y = _op(b, "fpext", _op(b, "bitcast", joined, "i16", "half", lanes), "half", "float", lanes)
+    floats = vector_of("float", lanes)
+    scaled = b.emit(f"fmul {floats} {y}, {b.splat(literal(256.0, f32), 'float', lanes)}", (y,))
+    nan = b.emit(f"icmp eq {shorts} {low}, {b.splat('127', 'i16', lanes)}", (low,))
+    quiet = b.splat(literal(float("nan"), f32), "float", lanes)
+    return b.emit(f"select {vector_of('i1', lanes)} {nan}, {floats} {quiet}, {floats} {scaled}", (nan, scaled))
+
+
+def _narrow(b: Builder, x: str, wide: str, target: DType, lanes: int) -> str:
+    """A float or double as a 16 or 8 bit float, rounded once."""
+    if wide == "double":
+        x = _round_to_odd(b, x, lanes)
+    if target.name == "f16":
+        return _op(b, "fptrunc", x, "float", "half", lanes)
+    if target.name == "bf16":
+        return _to_bfloat(b, x, lanes)
+    return _to_f8(b, x, target, lanes)
+
+
+def _round_to_odd(b: Builder, x: str, lanes: int) -> str:
+    """double -> float such that a second rounding, to 16 bits or less, gives what one rounding would have given.
+
+    Round towards zero and set the last bit if anything was lost (Boldo and Melquiond, 2008).
+    """
+    near = _op(b, "fptrunc", x, "double", "float", lanes)
+    back = _op(b, "fpext", near, "float", "double", lanes)
+    ints, longs, flags = vector_of("i32", lanes), vector_of("i64", lanes), vector_of("i1", lanes)
+    doubles = vector_of("double", lanes)
+    bits = _op(b, "bitcast", near, "float", "i32", lanes)
+    # overshoot in magnitude: |back| > |x|; both have one sign
+    a, c = (_op(b, "bitcast", v, "double", "i64", lanes) for v in (back, x))
+    top = b.splat(str((1 << 63) - 1), "i64", lanes)
+    a, c = (b.emit(f"and {longs} {v}, {top}", (v,)) for v in (a, c))
+    over = b.emit(f"icmp ugt {longs} {a}, {c}", (a, c))
+    step = b.emit(f"sext {flags} {over} to {ints}", (over,))
+    down = b.emit(f"add {ints} {bits}, {step}", (bits, step))
+    exact = b.emit(f"fcmp ueq {doubles} {back}, {x}", (back, x))
+    odd = b.emit(f"or {ints} {down}, {b.splat('1', 'i32', lanes)}", (down,))
+    chosen = b.emit(f"select {flags} {exact}, {ints} {bits}, {ints} {odd}", (exact, bits, odd))
+    return _op(b, "bitcast", chosen, "i32", "float", lanes)
+
+
+def _to_bfloat(b: Builder, x: str, lanes: int) -> str:
+    """Round to nearest even on the bits: add 0x7fff and the bit that will be last, keep the upper half; NaN stays NaN."""
+    ints, flags = vector_of("i32", lanes), vector_of("i1", lanes)
+    floats = vector_of("float", lanes)
+    sixteen = b.splat("16", "i32", lanes)
+    bits = _op(b, "bitcast", x, "float", "i32", lanes)
+    high = b.emit(f"lshr {ints} {bits}, {sixteen}", (bits,))
+    last = b.emit(f"and {ints} {high}, {b.splat('1', 'i32', lanes)}", (high,))
+    half = b.emit(f"add {ints} {last}, {b.splat('32767', 'i32', lanes)}", (last,))
+    up = b.emit(f"add {ints} {bits}, {half}", (bits, half))
+    nan = b.emit(f"fcmp uno {floats} {x}, {x}", (x,))
+    quiet = b.emit(f"or {ints} {bits}, {b.splat('4194304', 'i32', lanes)}", (bits,))
+    chosen = b.emit(f"select {flags} {nan}, {ints} {quiet}, {ints} {up}", (nan, quiet, up))
+    down = b.emit(f"lshr {ints} {chosen}, {sixteen}", (chosen,))
+    return _op(b, "bitcast", _op(b, "trunc", down, "i32", "i16", lanes), "i16", "bfloat", lanes)
+
+
+def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
+    """f32 -> 8-bit float on the bits; overflow gives infinity (e5m2) or NaN (e4m3fn, which has none).
+
+    Normal results round in place; subnormal ones round by adding a power of two whose last place is the
+    subnormal step.
+    """
+    mantissa, bias = (2, 15) if target.name == "f8e5m2" else (3, 7)
+    ints, flags, floats = vector_of("i32", lanes), vector_of("i1", lanes), vector_of("float", lanes)
+
+    def const(value: int) -> str:
+        return b.splat(str(value), "i32", lanes)
+
+    def op(name: str, x: str, y: str) -> str:
+        return b.emit(f"{name} {ints} {x}, {y}", (x, y))
+
+    bits = _op(b, "bitcast", x, "float", "i32", lanes)
+    sign = op("and", op("lshr", bits, const(24)), const(0x80))
+    magnitude = op("and", bits, const(0x7FFFFFFF))
+    drop = 23 - mantissa
+    last = op("and", op("lshr", magnitude, const(drop)), const(1))
+    rounded = op("add", op("add", magnitude, last), const((1 << (drop - 1)) - 1))
+    normal = op("sub", op("lshr", rounded, const(drop)), const((127 - bias) << mantissa))
+    # smallest step 2**(1 - bias - mantissa) is the last place of this power of two
+    magic = (1 - bias - mantissa + 23 + 127) << 23
+    lifted = _op(b, "bitcast", magnitude, "i32", "float", lanes)
+    shift = _op(b, "bitcast", const(magic), "i32", "float", lanes)
+    added = b.emit(f"fadd {floats} {lifted}, {shift}", (lifted, shift))
+    subnormal = op("sub", _op(b, "bitcast", added, "float", "i32", lanes), const(magic))
+    small = b.emit(f"icmp ult {ints} {magnitude}, {const((128 - bias) << 23)}", (magnitude,))
+    value = b.emit(f"select {flags} {small}, {ints} {subnormal}, {ints} {normal}", (small, subnormal, normal))
+    top, nan = (0x7C, 0x7E) if target.name == "f8e5m2" else (0x7F, 0x7F)
+    over = b.emit(f"icmp ugt {ints} {value}, {const(top)}", (value,))
+    huge = b.emit(f"icmp ugt {ints} {magnitude}, {const((254 - 127 + 127) << 23)}", (magnitude,))
+    over = b.emit(f"or {flags} {over}, {huge}", (over, huge))
+    value = b.emit(f"select {flags} {over}, {ints} {const(top)}, {ints} {value}", (over, value))
+    is_nan = b.emit(f"icmp ugt {ints} {magnitude}, {const(0x7F800000)}", (magnitude,))
+    value = b.emit(f"select {flags} {is_nan}, {ints} {const(nan)}, {ints} {value}", (is_nan, value))
+    return _op(b, "trunc", op("or", value, sign), "i32", "i8", lanes)

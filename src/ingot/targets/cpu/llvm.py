@@ -1,0 +1,571 @@
+"""Kernel IR -> LLVM IR text.
+
+    Kernel k(params x, y; dims n)   ->   define void @k(ptr noalias %bases, ptr noalias %args, i64 %chunk, ptr noalias %scratch)
+
+- Register buffers become SSA values with phis at loops and branches; `unroll` loops are expanded here.
+- i64 index arithmetic is kept as `constant + sum(coefficient * value)`, so unrolled code addresses memory with one
+  pointer per group of rows and constant displacements, and text is shared by value numbering (see `builder`).
+- Distinct params, stack and scratch buffers of one kernel do not overlap: loads and stores say so (alias scopes).
+- Out-of-line code does not exist: no libc, no libm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot.ir.kernel import (
+    Alloc,
+    Binary,
+    Bitcast,
+    Body,
+    Buffer,
+    Cast,
+    Comment,
+    Expr,
+    Extract,
+    Fma,
+    For,
+    Gather,
+    If,
+    Kernel,
+    Let,
+    Lit,
+    Load,
+    Prefetch,
+    Ramp,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Stmt,
+    Store,
+    Unary,
+    Var,
+)
+from ingot.ir.types import i64
+from ingot.support.errors import CompileError
+from ingot.support.native import HostFeatures
+from ingot.targets.cpu import values
+from ingot.targets.cpu.affine import Affine, constant
+from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
+from ingot.targets.cpu.casts import cast
+
+_ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
+
+
+def print_module(kernels: Sequence[Kernel], features: HostFeatures) -> str:
+    """One module of LLVM IR with a function per kernel, for a machine with `features`."""
+    declares: set[str] = set()
+    metadata: list[str] = []
+    functions = [_Function(kernel, features, declares, metadata).text() for kernel in kernels]
+    return "\n".join([*functions, *sorted(declares), _ATTRIBUTES, *metadata, ""])
+
+
+class _Function:
+    def __init__(self, kernel: Kernel, features: HostFeatures, declares: set[str], metadata: list[str]) -> None:
+        self.kernel = kernel
+        self.b = Builder(features, declares)
+        self.metadata = metadata
+        self.vars: dict[str, Affine | str] = {}
+        self.pointers: dict[Buffer, str] = {}
+        self.scopes_of: dict[Buffer, str] = {}
+        self.registers: dict[Buffer, dict[int, str]] = {}
+        self.loads: dict[str, str] = {}
+        self.stored: dict[int, frozenset[Buffer]] = {}
+        self.value_of: dict[type[Expr], Callable[..., str]] = {
+            Lit: self._literal,
+            Var: self._var,
+            Unary: self._unary,
+            Binary: self._binary,
+            Fma: self._fma,
+            Select: self._select,
+            Cast: self._cast,
+            Bitcast: self._bitcast,
+            Splat: self._splat,
+            Ramp: self._ramp,
+            Load: self._load,
+            Gather: self._gather,
+            Reduce: self._reduce,
+            Shuffle: self._shuffle,
+            Extract: self._extract,
+        }
+        self.do: dict[type[Stmt], Callable[..., None]] = {
+            For: self._for,
+            If: self._if,
+            Let: self._let,
+            Store: self._store,
+            Alloc: self._alloc,
+            Prefetch: self._prefetch,
+            Comment: lambda s: None,
+        }
+
+    def text(self) -> str:
+        kernel, b = self.kernel, self.b
+        self._alias_scopes()
+        for i, buffer in enumerate(kernel.params):
+            which = b.effect(f"load i64, ptr {self._argument(2 * i)}, align 8, !invariant.load !{self.empty}")
+            offset = b.effect(f"load i64, ptr {self._argument(2 * i + 1)}, align 8, !invariant.load !{self.empty}")
+            at = b.effect(f"getelementptr ptr, ptr %bases, i64 {which}")
+            base = b.effect(f"load ptr, ptr {at}, align 8, !invariant.load !{self.empty}")
+            self.pointers[buffer] = b.effect(f"getelementptr i8, ptr {base}, i64 {offset}")
+        for j, dim in enumerate(kernel.dims):
+            at = self._argument(2 * len(kernel.params) + j)
+            self.vars[dim.name] = Affine.of(b.effect(f"load i64, ptr {at}, align 8, !invariant.load !{self.empty}"))
+        self.vars[kernel.chunk.name] = Affine.of("%chunk")
+        self._body(kernel.body)
+        body = b.scopes[0].lines
+        head = (
+            f"define void @{kernel.name}(ptr noalias %bases, ptr noalias %args, i64 %chunk, ptr noalias %scratch) #0 {{"
+        )
+        return "\n".join([head, "entry:", *b.entry, *body, "ret void", "}"])
+
+    def _argument(self, index: int) -> str:
+        return self.b.effect(f"getelementptr i64, ptr %args, i64 {index}")
+
+    def _meta(self, text: str) -> str:
+        self.metadata.append(f"!{len(self.metadata)} = {text}")
+        return str(len(self.metadata) - 1)
+
+    def _alias_scopes(self) -> None:
+        """One alias scope per memory buffer; an access is in its own scope and not in the others."""
+        self.empty = self._meta("!{}")
+        memory = [*self.kernel.params, *sorted(_allocated(self.kernel.body), key=lambda b: b.name)]
+        me = len(self.metadata)
+        domain = self._meta(f"distinct !{{!{me}}}")
+        scopes = []
+        for _ in memory:
+            me = len(self.metadata)
+            scopes.append(self._meta(f"distinct !{{!{me}, !{domain}}}"))
+        for buffer, scope in zip(memory, scopes, strict=True):
+            mine = self._meta(f"!{{!{scope}}}")
+            others = self._meta("!{" + ", ".join(f"!{s}" for s in scopes if s != scope) + "}")
+            self.scopes_of[buffer] = f", !alias.scope !{mine}, !noalias !{others}"
+
+    # Statements
+
+    def _body(self, body: Body) -> None:
+        do = self.do
+        bound = dict(self.vars) if any(isinstance(s, Let) for s in body) else None
+        for stmt in body:
+            self.loads.clear()
+            do[type(stmt)](stmt)
+        if bound is not None:
+            self.vars = bound
+
+    def _let(self, s: Let) -> None:
+        value = s.value
+        self.vars[s.var.name] = self.affine(value) if value.dtype == i64 and value.lanes == 1 else self.value(value)
+
+    def _alloc(self, s: Alloc) -> None:
+        buffer = s.buffer
+        match buffer.space:
+            case "register":
+                self.registers[buffer] = {}
+            case "stack":
+                if buffer.size is None:
+                    raise CompileError(f"stack buffer {buffer.name}", expected="a size", got=None)
+                name = f"%stack{len(self.b.entry)}"
+                kind = f"[{buffer.size} x {storage_type(buffer.dtype)}]"
+                self.b.entry.append(f"{name} = alloca {kind}, align {buffer.align}")
+                self.pointers[buffer] = name
+            case "scratch":
+                self.pointers[buffer] = self.b.emit(
+                    f"getelementptr i8, ptr %scratch, i64 {buffer.offset}", ("%scratch",)
+                )
+            case _:
+                raise CompileError(
+                    f"alloc {buffer.name}", expected="a register, stack or scratch buffer", got="a param"
+                )
+
+    def _store(self, s: Store) -> None:
+        buffer, value, b = s.buffer, s.value, self.b
+        if buffer.space == "register":
+            self._registers(buffer)[self._register_index(buffer, s.index)] = self.value(value)
+            return
+        x = self.value(value)
+        lanes = value.lanes
+        if buffer.dtype.kind == "b":
+            x = b.emit(f"zext {value_type(buffer.dtype, lanes)} {x} to {vector_of('i8', lanes)}", (x,))
+        kind = storage_type(buffer.dtype, lanes)
+        meta = self.scopes_of[buffer]
+        if s.index.lanes > 1:
+            scalar = storage_type(buffer.dtype)
+            mask = self.value(s.mask) if s.mask is not None else "splat (i1 true)"
+            where = self._addresses(buffer, s.index)
+            name = f"llvm.masked.scatter.{mangle(scalar, lanes)}.v{lanes}p0"
+            b.declares.add(f"declare void @{name}({kind}, <{lanes} x ptr>, <{lanes} x i1>)")
+            align = buffer.dtype.nbytes
+            b.line(f"call void @{name}({kind} {x}, <{lanes} x ptr> align {align} {where}, <{lanes} x i1> {mask}){meta}")
+            return
+        pointer, align = self.address(buffer, s.index)
+        if s.mask is None:
+            b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}")
+        elif lanes == 1:
+            self._guarded(self.value(s.mask), lambda: b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}"))
+        else:
+            mask = self.value(s.mask)
+            name = f"llvm.masked.store.{mangle(storage_type(buffer.dtype), lanes)}.p0"
+            b.declares.add(f"declare void @{name}({kind}, ptr, <{lanes} x i1>)")
+            b.line(f"call void @{name}({kind} {x}, ptr align {align} {pointer}, <{lanes} x i1> {mask}){meta}")
+
+    def _guarded(self, condition: str, effect: Callable[[], object]) -> str:
+        """`effect` under a scalar condition; the name of its block."""
+        b = self.b
+        then, done = b.label(), b.label()
+        b.line(f"br i1 {condition}, label %{then}, label %{done}")
+        b.start(then)
+        effect()
+        b.line(f"br label %{done}")
+        b.start(done)
+        return then
+
+    def _prefetch(self, s: Prefetch) -> None:
+        pointer, _ = self.address(s.buffer, s.index)
+        self.b.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+    def _for(self, s: For) -> None:
+        begin, end = self.affine(s.begin), self.affine(s.end)
+        first, last = begin.literal, end.literal
+        if s.unroll and (first is None or last is None):
+            raise CompileError(f"unrolled loop over {s.var.name}", expected="literal bounds", got="run-time bounds")
+        known = first is not None and last is not None
+        trips = range(first, last, s.step) if first is not None and last is not None else None
+        if trips is not None and (s.unroll or len(trips) <= 1):
+            before = self.vars.get(s.var.name)
+            for i in trips:
+                self.vars[s.var.name] = constant(i)
+                self._body(s.body)
+            self._restore(s.var.name, before)
+            return
+        self._loop(s, begin, end, guarded=not known)
+
+    def _restore(self, name: str, before: Affine | str | None) -> None:
+        if before is None:
+            self.vars.pop(name, None)
+        else:
+            self.vars[name] = before
+
+    def _loop(self, s: For, begin: Affine, end: Affine, guarded: bool) -> None:
+        """A rotated loop: [guard] -> body -> latch -> exit, so that the back edge is the only branch."""
+        b = self.b
+        start, stop = begin.value(b), end.value(b)
+        outer = b.scope
+        if guarded:
+            some = b.emit(f"icmp slt i64 {start}, {stop}", (start, stop), cheap=True)
+        entered = b.label()
+        inside, left = b.label(), b.label()
+        scope = b.push(inside, conditional=False)
+        index = b.name(scope.depth)
+        carried: list[tuple[Buffer, int, str, str]] = []
+        for buffer in self._stored(s.body):
+            held = self.registers.get(buffer)
+            for at, value in list(held.items()) if held else ():
+                phi = b.name(scope.depth)
+                carried.append((buffer, at, value, phi))
+                self.registers[buffer][at] = phi
+        before = self.vars.get(s.var.name)
+        multiple = s.step if begin.literal is not None and begin.literal % s.step == 0 else 1
+        self.vars[s.var.name] = Affine.of(index, multiple)
+        self._body(s.body)
+        self._restore(s.var.name, before)
+        again = b.effect(f"add nuw nsw i64 {index}, {s.step}")
+        more = b.effect(f"icmp slt i64 {again}, {stop}")
+        latch = scope.label
+        b.pop()
+
+        # what is invariant has been printed into `outer` by now
+        if guarded:
+            b.line(f"br i1 {some}, label %{entered}, label %{left}")
+            tested = outer.label
+            b.start(entered)
+        else:
+            tested, entered = "", outer.label
+        b.line(f"br label %{inside}")
+        b.start(inside)
+        b.line(f"{index} = phi i64 [ {start}, %{entered} ], [ {again}, %{latch} ]")
+        finals: list[tuple[Buffer, int, str, str]] = []
+        for buffer, at, value, phi in carried:
+            kind = value_type(buffer.dtype, buffer.lanes)
+            final = self.registers[buffer][at]
+            b.line(f"{phi} = phi {kind} [ {value}, %{entered} ], [ {final}, %{latch} ]")
+            finals.append((buffer, at, value, final))
+        b.scope.lines.extend(scope.lines)
+        b.line(f"br i1 {more}, label %{inside}, label %{left}")
+        b.start(left)
+        self._drop_new(s.body, carried, guarded)
+        for buffer, at, value, final in finals:
+            if guarded:
+                kind = value_type(buffer.dtype, buffer.lanes)
+                final = b.effect(f"phi {kind} [ {value}, %{tested} ], [ {final}, %{latch} ]")
+            else:
+                self._settle(final)
+            self.registers[buffer][at] = final
+
+    def _settle(self, name: str) -> None:
+        """A value of a body that surely ran is known in the scope around it."""
+        if name in self.b.depth:
+            self.b.depth[name] = min(self.b.depth[name], self.b.scope.depth)
+
+    def _drop_new(self, body: Body, carried: list[tuple[Buffer, int, str, str]], guarded: bool) -> None:
+        """Registers first stored in a loop: undefined after it if it may not have run."""
+        old = {(buffer, at) for buffer, at, _, _ in carried}
+        for buffer in self._stored(body):
+            held = self.registers.get(buffer, {})
+            for at in [at for at in held if (buffer, at) not in old]:
+                if guarded:
+                    del held[at]
+                else:
+                    self._settle(held[at])
+
+    def _if(self, s: If) -> None:
+        b = self.b
+        condition = self.value(s.cond)
+        if condition in ("true", "false"):
+            self._body(s.then if condition == "true" else s.orelse)
+            return
+        outer = b.scope
+        before = {buffer: dict(held) for buffer, held in self.registers.items()}
+        done = b.label()
+        branches = []
+        for body in (s.then, s.orelse):
+            label = b.label()
+            scope = b.push(label, conditional=True)
+            self._body(body)
+            b.pop()
+            branches.append((label, scope, self.registers))
+            self.registers = {buffer: dict(held) for buffer, held in before.items()}
+        (yes, then, in_then), (no, orelse, in_else) = branches
+        b.line(f"br i1 {condition}, label %{yes}, label %{no}")
+        for label, scope in ((yes, then), (no, orelse)):
+            b.scope.lines.append(label + ":")
+            b.scope.lines.extend(scope.lines)
+            b.line(f"br label %{done}")
+        b.start(done)
+        assert b.scope is outer
+        for buffer, held in self.registers.items():
+            kind = value_type(buffer.dtype, buffer.lanes)
+            for at in in_then[buffer].keys() & in_else[buffer].keys():
+                p, q = in_then[buffer][at], in_else[buffer][at]
+                held[at] = p if p == q else b.effect(f"phi {kind} [ {p}, %{then.label} ], [ {q}, %{orelse.label} ]")
+
+    def _stored(self, body: Body) -> list[Buffer]:
+        """Register buffers that `body` writes."""
+        found = self.stored.get(id(body))
+        if found is None:
+            found = self.stored[id(body)] = frozenset(_stored_registers(body))
+        return sorted(found, key=lambda buffer: buffer.name)
+
+    # Memory
+
+    def _registers(self, buffer: Buffer) -> dict[int, str]:
+        held = self.registers.get(buffer)
+        if held is None:
+            raise CompileError(f"register buffer {buffer.name}", expected="an Alloc before its use", got="none")
+        return held
+
+    def _register_index(self, buffer: Buffer, index: Expr) -> int:
+        at = self.affine(index).literal
+        if at is None:
+            raise CompileError(f"register buffer {buffer.name}", expected="a constant index after unrolling", got=index)
+        return at
+
+    def address(self, buffer: Buffer, index: Expr) -> tuple[str, int]:
+        """(pointer, alignment in bytes) of the element at the scalar `index`."""
+        if buffer.space == "register":
+            raise CompileError(f"register buffer {buffer.name}", expected="a whole element", got="an address")
+        at = self.affine(index)
+        size = buffer.dtype.nbytes
+        return at.address(self.b, self.pointers[buffer], size), at.alignment(size, buffer.align)
+
+    def _addresses(self, buffer: Buffer, index: Expr) -> str:
+        """Pointers of the elements at a vector index. base + constant ramps stay visible for gather instructions."""
+        x = self.value(index)
+        kind = value_type(index.dtype, index.lanes)
+        if index.dtype.kind == "u" and index.dtype.bits < 64:
+            x, kind = cast(self.b, x, index.dtype, i64, index.lanes), f"<{index.lanes} x i64>"
+        return self.b.emit(f"getelementptr {storage_type(buffer.dtype)}, ptr {self.pointers[buffer]}, {kind} {x}", (x,))
+
+    def _load(self, e: Load) -> str:
+        buffer, b = e.buffer, self.b
+        if buffer.space == "register":
+            at = self._register_index(buffer, e.index)
+            value = self._registers(buffer).get(at)
+            if value is None:
+                raise CompileError(
+                    f"register buffer {buffer.name}[{at}]", expected="a store before the load", got="none"
+                )
+            return value
+        pointer, align = self.address(buffer, e.index)
+        kind, meta = storage_type(buffer.dtype, e.lanes), self.scopes_of[buffer]
+        if e.mask is None:
+            text = f"load {kind}, ptr {pointer}, align {align}{meta}"
+            found = self.loads.get(text)
+            if found is None:
+                found = self.loads[text] = b.effect(text)
+        elif e.lanes == 1:
+            found = self._masked_scalar(e, pointer, align)
+        else:
+            mask = self.value(e.mask)
+            name = f"llvm.masked.load.{mangle(storage_type(buffer.dtype), e.lanes)}.p0"
+            b.declares.add(f"declare {kind} @{name}(ptr, <{e.lanes} x i1>, {kind})")
+            call = f"call {kind} @{name}(ptr align {align} {pointer}, <{e.lanes} x i1> {mask}, {kind} zeroinitializer)"
+            found = self.loads.get(call)
+            if found is None:
+                found = self.loads[call] = b.effect(call + meta)
+        return self._loaded(e, found)
+
+    def _loaded(self, e: Load | Gather, x: str) -> str:
+        if e.buffer.dtype.kind != "b":
+            return x
+        return self.b.emit(f"icmp ne {vector_of('i8', e.lanes)} {x}, zeroinitializer", (x,))
+
+    def _masked_scalar(self, e: Load, pointer: str, align: int) -> str:
+        b = self.b
+        kind = storage_type(e.buffer.dtype)
+        mask = self.value(e.mask) if e.mask is not None else "true"
+        before = b.scope.label
+        text = f"load {kind}, ptr {pointer}, align {align}{self.scopes_of[e.buffer]}"
+        loaded: list[str] = []
+        inside = self._guarded(mask, lambda: loaded.append(b.effect(text)))
+        return b.effect(f"phi {kind} [ zeroinitializer, %{before} ], [ {loaded[0]}, %{inside} ]")
+
+    def _gather(self, e: Gather) -> str:
+        b, buffer, lanes = self.b, e.buffer, e.lanes
+        scalar = storage_type(buffer.dtype)
+        kind = vector_of(scalar, lanes)
+        where = self._addresses(buffer, e.index)
+        if lanes == 1:
+            return self._loaded(
+                e, b.effect(f"load {kind}, ptr {where}, align {buffer.dtype.nbytes}{self.scopes_of[buffer]}")
+            )
+        mask = self.value(e.mask) if e.mask is not None else "splat (i1 true)"
+        name = f"llvm.masked.gather.{mangle(scalar, lanes)}.v{lanes}p0"
+        b.declares.add(f"declare {kind} @{name}(<{lanes} x ptr>, <{lanes} x i1>, {kind})")
+        call = (
+            f"call {kind} @{name}(<{lanes} x ptr> align {buffer.dtype.nbytes} {where}, <{lanes} x i1> {mask}, "
+            f"{kind} zeroinitializer){self.scopes_of[buffer]}"
+        )
+        return self._loaded(e, b.effect(call))
+
+    # Expressions
+
+    def value(self, e: Expr) -> str:
+        """The value's text; instructions it needs are printed on the way."""
+        if e.lanes == 1 and e.dtype == i64 and type(e) in (Binary, Var, Lit):
+            return self.affine(e).value(self.b)
+        return self.value_of[type(e)](e)
+
+    def affine(self, e: Expr) -> Affine:
+        """A scalar i64 as constant + sum of coefficient * value."""
+        kind = type(e)
+        if kind is Lit:
+            return constant(int(e.value))  # type: ignore[attr-defined]
+        if kind is Var:
+            bound = self.vars.get(e.name)  # type: ignore[attr-defined]
+            if bound is None:
+                raise CompileError(f"variable {e.name}", expected="a binding", got="none")  # type: ignore[attr-defined]
+            return Affine.of(bound) if isinstance(bound, str) else bound
+        if isinstance(e, Binary):
+            fn = e.fn
+            if fn in ("add", "sub", "mul", "div", "rem"):
+                x, y = self.affine(e.a), self.affine(e.b)
+                found = x.combine(fn, y)
+                if found is not None:
+                    return found
+                return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
+            x, y = self.affine(e.a), self.affine(e.b)
+            if x.literal is not None and y.literal is not None and fn in ("min", "max"):
+                return constant(min(x.literal, y.literal) if fn == "min" else max(x.literal, y.literal))
+            return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
+        if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
+            return constant(int(e.a.value))
+        return Affine.of(self.value_of[kind](e))
+
+    def _literal(self, e: Lit) -> str:
+        text = literal(e.value, e.dtype)
+        return self.b.splat(text, value_type(e.dtype), e.lanes)
+
+    def _var(self, e: Var) -> str:
+        bound = self.vars.get(e.name)
+        if bound is None:
+            raise CompileError(f"variable {e.name}", expected="a binding", got="none")
+        return bound if isinstance(bound, str) else bound.value(self.b)
+
+    def _unary(self, e: Unary) -> str:
+        return values.unary(self.b, e.fn, self.value(e.a), e.dtype, e.lanes)
+
+    def _binary(self, e: Binary) -> str:
+        if e.a.lanes == 1 and e.a.dtype == i64 and e.dtype.kind == "b":
+            folded = self.affine(e.a).compare(e.fn, self.affine(e.b))
+            if folded is not None:
+                return "true" if folded else "false"
+        x, y = self.value(e.a), self.value(e.b)
+        return values.binary(self.b, e.fn, x, y, e.a.dtype, e.lanes)
+
+    def _fma(self, e: Fma) -> str:
+        return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
+
+    def _select(self, e: Select) -> str:
+        condition, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
+        if condition in ("true", "false"):
+            return x if condition == "true" else y
+        kind = value_type(e.dtype, e.lanes)
+        return self.b.emit(f"select {vector_of('i1', e.lanes)} {condition}, {kind} {x}, {kind} {y}", (condition, x, y))
+
+    def _cast(self, e: Cast) -> str:
+        return cast(self.b, self.value(e.a), e.a.dtype, e.dtype, e.lanes)
+
+    def _bitcast(self, e: Bitcast) -> str:
+        x = self.value(e.a)
+        source, target = value_type(e.a.dtype, e.a.lanes), value_type(e.dtype, e.lanes)
+        return x if source == target else self.b.emit(f"bitcast {source} {x} to {target}", (x,))
+
+    def _splat(self, e: Splat) -> str:
+        return self.b.splat(self.value(e.a), value_type(e.dtype), e.lanes)
+
+    def _ramp(self, e: Ramp) -> str:
+        scalar = value_type(e.dtype)
+        kind = f"<{e.lanes} x {scalar}>"
+        steps = "<" + ", ".join(f"{scalar} {i * e.step}" for i in range(e.lanes)) + ">"
+        base = self.value(e.base)
+        if base == "0":
+            return steps
+        start = self.b.splat(base, scalar, e.lanes)
+        return self.b.emit(f"add {kind} {start}, {steps}", (start,))
+
+    def _reduce(self, e: Reduce) -> str:
+        return values.reduce(self.b, e.fn, self.value(e.a), e.a.dtype, e.a.lanes)
+
+    def _shuffle(self, e: Shuffle) -> str:
+        return values.shuffle(self.b, self.value(e.a), self.value(e.b), e.pick, value_type(e.dtype), e.a.lanes)
+
+    def _extract(self, e: Extract) -> str:
+        return values.extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
+
+
+def _stored_registers(body: Body) -> set[Buffer]:
+    out: set[Buffer] = set()
+    for s in body:
+        match s:
+            case Store(buffer) if buffer.space == "register":
+                out.add(buffer)
+            case For():
+                out |= _stored_registers(s.body)
+            case If():
+                out |= _stored_registers(s.then) | _stored_registers(s.orelse)
+    return out
+
+
+def _allocated(body: Body) -> set[Buffer]:
+    """Stack and scratch buffers of the kernel."""
+    out: set[Buffer] = set()
+    for s in body:
+        match s:
+            case Alloc(buffer) if buffer.space in ("stack", "scratch"):
+                out.add(buffer)
+            case For():
+                out |= _allocated(s.body)
+            case If():
+                out |= _allocated(s.then) | _allocated(s.orelse)
+    return out

@@ -1,0 +1,291 @@
+"""Arithmetic of kernel IR as LLVM IR: one function per expression class, on values that are already printed.
+
+f16 and bf16 arithmetic happens in f32 with one rounding after each operation, which gives the correctly rounded result
+for + - * / and sqrt (24 >= 2 * 11 + 2 bits; Figueroa 1995) and needs no library call.
+"""
+
+from __future__ import annotations
+
+from ingot.ir.types import DType, f32
+from ingot.support.errors import CompileError
+from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.casts import cast
+
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_SHIFT = {"shl": "shl", "ashr": "ashr", "lshr": "lshr"}
+_COMPARE_INT = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round_even": "roundeven", "sqrt": "sqrt"}
+
+
+def narrow_float(dtype: DType) -> bool:
+    return dtype.is_float and dtype.bits < 32
+
+
+def unary(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
+    kind = value_type(dtype, lanes)
+    scalar = value_type(dtype)
+    if fn == "not":
+        ones = b.splat("true" if dtype.kind == "b" else "-1", scalar, lanes)
+        return b.emit(f"xor {kind} {x}, {ones}", (x,))
+    if dtype.is_float:
+        if narrow_float(dtype):
+            return cast(b, unary(b, fn, cast(b, x, dtype, f32, lanes), f32, lanes), f32, dtype, lanes)
+        if fn == "neg":
+            return b.emit(f"fneg {kind} {x}", (x,))
+        name = "fabs" if fn == "abs" else _ROUNDING.get(fn)
+        if name is None:
+            raise CompileError(f"unary {fn}", expected="an integer", got=dtype)
+        return b.call(f"llvm.{name}.{mangle(scalar, lanes)}", kind, ((kind, x),))
+    match fn:
+        case "neg":
+            return b.emit(f"sub {kind} {b.splat('0', scalar, lanes)}, {x}", (x,), cheap=True)
+        case "abs":
+            return (
+                b.call(f"llvm.abs.{mangle(scalar, lanes)}", kind, ((kind, x), ("i1", "false")))
+                if dtype.kind == "i"
+                else x
+            )
+        case "popcnt":
+            return b.call(f"llvm.ctpop.{mangle(scalar, lanes)}", kind, ((kind, x),))
+        case "clz":
+            return b.call(f"llvm.ctlz.{mangle(scalar, lanes)}", kind, ((kind, x), ("i1", "false")))
+        case "floor" | "ceil" | "trunc" | "round_even":
+            return x
+    raise CompileError(f"unary {fn}", expected="a float", got=dtype)
+
+
+def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str:
+    """`dtype` is the operands'. min and max on floats: NaN wins, the sign of a zero is either."""
+    if narrow_float(dtype):
+        wide = binary(b, fn, cast(b, x, dtype, f32, lanes), cast(b, y, dtype, f32, lanes), f32, lanes)
+        return wide if fn in _COMPARE_INT else cast(b, wide, f32, dtype, lanes)
+    kind = value_type(dtype, lanes)
+    if fn in _COMPARE_INT:
+        return _compare(b, fn, x, y, dtype, kind)
+    if fn in ("min", "max", "minnum", "maxnum"):
+        return _extremum(b, fn, x, y, dtype, lanes)
+    if dtype.is_float:
+        if fn == "copysign":
+            return b.call(f"llvm.copysign.{mangle(value_type(dtype), lanes)}", kind, ((kind, x), (kind, y)))
+        if fn == "rem":
+            return _fmod(b, x, y, dtype, lanes)
+        if fn not in _FLOAT:
+            raise CompileError(f"binary {fn}", expected="an integer", got=dtype)
+        return b.emit(f"{_FLOAT[fn]} {kind} {x}, {y}", (x, y))
+    if fn in _INTEGER:
+        return b.emit(f"{_INTEGER[fn]} {kind} {x}, {y}", (x, y), cheap=True)
+    if fn in _SHIFT:
+        return b.emit(f"{fn} {kind} {x}, {y}", (x, y), cheap=True)
+    if fn in ("div", "rem"):
+        op = ("s" if dtype.kind == "i" else "u") + fn
+        if y.lstrip("-").isdigit() and int(y) not in (0, -1):
+            return b.emit(f"{op} {kind} {x}, {y}", (x, y), cheap=True)
+        return b.emit(f"{op} {kind} {x}, {y}", (x, y)) if y[0] == "s" else b.effect(f"{op} {kind} {x}, {y}")
+    raise CompileError(f"binary {fn}", expected="an operation of kernel IR", got=dtype)
+
+
+def _compare(b: Builder, fn: str, x: str, y: str, dtype: DType, kind: str) -> str:
+    if dtype.is_float:
+        return b.emit(f"fcmp {_COMPARE_FLOAT[fn]} {kind} {x}, {y}", (x, y))
+    sign = "" if fn in ("eq", "ne") else "s" if dtype.kind == "i" else "u"
+    return b.emit(f"icmp {sign}{fn} {kind} {x}, {y}", (x, y), cheap=True)
+
+
+def _extremum(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str:
+    kind = value_type(dtype, lanes)
+    flags = vector_of("i1", lanes)
+    least = fn.startswith("min")
+    if dtype.kind == "b":
+        return b.emit(f"{'and' if least else 'or'} {kind} {x}, {y}", (x, y), cheap=True)
+    if not dtype.is_float:
+        name = f"llvm.{'s' if dtype.kind == 'i' else 'u'}{fn[:3]}.{mangle(value_type(dtype), lanes)}"
+        return b.call(name, kind, ((kind, x), (kind, y)), cheap=True)
+    if b.features.arch == "aarch64" and not fn.endswith("num"):
+        name = f"llvm.{'minimum' if least else 'maximum'}.{mangle(value_type(dtype), lanes)}"
+        return b.call(name, kind, ((kind, x), (kind, y)))
+    # This select is exactly minps/maxps: the second operand where either is NaN. A constant goes first, then one
+    # instruction keeps NaN; otherwise a NaN in the first operand is put back.
+    if y[0] != "%" and x[0] == "%":
+        x, y = y, x
+    test = b.emit(f"fcmp {'olt' if least else 'ogt'} {kind} {x}, {y}", (x, y))
+    best = b.emit(f"select {flags} {test}, {kind} {x}, {kind} {y}", (test, x, y))
+    if fn.endswith("num") or (x[0] != "%" and "0x7FF8" not in x):
+        return best
+    nan = b.emit(f"fcmp uno {kind} {x}, {x}", (x,))
+    return b.emit(f"select {flags} {nan}, {kind} {x}, {kind} {best}", (nan, x, best))
+
+
+def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
+    """x * y + z. Machines without the instruction round twice: emulating one rounding costs 20 times as much."""
+    if narrow_float(dtype):
+        wide = (cast(b, v, dtype, f32, lanes) for v in (x, y, z))
+        return cast(b, fma(b, *wide, f32, lanes), f32, dtype, lanes)
+    kind = value_type(dtype, lanes)
+    if not dtype.is_float:
+        product = b.emit(f"mul {kind} {x}, {y}", (x, y))
+        return b.emit(f"add {kind} {product}, {z}", (product, z))
+    fused = b.features.arch == "aarch64" or "fma" in b.features
+    name = f"llvm.{'fma' if fused else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
+    return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
+
+
+_IDENTITY = {"add": 0, "mul": 1, "or": 0, "xor": 0}
+
+
+def reduce(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
+    """All lanes into one: halves are combined until one lane is left. An odd lane joins at the end."""
+    if lanes == 1:
+        return x
+    scalar = value_type(dtype)
+    if dtype.kind in "iu" and fn in ("add", "mul", "and", "or", "xor") and lanes & (lanes - 1) == 0:
+        return b.call(f"llvm.vector.reduce.{fn}.{mangle(scalar, lanes)}", scalar, ((vector_of(scalar, lanes), x),))
+    rest: list[str] = []
+    while lanes > 1:
+        if lanes % 2:
+            rest.append(extract(b, x, lanes - 1, scalar, lanes))
+        half = lanes // 2
+        low, high = (part(b, x, scalar, lanes, start, half) for start in (0, half))
+        x, lanes = binary(b, fn, low, high, dtype, half), half
+    for value in rest:
+        x = binary(b, fn, x, value, dtype, 1)
+    return x
+
+
+def part(b: Builder, x: str, scalar: str, lanes: int, start: int, count: int) -> str:
+    """`count` lanes of x from `start`."""
+    if count == 1:
+        return extract(b, x, start, scalar, lanes)
+    return shuffle(b, x, x, tuple(range(start, start + count)), scalar, lanes)
+
+
+def extract(b: Builder, x: str, lane: int, scalar: str, lanes: int) -> str:
+    return x if lanes == 1 else b.emit(f"extractelement {vector_of(scalar, lanes)} {x}, i64 {lane}", (x,))
+
+
+def shuffle(b: Builder, x: str, y: str, pick: tuple[int, ...], scalar: str, lanes: int) -> str:
+    """Lanes `pick` of the concatenation of x and y."""
+    if lanes == 1:
+        kind = f"<{len(pick)} x {scalar}>"
+        out = "poison"
+        for at, source in enumerate(pick):
+            value = (x, y)[source]
+            out = b.emit(f"insertelement {kind} {out}, {scalar} {value}, i64 {at}", (out, value))
+        return out if len(pick) > 1 else (x, y)[pick[0]]
+    kind = f"<{lanes} x {scalar}>"
+    if len(pick) == 1:
+        source = (x, y)[pick[0] // lanes]
+        return b.emit(f"extractelement {kind} {source}, i64 {pick[0] % lanes}", (source,))
+    picks = ", ".join(f"i32 {p}" for p in pick)
+    return b.emit(f"shufflevector {kind} {x}, {kind} {y}, <{len(pick)} x i32> <{picks}>", (x, y))
+
+
+def _fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
+    """IEEE fmod lane by lane through a private function: exact, by long division on the bits."""
+    name = f"@ingot.fmod.f{dtype.bits}"
+    scalar = value_type(dtype)
+    b.declares.add(fmod_ir(dtype))
+    out = "poison"
+    if lanes == 1:
+        return b.emit(f"call {scalar} {name}({scalar} {x}, {scalar} {y})", (x, y))
+    for lane in range(lanes):
+        p, q = (extract(b, v, lane, scalar, lanes) for v in (x, y))
+        r = b.emit(f"call {scalar} {name}({scalar} {p}, {scalar} {q})", (p, q))
+        out = b.emit(f"insertelement <{lanes} x {scalar}> {out}, {scalar} {r}, i64 {lane}", (out, r))
+    return out
+
+
+def fmod_ir(dtype: DType) -> str:
+    """A function for f32 or f64: |x| is reduced by y scaled by powers of two, largest first; each step is exact."""
+    t, i, n = value_type(dtype), f"i{dtype.bits}", dtype.bits
+    mantissa = 23 if n == 32 else 52
+    top, expo = (1 << (n - 1)) - 1, (1 << (n - 1 - mantissa)) - 1
+    inf, hidden = expo << mantissa, 1 << mantissa
+    nan = literal(float("nan"), dtype)
+    z = f"llvm.ctlz.{i}"
+    return f"""declare {i} @{z}({i}, i1)
+define internal {t} @ingot.fmod.f{n}({t} %x, {t} %y) nounwind memory(none) noinline {{
+  %xb = bitcast {t} %x to {i}
+  %yb = bitcast {t} %y to {i}
+  %xm = and {i} %xb, {top}
+  %ym = and {i} %yb, {top}
+  %sign = xor {i} %xb, %xm
+  %x.bad = icmp uge {i} %xm, {inf}
+  %y.nan = icmp ugt {i} %ym, {inf}
+  %y.zero = icmp eq {i} %ym, 0
+  %bad.1 = or i1 %x.bad, %y.nan
+  %bad = or i1 %bad.1, %y.zero
+  br i1 %bad, label %invalid, label %compare
+invalid:
+  ret {t} {nan}
+compare:
+  %less = icmp ult {i} %xm, %ym
+  br i1 %less, label %same, label %split
+same:
+  ret {t} %x
+split: ; value = m * 2**(e - constant), with a normalized m
+  %xe.raw = lshr {i} %xm, {mantissa}
+  %ye.raw = lshr {i} %ym, {mantissa}
+  %xf = and {i} %xm, {hidden - 1}
+  %yf = and {i} %ym, {hidden - 1}
+  %x.sub = icmp eq {i} %xe.raw, 0
+  %y.sub = icmp eq {i} %ye.raw, 0
+  %xh = or {i} %xf, {hidden}
+  %yh = or {i} %yf, {hidden}
+  %xz = call {i} @{z}({i} %xf, i1 false)
+  %yz = call {i} @{z}({i} %yf, i1 false)
+  %xs = sub {i} %xz, {n - 1 - mantissa}
+  %ys = sub {i} %yz, {n - 1 - mantissa}
+  %xs.in = and {i} %xs, {n - 1}
+  %ys.in = and {i} %ys, {n - 1}
+  %xl = shl {i} %xf, %xs.in
+  %yl = shl {i} %yf, %ys.in
+  %xe.sub = sub {i} 1, %xs
+  %ye.sub = sub {i} 1, %ys
+  %xq = select i1 %x.sub, {i} %xl, {i} %xh
+  %yq = select i1 %y.sub, {i} %yl, {i} %yh
+  %xe = select i1 %x.sub, {i} %xe.sub, {i} %xe.raw
+  %ye = select i1 %y.sub, {i} %ye.sub, {i} %ye.raw
+  br label %step
+step:
+  %m = phi {i} [ %xq, %split ], [ %twice, %shift ]
+  %e = phi {i} [ %xe, %split ], [ %e.less, %shift ]
+  %fits = icmp uge {i} %m, %yq
+  %rest = sub {i} %m, %yq
+  %r = select i1 %fits, {i} %rest, {i} %m
+  %done = icmp eq {i} %e, %ye
+  br i1 %done, label %join, label %shift
+shift:
+  %twice = shl {i} %r, 1
+  %e.less = sub {i} %e, 1
+  br label %step
+join:
+  %none = icmp eq {i} %r, 0
+  br i1 %none, label %nothing, label %scale
+nothing:
+  %zero = bitcast {i} %sign to {t}
+  ret {t} %zero
+scale:
+  %lead = call {i} @{z}({i} %r, i1 true)
+  %up = sub {i} %lead, {n - 1 - mantissa}
+  %e.norm = sub {i} %ye, %up
+  %norm = icmp sgt {i} %e.norm, 0
+  %up.in = and {i} %up, {n - 1}
+  %r.norm = shl {i} %r, %up.in
+  %r.frac = and {i} %r.norm, {hidden - 1}
+  %e.bits = shl {i} %e.norm, {mantissa}
+  %r.full = or {i} %r.frac, %e.bits
+  %back = sub {i} %ye, 1
+  %back.in = and {i} %back, {n - 1}
+  %r.left = shl {i} %r, %back.in
+  %forth = sub {i} 1, %ye
+  %forth.in = and {i} %forth, {n - 1}
+  %r.right = lshr {i} %r, %forth.in
+  %left = icmp sge {i} %back, 0
+  %r.sub = select i1 %left, {i} %r.left, {i} %r.right
+  %mag = select i1 %norm, {i} %r.full, {i} %r.sub
+  %out.bits = or {i} %mag, %sign
+  %out = bitcast {i} %out.bits to {t}
+  ret {t} %out
+}}"""
