@@ -1,6 +1,6 @@
 """The driver: LLVM IR, compiled into every blob, that runs a model's steps on the caller and its workers.
 
-    run(ctx):  for step in ctx.steps:  for chunk in parallel(step.chunks):  step.kernel(bases, step.args, chunk, scratch)
+    run(ctx):  for step in ctx.steps:  for chunk in parallel(step.chunks):  step.kernel(bases, args, chunk, scratch)
 
 One word of the pool, `next`, carries the whole protocol:
 

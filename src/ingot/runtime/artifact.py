@@ -1,0 +1,220 @@
+"""The artifact: one file with a whole compiled program.
+
+    [ prefix 64 B | header JSON | plan | stage texts ... | code | weights ]      weights start on a page
+
+The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
+holds offset, length and digest of every section. Everything but the weights is checked by BLAKE2b. The weights
+are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed (BLAKE2b's 1 GB/s
+would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a guard
+against accidents: an artifact is native code, so load only files you trust as you would a shared library.
+
+The file is mapped; weights are read in place and shared between processes. Replace a file that is in use (as
+`save` does), never rewrite it in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime.program import Json, Program
+from ingot.support.errors import ArtifactError
+from ingot.support.files import atomic_write
+from ingot.support.native import host
+
+# Like PNG's: not text, and broken by line-end conversion.
+MAGIC = b"\x8eINGOT\r\n"
+# Bump it with any change of this format, of the plan's JSON or of the driver's structures.
+FORMAT_VERSION = 1
+_PREFIX = struct.Struct("<8sIIQ16s24x")
+_PAGE = 4096
+_BLOCK = 1 << 16
+_MAX_HEADER = 64 << 20
+_MAX_STAGE = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Section:
+    offset: int
+    length: int
+    digest: str
+
+
+def save(program: Program, path: Path) -> None:
+    """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
+    weights = np.ascontiguousarray(program.weights)
+    parts: dict[str, bytes] = {"plan": json.dumps(program.to_json(), separators=(",", ":")).encode()}
+    for stage, text in program.stages.items():
+        parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
+    parts["code"] = program.code.blob
+    header: dict[str, Json] = {
+        "isa": [program.isa.arch, list(program.isa.features)],
+        "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
+        "weights": [weights.nbytes, _weights_digest(weights)],
+        "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
+    padding = -body % _PAGE
+    total = body + padding + weights.nbytes
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
+    atomic_write(path, [prefix, text, *parts.values(), bytes(padding), weights.data])
+
+
+def load(path: Path) -> Program:
+    """Read and check an artifact; its weights stay in the mapped file.
+
+    Raises ArtifactError for a file that is missing, truncated, corrupted, of another format version, or
+    compiled for another machine.
+    """
+    view = _map(path)
+    length, digest = _check_prefix(path, view)
+    text = bytes(view[_PREFIX.size : _PREFIX.size + length])
+    if hashlib.blake2b(text, digest_size=16).digest() != digest:
+        raise _corrupted(path, "header")
+    sections, weights_at, header = _read_header(path, text, len(view))
+    _check_isa(path, header)
+    for name, section in sections.items():
+        if not name.startswith("stage/") and _digest(_bytes(view, section)) != section.digest:
+            raise _corrupted(path, name)
+    weights = np.frombuffer(view, np.uint8, weights_at.length, weights_at.offset)
+    if _weights_digest(weights) != weights_at.digest:
+        raise _corrupted(path, "weights")
+    sizes = cast("dict[str, int]", header["stages"])
+    stages = _Stages(path, view, {name: (sections[f"stage/{name}"], size) for name, size in sizes.items()})
+    try:
+        plan: Json = json.loads(_bytes(view, sections["plan"]))
+    except ValueError as error:
+        raise _corrupted(path, "plan") from error
+    return Program.from_json(plan, blob=_bytes(view, sections["code"]), weights=weights, stages=stages)
+
+
+def _map(path: Path) -> memoryview:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < _PREFIX.size:
+                raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_AGAIN)
+            return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}", got=error.strerror or str(error)) from error
+
+
+_AGAIN = "save the model again"
+
+
+def _corrupted(path: Path, what: str) -> ArtifactError:
+    return ArtifactError(f"{path} is corrupted", expected=f"a {what} section that fits its checksum", fix=_AGAIN)
+
+
+def _check_prefix(path: Path, view: memoryview) -> tuple[int, bytes]:
+    magic, version, length, total, digest = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise ArtifactError(f"{path} is not an Ingot artifact", expected=f"magic {MAGIC!r}", got=repr(magic))
+    if version != FORMAT_VERSION:
+        fix = "compile the model again with this version, or load it with the one that saved it"
+        raise ArtifactError(f"{path}", expected=f"format version {FORMAT_VERSION}", got=version, fix=fix)
+    if len(view) != total:
+        raise ArtifactError(f"{path} is truncated", expected=f"{total} bytes", got=len(view), fix=_AGAIN)
+    if length > min(_MAX_HEADER, total - _PREFIX.size):
+        raise _corrupted(path, "header")
+    return length, digest
+
+
+def _read_header(path: Path, text: bytes, total: int) -> tuple[dict[str, _Section], _Section, dict[str, Json]]:
+    """Section name -> place, the weights' place, and the header; every place lies inside the file."""
+    try:
+        header = cast("dict[str, Json]", json.loads(text))
+        sections: dict[str, _Section] = {}
+        at = _PREFIX.size + len(text)
+        for name, (length, digest) in cast("dict[str, tuple[int, str]]", header["sections"]).items():
+            sections[name] = _Section(at, _length(length), str(digest))
+            at += length
+        length, digest = cast("tuple[int, str]", header["weights"])
+        weights = _Section(at + -at % _PAGE, _length(length), str(digest))
+        if weights.offset + weights.length != total:
+            raise ValueError("sections do not add up to the file")
+        for name, size in cast("dict[str, int]", header["stages"]).items():
+            if f"stage/{name}" not in sections or _length(size) > _MAX_STAGE:
+                raise ValueError(f"stage {name}")
+        if "plan" not in sections or "code" not in sections:
+            raise ValueError("no plan or code")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _corrupted(path, "header") from error
+    return sections, weights, header
+
+
+def _length(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"length {value!r}")
+    return value
+
+
+def _check_isa(path: Path, header: Mapping[str, Json]) -> None:
+    try:
+        arch, features = cast("tuple[str, list[str]]", header["isa"])
+        missing = host().missing(tuple(features))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupted(path, "header") from error
+    if arch != host().arch or missing:
+        raise ArtifactError(
+            f"{path} was compiled for another machine",
+            expected=arch + (f" with {', '.join(missing)}" if missing else ""),
+            got=f"{host().arch} with {', '.join(host().features) or 'no extensions'}",
+            fix="compile the model on this machine",
+        )
+
+
+def _bytes(view: memoryview, section: _Section) -> bytes:
+    return bytes(view[section.offset : section.offset + section.length])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _weights_digest(weights: NDArray[np.uint8]) -> str:
+    whole = weights.nbytes // _BLOCK * _BLOCK
+    sums = weights[:whole].view(np.uint64).reshape(-1, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
+    digest = hashlib.blake2b(sums.tobytes(), digest_size=16)
+    digest.update(weights[whole:].tobytes())
+    return digest.hexdigest()
+
+
+class _Stages(Mapping[str, str]):
+    """IR texts, decompressed when they are asked for."""
+
+    def __init__(self, path: Path, view: memoryview, places: Mapping[str, tuple[_Section, int]]) -> None:
+        self._path = path
+        self._view = view
+        self._places = places
+
+    def __getitem__(self, stage: str) -> str:
+        section, size = self._places[stage]
+        data = _bytes(self._view, section)
+        if _digest(data) != section.digest:
+            raise _corrupted(self._path, f"stage {stage}")
+        try:
+            # Bounded by the recorded length: a crafted section must not expand without limit.
+            text = zlib.decompressobj().decompress(data, size + 1)
+            if len(text) != size:
+                raise ValueError("length")
+            return text.decode()
+        except (zlib.error, ValueError) as error:
+            raise _corrupted(self._path, f"stage {stage}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

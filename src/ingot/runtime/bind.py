@@ -1,0 +1,177 @@
+"""Bind a program to input shapes: symbols get values, buffers get places, steps get their argument tables.
+
+program + (8, 128) -> s0 = 8: arena 3.1 MB, 42 step records, output (8, 1000)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime import memory
+from ingot.runtime.expr import evaluate, show, symbol_of
+from ingot.runtime.image import CodeImage
+from ingot.runtime.program import Buffer, Program
+from ingot.support.errors import IngotError, InputError
+
+_ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
+_MAX_CHUNKS = 1 << 31
+
+Shape = tuple[int, ...]
+
+
+def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
+    """The symbols' values, from the input shapes. Every dim is checked; raises InputError naming input and axis."""
+    values: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    for spec, shape in zip(program.inputs, shapes, strict=True):
+        if len(spec.shape) != len(shape):
+            wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
+            raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
+        for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
+            name = symbol_of(dim)
+            if name is not None and name not in values:
+                values[name] = size
+                origin[name] = f"axis {axis} of input {spec.name!r}"
+    for symbol in program.symbols:
+        size = values[symbol.name]
+        if size < symbol.lo or (symbol.hi is not None and size > symbol.hi):
+            high = "" if symbol.hi is None else f" and <= {symbol.hi}"
+            raise InputError(
+                origin[symbol.name],
+                expected=f"{symbol.name} >= {symbol.lo}{high}",
+                got=size,
+                fix="compile with wider bounds for this dim",
+            )
+    for spec, shape in zip(program.inputs, shapes, strict=True):
+        for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
+            wanted = evaluate(dim, values)
+            if wanted == size:
+                continue
+            if isinstance(dim, int):
+                fix = "the model was compiled for this size; pass it, or compile with a dynamic dim"
+            else:
+                used = [item for item in dim if item in origin]
+                fix = "; ".join(f"{name} = {values[str(name)]} comes from {origin[str(name)]}" for name in used)
+            meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
+            raise InputError(f"input {spec.name!r}, axis {axis}", expected=meant, got=f"{size} in {shape}", fix=fix)
+    return values
+
+
+class Layout:
+    """Where the arena buffers of a bound program are.
+
+    offsets: byte offset of each arena buffer that is not an alias. zeroed: (offset, bytes) of the regions that
+    must be zero before the first run. nbytes: the arena's size.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, int]) -> None:
+        plain: list[tuple[Buffer, int]] = []
+        groups: dict[tuple[str, int], list[Buffer]] = {}
+        for buffer in program.buffers:
+            if buffer.kind != "arena" or buffer.alias is not None:
+                continue
+            nbytes = evaluate(buffer.nbytes, values)
+            if buffer.zeroed is None:
+                plain.append((buffer, nbytes))
+            else:
+                groups.setdefault((buffer.zeroed, nbytes), []).append(buffer)
+        requests = [memory.Request(n, b.first_step, b.last_step) for b, n in plain]
+        places, total = memory.place(requests)
+        self.offsets = {buffer.id: place for (buffer, _), place in zip(plain, places, strict=True)}
+        self.zeroed: list[tuple[int, int]] = []
+        for (_, nbytes), members in groups.items():
+            requests = [memory.Request(nbytes, b.first_step, b.last_step) for b in members]
+            places, size = memory.place(requests)
+            self.offsets.update({b.id: total + place for b, place in zip(members, places, strict=True)})
+            self.zeroed.append((total, size))
+            total += size
+        self.nbytes = total
+
+
+class Instance:
+    """A program bound to input shapes, ready to run: the context and tables that the driver reads.
+
+    Not safe for two runs at once. `bases` slots of inputs and outputs are written before each run.
+    """
+
+    def __init__(self, program: Program, shapes: Sequence[Shape], image: CodeImage) -> None:
+        self.values = bind_symbols(program, shapes)
+        self.layout = Layout(program, self.values)
+        self.output_shapes: list[Shape] = [
+            tuple(evaluate(dim, self.values) for dim in spec.shape) for spec in program.outputs
+        ]
+        for spec, shape in zip(program.outputs, self.output_shapes, strict=True):
+            if min(shape, default=0) < 0:
+                raise InputError(
+                    f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {shapes}"
+                )
+        locate = _Locator(program, self.values, self.layout)
+        args: list[int] = []
+        starts: list[int] = []
+        chunks: list[int] = []
+        for step in program.steps:
+            starts.append(len(args))
+            for identity, offset in step.args:
+                base, place = locate(identity)
+                args += (base, place + evaluate(offset, self.values))
+            args += (evaluate(dim, self.values) for dim in step.dims)
+            count = evaluate(step.chunks, self.values)
+            if not 0 <= count < _MAX_CHUNKS:
+                where = step.label or step.kernel
+                raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=count, where=where)
+            chunks.append(count)
+        self._args = np.array(args, np.int64)
+        self._steps = np.zeros((len(starts), 3), np.int64)
+        self._steps[:, 0] = [image.address(step.kernel) for step in program.steps]
+        self._steps[:, 1] = self._args.ctypes.data + 8 * np.array(starts, np.int64)
+        self._steps[:, 2] = chunks
+        self._bases = np.zeros(_TENSORS + len(program.inputs) + len(program.outputs), np.int64)
+        self._context = np.zeros(7, np.int64)
+        self._context[1] = self._bases.ctypes.data
+        self._context[2] = self._steps.ctypes.data
+        self._context[3] = len(starts)
+        self.chunks = chunks
+        self.bases = self._bases.data
+        self.address: int = self._context.ctypes.data
+        self.last_used = 0
+
+    def attach(self, *, pool: int, arena: int, weights: int, scratch: int, stride: int) -> None:
+        """Set the addresses that outlive a run."""
+        self._context[0] = pool
+        self._context[4] = scratch
+        self._context[5] = stride
+        self._bases[_ARENA] = arena
+        self._bases[_WEIGHTS] = weights
+
+    def set_profile(self, readings: NDArray[np.int64] | None) -> None:
+        """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""
+        self._context[6] = 0 if readings is None else readings.ctypes.data
+
+
+class _Locator:
+    """Buffer id -> (index into bases, byte offset)."""
+
+    def __init__(self, program: Program, values: Mapping[str, int], layout: Layout) -> None:
+        self._by_id = {buffer.id: buffer for buffer in program.buffers}
+        self._values = values
+        self._layout = layout
+        self._outputs = _TENSORS + len(program.inputs)
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, identity: int) -> tuple[int, int]:
+        if identity not in self._known:
+            self._known[identity] = self._locate(self._by_id[identity])
+        return self._known[identity]
+
+    def _locate(self, buffer: Buffer) -> tuple[int, int]:
+        if buffer.alias is not None:
+            base, place = self(buffer.alias[0])
+            return base, place + evaluate(buffer.alias[1], self._values)
+        if buffer.kind == "arena":
+            return _ARENA, self._layout.offsets[buffer.id]
+        if buffer.kind == "weight":
+            return _WEIGHTS, buffer.offset
+        return (_TENSORS if buffer.kind == "input" else self._outputs) + buffer.index, 0

@@ -1,0 +1,76 @@
+"""Text tables of a program, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.runtime.bind import Instance
+from ingot.runtime.expr import evaluate, show
+from ingot.runtime.program import Buffer, Program
+
+
+def plan(program: Program, instance: Instance | None) -> str:
+    """Inputs, outputs, steps and buffers; sizes as numbers where `instance` gives the symbols their values."""
+    lines = [f"input  {spec}" for spec in program.inputs]
+    lines += [f"output {spec}" for spec in program.outputs]
+    lines += [
+        f"symbol {s.name} in [{s.lo}, {'any' if s.hi is None else s.hi}]"
+        + (f" = {instance.values[s.name]}" if instance else "")
+        for s in program.symbols
+    ]
+    kernels = len({step.kernel for step in program.steps})
+    arena = f", arena {instance.layout.nbytes} bytes" if instance else ""
+    lines.append(
+        f"{len(program.steps)} steps, {kernels} kernels, code {len(program.code.blob)} bytes, "
+        f"weights {program.weights.nbytes} bytes{arena}"
+    )
+    lines.append("")
+    lines += _table(["step", "kernel", "chunks", "buffers", "dims", "label"], _steps(program, instance))
+    lines.append("")
+    lines += _table(["buffer", "kind", "bytes", "steps", "place", "name"], _buffers(program, instance))
+    return "\n".join(lines)
+
+
+def _steps(program: Program, instance: Instance | None) -> list[list[str]]:
+    return [
+        [
+            str(number),
+            step.kernel,
+            str(instance.chunks[number]) if instance else show(step.chunks),
+            " ".join(f"{identity}+{show(at)}" if at != 0 else str(identity) for identity, at in step.args),
+            " ".join(str(evaluate(dim, instance.values)) if instance else show(dim) for dim in step.dims),
+            step.label,
+        ]
+        for number, step in enumerate(program.steps)
+    ]
+
+
+def _buffers(program: Program, instance: Instance | None) -> list[list[str]]:
+    return [
+        [
+            str(buffer.id),
+            buffer.kind + (f" zeroed:{buffer.zeroed}" if buffer.zeroed else ""),
+            str(evaluate(buffer.nbytes, instance.values)) if instance else show(buffer.nbytes),
+            f"{buffer.first_step}-{buffer.last_step}" if buffer.kind == "arena" else "",
+            _place(buffer, instance),
+            buffer.name,
+        ]
+        for buffer in program.buffers
+    ]
+
+
+def _place(buffer: Buffer, instance: Instance | None) -> str:
+    if buffer.alias is not None:
+        return f"in {buffer.alias[0]} at {show(buffer.alias[1])}"
+    if buffer.kind == "weight":
+        return str(buffer.offset)
+    if buffer.kind == "arena":
+        return str(instance.layout.offsets[buffer.id]) if instance else ""
+    return f"#{buffer.index}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]

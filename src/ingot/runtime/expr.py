@@ -1,0 +1,82 @@
+"""Size expressions over symbols, as postfix lists that survive JSON: `s0 * 2 + 1` is `("s0", 2, "*", 1, "+")`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from ingot.support.errors import VerifyError
+
+Expr: TypeAlias = "int | tuple[int | str, ...]"
+"""A constant, or a postfix sequence of constants, symbol names and operators."""
+
+OPERATORS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "max": max,
+    "min": min,
+}
+
+
+def evaluate(expr: Expr, values: Mapping[str, int]) -> int:
+    """The value of a checked expression; // and % floor, as Python's. Raises VerifyError on a zero divisor."""
+    if isinstance(expr, int):
+        return expr
+    stack: list[int] = []
+    for item in expr:
+        if isinstance(item, int):
+            stack.append(item)
+        elif item in OPERATORS:
+            right = stack.pop()
+            if right == 0 and item in ("//", "%"):
+                raise VerifyError(f"size expression {show(expr)}", expected="a divisor other than 0", got=dict(values))
+            stack[-1] = OPERATORS[item](stack[-1], right)
+        else:
+            stack.append(values[item])
+    return stack[0]
+
+
+def check(expr: Expr, names: Collection[str], where: str) -> None:
+    """Raise VerifyError unless the expression is well formed and uses only the symbols `names`."""
+    if isinstance(expr, int):
+        return
+    depth = 0
+    for item in expr:
+        if isinstance(item, str) and item in OPERATORS:
+            depth -= 1
+            if depth < 1:
+                raise VerifyError(f"size expression {list(expr)}: {item!r} lacks an operand", where=where)
+        elif isinstance(item, int) or item in names:
+            depth += 1
+        else:
+            raise VerifyError(
+                f"size expression {list(expr)}", expected=f"one of {sorted(names)}", got=repr(item), where=where
+            )
+    if depth != 1:
+        raise VerifyError(f"size expression {list(expr)}", expected="one value", got=f"{depth} values", where=where)
+
+
+def symbol_of(expr: Expr) -> str | None:
+    """The symbol's name if the expression is one plain symbol."""
+    if isinstance(expr, int) or len(expr) != 1 or isinstance(expr[0], int):
+        return None
+    return expr[0]
+
+
+def show(expr: Expr) -> str:
+    """Infix text for people: `(s0 * 2) + 1`. The expression must be well formed."""
+    if isinstance(expr, int):
+        return str(expr)
+    stack: list[str] = []
+    for item in expr:
+        if not isinstance(item, str) or item not in OPERATORS:
+            stack.append(str(item))
+            continue
+        right, left = stack.pop(), stack.pop()
+        stack.append(f"{item}({left}, {right})" if item in ("max", "min") else f"({left} {item} {right})")
+    text = stack[0]
+    return text[1:-1] if text.startswith("(") and len(expr) == 3 else text

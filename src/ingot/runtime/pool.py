@@ -1,0 +1,164 @@
+"""Worker threads: they sit in the native driver for as long as a model needs them.
+
+The protocol is in `targets/cpu/driver.py`; this module owns its memory and the life of the threads:
+
+- models with the same thread count share one pool, so that idle models cost no threads;
+- a pool's memory and the code its workers run are kept by the worker threads themselves, so that a late worker
+  can never touch freed memory;
+- after fork the child starts with no pools and creates its own;
+- at interpreter exit the workers are sent home before Python is torn down.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from ingot.runtime.image import SYSCALL_ADDRESS, CodeImage
+from ingot.runtime.memory import Region
+from ingot.support import flags
+from ingot.support.errors import InputError
+
+_POOL_BYTES = 640
+_SYSCALL, _SPIN, _OVER = 512, 520, -(1 << 63)
+SPIN_SECONDS = 50e-6
+_native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_clock = ctypes.CFUNCTYPE(ctypes.c_int64)
+
+
+def default_threads() -> int:
+    """INGOT_THREADS, or the physical cores this process may run on, within the container's CPU quota."""
+    chosen = flags.threads()
+    if chosen is not None:
+        return chosen
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: set[str] = set()
+    for cpu in cpus:
+        try:
+            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+            cores.add(Path(path).read_text(encoding="ascii").strip())
+        except OSError:
+            cores.add(str(cpu))
+    quota = _cpu_quota()
+    return max(1, len(cores) if quota is None else min(len(cores), quota))
+
+
+def _cpu_quota() -> int | None:
+    """Whole CPUs of the cgroup v2 limit, rounded up; a thread beyond it would be throttled for milliseconds."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+_rate: list[float] = []
+
+
+def ticks_per_second(image: CodeImage) -> float:
+    """The tick counter's rate, measured once per process over 0.3 ms (to about 1 %)."""
+    if not _rate:
+        clock = _clock(image.address("ingot_clock"))
+        clock()
+        start, ticks = time.perf_counter(), clock()
+        while time.perf_counter() - start < 3e-4:
+            pass
+        _rate.append((clock() - ticks) / (time.perf_counter() - start))
+    return _rate[0]
+
+
+class Pool:
+    """`threads - 1` workers and the caller. `lock` is held for each run; `address` is 0 for a single thread."""
+
+    def __init__(self, threads: int, image: CodeImage) -> None:
+        self.threads = threads
+        self.lock = threading.Lock()
+        self.address = 0
+        self._workers: list[threading.Thread] = []
+        if threads == 1:
+            return
+        memory = Region(_POOL_BYTES)
+        self.address = memory.address
+        words = ctypes.cast(memory.address, ctypes.POINTER(ctypes.c_int64))
+        words[0] = _OVER
+        words[_SYSCALL // 8] = SYSCALL_ADDRESS
+        words[_SPIN // 8] = int(SPIN_SECONDS * ticks_per_second(image))
+        for number in range(1, threads):
+            worker = threading.Thread(target=_work, args=(memory, image), name=f"ingot-worker-{number}", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the process may not start more threads; the others, or the caller, do the work
+                break
+            self._workers.append(worker)
+        # atexit is covered by _stop_all, which also waits for the threads.
+        weakref.finalize(self, _send_home, memory, image).atexit = False
+        self._memory, self._image = memory, image
+
+    def stop(self, deadline: float) -> None:
+        """Send the workers home and wait for them; later runs are done by their caller alone."""
+        if not self._workers or not self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return
+        try:
+            _send_home(self._memory, self._image)
+        finally:
+            self.lock.release()
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(memory: Region, image: CodeImage) -> None:
+    # The arguments keep pool memory and code alive while the native loop runs.
+    _native(image.address("ingot_worker"))(memory.address)
+
+
+def _send_home(memory: Region, image: CodeImage) -> None:
+    _native(image.address("ingot_stop"))(memory.address)
+
+
+class _Pools:
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.lock = threading.Lock()
+        self.shared: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
+
+
+_pools = _Pools()
+
+
+def pool_for(threads: int, image: CodeImage) -> Pool:
+    """The pool of `threads` threads, shared by all models; a single thread's pool is not shared.
+
+    Raises InputError unless 1 <= threads <= 1024.
+    """
+    if not 1 <= threads <= 1024:
+        raise InputError("threads", expected="1 to 1024", got=threads)
+    if threads == 1:
+        return Pool(1, image)
+    with _pools.lock:
+        pool = _pools.shared.get(threads)
+        if pool is None:
+            pool = _pools.shared[threads] = Pool(threads, image)
+        return pool
+
+
+def _stop_all() -> None:
+    deadline = time.monotonic() + 1.0
+    for pool in list(_pools.shared.values()):
+        pool.stop(deadline)
+
+
+def _after_fork() -> None:
+    # Threads do not survive a fork, and a lock may have been held by one of them.
+    _pools.reset()
+
+
+atexit.register(_stop_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,302 @@
+"""The compiled program: what the compiler hands to the runtime, and what an artifact stores. Plain data.
+
+    Program = symbols + inputs/outputs + buffers + steps + code blob + weights
+    one call = bind symbols from the input shapes -> place buffers -> run the steps in order
+
+A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
+thread; it starts when all chunks of the step before it are done. `bases` holds the addresses of the arena, the
+weights, the inputs and the outputs, in this order. `args` is the step's table of i64: for its buffer i,
+args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime import dtypes, expr
+from ingot.runtime.expr import Expr
+from ingot.support.errors import ArtifactError, VerifyError
+from ingot.support.native import CodeObject, HostFeatures
+
+BufferKind: TypeAlias = Literal["arena", "weight", "input", "output"]
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A dynamic dim: lo <= value <= hi (None: no bound)."""
+
+    name: str
+    lo: int = 0
+    hi: int | None = None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: C-contiguous, dtype by Ingot's name ("f32")."""
+
+    name: str
+    dtype: str
+    shape: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(expr.show(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that steps read and write.
+
+    arena: placed by the runtime; lives from first_step to last_step, inclusive. weight: at byte `offset` of the
+    weights. input/output: number `index`. zeroed: an arena buffer that is zero when its program is bound and
+    whose halo no step ever writes; it shares memory only with buffers of the same `zeroed` key and size.
+    alias: (buffer id, byte offset): a part of another buffer; needs no memory of its own.
+    """
+
+    id: int
+    kind: BufferKind
+    nbytes: Expr
+    first_step: int = 0
+    last_step: int = 0
+    offset: int = 0
+    index: int = 0
+    zeroed: str | None = None
+    alias: tuple[int, Expr] | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes."""
+
+    kernel: str
+    args: tuple[tuple[int, Expr], ...]
+    dims: tuple[Expr, ...] = ()
+    chunks: Expr = 1
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
+
+    scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
+    `dump`. meta: what it was compiled from and for, for people.
+    """
+
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    code: CodeObject
+    weights: NDArray[np.uint8]
+    isa: HostFeatures
+    scratch_bytes: int = 0
+    stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+    meta: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+
+    def check(self) -> None:
+        """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
+        names = [symbol.name for symbol in self.symbols]
+        if len(set(names)) != len(names):
+            raise VerifyError("program: a symbol is declared twice", got=names)
+        bound: set[str] = {name for spec in self.inputs for dim in spec.shape if (name := expr.symbol_of(dim))}
+        if missing := [name for name in names if name not in bound]:
+            raise VerifyError("program: no input dim is the plain symbol", got=missing)
+        for spec in (*self.inputs, *self.outputs):
+            dtypes.itemsize(spec.dtype)
+            for dim in spec.shape:
+                expr.check(dim, names, spec.name)
+        by_id = {buffer.id: buffer for buffer in self.buffers}
+        if len(by_id) != len(self.buffers):
+            raise VerifyError("program: two buffers have the same id")
+        for buffer in self.buffers:
+            self._check_buffer(buffer, by_id, names)
+        for number, step in enumerate(self.steps):
+            self._check_step(number, step, by_id, names)
+
+    def _check_buffer(self, buffer: Buffer, by_id: Mapping[int, Buffer], names: Sequence[str]) -> None:
+        where = f"buffer {buffer.id}"
+        expr.check(buffer.nbytes, names, where)
+        if buffer.kind not in get_args(BufferKind):
+            raise VerifyError(where, expected=f"kind in {get_args(BufferKind)}", got=buffer.kind)
+        if buffer.alias is not None:
+            expr.check(buffer.alias[1], names, where)
+            root, seen = buffer, {buffer.id}
+            while root.alias is not None:
+                parent = by_id.get(root.alias[0])
+                if parent is None or parent.id in seen:
+                    raise VerifyError(where, expected="an alias of a buffer", got=root.alias[0])
+                seen.add(parent.id)
+                root = parent
+            if root.kind != buffer.kind:
+                raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
+            return
+        count = {"input": len(self.inputs), "output": len(self.outputs)}.get(buffer.kind)
+        if count is not None and not 0 <= buffer.index < count:
+            raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
+        if buffer.kind == "weight":
+            size = expr.evaluate(buffer.nbytes, {}) if isinstance(buffer.nbytes, int) else -1
+            if size < 0 or buffer.offset < 0 or buffer.offset + size > self.weights.nbytes:
+                raise VerifyError(
+                    where, expected=f"a constant range of the {self.weights.nbytes} bytes of weights", got=buffer.offset
+                )
+
+    def _check_step(self, number: int, step: Step, by_id: Mapping[int, Buffer], names: Sequence[str]) -> None:
+        where = f"step {number} ({step.label or step.kernel})"
+        if step.kernel not in self.code.symbols:
+            raise VerifyError(where, expected="a kernel of the code object", got=repr(step.kernel))
+        for item in (step.chunks, *step.dims, *(offset for _, offset in step.args)):
+            expr.check(item, names, where)
+        for identity, _ in step.args:
+            buffer = by_id.get(identity)
+            if buffer is None:
+                raise VerifyError(where, expected="a declared buffer", got=identity)
+            while buffer.alias is not None:
+                buffer = by_id[buffer.alias[0]]
+            if buffer.kind == "arena" and not buffer.first_step <= number <= buffer.last_step:
+                raise VerifyError(
+                    where, expected=f"buffer {buffer.id} alive", got=f"steps {buffer.first_step}..{buffer.last_step}"
+                )
+
+    def to_json(self) -> Json:
+        """The plan without code, weights and stages."""
+        return {
+            "symbols": [[s.name, s.lo, s.hi] for s in self.symbols],
+            "inputs": [_spec_json(spec) for spec in self.inputs],
+            "outputs": [_spec_json(spec) for spec in self.outputs],
+            "buffers": [
+                [
+                    *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.zeroed),
+                    None if b.alias is None else [b.alias[0], _expr_json(b.alias[1])],
+                    b.name,
+                ]
+                for b in self.buffers
+            ],
+            "steps": [
+                [
+                    s.kernel,
+                    [[identity, _expr_json(offset)] for identity, offset in s.args],
+                    [_expr_json(dim) for dim in s.dims],
+                    _expr_json(s.chunks),
+                    s.label,
+                ]
+                for s in self.steps
+            ],
+            "symbols_of_code": dict(self.code.symbols),
+            "isa": [self.isa.arch, list(self.isa.features), self.isa.cpu],
+            "scratch_bytes": self.scratch_bytes,
+            "meta": dict(self.meta),
+        }
+
+    @staticmethod
+    def from_json(data: Json, *, blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str]) -> Program:
+        """Rebuild and check a program. Raises ArtifactError where the plan is malformed (it is untrusted)."""
+        try:
+            program = _decode(cast("dict[str, Json]", data), blob, weights, stages)
+            for name, offset in program.code.symbols.items():
+                if not 0 <= offset < len(blob):
+                    raise VerifyError(f"kernel {name!r}", expected=f"an offset below {len(blob)}", got=offset)
+            program.check()
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, VerifyError) as error:
+            raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
+        return program
+
+
+def _expr_json(value: Expr) -> Json:
+    return value if isinstance(value, int) else list(value)
+
+
+def _spec_json(spec: TensorSpec) -> Json:
+    return [spec.name, spec.dtype, [_expr_json(dim) for dim in spec.shape]]
+
+
+def _int(value: Json) -> int:
+    if type(value) is not int or abs(value) >= 1 << 62:
+        raise TypeError(f"expected an integer, got {value!r}")
+    return value
+
+
+def _str(value: Json) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value
+
+
+def _list(value: Json, length: int | None = None) -> list[Json]:
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        raise TypeError(f"expected a list of {length or 'any'} items, got {value!r:.80}")
+    return value
+
+
+def _expr(value: Json) -> Expr:
+    if not isinstance(value, list):
+        return _int(value)
+    return tuple(item if isinstance(item, str) else _int(item) for item in value)
+
+
+def _spec(value: Json) -> TensorSpec:
+    name, dtype, shape = _list(value, 3)
+    return TensorSpec(_str(name), _str(dtype), tuple(_expr(dim) for dim in _list(shape)))
+
+
+def _buffer(value: Json) -> Buffer:
+    identity, kind, nbytes, first, last, offset, index, zeroed, alias, name = _list(value, 10)
+    part: tuple[int, Expr] | None = None
+    if alias is not None:
+        parent, at = _list(alias, 2)
+        part = (_int(parent), _expr(at))
+    return Buffer(
+        id=_int(identity),
+        kind=cast(BufferKind, _str(kind)),
+        nbytes=_expr(nbytes),
+        first_step=_int(first),
+        last_step=_int(last),
+        offset=_int(offset),
+        index=_int(index),
+        zeroed=None if zeroed is None else _str(zeroed),
+        alias=part,
+        name=_str(name),
+    )
+
+
+def _step(value: Json) -> Step:
+    kernel, args, dims, chunks, label = _list(value, 5)
+    pairs = [_list(pair, 2) for pair in _list(args)]
+    return Step(
+        _str(kernel),
+        tuple((_int(identity), _expr(offset)) for identity, offset in pairs),
+        tuple(_expr(dim) for dim in _list(dims)),
+        _expr(chunks),
+        _str(label),
+    )
+
+
+def _symbol(value: Json) -> Symbol:
+    name, lo, hi = _list(value, 3)
+    return Symbol(_str(name), _int(lo), None if hi is None else _int(hi))
+
+
+def _decode(data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str]) -> Program:
+    arch, features, cpu = _list(data["isa"], 3)
+    offsets = cast("dict[str, Json]", data["symbols_of_code"])
+    meta = cast("dict[str, Json]", data["meta"])
+    return Program(
+        symbols=tuple(_symbol(item) for item in _list(data["symbols"])),
+        inputs=tuple(_spec(item) for item in _list(data["inputs"])),
+        outputs=tuple(_spec(item) for item in _list(data["outputs"])),
+        buffers=tuple(_buffer(item) for item in _list(data["buffers"])),
+        steps=tuple(_step(item) for item in _list(data["steps"])),
+        code=CodeObject(blob, {_str(name): _int(offset) for name, offset in offsets.items()}),
+        weights=weights,
+        isa=HostFeatures(_str(arch), tuple(_str(name) for name in _list(features)), _str(cpu)),
+        scratch_bytes=_int(data["scratch_bytes"]),
+        stages=stages,
+        meta={_str(name): _str(text) for name, text in meta.items()},
+    )

@@ -1,0 +1,104 @@
+"""Values at the model's border: numpy arrays, PyTorch tensors and anything with DLPack, without copies.
+
+PyTorch is recognised by its tensors' methods and is never imported: a caller who passes a tensor has it loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol, TypeGuard, cast
+
+import numpy as np
+
+from ingot.runtime import dtypes
+from ingot.runtime.expr import show
+from ingot.runtime.program import TensorSpec
+from ingot.support.errors import InputError
+
+
+class Tensor(Protocol):
+    """What is used of `torch.Tensor`."""
+
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def device(self) -> object: ...
+    @property
+    def layout(self) -> object: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+    def contiguous(self) -> Tensor: ...
+    def is_neg(self) -> bool: ...
+    def resolve_neg(self) -> Tensor: ...
+
+
+class _Torch(Protocol):
+    def empty(self, shape: tuple[int, ...], *, dtype: object) -> Tensor: ...
+
+
+class Border:
+    """The precomputed checks of one input, or the maker of one output."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.torch_name = dtypes.torch_name(spec.dtype)
+        # bf16 programs called with torch tensors need no ml_dtypes.
+        self.dtype = None if spec.dtype == "bf16" else dtypes.numpy_dtype(spec.dtype)
+
+    def array(self, value: object) -> np.ndarray:
+        """A C-contiguous array of the right dtype; a copy only for strided input. Raises InputError."""
+        if not isinstance(value, np.ndarray):
+            value = self._from_other(value)
+        dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
+        if value.dtype != dtype:
+            raise self._wrong_dtype(value.dtype, f"convert it: x.astype({dtype.name!r})")
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+
+    def _from_other(self, value: object) -> np.ndarray:
+        if isinstance(value, np.generic):
+            return np.asarray(value)
+        if hasattr(value, "__dlpack__"):
+            try:
+                return np.from_dlpack(value)  # type: ignore[arg-type]
+            except (BufferError, TypeError, RuntimeError, ValueError) as error:
+                got = f"{type(value).__name__}: {error}"
+                raise InputError(f"input {self.spec.name!r}", expected="a tensor in CPU memory", got=got) from error
+        raise InputError(
+            f"input {self.spec.name!r}",
+            expected=f"a numpy array, a torch tensor or a DLPack object for {self.spec}",
+            got=type(value).__name__,
+            fix="wrap it: np.asarray(x, dtype=...)",
+        )
+
+    def tensor(self, value: Tensor) -> Tensor:
+        """A dense CPU tensor of the right dtype; a copy only for strided input. Raises InputError."""
+        if str(value.dtype) != self.torch_name:
+            raise self._wrong_dtype(value.dtype, f"convert it: x.to({self.torch_name})")
+        if str(value.device) != "cpu":
+            raise InputError(f"input {self.spec.name!r}", expected="a CPU tensor", got=value.device, fix="use x.cpu()")
+        if str(value.layout) != "torch.strided":
+            fix = "use x.to_dense()"
+            raise InputError(f"input {self.spec.name!r}", expected="a dense tensor", got=value.layout, fix=fix)
+        if value.is_neg():
+            value = value.resolve_neg()
+        return value if value.is_contiguous() else value.contiguous()
+
+    def _wrong_dtype(self, got: object, fix: str) -> InputError:
+        shape = ", ".join(map(show, self.spec.shape))
+        return InputError(
+            f"input {self.spec.name!r}", expected=f"dtype {self.spec.dtype} [{shape}]", got=f"dtype {got}", fix=fix
+        )
+
+    def new_array(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.empty(shape, self.dtype or dtypes.numpy_dtype(self.spec.dtype))
+
+    def new_tensor(self, shape: tuple[int, ...]) -> Tensor:
+        torch = sys.modules["torch"]
+        return cast(_Torch, torch).empty(shape, dtype=getattr(torch, self.torch_name.removeprefix("torch.")))
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether the value is a `torch.Tensor` (or a subclass)."""
+    return hasattr(value, "data_ptr") and "torch" in sys.modules

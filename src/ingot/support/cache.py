@@ -1,0 +1,116 @@
+"""The disk cache: content-addressed files, least recently used ones dropped.
+
+Entries are written to a temporary name and moved into place, so concurrent processes and a killed one leave whole
+entries only; an entry that its reader refuses is deleted and rebuilt. Two processes that miss at once both build,
+and the last one to finish stays, which is harmless: same key, same content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ingot.support import flags
+from ingot.support.errors import ArtifactError
+
+T = TypeVar("T")
+_SUFFIX = ".entry"
+_STALE_SECONDS = 3600.0
+_log = logging.getLogger("ingot.cache")
+
+
+def cache_key(*parts: bytes | str | memoryview) -> str:
+    """A digest of the parts and of where each one ends: ("ab", "c") and ("a", "bc") differ."""
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class DiskCache:
+    """A folder of entries, by default INGOT_CACHE_DIR bounded by INGOT_CACHE_MB.
+
+    The cache is a convenience: a folder that cannot be read or written costs a log record and a rebuild,
+    never an error.
+    """
+
+    def __init__(self, folder: Path | None = None, max_bytes: int | None = None) -> None:
+        self.folder = flags.cache_dir() if folder is None else folder
+        self.max_bytes = flags.cache_bytes() if max_bytes is None else max_bytes
+
+    def path(self, key: str) -> Path:
+        return self.folder / key[:2] / (key + _SUFFIX)
+
+    def load(self, key: str, read: Callable[[Path], T]) -> T | None:
+        """`read(path)` of the entry, or None if there is none.
+
+        An entry that `read` refuses with ArtifactError is deleted.
+        """
+        path = self.path(key)
+        try:
+            # Reading does not update atime everywhere; mtime is the cache's own record of use.
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.info("cache: %s: %s", path, error)
+        try:
+            return read(path)
+        except ArtifactError as error:
+            _log.warning("cache: dropping %s, it will be rebuilt: %s", path, error)
+            self.discard(key)
+            return None
+
+    def store(self, key: str, write: Callable[[Path], None]) -> bool:
+        """Let `write(path)` make the entry (it must write atomically), then trim the cache. False if it could not."""
+        path = self.path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except (OSError, ArtifactError) as error:
+            _log.warning("cache: cannot keep %s: %s", path, error)
+            return False
+        self.trim()
+        return True
+
+    def discard(self, key: str) -> None:
+        try:
+            self.path(key).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("cache: cannot delete %s: %s", self.path(key), error)
+
+    def trim(self) -> None:
+        """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""
+        entries: list[tuple[float, int, Path]] = []
+        stale = time.time() - _STALE_SECONDS
+        for path in self.folder.glob("??/*"):
+            try:
+                status = path.stat()
+            except OSError:  # another process was faster
+                continue
+            if path.name.endswith(".tmp"):
+                if status.st_mtime < stale:
+                    _remove(path)
+            elif path.name.endswith(_SUFFIX):
+                entries.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self.max_bytes:
+                break
+            # Whoever has the file mapped keeps it: unlinking only takes its name.
+            _remove(path)
+            total -= size
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.info("cache: %s: %s", path, error)

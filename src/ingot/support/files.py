@@ -1,0 +1,52 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from ingot.support.errors import ArtifactError
+
+
+def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+    """Write `parts` to a temporary file in the same folder, sync it and move it over `path`.
+
+    A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
+    ArtifactError, with nothing left behind, when the system refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write(temporary, parts)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ArtifactError(
+            f"cannot write {path}",
+            expected="space and permission for the file",
+            got=error.strerror or str(error),
+            fix="nothing was written; free some space or choose another folder",
+        ) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+    # O_EXCL and mode 0666: never follow a planted link, and let the umask decide as for any new file.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    with open(descriptor, "wb", buffering=1 << 20) as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
