@@ -55,6 +55,38 @@ def cpu_name() -> str:
     return f"{fields.get('model name', '?')} (family {fields.get('cpu family', '?')} model {fields.get('model', '?')})"
 
 
+def _jiffies(path: Path, first: int, last: int) -> int:
+    return sum(int(field) for field in path.read_text().rsplit(")", 1)[-1].split()[first:last])
+
+
+class OtherLoad:
+    """How many cores everything but the given processes (and this one) kept busy since construction. Linux only.
+
+    A figure taken while this is far from 0 says little: engines that synchronize often collapse beside a neighbour.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = (os.getpid(), *pids)
+        self.started = time.perf_counter()
+        self.others = self._others()
+
+    def _others(self) -> float:
+        """Seconds of user, nice, system, interrupt time and of time stolen by the host, less the processes' own."""
+        if not Path("/proc/stat").exists():
+            return math.nan
+        fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        busy = sum(fields) - fields[3] - fields[4]  # idle, iowait
+        own = 0
+        for pid in self.pids:
+            stat = Path(f"/proc/{pid}/stat")
+            if stat.exists():
+                own += _jiffies(stat, 11, 13)  # utime, stime: fields 14 and 15, counted after the command's name
+        return (busy - own) / os.sysconf("SC_CLK_TCK")
+
+    def cores(self) -> float:
+        return max(0.0, (self._others() - self.others) / (time.perf_counter() - self.started))
+
+
 _FMA_LOOP = """
 define void @fma(ptr %out, i64 %n) {{
 entry:

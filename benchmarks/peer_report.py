@@ -1,5 +1,6 @@
 """What a run of the peers found, and its tables."""
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
@@ -47,11 +48,14 @@ class PeerRun:
 
 @dataclass
 class ModelRun:
+    """Every peer on one model; other_cores: how many cores other processes kept busy meanwhile."""
+
     name: str
     batch: int
     length: int
     gflop: float
     peers: dict[str, PeerRun]
+    other_cores: float = math.nan
 
     def best(self, without: str = "") -> str | None:
         """The peer with the smallest median, `without` left out."""
@@ -78,10 +82,15 @@ def _cell(value: float | None, form: str = "{:.2f}") -> str:
     return "-" if value is None else form.format(value)
 
 
+def _noise(cores: float) -> str:
+    text = f"{cores:.2f} cores"
+    return f"[bold red]{text}[/]" if cores > 0.1 else text
+
+
 def _latency(report: Report, peers: list[str]) -> Table:
     """Medians in ms, the rate of the fastest, and each peer's speed relative to the best of the *others*."""
     title = "median ms (x: times as fast as the best other peer)"
-    table = Table("model", "GFLOP", *peers, "best GFLOP/s", title=title)
+    table = Table("model", "GFLOP", *peers, "best GFLOP/s", "other load", title=title)
     ratios: dict[str, list[float]] = {peer: [] for peer in peers}
     for model in report.models:
         cells = []
@@ -97,10 +106,10 @@ def _latency(report: Report, peers: list[str]) -> Table:
         seconds = model.peers[best].median_s if best else None
         rate = model.gflop / seconds if seconds else None
         shape = f"{model.name} b{model.batch}" + (f" l{model.length}" if model.length else "")
-        table.add_row(shape, f"{model.gflop:.2f}", *cells, _cell(rate, "{:.0f}"))
+        table.add_row(shape, f"{model.gflop:.2f}", *cells, _cell(rate, "{:.0f}"), _noise(model.other_cores))
     means = [_cell(geometric_mean(values) if values else None, "{:.2f}x") for values in ratios.values()]
     table.add_section()
-    table.add_row("geometric mean", "", *means, "")
+    table.add_row("geometric mean", "", *means, "", "")
     return table
 
 
@@ -130,6 +139,8 @@ def _costs(report: Report, peers: list[str]) -> Table:
 def show(report: Report) -> None:
     """Print the machine, the latencies, the costs and everything that failed."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
     machine = report.machine
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "

@@ -1,7 +1,7 @@
 """The process that one peer runs in, driven by JSON lines: commands on stdin, one answer line each on stdout.
 
-    python -m benchmarks.peer_worker PEER TASK.json      then  {"do": "burst", "seconds": 0.15}  ...
-    python -m benchmarks.peer_worker --prepare ...       writes the task: inputs, PyTorch's outputs, FLOPs
+python -m benchmarks.peer_worker PEER FOLDER      then  {"do": "burst", "seconds": 0.15}  ...
+python -m benchmarks.peer_worker --prepare ...       writes the task: inputs, PyTorch's outputs, FLOPs
 """
 
 import importlib

@@ -190,8 +190,10 @@ def run_model(name: str, settings: Settings) -> ModelRun:
         result = ModelRun(name, meta["batch"], meta["length"], meta["gflop"], runs)
         with ExitStack() as stack:
             workers = start_peers(stack, settings, folder, runs)
+            load = measure.OtherLoad([process.process.pid for process in workers.values()])
             for peer, medians in bursts(workers, runs, settings.rounds, settings.seconds).items():
                 runs[peer].bursts_s = medians
+            result.other_cores = load.cores()
             for peer, process in workers.items():
                 runs[peer].peak_rss = process.ask(do="memory")["peak_rss"]
             if settings.noisy:

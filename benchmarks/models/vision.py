@@ -53,9 +53,7 @@ class UNet(nn.Module):
             self.rise = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in reversed(pairs))
         else:
             self.rise = nn.ModuleList(
-                nn.Sequential(
-                    nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), nn.Conv2d(b, a, 1)
-                )
+                nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), nn.Conv2d(b, a, 1))
                 for a, b in reversed(pairs)
             )
         self.up = nn.ModuleList(DoubleConv(2 * a, a) for a, _ in reversed(pairs))
