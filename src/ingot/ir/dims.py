@@ -434,3 +434,8 @@ def _expect(tokens: list[str], token: str) -> list[str]:
     if not tokens or tokens[0] != token:
         raise ValueError(f"expected {token!r} in a dimension, got {tokens[0] if tokens else 'the end'!r}")
     return tokens[1:]
+
+
+def estimate(d: int | Dim, guess: int = 64) -> int:
+    """A likely size for choices that need a number: `d` itself, or its value with `guess` for every symbol."""
+    return d if isinstance(d, int) else int(substitute(d, dict.fromkeys(symbols_of(d), guess)))

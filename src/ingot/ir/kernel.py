@@ -103,7 +103,7 @@ class Select(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """Numeric conversion. float to int: truncates, saturates, NaN gives 0; int to int: wraps; to float: nearest even."""
+    """Numeric conversion. float to int: truncates, saturates, NaN gives 0; int to int: wraps; float: nearest even."""
 
     a: Expr
 
@@ -130,7 +130,7 @@ class Ramp(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Load(Expr):
-    """`lanes` consecutive elements from `index` (a scalar). Lanes whose mask is off read as zero, touching no memory."""
+    """`lanes` consecutive elements from `index` (a scalar). Lanes whose mask is off read zero, touching no memory."""
 
     buffer: Buffer
     index: Expr

@@ -1,0 +1,167 @@
+"""The text form of a graph; `ingot.ir.parse` reads it back exactly.
+
+    graph(%0 "x": f32[s0,8]) [s0: 1..16] {
+      %1 = const 0.5 : f32[]
+      %2 = const<#0 f32[8,4]>                                  large constants live in a table beside the text
+      %3 = dot_general(%0, %2) {batch = ((), ()), contract = ((1,), (0,)), dtype = none} : f32[s0,4]    # model.py:7
+      %4 = sort(%3) {dimension = 1, descending = true, stable = false, num_keys = 1} : f32[s0,4], i64[s0,4]
+      return %4.0 "values", %4.1 "indices"
+    }
+
+Nodes are numbered in order within each graph, so equal graphs print equally. `%4.1` is result 1 of %4. An attribute is
+none, true, false, an int, a float (with a point, an exponent, inf or nan), "text", `s0*2` in <> (a symbolic size), a
+dtype, a tensor type, a tuple or a graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from ingot.ir.dims import Dim
+from ingot.ir.node import Array, Const, Graph, Node, Op, Project
+from ingot.ir.types import DType, TensorType, dtype_of
+
+INLINE = 32
+
+
+def show(graph: Graph, *, locations: bool = False, inline: int = INLINE, table: list[np.ndarray] | None = None) -> str:
+    """`graph` as text, ending in a newline.
+
+    Constants of up to `inline` elements, and small ones whose elements are all the same, are written out; others are
+    appended to `table` and written as `const<#k type>`. `locations` adds each node's source as a trailing comment.
+    """
+    return "\n".join(_Printer(locations, inline, [] if table is None else table).graph(graph, "")) + "\n"
+
+
+def show_node(node: Node) -> str:
+    """One line for messages: the node by its global id, with attributes."""
+    text = f"%{node.id} = {_Printer(False, 8, []).application(node, [f'%{i.id}' for i in node.inputs], '')}"
+    return f"{text}    # {node.loc}" if node.loc else text
+
+
+class _Printer:
+    def __init__(self, locations: bool, inline: int, table: list[np.ndarray]) -> None:
+        self.locations = locations
+        self.inline = inline
+        self.table = table
+        self.places: dict[int, int] = {}
+
+    def graph(self, graph: Graph, indent: str) -> list[str]:
+        refs: dict[Node, str] = {}
+        for n in graph.inputs:
+            refs[n] = f"%{len(refs)}"
+        inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}" for n in graph.inputs)  # type: ignore[attr-defined]
+        spans = ", ".join(f"{s}: {lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
+        lines = [f"graph({inputs}){f' [{spans}]' if spans else ''} {{"]
+        inside = indent + "  "
+        count = len(refs)
+        for n in graph.nodes():
+            if n in refs:
+                continue
+            if isinstance(n.op, Project):
+                refs[n] = f"{refs[n.inputs[0]]}.{n.op.index}"
+                continue
+            refs[n] = f"%{count}"
+            count += 1
+            line = f"{inside}{refs[n]} = {self.application(n, [refs[i] for i in n.inputs], inside)}"
+            lines.append(f"{line}    # {_one_line(n.loc)}" if self.locations and n.loc else line)
+        names = graph.output_names or (None,) * len(graph.outputs)
+        results = (
+            refs[n] if name is None else f"{refs[n]} {_quote(name)}"
+            for n, name in zip(graph.outputs, names, strict=True)
+        )
+        lines.append(f"{inside}return {', '.join(results)}".rstrip())
+        lines.append(indent + "}")
+        return lines
+
+    def application(self, node: Node, operands: list[str], indent: str) -> str:
+        if isinstance(node.op, Const):
+            return self.constant(node.op.array)
+        attributes = self.attributes(node.op, indent)
+        types = ", ".join(map(str, node.types))
+        return f"{node.op.name}({', '.join(operands)}){f' {{{attributes}}}' if attributes else ''} : {types}"
+
+    def attributes(self, op: Op, indent: str) -> str:
+        return ", ".join(f"{k} = {self.value(v, indent)}" for k, v in op.attributes().items())
+
+    def constant(self, array: Array) -> str:
+        value = array.value
+        kind = TensorType(dtype_of(value), value.shape)
+        body = literal(value, self.inline) if value.nbytes <= Array.BY_CONTENT else None
+        if body is not None:
+            return f"const {body} : {kind}"
+        # by identity: the table outlives the printing, and holds one array once
+        place = self.places.setdefault(id(value), len(self.table))
+        if place == len(self.table):
+            self.table.append(value)
+        return f"const<#{place} {kind}>"
+
+    def value(self, value: object, indent: str) -> str:
+        match value:
+            case None:
+                return "none"
+            case bool():
+                return "true" if value else "false"
+            case int():
+                return str(value)
+            case float():
+                return repr(value)
+            case str():
+                return _quote(value)
+            case Dim():
+                return f"<{value}>"
+            case DType() | TensorType():
+                return str(value)
+            case tuple():
+                inner = ", ".join(self.value(v, indent) for v in value)
+                return f"({inner},)" if len(value) == 1 else f"({inner})"
+            case Graph():
+                return "\n".join(self.graph(value, indent))
+            case np.integer() | np.floating() | np.bool_():
+                return self.value(value.item(), indent)
+        raise TypeError(f"an attribute cannot hold {type(value).__name__}: {value!r}")
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def literal(value: np.ndarray, inline: int) -> str | None:
+    """The elements of `value` as text that reads back to the same bits: one for all, or a list; None if too many."""
+    flat = np.ascontiguousarray(value).reshape(-1)
+    if flat.size > 1 and _uniform(flat):
+        return f"all {_element(flat[0])}"
+    if flat.size > inline:
+        return None
+    if not value.shape:
+        return _element(flat[0])
+    return f"[{', '.join(_element(x) for x in flat)}]"
+
+
+def _uniform(flat: np.ndarray) -> bool:
+    raw = flat.view(np.uint8).reshape(flat.size, flat.itemsize)
+    return bool((raw == raw[0]).all())
+
+
+def _element(x: np.generic) -> str:
+    kind = dtype_of(x)
+    if kind.name == "bool":
+        return "true" if x else "false"
+    if kind.is_integer:
+        return str(int(x))  # type: ignore[call-overload]
+    number = float(x)  # type: ignore[arg-type]
+    if math.isnan(number):
+        bits = int.from_bytes(x.tobytes(), "little")
+        return f"nan(0x{bits:x})"
+    # the shortest text of that precision where it reads back, else all digits of the double
+    short = str(x)
+    if not any(c in short for c in ".en"):
+        short += ".0"
+    return short if kind.numpy.type(float(short)).tobytes() == x.tobytes() else repr(number)
