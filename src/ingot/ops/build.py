@@ -1,0 +1,442 @@
+"""Builders: numpy broadcasting and Python scalars on top of the CORE primitives.
+
+An operand is a node, a Python number (which takes the dtype of the node beside it) or a symbolic Dim (its value).
+Axes may be negative. Every builder raises ShapeError with what was expected and found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, product
+from ingot.ir.node import Node, Op, const
+from ingot.ir.types import DType, Shape, TensorType, boolean, f32, i64
+from ingot.ops.core.base import show_shape
+from ingot.ops.core.binary import (
+    Add,
+    And,
+    Atan2,
+    Clamp,
+    Compare,
+    Convert,
+    Div,
+    Max,
+    Min,
+    Mul,
+    Or,
+    Pow,
+    Rem,
+    Select,
+    Sub,
+    Xor,
+)
+from ingot.ops.core.contraction import DotGeneral
+from ingot.ops.core.elementwise import Not
+from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce
+from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from ingot.support.errors import ShapeError
+
+Number = int | float | bool
+Operand = Node | Number | Dim
+Axes = int | Sequence[int] | None
+
+
+# --- values
+
+
+def scalar(value: Number | Dim, dtype: DType = f32) -> Node:
+    """A 0-d constant, or the value of a symbolic size. Raises ShapeError for a fraction or inf as an integer."""
+    if isinstance(value, Dim):
+        return cast(DimValue(value)(), dtype)
+    if dtype.is_integer and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
+        raise ShapeError(f"scalar: {value} is no {dtype}", fix="cast the other operand to a float type first")
+    return const(np.asarray(value).astype(dtype.numpy))
+
+
+def full(shape: Shape, value: Number | Dim, dtype: DType = f32, loc: str = "") -> Node:
+    return broadcast_to(scalar(value, dtype), shape, loc)
+
+
+def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
+    """0, 1, ..., n - 1."""
+    return Iota(TensorType(dtype, (n,)), 0)(loc=loc)
+
+
+def size_of(x: Node, axis: int, dtype: DType = i64) -> Node:
+    """The size of an axis as a 0-d value."""
+    return scalar(x.shape[_axis(axis, len(x.shape))], dtype)
+
+
+def cast(x: Node, dtype: DType, loc: str = "") -> Node:
+    return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
+
+
+# --- broadcasting
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape under numpy's rules. A symbolic size meets itself or 1 only."""
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[DimLike] = [1] * rank
+    for shape in shapes:
+        for i, d in enumerate(shape, rank - len(shape)):
+            if out[i] == 1:
+                out[i] = d
+            elif d not in (1, out[i]):
+                raise ShapeError(
+                    f"broadcast: sizes differ on axis {i - rank}",
+                    expected=f"{out[i]} or 1",
+                    got=d,
+                    fix=f"shapes are {', '.join(show_shape(s) for s in shapes)}",
+                )
+    return tuple(out)
+
+
+def broadcast_to(x: Node, shape: Shape, loc: str = "") -> Node:
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    if len(x.shape) > len(shape) or broadcast_shapes(x.shape, shape) != shape:
+        raise ShapeError(f"broadcast_to: {x.type} does not broadcast to {show_shape(shape)}")
+    return BroadcastInDim(shape, tuple(range(len(shape) - len(x.shape), len(shape))))(x, loc=loc)
+
+
+def promote(*operands: Operand, loc: str = "") -> tuple[Node, ...]:
+    """The operands as nodes of one shape; numbers take the dtype of the first node."""
+    like = next((o for o in operands if isinstance(o, Node)), None)
+    dtype = like.dtype if like is not None else f32
+    nodes = [o if isinstance(o, Node) else scalar(o, dtype) for o in operands]
+    shape = broadcast_shapes(*(n.shape for n in nodes))
+    return tuple(broadcast_to(n, shape, loc) for n in nodes)
+
+
+def apply(op: Op, *operands: Operand, loc: str = "") -> Node:
+    """An elementwise op on broadcast operands."""
+    return op(*promote(*operands, loc=loc), loc=loc)
+
+
+def add(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Add(), a, b, loc=loc)
+
+
+def sub(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Sub(), a, b, loc=loc)
+
+
+def mul(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Mul(), a, b, loc=loc)
+
+
+def div(a: Operand, b: Operand, loc: str = "") -> Node:
+    """Quotient; integers truncate towards zero."""
+    return apply(Div(), a, b, loc=loc)
+
+
+def rem(a: Operand, b: Operand, loc: str = "") -> Node:
+    """Remainder with the dividend's sign (C's fmod and %)."""
+    return apply(Rem(), a, b, loc=loc)
+
+
+def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:
+    """Remainder with the divisor's sign (Python's %)."""
+    x, y = promote(a, b, loc=loc)
+    r = Rem()(x, y, loc=loc)
+    if x.dtype.kind == "u":
+        return r
+    zero = full(r.shape, 0, r.dtype)
+    differs = Xor()(Compare("LT")(r, zero), Compare("LT")(y, zero))
+    return Select()(And()(differs, Compare("NE")(r, zero)), Add()(r, y), r, loc=loc)
+
+
+def pow(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Pow(), a, b, loc=loc)
+
+
+def atan2(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Atan2(), a, b, loc=loc)
+
+
+def maximum(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Max(), a, b, loc=loc)
+
+
+def minimum(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Min(), a, b, loc=loc)
+
+
+def and_(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(And(), a, b, loc=loc)
+
+
+def or_(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Or(), a, b, loc=loc)
+
+
+def xor(a: Operand, b: Operand, loc: str = "") -> Node:
+    return apply(Xor(), a, b, loc=loc)
+
+
+def not_(x: Node, loc: str = "") -> Node:
+    return Not()(x, loc=loc)
+
+
+def compare(direction: str, a: Operand, b: Operand, loc: str = "") -> Node:
+    """direction: EQ NE LT LE GT GE."""
+    return apply(Compare(direction), a, b, loc=loc)
+
+
+def where(pred: Node, a: Operand, b: Operand, loc: str = "") -> Node:
+    """pred ? a : b."""
+    x, y = promote(a, b, loc=loc)
+    shape = broadcast_shapes(pred.shape, x.shape)
+    return Select()(*(broadcast_to(n, shape, loc) for n in (pred, x, y)), loc=loc)
+
+
+def clip(x: Node, low: Operand | None = None, high: Operand | None = None, loc: str = "") -> Node:
+    """min(max(x, low), high); a missing bound does not limit."""
+    if low is None and high is None:
+        return x
+    if low is None or high is None:
+        return minimum(x, high, loc) if high is not None else maximum(x, low, loc)  # type: ignore[arg-type]
+    value, lo, hi = promote(x, low, high, loc=loc)
+    return Clamp()(lo, value, hi, loc=loc)
+
+
+# --- shape
+
+
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is out of range", expected=f"an axis in [{-rank}, {rank})")
+    return axis % rank
+
+
+def _axes(axes: Axes, rank: int) -> tuple[int, ...]:
+    if axes is None:
+        return tuple(range(rank))
+    many = (axes,) if isinstance(axes, int) else tuple(axes)
+    return tuple(sorted({_axis(a, rank) for a in many}))
+
+
+def reshape(x: Node, shape: Shape, loc: str = "") -> Node:
+    """One size may be -1: what the others leave, also symbolically."""
+    shape = tuple(shape)
+    holes = [i for i, d in enumerate(shape) if d == -1]
+    if len(holes) > 1:
+        raise ShapeError("reshape: expected one -1 at most", got=show_shape(shape), where=loc or None)
+    if holes:
+        rest = product(d for d in shape if d != -1)
+        left = None if rest == 0 else divides(x.type.size, rest)
+        if left is None:
+            raise ShapeError(f"reshape: {x.type} does not split into {show_shape(shape)}", where=loc or None)
+        shape = (*shape[: holes[0]], left, *shape[holes[0] + 1 :])
+    return x if shape == x.shape else Reshape(shape)(x, loc=loc)
+
+
+def transpose(x: Node, permutation: Sequence[int] | None = None, loc: str = "") -> Node:
+    """Axes in the order of `permutation`; reversed by default."""
+    rank = len(x.shape)
+    perm = tuple(reversed(range(rank))) if permutation is None else tuple(_axis(p, rank) for p in permutation)
+    return x if perm == tuple(range(rank)) else Transpose(perm)(x, loc=loc)
+
+
+def swap_axes(x: Node, a: int, b: int, loc: str = "") -> Node:
+    perm = list(range(len(x.shape)))
+    perm[a], perm[b] = perm[b], perm[a]
+    return transpose(x, perm, loc)
+
+
+def expand_dims(x: Node, axes: int | Sequence[int], loc: str = "") -> Node:
+    """New axes of size 1 at these places of the result."""
+    many = (axes,) if isinstance(axes, int) else tuple(axes)
+    rank = len(x.shape) + len(many)
+    places = {_axis(a, rank) for a in many}
+    if len(places) != len(many):
+        raise ShapeError("expand_dims: axes repeat", got=many, where=loc or None)
+    sizes = iter(x.shape)
+    return reshape(x, tuple(1 if i in places else next(sizes) for i in range(rank)), loc)
+
+
+def squeeze(x: Node, axes: Axes = None, loc: str = "") -> Node:
+    """Without these axes of size 1; all such axes by default."""
+    if axes is None:
+        gone = tuple(i for i, d in enumerate(x.shape) if d == 1)
+    else:
+        gone = _axes(axes, len(x.shape))
+    for a in gone:
+        if x.shape[a] != 1:
+            raise ShapeError(f"squeeze: axis {a} of {x.type}", expected="1", got=x.shape[a], where=loc or None)
+    return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in gone), loc)
+
+
+def flatten(x: Node, start: int = 0, end: int = -1, loc: str = "") -> Node:
+    """Axes start..end (inclusive) merged into one; a scalar becomes [1]."""
+    if not x.shape:
+        return reshape(x, (1,), loc)
+    a, b = _axis(start, len(x.shape)), _axis(end, len(x.shape))
+    return reshape(x, (*x.shape[:a], product(x.shape[a : b + 1]), *x.shape[b + 1 :]), loc)
+
+
+def concat(xs: Sequence[Node], axis: int = 0, loc: str = "") -> Node:
+    if len(xs) == 1:
+        return xs[0]
+    return Concat(_axis(axis, len(xs[0].shape)))(*xs, loc=loc)
+
+
+def stack(xs: Sequence[Node], axis: int = 0, loc: str = "") -> Node:
+    """Operands of one shape along a new axis."""
+    place = _axis(axis, len(xs[0].shape) + 1)
+    return concat([expand_dims(x, place, loc) for x in xs], place, loc)
+
+
+def slice_axis(
+    x: Node, axis: int, start: DimLike | None = None, stop: DimLike | None = None, step: int = 1, loc: str = ""
+) -> Node:
+    """x[..., start:stop:step, ...] with Python's rules: negatives count from the end, out of range is cut.
+
+    A symbolic size decides what is out of range by its bounds: a stop that may lie within or beyond it becomes min(...).
+    """
+    a = _axis(axis, len(x.shape))
+    size = x.shape[a]
+    if step == 0:
+        raise ShapeError("slice: expected a step other than 0", where=loc or None)
+    if step < 0:
+        # x[start:stop:-s] is the reversed x, cut from the other end
+        first = None if start is None else size - 1 - _from_end(start, size)
+        last = None if stop is None else size - 1 - _from_end(stop, size)
+        flipped = Reverse((a,))(x, loc=loc)
+        return _cut(flipped, a, 0 if first is None else first, size if last is None else last, -step, loc)
+    low = 0 if start is None else _from_end(start, size)
+    high = size if stop is None else _from_end(stop, size)
+    return _cut(x, a, low, high, step, loc)
+
+
+def _from_end(at: DimLike, size: DimLike) -> DimLike:
+    high = bounds(at)[1]
+    return at + size if high is not None and high < 0 else at
+
+
+def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:
+    size = x.shape[axis]
+    low = _within(low, size)
+    high = dim_max(_within(high, size), low)
+    if low == 0 and high == size and step == 1:
+        return x
+    rank = len(x.shape)
+    start = tuple(low if i == axis else 0 for i in range(rank))
+    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
+    return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
+
+
+def _within(at: DimLike, size: DimLike) -> DimLike:
+    return dim_min(dim_max(at, 0), size)
+
+
+def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
+    """x[..., at, ...]: the axis goes away; a negative `at` counts from the end."""
+    a = _axis(axis, len(x.shape))
+    first = _from_end(at, x.shape[a])
+    return squeeze(slice_axis(x, a, first, first + 1, 1, loc), a, loc)
+
+
+def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tuple[Node, ...]:
+    """Pieces of these sizes along an axis. Raises ShapeError unless they add up."""
+    a = _axis(axis, len(x.shape))
+    ends: list[DimLike] = [0]
+    for n in sizes:
+        ends.append(ends[-1] + n)
+    if ends[-1] != x.shape[a]:
+        raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
+    return tuple(_cut(x, a, lo, hi, 1, loc) for lo, hi in zip(ends[:-1], ends[1:], strict=True))
+
+
+def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:
+    """Constant padding; negative amounts crop."""
+    inside = tuple(interior) or (0,) * len(x.shape)
+    if not any(d != 0 for d in (*low, *high, *inside)):
+        return x
+    fill = value if isinstance(value, Node) else scalar(value, x.dtype)
+    return Pad(tuple(low), tuple(high), inside)(x, fill, loc=loc)
+
+
+def flip(x: Node, axes: Axes = None, loc: str = "") -> Node:
+    return Reverse(_axes(axes, len(x.shape)))(x, loc=loc)
+
+
+# --- reductions
+
+
+def reduce(kind: str, x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    """kind: sum prod max min and or. Over all axes by default."""
+    dims = _axes(axes, len(x.shape))
+    y = Reduce(kind, dims)(x, loc=loc) if dims else x
+    return reshape(y, _kept(x, dims), loc) if keepdims else y
+
+
+def _kept(x: Node, dims: tuple[int, ...]) -> Shape:
+    return tuple(1 if i in dims else d for i, d in enumerate(x.shape))
+
+
+def reduce_sum(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("sum", x, axes, keepdims, loc)
+
+
+def reduce_prod(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("prod", x, axes, keepdims, loc)
+
+
+def reduce_max(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("max", x, axes, keepdims, loc)
+
+
+def reduce_min(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("min", x, axes, keepdims, loc)
+
+
+def mean(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    """f16 and bf16 are averaged in f32 and rounded once."""
+    wide = cast(x, f32, loc) if x.dtype.is_float and x.dtype.bits < 32 else x
+    count = product(x.shape[a] for a in _axes(axes, len(x.shape)))
+    return cast(div(reduce("sum", wide, axes, keepdims, loc), count, loc), x.dtype, loc)
+
+
+def var(x: Node, axes: Axes = None, keepdims: bool = False, correction: int = 0, loc: str = "") -> Node:
+    """Mean of squared deviations, over n - correction."""
+    wide = cast(x, f32, loc) if x.dtype.is_float and x.dtype.bits < 32 else x
+    deviation = sub(wide, mean(wide, axes, True, loc), loc)
+    total = reduce("sum", mul(deviation, deviation, loc), axes, keepdims, loc)
+    count = product(x.shape[a] for a in _axes(axes, len(x.shape)))
+    return cast(div(total, dim_max(count - correction, 0), loc), x.dtype, loc)
+
+
+def arg_reduce(kind: str, x: Node, axis: int, keepdims: bool = False, last: bool = False, loc: str = "") -> Node:
+    """Index of the max or min (i64)."""
+    a = _axis(axis, len(x.shape))
+    y = ArgReduce(kind, a, last)(x, loc=loc)
+    return reshape(y, _kept(x, (a,)), loc) if keepdims else y
+
+
+def cumulative(
+    kind: str, x: Node, axis: int, reverse: bool = False, exclusive: bool = False, loc: str = ""
+) -> Node:
+    """kind: sum prod max min."""
+    return CumReduce(kind, _axis(axis, len(x.shape)), reverse, exclusive)(x, loc=loc)
+
+
+def any_of(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("or", cast(x, boolean, loc), axes, keepdims, loc)
+
+
+def all_of(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
+    return reduce("and", cast(x, boolean, loc), axes, keepdims, loc)
+
+
+# --- products
+
+
+def linear(x: Node, w: Node, b: Node | None = None, loc: str = "") -> Node:
+    """x[..., K] w[N, K] -> [..., N], plus b[N]."""
+    y = DotGeneral(contract=((len(x.shape) - 1,), (1,)))(x, w, loc=loc)
+    return y if b is None else add(y, b, loc)

@@ -1,0 +1,1 @@
+"""The CORE primitives, with StableHLO's names and semantics."""

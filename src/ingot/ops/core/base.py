@@ -1,0 +1,162 @@
+"""What every CORE op shares: its category, the layout hook, and helpers for type rules and references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Op
+from ingot.ir.types import DType, Shape, TensorType
+
+Perm = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
+
+
+class Category(Enum):
+    """How an op reads and writes, as fusion, layout and scheduling passes ask it."""
+
+    SOURCE = "source"  # no tensor operand: iota, dim_value
+    ELEMENTWISE = "elementwise"  # result[i] is a scalar expression of operands[i]
+    VIEW = "view"  # result[i] is operand[f(i)] or a padding value, f affine per piece
+    REDUCTION = "reduction"  # folds whole dimensions
+    WINDOW = "window"  # folds a window around each index
+    SCAN = "scan"  # folds every prefix
+    CONTRACTION = "contraction"  # sums of products: dot_general, convolution
+    GATHER = "gather"  # reads at computed indices
+    SCATTER = "scatter"  # writes at computed indices
+    SORT = "sort"
+    CONTROL = "control"  # holds graphs that may run any number of times
+    GROUP = "group"  # holds a fused graph
+    OPAQUE = "opaque"  # anything else; model-level ops until they are lowered
+
+
+class CoreOp(Op):
+    """Base of the CORE primitives."""
+
+    category: ClassVar[Category] = Category.OPAQUE
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        """This op on operands transposed by `perm`, and the permutation its result then has.
+
+        For full-rank operands x: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; scalar operands
+        (Pad's value) stay. None: the op fixes its layout.
+        """
+        return None
+
+    def yielding(self, perm: Perm) -> CoreOp | None:
+        """The op that gives `transpose(self(x), perm)` from the same, untouched operands; None if there is none."""
+        return None
+
+
+def category(op: Op) -> Category:
+    """The op's category; OPAQUE for ops that are no CORE primitives."""
+    return op.category if isinstance(op, CoreOp) else Category.OPAQUE
+
+
+def permute(values: Sequence, perm: Perm) -> tuple:
+    """values[perm[0]], values[perm[1]], ...: what transpose does to a shape."""
+    return tuple(values[p] for p in perm)
+
+
+def inverse(perm: Perm) -> Perm:
+    """The permutation that undoes `perm`."""
+    out = [0] * len(perm)
+    for i, p in enumerate(perm):
+        out[p] = i
+    return tuple(out)
+
+
+def show_shape(shape: Shape) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def known(*dims: DimLike) -> bool:
+    """Whether all of `dims` are plain ints."""
+    return not any(isinstance(d, Dim) for d in dims)
+
+
+def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
+    """How many windows fit into `size` (padding and base dilation already counted).
+
+    A static size smaller than the window gives 0; a symbolic one is taken to hold at least one window.
+    """
+    count = (size - ((window - 1) * dilation + 1)) // stride + 1
+    return max(count, 0) if isinstance(count, int) else count
+
+
+def dilated(size: DimLike, dilation: int) -> DimLike:
+    """The size after dilation - 1 holes between neighbours; 0 stays 0."""
+    if dilation == 1 or size == 0:
+        return size
+    return (size - 1) * dilation + 1
+
+
+def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:
+    """Raise ShapeError unless `dims` are distinct axes of a tensor of rank `rank`."""
+    op.expect(
+        all(0 <= d < rank for d in dims) and len(set(dims)) == len(dims),
+        f"{what}: expected distinct axes in [0, {rank}), got {tuple(dims)}",
+    )
+
+
+def check_count(op: Op, inputs: Sequence[TensorType], count: int) -> None:
+    op.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
+
+
+def check_scalar_index(op: Op, inputs: Sequence[TensorType]) -> None:
+    for t in inputs:
+        op.expect(t.rank == 0 and t.dtype.is_integer, f"start index: expected an integer scalar, got {t}")
+
+
+# References compute narrow floats in f32 and sub-byte integers in a byte, and round once at the end.
+_NARROW = {np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
+
+
+def widen(x: np.ndarray) -> np.ndarray:
+    """`x` in a type that numpy computes in."""
+    if x.dtype in _NARROW:
+        return x.astype(np.float32)
+    if x.dtype == ml_dtypes.int4:
+        return x.astype(np.int8)
+    if x.dtype == ml_dtypes.uint4:
+        return x.astype(np.uint8)
+    return x
+
+
+def finish(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
+    """`y` as an array of `dtype`, rounded once; integers wrap."""
+    y = np.asarray(y)
+    if y.dtype == dtype.numpy:
+        return y
+    if dtype.kind in "iu" and dtype.bits < 8:
+        bits = y.astype(np.int64) & 0xF
+        y = np.where((bits > 7) & (dtype.kind == "i"), bits - 16, bits)
+        return y.astype(np.int8).astype(dtype.numpy)
+    with np.errstate(all="ignore"):
+        return y.astype(dtype.numpy)
+
+
+def identity_of(kind: str, dtype: DType) -> int | float | bool:
+    """The value that leaves a sum, prod, max, min, and, or of `dtype` unchanged."""
+    if kind == "sum":
+        return False if dtype.kind == "b" else 0.0 if dtype.is_float else 0
+    if kind == "prod":
+        return True if dtype.kind == "b" else 1.0 if dtype.is_float else 1
+    if kind in ("and", "or"):
+        if dtype.kind == "b":
+            return kind == "and"
+        return 0 if kind == "or" else -1 if dtype.kind == "i" else (1 << dtype.bits) - 1
+    if dtype.kind == "b":
+        return kind == "min"
+    if dtype.is_float:
+        if dtype.name == "f8e4m3fn":  # has no infinity
+            return -448.0 if kind == "max" else 448.0
+        return float("-inf") if kind == "max" else float("inf")
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    return low if kind == "max" else high

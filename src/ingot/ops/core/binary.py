@@ -1,0 +1,395 @@
+"""Elementwise primitives on two or three operands, and conversions. See elementwise.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Expr
+from ingot.ir.types import DType, TensorType, boolean, dtype_of
+from ingot.ops.core import samples as s
+from ingot.ops.core import scalars as sc
+from ingot.ops.core import vecmath as vm
+from ingot.ops.core.base import finish, widen
+from ingot.ops.core.elementwise import Elementwise, Samples, widen_expr
+
+
+@dataclass(frozen=True)
+class BinaryOp(Elementwise):
+    """Base: two operands of one dtype."""
+
+    arity: ClassVar[int] = 2
+    kinds: ClassVar[str] = "fiu"
+
+
+@dataclass(frozen=True)
+class Add(BinaryOp):
+    """Sum; integers wrap; `or` on bool."""
+
+    name: ClassVar[str] = "add"
+    kinds: ClassVar[str] = "fiub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.add(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("or" if a.dtype == boolean else "add", a, b)
+
+
+@dataclass(frozen=True)
+class Sub(BinaryOp):
+    name: ClassVar[str] = "subtract"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.subtract(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.sub(a, b)
+
+
+@dataclass(frozen=True)
+class Mul(BinaryOp):
+    """Product; integers wrap; `and` on bool."""
+
+    name: ClassVar[str] = "multiply"
+    kinds: ClassVar[str] = "fiub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.multiply(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("and" if a.dtype == boolean else "mul", a, b)
+
+
+@dataclass(frozen=True)
+class Div(BinaryOp):
+    """Quotient; integers truncate, x / 0 has all bits set and the lowest integer / -1 wraps to itself (as XLA does)."""
+
+    name: ClassVar[str] = "divide"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind == "f":
+            return np.divide(a, b)
+        safe = np.where((b == 0) | (b == _minus_one(b)), b.dtype.type(1), b)
+        quotient = (a - np.fmod(a, safe)) // safe
+        if a.dtype.kind == "i":
+            quotient = np.where(b == -1, np.negative(a), quotient)
+        else:
+            quotient = np.where(b == _minus_one(b), a == b, quotient)
+        return np.where(b == 0, ~np.zeros_like(a), quotient)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return sc.div(a, b)
+
+
+@dataclass(frozen=True)
+class Rem(BinaryOp):
+    """Remainder with the dividend's sign (fmod); integers: x rem 0 = x (as XLA does)."""
+
+    name: ClassVar[str] = "remainder"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind == "f":
+            return np.fmod(a, b)
+        safe = np.where(b == 0, b.dtype.type(1), b)
+        if a.dtype.kind == "i":
+            safe = np.where(b == -1, b.dtype.type(1), safe)
+        return np.where(b == 0, a, np.fmod(a, safe))
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return sc.rem(a, b)
+
+
+def _minus_one(x: np.ndarray) -> np.ndarray:
+    return ~np.zeros((), x.dtype)
+
+
+@dataclass(frozen=True)
+class Max(BinaryOp):
+    """The larger; NaN if either is NaN; `or` on bool."""
+
+    name: ClassVar[str] = "maximum"
+    kinds: ClassVar[str] = "fiub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.maximum(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("or" if a.dtype == boolean else "max", a, b)
+
+
+@dataclass(frozen=True)
+class Min(BinaryOp):
+    """The smaller; NaN if either is NaN; `and` on bool."""
+
+    name: ClassVar[str] = "minimum"
+    kinds: ClassVar[str] = "fiub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.minimum(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("and" if a.dtype == boolean else "min", a, b)
+
+
+@dataclass(frozen=True)
+class Pow(BinaryOp):
+    """a to the power b: IEEE pow on floats; on integers wraps, and a negative power gives 0 unless a is 1 or -1."""
+
+    name: ClassVar[str] = "power"
+    exact: ClassVar[bool] = True
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind == "f":
+            return np.power(a, b)
+        if a.dtype.kind == "u":
+            return np.power(a, b)
+        positive = np.power(a, np.maximum(b, 0))
+        odd = np.where(b % 2 == 0, 1, -1).astype(a.dtype)
+        negative = np.where(a == 1, 1, np.where(a == -1, odd, 0)).astype(a.dtype)
+        return np.where(b < 0, negative, positive)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return vm.power(a, b) if a.dtype.is_float else sc.integer_power(a, b)
+
+
+@dataclass(frozen=True)
+class Atan2(BinaryOp):
+    """The angle of the point (b, a): atan(a / b) in the right quadrant."""
+
+    name: ClassVar[str] = "atan2"
+    kinds: ClassVar[str] = "f"
+    exact: ClassVar[bool] = True
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.arctan2(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return vm.atan2(a, b)
+
+
+@dataclass(frozen=True)
+class And(BinaryOp):
+    name: ClassVar[str] = "and"
+    kinds: ClassVar[str] = "iub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.bitwise_and(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("and", a, b)
+
+
+@dataclass(frozen=True)
+class Or(BinaryOp):
+    name: ClassVar[str] = "or"
+    kinds: ClassVar[str] = "iub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.bitwise_or(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("or", a, b)
+
+
+@dataclass(frozen=True)
+class Xor(BinaryOp):
+    name: ClassVar[str] = "xor"
+    kinds: ClassVar[str] = "iub"
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.bitwise_xor(a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return k.binary("xor", a, b)
+
+
+@dataclass(frozen=True)
+class Shift(BinaryOp):
+    """Base. A shift by a negative amount or by the width or more shifts everything out: 0, or the sign when arithmetic."""
+
+    kinds: ClassVar[str] = "iu"
+    fn: ClassVar[str] = ""
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        width = 8 * a.dtype.itemsize
+        unsigned = b.view(f"u{b.dtype.itemsize}")
+        out = unsigned >= width
+        safe = np.where(out, 0, unsigned).astype(a.dtype)
+        if self.fn == "shl":
+            return np.where(out, 0, np.left_shift(a, safe)).astype(a.dtype)
+        bits = a.view(f"{'u' if self.fn == 'lshr' else 'i'}{a.dtype.itemsize}")
+        gone = np.zeros_like(bits) if self.fn == "lshr" else bits >> (width - 1)
+        return np.where(out, gone, np.right_shift(bits, safe.astype(bits.dtype))).astype(bits.dtype).view(a.dtype)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return sc.shift(self.fn, a, b)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return s.shifts(cls)
+
+
+@dataclass(frozen=True)
+class ShiftLeft(Shift):
+    name: ClassVar[str] = "shift_left"
+    fn: ClassVar[str] = "shl"
+
+
+@dataclass(frozen=True)
+class ShiftRightArithmetic(Shift):
+    name: ClassVar[str] = "shift_right_arithmetic"
+    fn: ClassVar[str] = "ashr"
+
+
+@dataclass(frozen=True)
+class ShiftRightLogical(Shift):
+    name: ClassVar[str] = "shift_right_logical"
+    fn: ClassVar[str] = "lshr"
+
+
+_COMPARE = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+
+
+@dataclass(frozen=True)
+class Compare(BinaryOp):
+    """IEEE comparison: with NaN only NE is true. `direction` is one of EQ NE LT LE GT GE."""
+
+    name: ClassVar[str] = "compare"
+    kinds: ClassVar[str] = "fiub"
+    direction: str
+
+    def result(self, *inputs: TensorType) -> DType:
+        super().result(*inputs)
+        self.expect(self.direction in _COMPARE, f"direction: expected one of {' '.join(_COMPARE)}, got {self.direction}")
+        return boolean
+
+    def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _COMPARE[self.direction](a, b)
+
+    def rule(self, a: Expr, b: Expr) -> Expr:
+        return sc.compare(self.direction.lower(), a, b)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for direction in _COMPARE:
+            yield from s.elementwise(lambda d=direction: cls(d), 2, cls.kinds)
+
+
+@dataclass(frozen=True)
+class Select(Elementwise):
+    """pred ? a : b. pred is bool; a and b share a dtype."""
+
+    name: ClassVar[str] = "select"
+    arity: ClassVar[int] = 3
+
+    def result(self, *inputs: TensorType) -> DType:
+        pred, a, b = (t.dtype for t in inputs)
+        self.expect(pred == boolean, f"expected a bool predicate, got {pred}")
+        self.expect(a == b, f"expected branches of one dtype, got {a} and {b}")
+        return a
+
+    def compute(self, pred: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.where(pred, a, b)
+
+    def scalar(self, *xs: Expr) -> Expr:
+        return k.select(*xs)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for op, (a, b, c) in s.elementwise(cls, 3, "fiub"):
+            with np.errstate(all="ignore"):
+                yield op, (widen(a) > widen(b), b, c)
+
+
+@dataclass(frozen=True)
+class Clamp(Elementwise):
+    """min(max(x, lo), hi); NaN propagates."""
+
+    name: ClassVar[str] = "clamp"
+    arity: ClassVar[int] = 3
+    kinds: ClassVar[str] = "fiu"
+
+    def compute(self, lo: np.ndarray, x: np.ndarray, hi: np.ndarray) -> np.ndarray:
+        return np.minimum(np.maximum(x, lo), hi)
+
+    def rule(self, lo: Expr, x: Expr, hi: Expr) -> Expr:
+        return k.binary("min", k.binary("max", x, lo), hi)
+
+
+@dataclass(frozen=True)
+class Convert(Elementwise):
+    """To `dtype`. Float to integer truncates and saturates (NaN gives 0), integer to integer wraps, to bool is x != 0."""
+
+    name: ClassVar[str] = "convert"
+    dtype: DType
+
+    def result(self, *inputs: TensorType) -> DType:
+        return self.dtype
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        x = widen(x) if dtype_of(x) != self.dtype else x
+        if self.dtype == boolean:
+            return np.asarray(x != 0)
+        if x.dtype.kind == "f" and self.dtype.is_integer:
+            return _saturate(x, self.dtype)
+        return finish(x, self.dtype)
+
+    def scalar(self, *xs: Expr) -> Expr:
+        (x,) = xs
+        if self.dtype == boolean and x.dtype != boolean:
+            wide = widen_expr(x)
+            return k.binary("ne", wide, k.lit(0.0 if wide.dtype.is_float else 0, wide.dtype))
+        return k.cast(x, self.dtype)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return s.conversions(cls)
+
+
+def _saturate(x: np.ndarray, dtype: DType) -> np.ndarray:
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    # 2^n bounds are exact in every float type: compare with them, never with high itself, which may round up
+    over, under = x >= x.dtype.type(high + 1), x <= x.dtype.type(low)
+    inside = np.where(over | under | np.isnan(x), x.dtype.type(0), x)
+    wide = inside.astype(np.uint64 if dtype.kind == "u" else np.int64)
+    wide = np.where(over, wide.dtype.type(high), np.where(under, wide.dtype.type(low), wide))
+    return finish(wide, dtype)
+
+
+@dataclass(frozen=True)
+class BitcastConvert(Elementwise):
+    """The same bits as another dtype of the same width."""
+
+    name: ClassVar[str] = "bitcast_convert"
+    dtype: DType
+
+    def result(self, *inputs: TensorType) -> DType:
+        got = inputs[0].dtype
+        self.expect(
+            got.bits == self.dtype.bits and boolean not in (got, self.dtype),
+            f"expected dtypes of one width and no bool, got {got} and {self.dtype}",
+        )
+        return self.dtype
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(inputs[0]).view(self.dtype.numpy).reshape(inputs[0].shape)
+
+    def scalar(self, *xs: Expr) -> Expr:
+        return k.bitcast(xs[0], self.dtype)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return s.bitcasts(cls)

@@ -1,0 +1,263 @@
+"""Sums of products: dot_general and convolution, with dimension numbers as StableHLO has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Op
+from ingot.ir.types import DType, TensorType, dtype_of, i32
+from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, known, widen
+from ingot.ops.core.shape import pad_array
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+Sides = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> DType:
+    """The result's dtype: as asked, else the operands'. Integer operands may mix when it is given."""
+    mixed = a.dtype.is_integer and b.dtype.is_integer and dtype is not None
+    op.expect(
+        a.dtype == b.dtype or mixed,
+        f"expected operands of one dtype (or integers and a result dtype), got {a.dtype} and {b.dtype}",
+    )
+    op.expect(a.dtype.kind != "b", "expected number operands, got bool")
+    out = dtype or a.dtype
+    op.expect(out.is_float == a.dtype.is_float, f"dtype: expected the kind of the operands {a.dtype}, got {out}")
+    return out
+
+
+def _computable(a: np.ndarray, b: np.ndarray, out: DType) -> tuple[np.ndarray, np.ndarray]:
+    """Operands for numpy's product: f32 through BLAS, small integers exactly through f64."""
+    a, b = widen(a), widen(b)
+    if a.dtype.kind == "f":
+        wide = np.result_type(a, b, np.float64 if out.bits == 64 else np.float32)
+        return a.astype(wide, copy=False), b.astype(wide, copy=False)
+    # |a*b| < 2^32, so that sums of less than 2^20 of them are exact in f64
+    exact = max(a.dtype.itemsize, b.dtype.itemsize) <= 2 and max(a.size, b.size) < 1 << 20
+    wide = np.float64 if exact else np.int64
+    return a.astype(wide), b.astype(wide)
+
+
+def _round(y: np.ndarray, out: DType) -> np.ndarray:
+    return finish(y.astype(np.int64) if out.is_integer else y, out)
+
+
+@dataclass(frozen=True)
+class DotGeneral(CoreOp):
+    """Sum over `contract` of lhs * rhs for each index of `batch`; dims: batch, lhs free, rhs free.
+
+    `batch` and `contract` are (lhs axes, rhs axes), paired in order. dtype: of the result (i8 x i8 -> i32), the
+    operands' unless given. f16 and bf16 accumulate in f32.
+    """
+
+    name: ClassVar[str] = "dot_general"
+    category: ClassVar[Category] = Category.CONTRACTION
+    batch: Sides = ((), ())
+    contract: Sides = ((), ())
+    dtype: DType | None = None
+
+    def free(self, rank_a: int, rank_b: int) -> Sides:
+        """The axes of lhs and of rhs that are neither batch nor contracted, in order."""
+        used_a, used_b = (*self.batch[0], *self.contract[0]), (*self.batch[1], *self.contract[1])
+        return (
+            tuple(d for d in range(rank_a) if d not in used_a),
+            tuple(d for d in range(rank_b) if d not in used_b),
+        )
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        a, b = inputs
+        check_dims(self, (*self.batch[0], *self.contract[0]), a.rank, "lhs dims")
+        check_dims(self, (*self.batch[1], *self.contract[1]), b.rank, "rhs dims")
+        for what, (da, db) in (("batch", self.batch), ("contract", self.contract)):
+            self.expect(len(da) == len(db), f"{what}: expected as many lhs as rhs axes, got {da} and {db}")
+            for i, j in zip(da, db, strict=True):
+                self.expect(
+                    a.shape[i] == b.shape[j],
+                    f"{what}: expected axis {i} of {a} to equal axis {j} of {b}, got {a.shape[i]} and {b.shape[j]}",
+                )
+        free_a, free_b = self.free(a.rank, b.rank)
+        shape = (
+            *(a.shape[d] for d in self.batch[0]),
+            *(a.shape[d] for d in free_a),
+            *(b.shape[d] for d in free_b),
+        )
+        return TensorType(_result_dtype(self, a, b, self.dtype), shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
+        out = self.infer(*types)
+        a, b = _computable(*inputs, out.dtype)
+        free_a, free_b = self.free(a.ndim, b.ndim)
+        batch = [a.shape[d] for d in self.batch[0]]
+        depth = int(np.prod([a.shape[d] for d in self.contract[0]]))
+        rows, cols = (int(np.prod([x.shape[d] for d in free])) for x, free in ((a, free_a), (b, free_b)))
+        a = a.transpose(*self.batch[0], *free_a, *self.contract[0]).reshape(*batch, rows, depth)
+        b = b.transpose(*self.batch[1], *self.contract[1], *free_b).reshape(*batch, depth, cols)
+        with np.errstate(all="ignore"):
+            return _round((a @ b).reshape(tuple(int(d) for d in out.shape)), out.dtype)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls(contract=((1,), (0,))), (_data(3, 5), _data(5, 2))
+        yield cls(((0,), (1,)), ((2,), (0,))), (_data(2, 3, 5), _data(5, 2, 4))
+        yield cls(contract=((0, 2), (1, 0))), (_data(3, 2, 4), _data(4, 3))
+        yield cls(), (_data(3), _data(2, 2))
+        yield cls(contract=((1,), (0,))), (_data(3, 0), _data(0, 2))
+        yield cls(contract=((0,), (0,)), dtype=i32), (_data(7, 2, dtype=np.int8), _data(7, 3, dtype=np.int8))
+        yield cls(contract=((0,), (0,)), dtype=i32), (_data(7, 2, dtype=np.uint8), _data(7, 3, dtype=np.int8))
+        yield cls(contract=((0,), (0,))), (_data(7, dtype=np.int64), _data(7, dtype=np.int64))
+        yield cls(contract=((1,), (1,))), (_data(3, 33, dtype=np.float16), _data(4, 33, dtype=np.float16))
+
+
+def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    values = np.random.default_rng(sum(shape)).integers(-99, 99, shape)
+    return (values if np.issubdtype(dtype, np.integer) else values / 16).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Convolution(CoreOp):
+    """StableHLO convolution (cross-correlation). Layouts name each axis: lhs and out N, C and spatial letters, rhs O, I and
+    the same spatial letters: "NCHW", "OIHW"; the spatial attributes follow lhs_layout's order of those letters.
+
+    feature_groups splits C (rhs I = C / groups); batch_groups splits N. dtype: of the result, the operands' unless given.
+    """
+
+    name: ClassVar[str] = "convolution"
+    category: ClassVar[Category] = Category.CONTRACTION
+    strides: tuple[int, ...]
+    padding: Pairs
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    lhs_layout: str
+    rhs_layout: str
+    out_layout: str
+    feature_groups: int = 1
+    batch_groups: int = 1
+    dtype: DType | None = None
+
+    @property
+    def spatial(self) -> str:
+        """The spatial letters, in the order of the spatial attributes."""
+        return "".join(c for c in self.lhs_layout if c not in "NC")
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        x, w = inputs
+        letters = self.spatial
+        for what, layout, special, rank in (
+            ("lhs_layout", self.lhs_layout, "NC", x.rank),
+            ("rhs_layout", self.rhs_layout, "OI", w.rank),
+            ("out_layout", self.out_layout, "NC", x.rank),
+        ):
+            self.expect(
+                sorted(layout) == sorted(special + letters) and len(layout) == rank,
+                f"{what}: expected {special} and {letters or 'no spatial letters'} for rank {rank}, got {layout}",
+            )
+        spatial_attributes = (self.strides, self.padding, self.lhs_dilation, self.rhs_dilation)
+        self.expect(
+            all(len(a) == len(letters) for a in spatial_attributes),
+            f"expected {len(letters)} strides, paddings and dilations, got {spatial_attributes}",
+        )
+        self.expect(
+            all(v >= 1 for v in (*self.strides, *self.lhs_dilation, *self.rhs_dilation)),
+            "expected strides and dilations >= 1",
+        )
+        sizes = dict(zip(self.lhs_layout, x.shape, strict=True))
+        kernel = dict(zip(self.rhs_layout, w.shape, strict=True))
+        groups, batches = self.feature_groups, self.batch_groups
+        self.expect(groups >= 1 and batches >= 1 and 1 in (groups, batches), "expected one kind of groups at most")
+        self.expect(
+            kernel["I"] * groups == sizes["C"],
+            f"expected {sizes['C']} input channels = {groups} groups x I of the kernel {w}, got I = {kernel['I']}",
+        )
+        self.expect(
+            all(not known(v) or v % g == 0 for v, g in ((kernel["O"], groups * batches), (sizes["N"], batches))),
+            f"expected O of {w} (and N of {x}) to be multiples of the groups {groups * batches}",
+        )
+        out: dict[str, DimLike] = {"N": sizes["N"] // batches, "C": kernel["O"]}
+        for i, c in enumerate(letters):
+            padded = dilated(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
+            out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
+        return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        out = self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs))
+        x, w = _computable(*inputs, out.dtype)
+        letters = self.spatial
+        x = x.transpose([self.lhs_layout.index(c) for c in "NC" + letters])
+        w = w.transpose([self.rhs_layout.index(c) for c in "OI" + letters])
+        low, high = ([0, 0, *(p[side] for p in self.padding)] for side in (0, 1))
+        x = pad_array(x, low, high, (0, 0, *(d - 1 for d in self.lhs_dilation)), np.zeros((), x.dtype))
+        sizes = dict(zip(self.out_layout, (int(d) for d in out.shape), strict=True))
+        spatial = tuple(sizes[c] for c in letters)
+        if self.batch_groups > 1:
+            # the n-th part of the batch meets the n-th part of the kernel's outputs
+            parts = zip(np.split(x, self.batch_groups, 0), np.split(w, self.batch_groups, 0), strict=True)
+            y = np.concatenate([self._convolve(p, q, spatial) for p, q in parts], 1)
+        else:
+            parts = zip(np.split(x, self.feature_groups, 1), np.split(w, self.feature_groups, 0), strict=True)
+            depthwise = w.shape[1] == 1 and w.shape[0] == self.feature_groups
+            y = (
+                self._depthwise(x, w, spatial)
+                if depthwise
+                else np.concatenate([self._convolve(p, q, spatial) for p, q in parts], 1)
+            )
+        y = y.transpose([("NC" + letters).index(c) for c in self.out_layout])
+        return np.ascontiguousarray(_round(y, out.dtype)).reshape(tuple(int(d) for d in out.shape))
+
+    def _convolve(self, x: np.ndarray, w: np.ndarray, spatial: tuple[int, ...]) -> np.ndarray:
+        """One group: x[N,C,*S] (padded) and w[O,C,*K] to [N,O,*spatial], as one product over windows."""
+        n, o, rank = x.shape[0], w.shape[0], len(spatial)
+        y = np.zeros((n, o, *spatial), np.result_type(x, w))
+        if not y.size or not w.size:
+            return y
+        window = tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], self.rhs_dilation, strict=True))
+        axes = tuple(range(2, 2 + rank))
+        taps = sliding_window_view(x, window, axes) if rank else x
+        pick = (slice(None, None, s) for s in self.strides)
+        dilation = (slice(None, None, d) for d in self.rhs_dilation)
+        taps = taps[(slice(None), slice(None), *pick, *dilation)]
+        with np.errstate(all="ignore"):
+            for i in range(n):  # one image at a time bounds the copy that tensordot makes
+                y[i] = np.tensordot(w, taps[i], ((1, *axes), (0, *range(1 + rank, 1 + 2 * rank))))
+        return y
+
+    def _depthwise(self, x: np.ndarray, w: np.ndarray, spatial: tuple[int, ...]) -> np.ndarray:
+        y = np.zeros((x.shape[0], w.shape[0], *spatial), np.result_type(x, w))
+        if not y.size:
+            return y
+        with np.errstate(all="ignore"):
+            for tap in np.ndindex(*w.shape[2:]):
+                view = tuple(
+                    slice(t * d, t * d + (n - 1) * s + 1, s)
+                    for t, d, n, s in zip(tap, self.rhs_dilation, spatial, self.strides, strict=True)
+                )
+                scale = w[(slice(None), 0, *tap)].reshape(-1, *(1,) * len(spatial))
+                y += x[(slice(None), slice(None), *view)] * scale
+        return y
+
+    @classmethod
+    def samples(cls) -> Samples:
+        one, none = (1, 1), ((0, 0), (0, 0))
+        nchw = ("NCHW", "OIHW", "NCHW")
+        nhwc = ("NHWC", "HWIO", "NHWC")
+        yield cls((2, 1), ((1, 1), (0, 2)), one, one, *nchw), (_data(2, 3, 7, 5), _data(4, 3, 3, 2))
+        yield cls((1, 2), ((2, 1), (0, -1)), one, (2, 1), *nhwc), (_data(1, 7, 6, 3), _data(2, 3, 3, 4))
+        yield cls(one, ((2, 2), (1, 1)), (2, 3), one, *nchw, 2), (_data(1, 4, 3, 3), _data(6, 2, 3, 2))
+        yield cls(one, none, one, one, *nchw, 3), (_data(2, 3, 5, 5), _data(3, 1, 3, 3))
+        yield cls(one, none, one, one, *nchw, 3), (_data(2, 3, 5, 5), _data(6, 1, 3, 3))
+        yield cls(one, none, one, one, *nchw, 1, 2), (_data(4, 3, 4, 4), _data(6, 3, 3, 3))
+        yield cls(one, none, one, one, *nchw), (_data(1, 2, 2, 4), _data(3, 2, 3, 3))
+        yield cls(one, none, one, one, *nchw), (_data(0, 2, 4, 4), _data(3, 2, 3, 3))
+        yield cls((2,), ((1, 1),), (1,), (1,), "NCW", "OIW", "NWC"), (_data(2, 3, 8), _data(5, 3, 3))
+        x = _data(2, 2, 5, 5, dtype=np.int8), _data(3, 2, 3, 3, dtype=np.int8)
+        yield cls(one, ((1, 1), (1, 1)), one, one, *nchw, dtype=i32), x
+        h = _data(1, 2, 5, 5, dtype=np.float16), _data(3, 2, 3, 3, dtype=np.float16)
+        yield cls(one, ((1, 1), (1, 1)), one, one, *nchw), h

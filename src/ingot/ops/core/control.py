@@ -1,0 +1,95 @@
+"""Control flow: ops that hold graphs. A graph reads its own inputs and constants only: pass what it needs as operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, Op, const
+from ingot.ir.types import TensorType, boolean, f32, i64
+from ingot.ops.core.base import Category, CoreOp
+from ingot.ops.core.binary import Add, Compare, Mul
+from ingot.ops.core.elementwise import Neg
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+def _types(nodes: tuple[Node, ...]) -> tuple[TensorType, ...]:
+    return tuple(n.type for n in nodes)
+
+
+def _show(types: tuple[TensorType, ...]) -> str:
+    return f"({', '.join(map(str, types))})"
+
+
+@dataclass(frozen=True)
+class While(CoreOp):
+    """Values = body(values) as long as cond(values); the values' types stay the same."""
+
+    name: ClassVar[str] = "while"
+    category: ClassVar[Category] = Category.CONTROL
+    cond: Graph
+    body: Graph
+
+    def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
+        self.expect(len(inputs) > 0, "expected at least one operand, got none")
+        for what, graph in (("cond", self.cond), ("body", self.body)):
+            takes = _types(graph.inputs)
+            self.expect(takes == inputs, f"{what}: expected inputs {_show(inputs)}, got {_show(takes)}")
+        stops, gives = _types(self.cond.outputs), _types(self.body.outputs)
+        self.expect(stops == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(stops)}")
+        self.expect(gives == inputs, f"body: expected outputs {_show(inputs)}, got {_show(gives)}")
+        return inputs if len(inputs) > 1 else inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        values = inputs
+        while interpret(self.cond, values)[0]:
+            values = interpret(self.body, values)
+        return values if len(values) > 1 else values[0]
+
+    @classmethod
+    def samples(cls) -> Samples:
+        i, x = Input("i", TensorType(i64))(), Input("x", TensorType(f32, (3,)))()
+        for stop in (0, 4):
+            cond = Graph((i, x), (Compare("LT")(i, const(stop, np.int64)),))
+            body = Graph((i, x), (Add()(i, const(1, np.int64)), Mul()(x, x)))
+            yield cls(cond, body), (np.asarray(0), np.asarray([1, -1.5, 0.5], np.float32))
+
+
+@dataclass(frozen=True)
+class Case(CoreOp):
+    """branches[index](operands); an index out of range takes the last branch (StableHLO). Operands: index, then the rest."""
+
+    name: ClassVar[str] = "case"
+    category: ClassVar[Category] = Category.CONTROL
+    branches: tuple[Graph, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
+        self.expect(len(self.branches) > 0, "expected at least one branch, got none")
+        self.expect(len(inputs) > 0, "expected an index operand, got none")
+        index, *rest = inputs
+        self.expect(index.rank == 0 and index.dtype.is_integer, f"index: expected an integer scalar, got {index}")
+        result = _types(self.branches[0].outputs)
+        self.expect(len(result) > 0, "expected branches with outputs")
+        for n, graph in enumerate(self.branches):
+            takes, gives = _types(graph.inputs), _types(graph.outputs)
+            self.expect(takes == tuple(rest), f"branch {n}: expected inputs {_show(tuple(rest))}, got {_show(takes)}")
+            self.expect(gives == result, f"branch {n}: expected outputs {_show(result)}, got {_show(gives)}")
+        return result if len(result) > 1 else result[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        index = int(inputs[0])
+        chosen = index if 0 <= index < len(self.branches) else len(self.branches) - 1
+        out = interpret(self.branches[chosen], inputs[1:])
+        return out if len(out) > 1 else out[0]
+
+    @classmethod
+    def samples(cls) -> Samples:
+        x = Input("x", TensorType(f32, (3,)))()
+        branches = tuple(Graph((x,), (y,)) for y in (Neg()(x), x, Add()(x, x)))
+        for index in (-1, 0, 1, 2, 7):
+            yield cls(branches), (np.asarray(index, np.int32), np.asarray([1, -1.5, 0], np.float32))

@@ -1,0 +1,525 @@
+"""Elementwise primitives: same shapes in, same shape out, each with its value as a kernel expression.
+
+`compute` is the semantics in numpy on computable types; `rule` the scalar expression on the same types. Narrow floats
+(f16, bf16, f8) go through f32 in both and are rounded once. f32 functions that numpy does not round correctly are
+computed in f64 by the reference, so that it is the more exact side of every comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import erf
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Expr
+from ingot.ir.node import Op
+from ingot.ir.types import DType, TensorType, boolean, dtype_of, f32
+from ingot.ops.core import samples as s
+from ingot.ops.core import scalars as sc
+from ingot.ops.core import vecmath as vm
+from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+@dataclass(frozen=True)
+class Elementwise(CoreOp):
+    """Base: `arity` operands of one shape and one dtype whose kind is in `kinds`."""
+
+    category: ClassVar[Category] = Category.ELEMENTWISE
+    arity: ClassVar[int] = 1
+    kinds: ClassVar[str] = "f"
+    exact: ClassVar[bool] = False  # the reference computes f32 in f64
+
+    def result(self, *inputs: TensorType) -> DType:
+        """The dtype rule; checks operands."""
+        first = inputs[0].dtype
+        self.expect(
+            all(t.dtype == first for t in inputs),
+            f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in inputs)}",
+        )
+        self.expect(first.kind in self.kinds, f"expected {_kinds(self.kinds)}, got {first}")
+        return first
+
+    def compute(self, *xs: np.ndarray) -> np.ndarray:
+        raise NotImplementedError(f"{type(self).__name__}.compute")
+
+    def rule(self, *xs: Expr) -> Expr:
+        raise NotImplementedError(f"{type(self).__name__}.rule")
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, self.arity)
+        shapes = {t.shape for t in inputs}
+        self.expect(len(shapes) == 1, f"expected operands of one shape, got {', '.join(map(str, inputs))}")
+        return TensorType(self.result(*inputs), inputs[0].shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        out = self.result(*(TensorType(dtype_of(x), x.shape) for x in inputs))
+        wide = [widen(x) for x in inputs]
+        if self.exact:
+            wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in wide]
+        with np.errstate(all="ignore"):
+            return finish(self.compute(*wide), out)
+
+    def scalar(self, *xs: Expr) -> Expr:
+        """The value of one element (or of `lanes` elements) as a kernel expression."""
+        out = self.result(*(TensorType(x.dtype) for x in xs))
+        return k.cast(self.rule(*(widen_expr(x) for x in xs)), out)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return self, perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return s.elementwise(cls, cls.arity, cls.kinds)
+
+
+def widen_expr(x: Expr) -> Expr:
+    """Narrow floats as f32."""
+    return k.cast(x, f32) if x.dtype.is_float and x.dtype.bits < 32 else x
+
+
+def _kinds(kinds: str) -> str:
+    names = {"f": "float", "i": "signed integer", "u": "unsigned integer", "b": "bool"}
+    return " or ".join(names[c] for c in kinds) + " operands"
+
+
+# --- unary: numbers
+
+
+@dataclass(frozen=True)
+class Abs(Elementwise):
+    name: ClassVar[str] = "abs"
+    kinds: ClassVar[str] = "fiu"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.abs(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return x if x.dtype.kind == "u" else k.unary("abs", x)
+
+
+@dataclass(frozen=True)
+class Neg(Elementwise):
+    name: ClassVar[str] = "negate"
+    kinds: ClassVar[str] = "fiu"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.negative(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("neg", x)
+
+
+@dataclass(frozen=True)
+class Sign(Elementwise):
+    """-1, 0 or 1; NaN and -0.0 are kept."""
+
+    name: ClassVar[str] = "sign"
+    kinds: ClassVar[str] = "fiu"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        if x.dtype.kind != "f":
+            return np.sign(x)
+        return np.where((x == 0) | np.isnan(x), x, np.copysign(x.dtype.type(1), x))
+
+    def rule(self, x: Expr) -> Expr:
+        return sc.sign(x)
+
+
+@dataclass(frozen=True)
+class Floor(Elementwise):
+    name: ClassVar[str] = "floor"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.floor(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("floor", x)
+
+
+@dataclass(frozen=True)
+class Ceil(Elementwise):
+    name: ClassVar[str] = "ceil"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.ceil(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("ceil", x)
+
+
+@dataclass(frozen=True)
+class RoundEven(Elementwise):
+    """To the nearest integer, ties to even."""
+
+    name: ClassVar[str] = "round_nearest_even"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.rint(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("round_even", x)
+
+
+@dataclass(frozen=True)
+class RoundAway(Elementwise):
+    """To the nearest integer, ties away from zero."""
+
+    name: ClassVar[str] = "round_nearest_afz"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        # adding 0.5 itself would round 0.49999997 up
+        half = np.nextafter(x.dtype.type(0.5), x.dtype.type(0))
+        return np.copysign(np.trunc(x + np.copysign(half, x)), x)
+
+    def rule(self, x: Expr) -> Expr:
+        half = float(np.nextafter(x.dtype.numpy.type(0.5), x.dtype.numpy.type(0)))
+        return k.binary("copysign", k.unary("trunc", k.add(x, k.binary("copysign", k.lit(half, x.dtype), x))), x)
+
+
+@dataclass(frozen=True)
+class Sqrt(Elementwise):
+    name: ClassVar[str] = "sqrt"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.sqrt(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("sqrt", x)
+
+
+@dataclass(frozen=True)
+class Not(Elementwise):
+    """Logical on bool, bitwise on integers."""
+
+    name: ClassVar[str] = "not"
+    kinds: ClassVar[str] = "iub"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.invert(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("not", x)
+
+
+@dataclass(frozen=True)
+class BitCount(Elementwise):
+    """Base: counts bits of integers of whole bytes."""
+
+    kinds: ClassVar[str] = "iu"
+
+    def result(self, *inputs: TensorType) -> DType:
+        out = super().result(*inputs)
+        self.expect(out.bits >= 8, f"expected integers of 8 bits or more, got {out}")
+        return out
+
+    @classmethod
+    def samples(cls) -> Samples:
+        return ((op, xs) for op, xs in s.elementwise(cls, 1, "iu") if dtype_of(xs[0]).bits >= 8)
+
+
+@dataclass(frozen=True)
+class PopulationCount(BitCount):
+    """The number of one bits."""
+
+    name: ClassVar[str] = "popcnt"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return _bits(x).sum(-1, dtype=x.dtype)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("popcnt", x)
+
+
+@dataclass(frozen=True)
+class CountLeadingZeros(BitCount):
+    """Zero bits above the highest one bit; the width for 0."""
+
+    name: ClassVar[str] = "count_leading_zeros"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        bits = _bits(x)
+        return np.where(bits.any(-1), bits.argmax(-1), bits.shape[-1]).astype(x.dtype)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.unary("clz", x)
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    """Bits, most significant first, in a new last dimension."""
+    size = x.dtype.itemsize
+    octets = np.ascontiguousarray(x.astype(x.dtype.newbyteorder(">"))).reshape(-1).view(np.uint8)
+    return np.unpackbits(octets).reshape(*x.shape, 8 * size)
+
+
+@dataclass(frozen=True)
+class Predicate(Elementwise):
+    """Base: float in, bool out."""
+
+    def result(self, *inputs: TensorType) -> DType:
+        super().result(*inputs)
+        return boolean
+
+
+@dataclass(frozen=True)
+class IsFinite(Predicate):
+    name: ClassVar[str] = "is_finite"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.isfinite(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.binary("lt", k.unary("abs", x), k.lit(float("inf"), x.dtype))
+
+
+@dataclass(frozen=True)
+class IsNan(Predicate):
+    name: ClassVar[str] = "is_nan"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.isnan(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.binary("ne", x, x)
+
+
+# --- unary: transcendental functions; the rules and their error bounds are in vecmath
+
+
+@dataclass(frozen=True)
+class Transcendental(Elementwise):
+    """Base: a float function from vecmath."""
+
+    exact: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Exp(Transcendental):
+    name: ClassVar[str] = "exponential"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.exp(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.exp(x)
+
+
+@dataclass(frozen=True)
+class Expm1(Transcendental):
+    name: ClassVar[str] = "exponential_minus_one"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.expm1(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.expm1(x)
+
+
+@dataclass(frozen=True)
+class Log(Transcendental):
+    name: ClassVar[str] = "log"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.log(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.log(x)
+
+
+@dataclass(frozen=True)
+class Log1p(Transcendental):
+    name: ClassVar[str] = "log_plus_one"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.log1p(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.log1p(x)
+
+
+@dataclass(frozen=True)
+class Logistic(Transcendental):
+    """1 / (1 + exp(-x))."""
+
+    name: ClassVar[str] = "logistic"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.logistic(x)
+
+
+@dataclass(frozen=True)
+class Tanh(Transcendental):
+    name: ClassVar[str] = "tanh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.tanh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.tanh(x)
+
+
+@dataclass(frozen=True)
+class Sin(Transcendental):
+    name: ClassVar[str] = "sine"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.sin(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.sin(x)
+
+
+@dataclass(frozen=True)
+class Cos(Transcendental):
+    name: ClassVar[str] = "cosine"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.cos(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.cos(x)
+
+
+@dataclass(frozen=True)
+class Tan(Transcendental):
+    name: ClassVar[str] = "tan"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.tan(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.tan(x)
+
+
+@dataclass(frozen=True)
+class Asin(Transcendental):
+    name: ClassVar[str] = "asin"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arcsin(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.asin(x)
+
+
+@dataclass(frozen=True)
+class Acos(Transcendental):
+    name: ClassVar[str] = "acos"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arccos(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.acos(x)
+
+
+@dataclass(frozen=True)
+class Atan(Transcendental):
+    name: ClassVar[str] = "atan"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arctan(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.atan(x)
+
+
+@dataclass(frozen=True)
+class Sinh(Transcendental):
+    name: ClassVar[str] = "sinh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.sinh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.sinh(x)
+
+
+@dataclass(frozen=True)
+class Cosh(Transcendental):
+    name: ClassVar[str] = "cosh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.cosh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.cosh(x)
+
+
+@dataclass(frozen=True)
+class Asinh(Transcendental):
+    name: ClassVar[str] = "asinh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arcsinh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.asinh(x)
+
+
+@dataclass(frozen=True)
+class Acosh(Transcendental):
+    name: ClassVar[str] = "acosh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arccosh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.acosh(x)
+
+
+@dataclass(frozen=True)
+class Atanh(Transcendental):
+    name: ClassVar[str] = "atanh"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.arctanh(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.atanh(x)
+
+
+_ERF: Callable[..., np.ndarray] = np.frompyfunc(erf, 1, 1)
+
+
+@dataclass(frozen=True)
+class Erf(Transcendental):
+    name: ClassVar[str] = "erf"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(_ERF(x), np.float64)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.erf(x)
+
+
+@dataclass(frozen=True)
+class Rsqrt(Transcendental):
+    """1 / sqrt(x); rsqrt(+-0) = +-inf."""
+
+    name: ClassVar[str] = "rsqrt"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return 1 / np.sqrt(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return k.binary("div", k.lit(1.0, x.dtype), k.unary("sqrt", x))
+
+
+@dataclass(frozen=True)
+class Cbrt(Transcendental):
+    name: ClassVar[str] = "cbrt"
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.cbrt(x)
+
+    def rule(self, x: Expr) -> Expr:
+        return vm.cbrt(x)

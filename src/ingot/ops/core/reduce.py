@@ -1,0 +1,273 @@
+"""Reductions: over dimensions, over windows, over prefixes, and of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Op
+from ingot.ir.types import TensorType, boolean, dtype_of, i64
+from ingot.ops.core.base import (
+    Category,
+    CoreOp,
+    Pairs,
+    Perm,
+    check_count,
+    check_dims,
+    dilated,
+    extent,
+    finish,
+    identity_of,
+    inverse,
+    permute,
+    widen,
+)
+from ingot.ops.core.shape import pad_array
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+_UFUNC: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+
+
+def _check_kind(op: Op, kind: str, x: TensorType, kinds: tuple[str, ...]) -> None:
+    op.expect(kind in kinds, f"kind: expected one of {' '.join(kinds)}, got {kind}")
+    if kind in ("and", "or"):
+        op.expect(not x.dtype.is_float, f"{kind}: expected a bool or integer operand, got {x}")
+    if kind in ("sum", "prod"):
+        op.expect(x.dtype != boolean, f"{kind}: expected a number operand, got {x}; convert it first")
+
+
+def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    values = np.random.default_rng(len(shape)).integers(-9, 9, shape)
+    return (values / 4 if np.dtype(dtype).kind not in "iub" else values).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Reduce(CoreOp):
+    """Fold `dims` away. kind: sum prod max min and or.
+
+    f16 and bf16 accumulate in f32 (the reference sums f32 in f64); max and min propagate NaN; of nothing they are
+    -inf and +inf, or the integer type's lowest and highest.
+    """
+
+    name: ClassVar[str] = "reduce"
+    category: ClassVar[Category] = Category.REDUCTION
+    kind: str
+    dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", tuple(sorted(self.dims)))
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        _check_kind(self, self.kind, x, tuple(_UFUNC))
+        check_dims(self, self.dims, x.rank, "dims")
+        return x.with_shape(tuple(d for axis, d in enumerate(x.shape) if axis not in self.dims))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        dtype = dtype_of(x)
+        wide = widen(x)
+        if wide.dtype == np.float32 and self.kind in ("sum", "prod"):
+            wide = wide.astype(np.float64)
+        with np.errstate(all="ignore"):
+            initial = identity_of(self.kind, dtype)
+            out = _UFUNC[self.kind].reduce(wide, axis=self.dims, dtype=wide.dtype, initial=initial)
+            return finish(out, dtype)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        kept = [axis for axis in range(len(perm)) if axis not in self.dims]
+        result = tuple(kept.index(p) for p in perm if p in kept)
+        return replace(self, dims=tuple(inverse(perm)[d] for d in self.dims)), result
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for kind in ("sum", "prod", "max", "min"):
+            yield cls(kind, (1,)), (_data(3, 7, 2),)
+            yield cls(kind, (0, 2)), (_data(3, 4, 5, dtype=np.int32),)
+            yield cls(kind, (0,)), (_data(0, 3),)
+            yield cls(kind, (0, 1)), (_data(5, 9, dtype=np.float16),)
+            yield cls(kind, ()), (np.asarray(2, np.uint8),)
+        special = np.asarray([[1, np.nan, 2], [np.inf, 1, -np.inf], [np.inf, 1, 2]], np.float32)
+        for kind in ("sum", "max", "min"):
+            yield cls(kind, (1,)), (special,)
+        for kind in ("and", "or", "max", "min"):
+            yield cls(kind, (1,)), (np.asarray([[True, False], [True, True], [False, False]]),)
+            yield cls(kind, (0,)), (_data(3, 4, dtype=np.int16),)
+
+
+@dataclass(frozen=True)
+class ArgReduce(CoreOp):
+    """The index (i64) of the max or min along `dim`; NaN wins over any number; ties go to the first, or the `last`."""
+
+    name: ClassVar[str] = "arg_reduce"
+    category: ClassVar[Category] = Category.REDUCTION
+    kind: str
+    dim: int
+    last: bool = False
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        self.expect(self.kind in ("max", "min"), f"kind: expected max or min, got {self.kind}")
+        check_dims(self, (self.dim,), x.rank, "dim")
+        self.expect(x.shape[self.dim] != 0, f"expected at least one element on axis {self.dim}, got {x}")
+        return TensorType(i64, tuple(d for axis, d in enumerate(x.shape) if axis != self.dim))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x = widen(inputs[0])
+        pick = np.argmax if self.kind == "max" else np.argmin
+        if self.last:
+            return np.asarray(x.shape[self.dim] - 1 - pick(np.flip(x, self.dim), axis=self.dim), np.int64)
+        return np.asarray(pick(x, axis=self.dim), np.int64)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        kept = [axis for axis in range(len(perm)) if axis != self.dim]
+        return replace(self, dim=inverse(perm)[self.dim]), tuple(kept.index(p) for p in perm if p != self.dim)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        special = np.asarray([[1, np.nan, 2, np.nan], [3, 1, 3, 1]], np.float32)
+        for kind in ("max", "min"):
+            for last in (False, True):
+                yield cls(kind, 1, last), (special,)
+                yield cls(kind, 0, last), (_data(9, 3, dtype=np.int32),)
+                yield cls(kind, 0, last), (_data(5, dtype=np.float16),)
+
+
+@dataclass(frozen=True)
+class ReduceWindow(CoreOp):
+    """Fold a window around each position of every axis, starting from the identity (padding holds it too).
+
+    All attributes are of full rank. kind: sum prod max min. dilation: of the window; base_dilation: of x.
+    """
+
+    name: ClassVar[str] = "reduce_window"
+    category: ClassVar[Category] = Category.WINDOW
+    kind: str
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+    base_dilation: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        _check_kind(self, self.kind, x, ("sum", "prod", "max", "min"))
+        attributes = (self.window, self.strides, self.padding, self.dilation, self.base_dilation)
+        self.expect(
+            all(len(a) == x.rank for a in attributes),
+            f"expected {x.rank} windows, strides, paddings and dilations for {x}, got lengths "
+            f"{', '.join(str(len(a)) for a in attributes)}",
+        )
+        positive = (*self.window, *self.strides, *self.dilation, *self.base_dilation)
+        self.expect(all(v >= 1 for v in positive), "expected windows, strides and dilations >= 1")
+        out: list[DimLike] = []
+        for axis, size in enumerate(x.shape):
+            padded = dilated(size, self.base_dilation[axis]) + sum(self.padding[axis])
+            out.append(extent(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
+        return x.with_shape(tuple(out))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        dtype = dtype_of(x)
+        shape = self.infer(TensorType(dtype, x.shape)).shape
+        wide = widen(x)
+        if wide.dtype == np.float32 and self.kind in ("sum", "prod"):
+            wide = wide.astype(np.float64)
+        start = np.asarray(identity_of(self.kind, dtype), wide.dtype)
+        low, high = [p[0] for p in self.padding], [p[1] for p in self.padding]
+        padded = pad_array(wide, low, high, tuple(b - 1 for b in self.base_dilation), start)
+        out = np.full(tuple(int(d) for d in shape), start)
+        if not out.size:
+            return finish(out, dtype)
+        with np.errstate(all="ignore"):
+            for tap in np.ndindex(*self.window):
+                view = tuple(
+                    slice(t * d, t * d + (n - 1) * s + 1, s)
+                    for t, d, n, s in zip(tap, self.dilation, out.shape, self.strides, strict=True)
+                )
+                _UFUNC[self.kind](out, padded[view], out=out)
+            return finish(out, dtype)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return (
+            ReduceWindow(
+                self.kind,
+                permute(self.window, perm),
+                permute(self.strides, perm),
+                permute(self.padding, perm),
+                permute(self.dilation, perm),
+                permute(self.base_dilation, perm),
+            ),
+            perm,
+        )
+
+    @classmethod
+    def samples(cls) -> Samples:
+        one = (1, 1)
+        for kind in ("sum", "max", "min", "prod"):
+            yield cls(kind, (1, 3), (1, 2), ((0, 0), (1, 1)), one, one), (_data(2, 7),)
+            yield cls(kind, (2, 2), (1, 1), ((0, 1), (1, 0)), (2, 1), (1, 2)), (_data(5, 4, dtype=np.int32),)
+            yield cls(kind, (3,), (1,), ((0, 0),), (1,), (1,)), (_data(2),)
+            yield cls(kind, (3,), (1,), ((-1, 2),), (1,), (1,)), (_data(6, dtype=np.float16),)
+        x = np.asarray([1, np.nan, 2, 3, np.inf, 4], np.float32)
+        yield cls("max", (2,), (1,), ((0, 0),), (1,), (1,)), (x,)
+
+
+@dataclass(frozen=True)
+class CumReduce(CoreOp):
+    """result[i] = fold of x[:i + 1] along `dim` (x[:i] when exclusive; from the other end in reverse)."""
+
+    name: ClassVar[str] = "cum_reduce"
+    category: ClassVar[Category] = Category.SCAN
+    kind: str
+    dim: int
+    reverse: bool = False
+    exclusive: bool = False
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        _check_kind(self, self.kind, x, ("sum", "prod", "max", "min"))
+        check_dims(self, (self.dim,), x.rank, "dim")
+        return x
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        dtype = dtype_of(x)
+        wide = widen(x)
+        if wide.dtype == np.float32 and self.kind in ("sum", "prod"):
+            wide = wide.astype(np.float64)
+        if self.reverse:
+            wide = np.flip(wide, self.dim)
+        if self.exclusive and wide.shape[self.dim]:
+            start = np.full_like(np.take(wide, [0], self.dim), identity_of(self.kind, dtype))
+            wide = np.concatenate([start, np.delete(wide, -1, self.dim)], self.dim)
+        with np.errstate(all="ignore"):
+            out = _UFUNC[self.kind].accumulate(wide, axis=self.dim, dtype=wide.dtype)
+            return finish(np.flip(out, self.dim).copy() if self.reverse else out, dtype)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return replace(self, dim=inverse(perm)[self.dim]), perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for kind in ("sum", "prod", "max", "min"):
+            for reverse, exclusive in ((False, False), (True, False), (False, True), (True, True)):
+                yield cls(kind, 1, reverse, exclusive), (_data(3, 5),)
+            yield cls(kind, 0, False, True), (_data(4, 2, dtype=np.int64),)
+            yield cls(kind, 0), (_data(0, 2),)
+            yield cls(kind, 0), (_data(6, dtype=np.float16),)

@@ -1,0 +1,105 @@
+"""Scalar rules that need more than one kernel expression, on integers and booleans."""
+
+from __future__ import annotations
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Expr, Lit
+from ingot.ir.types import DTYPES, boolean
+
+
+def _lit(value: int | float, like: Expr) -> Lit:
+    return k.lit(value, like.dtype, like.lanes)
+
+
+def sign(x: Expr) -> Expr:
+    if not x.dtype.is_float:
+        one, zero = _lit(1, x), _lit(0, x)
+        positive = k.select(k.binary("gt", x, zero), one, zero)
+        return positive if x.dtype.kind == "u" else k.select(k.binary("lt", x, zero), _lit(-1, x), positive)
+    # 0 and NaN are neither below nor above 0 and stay
+    nonzero = k.binary("gt", k.unary("abs", x), _lit(0.0, x))
+    return k.select(nonzero, k.binary("copysign", _lit(1.0, x), x), x)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    """Truncating division; no operand traps: x / 0 = all ones, lowest / -1 = lowest."""
+    if a.dtype.is_float:
+        return k.binary("div", a, b)
+    if isinstance(b, Lit) and b.value not in (0, -1):
+        return k.binary("div", a, b)
+    zero = k.binary("eq", b, _lit(0, b))
+    if a.dtype.kind == "u":
+        return k.select(zero, _lit((1 << a.dtype.bits) - 1, a), k.binary("div", a, k.select(zero, _lit(1, b), b)))
+    minus = k.binary("eq", b, _lit(-1, b))
+    quotient = k.binary("div", a, k.select(k.binary("or", zero, minus), _lit(1, b), b))
+    return k.select(zero, _lit(-1, a), k.select(minus, k.unary("neg", a), quotient))
+
+
+def rem(a: Expr, b: Expr) -> Expr:
+    """fmod; integers: x rem 0 = x, x rem -1 = 0."""
+    if a.dtype.is_float:
+        return k.binary("rem", a, b)
+    if isinstance(b, Lit) and b.value not in (0, -1):
+        return k.binary("rem", a, b)
+    zero = k.binary("eq", b, _lit(0, b))
+    unsafe = zero if a.dtype.kind == "u" else k.binary("or", zero, k.binary("eq", b, _lit(-1, b)))
+    return k.select(zero, a, k.binary("rem", a, k.select(unsafe, _lit(1, b), b)))
+
+
+def shift(fn: str, a: Expr, b: Expr) -> Expr:
+    """A shift whose amount may be the width or more (also: negative): everything goes out."""
+    bits = a.dtype.bits
+    unsigned, signed = (DTYPES[f"{kind}{bits}"] for kind in "ui")
+    amount = k.cast(b, unsigned)
+    last = k.lit(bits - 1, unsigned)
+    if fn == "ashr":
+        wide = k.binary("ashr", k.cast(a, signed), k.cast(k.binary("min", amount, last), signed))
+        return k.cast(wide, a.dtype)
+    safe = k.binary("min", amount, last)
+    shifted = k.cast(k.binary(fn, k.cast(a, unsigned), safe), a.dtype)
+    if isinstance(b, Lit) and 0 <= b.value < bits:
+        return shifted
+    return k.select(k.binary("gt", amount, last), _lit(0, a), shifted)
+
+
+def compare(fn: str, a: Expr, b: Expr) -> Expr:
+    """Booleans compare as 0 and 1."""
+    if a.dtype == boolean:
+        a, b = k.cast(a, DTYPES["u8"]), k.cast(b, DTYPES["u8"])
+    return k.binary(fn, a, b)
+
+
+def integer_power(a: Expr, b: Expr) -> Expr:
+    """a ** b by squaring, wrapping; a negative b gives 1 / a truncated (0 for a = 0)."""
+    if isinstance(b, Lit) and 0 <= b.value <= 64:
+        return power_by_squaring(a, int(b.value))
+    bits = a.dtype.bits
+    one, zero = _lit(1, a), _lit(0, a)
+    result: Expr = one
+    square = a
+    for i in range(bits - (a.dtype.kind == "i")):
+        taken = k.binary("ne", k.binary("and", b, _lit(1 << i, b)), zero)
+        result = k.select(taken, k.mul(result, square), result)
+        square = k.mul(square, square)
+    if a.dtype.kind == "u":
+        return result
+    odd = k.binary("ne", k.binary("and", b, one), zero)
+    # for a in (1, -1) the low bits of b still give the right power, whatever b's sign
+    unit = k.select(k.binary("eq", a, one), one, k.select(odd, _lit(-1, a), one))
+    is_unit = k.binary("or", k.binary("eq", a, one), k.binary("eq", a, _lit(-1, a)))
+    return k.select(k.binary("lt", b, zero), k.select(is_unit, unit, zero), result)
+
+
+def power_by_squaring(x: Expr, n: int) -> Expr:
+    """x ** n for a literal n >= 0."""
+    if n == 0:
+        return _lit(1.0 if x.dtype.is_float else 1, x)
+    result: Expr | None = None
+    while n:
+        if n & 1:
+            result = x if result is None else k.mul(result, x)
+        n >>= 1
+        if n:
+            x = k.mul(x, x)
+    assert result is not None
+    return result

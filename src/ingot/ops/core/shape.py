@@ -1,0 +1,414 @@
+"""Primitives that only move data: broadcast, reshape, transpose, slice, pad, concatenate, reverse, and the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike, bounds, product
+from ingot.ir.node import Op
+from ingot.ir.types import DTYPES, Shape, TensorType, i64
+from ingot.ops.core.base import (
+    Category,
+    CoreOp,
+    Perm,
+    check_count,
+    check_dims,
+    check_scalar_index,
+    dilated,
+    inverse,
+    known,
+    permute,
+    show_shape,
+)
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+def _arange(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Iota(CoreOp):
+    """0, 1, 2, ... along `dimension`, constant along the others."""
+
+    name: ClassVar[str] = "iota"
+    category: ClassVar[Category] = Category.SOURCE
+    type: TensorType
+    dimension: int
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 0)
+        self.expect(self.type.dtype.kind != "b", "expected a number type, got bool")
+        check_dims(self, (self.dimension,), self.type.rank, "dimension")
+        return self.type
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        shape = tuple(int(d) for d in self.type.shape)
+        line = np.arange(shape[self.dimension]).astype(self.type.dtype.numpy)
+        form = [-1 if d == self.dimension else 1 for d in range(len(shape))]
+        return np.ascontiguousarray(np.broadcast_to(line.reshape(form), shape))
+
+    def yielding(self, perm: Perm) -> CoreOp | None:
+        return Iota(TensorType(self.type.dtype, permute(self.type.shape, perm)), inverse(perm)[self.dimension])
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for dtype in ("f32", "i64", "u8", "bf16"):
+            yield cls(TensorType(DTYPES[dtype], (3, 5)), 1), ()
+        yield cls(TensorType(DTYPES["i32"], (0,)), 0), ()
+
+
+@dataclass(frozen=True)
+class DimValue(CoreOp):
+    """A symbolic size as an i64 scalar."""
+
+    name: ClassVar[str] = "dim_value"
+    category: ClassVar[Category] = Category.SOURCE
+    dim: DimLike
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 0)
+        return TensorType(i64)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(int(self.dim), np.int64)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls(7), ()
+
+
+@dataclass(frozen=True)
+class BroadcastInDim(CoreOp):
+    """result[i0, i1, ...] = x[i_dims[0], i_dims[1], ...], where a size of 1 in x repeats."""
+
+    name: ClassVar[str] = "broadcast_in_dim"
+    category: ClassVar[Category] = Category.VIEW
+    shape: Shape
+    dims: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        self.expect(len(self.dims) == x.rank, f"dims: expected one for each of {x.rank} axes, got {self.dims}")
+        check_dims(self, self.dims, len(self.shape), "dims")
+        for axis, d in enumerate(self.dims):
+            size = x.shape[axis]
+            self.expect(
+                size == 1 or size == self.shape[d],
+                f"axis {axis} of {x}: expected 1 or {self.shape[d]} (axis {d} of {show_shape(self.shape)}), got {size}",
+            )
+        return x.with_shape(self.shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        shape = tuple(int(d) for d in self.shape)
+        order = sorted(range(x.ndim), key=lambda axis: self.dims[axis])
+        form = [1] * len(shape)
+        for axis in order:
+            form[self.dims[axis]] = x.shape[axis]
+        return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return replace(self, dims=permute(self.dims, perm)), tuple(range(len(self.shape)))
+
+    def yielding(self, perm: Perm) -> CoreOp | None:
+        back = inverse(perm)
+        return BroadcastInDim(permute(self.shape, perm), tuple(back[d] for d in self.dims))
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls((2, 3, 4), (2,)), (_arange(4),)
+        yield cls((2, 3, 4), (0, 2)), (_arange(2, 1),)
+        yield cls((2, 3), (1, 0)), (_arange(3, 2),)
+        yield cls((2, 2), ()), (np.asarray(3, np.int64),)
+        yield cls((0, 3), (1,)), (_arange(3),)
+        yield cls((), ()), (np.asarray(True),)
+
+
+@dataclass(frozen=True)
+class Reshape(CoreOp):
+    """The same elements in row-major order with another shape."""
+
+    name: ClassVar[str] = "reshape"
+    category: ClassVar[Category] = Category.VIEW
+    shape: Shape
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        size = product(self.shape)
+        self.expect(size == x.size, f"expected {x.size} elements as in {x}, got {size} in {show_shape(self.shape)}")
+        return x.with_shape(self.shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0].reshape(tuple(int(d) for d in self.shape))
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls((6, 4)), (_arange(2, 3, 4),)
+        yield cls(()), (_arange(1, 1),)
+        yield cls((0, 7)), (_arange(3, 0),)
+
+
+@dataclass(frozen=True)
+class Transpose(CoreOp):
+    """result.shape[i] = x.shape[permutation[i]]."""
+
+    name: ClassVar[str] = "transpose"
+    category: ClassVar[Category] = Category.VIEW
+    permutation: Perm
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        self.expect(
+            sorted(self.permutation) == list(range(x.rank)),
+            f"expected a permutation of {x.rank} axes, got {self.permutation}",
+        )
+        return x.with_shape(permute(x.shape, self.permutation))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(inputs[0].transpose(self.permutation)).reshape(
+            permute(inputs[0].shape, self.permutation)
+        )
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        back = inverse(perm)
+        return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
+
+    def yielding(self, perm: Perm) -> CoreOp | None:
+        return Transpose(permute(self.permutation, perm))
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls((2, 0, 1)), (_arange(2, 3, 4),)
+        yield cls(()), (_arange(),)
+        yield cls((1, 0)), (_arange(0, 3, dtype=np.int8),)
+
+
+@dataclass(frozen=True)
+class Slice(CoreOp):
+    """x[start:limit:strides] on every axis; 0 <= start <= limit <= size, strides >= 1."""
+
+    name: ClassVar[str] = "slice"
+    category: ClassVar[Category] = Category.VIEW
+    start: Shape
+    limit: Shape
+    strides: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        self.expect(
+            len(self.start) == len(self.limit) == len(self.strides) == x.rank,
+            f"expected {x.rank} starts, limits and strides, got {self.start}, {self.limit}, {self.strides}",
+        )
+        out: list[DimLike] = []
+        for axis, (lo, hi, step, size) in enumerate(zip(self.start, self.limit, self.strides, x.shape, strict=True)):
+            ordered = all((bounds(d)[1] is None or bounds(d)[1] >= 0) for d in (lo, hi - lo, size - hi))  # type: ignore[operator]
+            self.expect(
+                ordered and step >= 1,
+                f"axis {axis}: expected 0 <= start <= limit <= {size} and a stride >= 1, got {lo}:{hi}:{step}",
+            )
+            out.append((hi - lo + step - 1) // step)
+        return x.with_shape(tuple(out))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        parts = zip(self.start, self.limit, self.strides, strict=True)
+        return inputs[0][tuple(slice(int(lo), int(hi), step) for lo, hi, step in parts)].copy()
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (_arange(5, 3, 9),)
+        yield cls((2,), (2,), (1,)), (_arange(4, dtype=np.int64),)
+        yield cls((), (), ()), (_arange(),)
+
+
+@dataclass(frozen=True)
+class Pad(CoreOp):
+    """`value` around x and `interior` of it between neighbours; negative low/high crop."""
+
+    name: ClassVar[str] = "pad"
+    category: ClassVar[Category] = Category.VIEW
+    low: Shape
+    high: Shape
+    interior: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        x, value = inputs
+        self.expect(value == TensorType(x.dtype), f"expected a padding value {x.dtype}[], got {value}")
+        self.expect(
+            len(self.low) == len(self.high) == len(self.interior) == x.rank,
+            f"expected {x.rank} lows, highs and interiors, got {self.low}, {self.high}, {self.interior}",
+        )
+        self.expect(all(i >= 0 for i in self.interior), f"expected interiors >= 0, got {self.interior}")
+        out = tuple(
+            dilated(size, i + 1) + lo + hi
+            for size, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)
+        )
+        self.expect(all(not known(d) or d >= 0 for d in out), f"{x} cropped below nothing: {show_shape(out)}")  # type: ignore[operator]
+        return x.with_shape(out)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, value = inputs
+        return pad_array(x, [int(d) for d in self.low], [int(d) for d in self.high], self.interior, value)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return Pad(permute(self.low, perm), permute(self.high, perm), permute(self.interior, perm)), perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        v = np.asarray(-1, np.float32)
+        yield cls((1, 0), (2, 3), (0, 2)), (_arange(3, 4), v)
+        yield cls((-1, 1), (0, -2), (1, 0)), (_arange(3, 4), v)
+        yield cls((2,), (1,), (0,)), (_arange(0), v)
+        yield cls((-5,), (1,), (1,)), (_arange(3), v)
+        yield cls((), (), ()), (_arange(), v)
+
+
+def pad_array(x: np.ndarray, low: list[int], high: list[int], interior: tuple[int, ...], value: np.ndarray) -> np.ndarray:
+    """StableHLO pad on a numpy array."""
+    sizes = [int(dilated(n, i + 1)) for n, i in zip(x.shape, interior, strict=True)]
+    full = np.full([n + max(lo, 0) + max(hi, 0) for n, lo, hi in zip(sizes, low, high, strict=True)], value, x.dtype)
+    full[tuple(slice(max(lo, 0), max(lo, 0) + n, i + 1) for n, lo, i in zip(sizes, low, interior, strict=True))] = x
+    crop = (slice(max(-lo, 0), n - max(-hi, 0)) for n, lo, hi in zip(full.shape, low, high, strict=True))
+    return full[tuple(crop)].copy()
+
+
+@dataclass(frozen=True)
+class Concat(CoreOp):
+    """Operands one after the other along `dimension`."""
+
+    name: ClassVar[str] = "concatenate"
+    category: ClassVar[Category] = Category.VIEW
+    dimension: int
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) > 0, "expected at least one operand, got none")
+        first = inputs[0]
+        check_dims(self, (self.dimension,), first.rank, "dimension")
+        total: DimLike = 0
+        for i, t in enumerate(inputs):
+            self.expect(t.dtype == first.dtype, f"operand {i}: expected {first.dtype}, got {t.dtype}")
+            self.expect(t.rank == first.rank, f"operand {i}: expected rank {first.rank}, got {t}")
+            for axis, (want, got) in enumerate(zip(first.shape, t.shape, strict=True)):
+                self.expect(
+                    axis == self.dimension or want == got,
+                    f"operand {i} differs on axis {axis}: expected {want}, got {got}; only axis {self.dimension} may differ",
+                )
+            total = total + t.shape[self.dimension]
+        return first.with_shape((*first.shape[: self.dimension], total, *first.shape[self.dimension + 1 :]))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate(inputs, self.dimension)
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return Concat(inverse(perm)[self.dimension]), perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls(1), (_arange(2, 3), _arange(2, 0), _arange(2, 5))
+        yield cls(0), (_arange(4, dtype=np.int8),)
+
+
+@dataclass(frozen=True)
+class Reverse(CoreOp):
+    """The order along `dims` reversed."""
+
+    name: ClassVar[str] = "reverse"
+    category: ClassVar[Category] = Category.VIEW
+    dims: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        check_dims(self, self.dims, inputs[0].rank, "dims")
+        return inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.flip(inputs[0], self.dims).copy()
+
+    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+        return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls((0, 2)), (_arange(2, 3, 4),)
+        yield cls(()), (_arange(),)
+
+
+@dataclass(frozen=True)
+class DynamicSlice(CoreOp):
+    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then one integer scalar per axis."""
+
+    name: ClassVar[str] = "dynamic_slice"
+    category: ClassVar[Category] = Category.GATHER
+    sizes: Shape
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) > 0 and len(inputs) == 1 + inputs[0].rank, "expected x and one start per axis of x")
+        x, *starts = inputs
+        check_scalar_index(self, starts)
+        self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
+        for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
+            most = bounds(size - window)[1]
+            self.expect(most is None or most >= 0, f"axis {axis}: expected a size of at most {size}, got {window}")
+        return x.with_shape(self.sizes)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, *starts = inputs
+        return x[_window(x, [int(d) for d in self.sizes], starts)].copy()
+
+    @classmethod
+    def samples(cls) -> Samples:
+        i = np.asarray
+        yield cls((2, 3)), (_arange(4, 5), i(1, np.int64), i(2, np.int64))
+        yield cls((2, 3)), (_arange(4, 5), i(9, np.int32), i(-4, np.int32))
+        yield cls((0,)), (_arange(3), i(2, np.int64))
+
+
+@dataclass(frozen=True)
+class DynamicUpdateSlice(CoreOp):
+    """x with `update` written at run-time starts, clamped so that it fits. Operands: x, update, one start per axis."""
+
+    name: ClassVar[str] = "dynamic_update_slice"
+    category: ClassVar[Category] = Category.SCATTER
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) > 1 and len(inputs) == 2 + inputs[0].rank, "expected x, update and one start per axis")
+        x, update, *starts = inputs
+        check_scalar_index(self, starts)
+        self.expect(
+            update.dtype == x.dtype and update.rank == x.rank,
+            f"expected an update of dtype {x.dtype} and rank {x.rank}, got {update}",
+        )
+        for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
+            most = bounds(size - window)[1]
+            self.expect(most is None or most >= 0, f"axis {axis}: expected an update of at most {size}, got {window}")
+        return x
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, update, *starts = inputs
+        out = x.copy()
+        out[_window(x, list(update.shape), starts)] = update
+        return out
+
+    @classmethod
+    def samples(cls) -> Samples:
+        i = np.asarray
+        yield cls(), (_arange(4, 5), -_arange(2, 3), i(1, np.int64), i(2, np.int64))
+        yield cls(), (_arange(4, 5), -_arange(2, 3), i(9, np.int64), i(-4, np.int64))
+
+
+def _window(x: np.ndarray, sizes: list[int], starts: list[np.ndarray]) -> tuple[slice, ...]:
+    at = [min(max(int(s), 0), n - w) for s, n, w in zip(starts, x.shape, sizes, strict=True)]
+    return tuple(slice(a, a + w) for a, w in zip(at, sizes, strict=True))

@@ -1,0 +1,1 @@
+"""Vector math: exp, log, tanh and the like as kernel expressions."""

@@ -1,0 +1,51 @@
+"""Group: a fused subgraph as one op; one group is one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Op
+from ingot.ir.types import TensorType, f32
+from ingot.ops.core.base import Category, CoreOp
+from ingot.ops.core.binary import Add
+from ingot.ops.core.elementwise import Exp
+from ingot.ops.core.reduce import Reduce
+
+
+@dataclass(frozen=True)
+class Group(CoreOp):
+    """body(inputs...). kind: the schedule's strategy, such as "pointwise" or "contraction".
+
+    Symbols in the body's types are those of the graph around it, so operand types must equal the body's input types.
+    """
+
+    name: ClassVar[str] = "group"
+    category: ClassVar[Category] = Category.GROUP
+    body: Graph
+    kind: str
+
+    def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
+        takes = tuple(n.type for n in self.body.inputs)
+        self.expect(len(takes) == len(inputs), f"{self.kind}: expected {len(takes)} operands, got {len(inputs)}")
+        for i, (want, got) in enumerate(zip(takes, inputs, strict=True)):
+            self.expect(want == got, f"{self.kind}: operand {i}: expected {want} as in the body, got {got}")
+        gives = tuple(n.type for n in self.body.outputs)
+        self.expect(len(gives) > 0, f"{self.kind}: expected a body with outputs")
+        return gives if len(gives) > 1 else gives[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        out = interpret(self.body, inputs)
+        return out if len(out) > 1 else out[0]
+
+    @classmethod
+    def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
+        x, y = (Input(label, TensorType(f32, (2, 3)))() for label in "xy")
+        total = Add()(x, y)
+        operands = np.ones((2, 3), np.float32), np.full((2, 3), -0.5, np.float32)
+        yield cls(Graph((x, y), (Exp()(total),)), "pointwise"), operands
+        yield cls(Graph((x, y), (total, Reduce("sum", (1,))(total))), "reduction"), operands
