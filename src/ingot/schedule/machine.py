@@ -1,0 +1,61 @@
+"""What schedules know of the machine they write for: plain numbers, filled in by the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.ir.types import DType
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of core.
+
+    vector_bits, registers: the vector register file. masks: loads and stores of a part of a vector are cheap.
+    fma_per_cycle, loads_per_cycle: full vectors. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes.
+    l1, l2: bytes of a core's own caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
+    """
+
+    vector_bits: int = 256
+    registers: int = 16
+    masks: bool = False
+    fma_per_cycle: int = 2
+    fma_latency: int = 4
+    loads_per_cycle: int = 2
+    gflops: float = 100.0
+    l1: int = 32 << 10
+    l2: int = 1 << 20
+    l3: int = 32 << 20
+    threads: int = 1
+    bf16_dot: bool = False
+    int8_dot: bool = False
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of `dtype` in one vector register."""
+        return max(1, self.vector_bits // dtype.bits)
+
+
+AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0)
+AVX2 = Machine(vector_bits=256, registers=16)
+NEON = Machine(vector_bits=128, registers=32, gflops=50.0)
+SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
+
+
+def machine_of(arch: str, features: tuple[str, ...] | frozenset[str], threads: int = 1, l2: int = 1 << 20) -> Machine:
+    """The machine for LLVM feature names of `arch`: "x86_64" or "aarch64"."""
+    if arch == "aarch64":
+        base = NEON
+    elif "avx512f" in features and "avx512vl" in features:
+        base = AVX512
+    else:
+        base = AVX2 if "avx2" in features and "fma" in features else SSE
+    return Machine(
+        vector_bits=base.vector_bits,
+        registers=base.registers,
+        masks=base.masks,
+        gflops=base.gflops,
+        l2=l2,
+        threads=threads,
+        bf16_dot="avx512bf16" in features or (arch == "aarch64" and "bf16" in features),
+        int8_dot="avx512vnni" in features or "avxvnni" in features or (arch == "aarch64" and "dotprod" in features),
+    )
