@@ -354,17 +354,20 @@ def postfix(d: int | Dim) -> list[int | str]:
         return [d]
     out: list[int | str] = []
     for i, (mono, c) in enumerate(d.terms):
-        out.append(c)
-        for atom in mono:
-            if isinstance(atom, Symbol):
-                out.append(atom.name)
-            else:
-                name = {"floordiv": "//", "mod": "%"}.get(atom.fn, atom.fn)
-                out += [*postfix(atom.a), *postfix(atom.b), name]
-            out.append("*")
+        factors: list[list[int | str]] = [[c]] if c != 1 or not mono else []
+        factors += [_postfix_atom(atom) for atom in mono]
+        for j, factor in enumerate(factors):
+            out += factor if j == 0 else [*factor, "*"]
         if i:
             out.append("+")
     return out
+
+
+def _postfix_atom(atom: Atom) -> list[int | str]:
+    if isinstance(atom, Symbol):
+        return [atom.name]
+    name = {"floordiv": "//", "mod": "%"}.get(atom.fn, atom.fn)
+    return [*postfix(atom.a), *postfix(atom.b), name]
 
 
 _TOKEN = re.compile(r"\s*(\d+|[A-Za-z_][\w.]*|//|[-+*%(),])")

@@ -1,0 +1,275 @@
+"""From a fused graph to a Program: storage, kernels, weights and the plan."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ingot.ir.dims import DimLike, dim_max, dim_min, floordiv, mod, postfix, symbol
+from ingot.ir.kernel import Binary, Kernel, Lit, Var
+from ingot.ir.kernel import Expr as KernelExpr
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ops.group import Group
+from ingot.runtime import program as rt
+from ingot.runtime.expr import Expr
+from ingot.schedule.lower import lower
+from ingot.schedule.lowered import Arg, Lowered, Pack
+from ingot.schedule.machine import Machine
+from ingot.schedule.storage import Storage, assign
+from ingot.support.errors import CompileError
+from ingot.support.native import CodeObject, HostFeatures
+
+ALIGN = 64
+Assemble = Callable[[Sequence[Kernel]], CodeObject]
+
+
+def expression(d: DimLike) -> Expr:
+    """A dimension as the runtime evaluates it."""
+    return d if isinstance(d, int) else tuple(postfix(d))
+
+
+@dataclass
+class _Weights:
+    """Constants, each once, at aligned offsets of one blob; repacked where a kernel asks for it."""
+
+    offsets: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    sources: list[tuple[int, np.ndarray, Pack | None]] = field(default_factory=list)
+    size: int = 0
+    blob: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    def add(self, value: np.ndarray, pack: Pack | None) -> tuple[int, int]:
+        """(offset, bytes) of a constant in the blob."""
+        key = (id(value), pack.key if pack else "")
+        if key not in self.offsets:
+            data = np.asarray(pack.transform(value)) if pack else value
+            self.offsets[key] = (self.size, data.nbytes)
+            self.sources.append((self.size, data, pack))
+            self.size += -(-max(data.nbytes, 1) // ALIGN) * ALIGN
+        return self.offsets[key]
+
+    def finish(self) -> np.ndarray:
+        raw = np.zeros(self.size + ALIGN, np.uint8)
+        start = -raw.ctypes.data % ALIGN
+        blob = raw[start : start + self.size]
+        for offset, data, _ in self.sources:
+            flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            blob[offset : offset + flat.nbytes] = flat
+        self.sources.clear()
+        return blob
+
+
+@dataclass
+class _Memory:
+    """One buffer of the plan while lifetimes are being collected."""
+
+    kind: rt.BufferKind
+    nbytes: DimLike
+    index: int = 0
+    offset: int = 0
+    zeroed: str | None = None
+    name: str = ""
+    first: int | None = None
+    last: int = 0
+
+    def touch(self, step: int) -> None:
+        self.first = step if self.first is None else self.first
+        self.last = step
+
+
+class _Linker:
+    def __init__(self, graph: Graph, storage: Storage, machine: Machine):
+        self.graph, self.storage, self.machine = graph, storage, machine
+        self.weights = _Weights()
+        self.buffers: list[_Memory] = []
+        self.of_owner: dict[Node, int] = {}
+        self.of_weight: dict[tuple[int, str], int] = {}
+        self.kernels: list[Kernel] = []
+        self.lowered: dict[object, Lowered] = {}
+        self.steps: list[rt.Step] = []
+        self.scratch = 0
+        self.by_identity: dict[int, str] = {}
+
+    def link(self) -> None:
+        for i, n in enumerate(self.graph.inputs):
+            self._new(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
+        for i, n in enumerate(self.graph.outputs):
+            self._new(n, _Memory("output", n.type.nbytes, index=i))
+        for n in self.graph.nodes():
+            if isinstance(n.op, Group):
+                self._launch(n)
+
+    def _new(self, owner: Node, memory: _Memory) -> int:
+        self.buffers.append(memory)
+        self.of_owner[owner] = len(self.buffers) - 1
+        return len(self.buffers) - 1
+
+    def _buffer(self, node: Node) -> tuple[int, Layout]:
+        """The buffer id and layout of a value of the graph."""
+        if isinstance(node.op, Const):
+            return self._weight(node.op.value, None), Layout.contiguous(node.shape)
+        place = self.storage.places[node]
+        found = self.of_owner.get(place.owner)
+        if found is None:
+            zeroed = self.storage.halos.get(place.owner)
+            found = self._new(place.owner, _Memory("arena", place.owner.type.nbytes, zeroed=zeroed))
+        return found, place.layout
+
+    def _weight(self, value: np.ndarray, pack: Pack | None) -> int:
+        key = (id(value), pack.key if pack else "")
+        if key not in self.of_weight:
+            offset, nbytes = self.weights.add(value, pack)
+            self.buffers.append(_Memory("weight", nbytes, offset=offset))
+            self.of_weight[key] = len(self.buffers) - 1
+        return self.of_weight[key]
+
+    def _launch(self, node: Node) -> None:
+        """Append the steps of one group."""
+        group = node.op
+        assert isinstance(group, Group)
+        ins = [self._buffer(i) for i in node.inputs]
+        outs = [self._buffer(o) for o in node.results]
+        constant = tuple(isinstance(i.op, Const) for i in node.inputs)
+        key = (group, tuple(lay for _, lay in ins), tuple(lay for _, lay in outs), constant)
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(node, group, key[1], key[2], constant)
+        low = self.lowered[key]
+        packed = {i: self._weight(self._constant(node, p), p) for i, p in enumerate(low.packs)}
+        temps = [self._temp(t) for t in low.temps]
+
+        def resolve(arg: Arg) -> int:
+            match arg.kind:
+                case "in":
+                    return ins[arg.index][0]
+                case "out":
+                    return outs[arg.index][0]
+                case "temp":
+                    return temps[arg.index]
+                case "pack":
+                    return packed[arg.index]
+
+        for step in low.steps:
+            number = len(self.steps)
+            for arg in step.args:
+                self.buffers[resolve(arg)].touch(number)
+            self.scratch = max(self.scratch, step.kernel.scratch_bytes)
+            self.steps.append(
+                rt.Step(
+                    self._symbol(step.kernel),
+                    tuple((resolve(a), 0) for a in step.args),
+                    tuple((v.name,) for v in step.kernel.dims),
+                    expression(chunk_count(step.kernel.chunks)),
+                    label(node),
+                )
+            )
+
+    def _lower(
+        self,
+        node: Node,
+        group: Group,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+    ) -> Lowered:
+        try:
+            return lower(group, ins, outs, constant, self.machine)
+        except CompileError as e:
+            raise CompileError(f"{e} in the kernel of {label(node)}") from e
+
+    def _constant(self, node: Node, pack: Pack) -> np.ndarray:
+        op = node.inputs[pack.index].op
+        assert isinstance(op, Const)
+        return op.value
+
+    def _temp(self, nbytes: DimLike) -> int:
+        self.buffers.append(_Memory("arena", nbytes, name="temp"))
+        return len(self.buffers) - 1
+
+    def _symbol(self, kernel: Kernel) -> str:
+        """The native name of a kernel. Lowering is memoized, so equal layers share the object."""
+        known = self.by_identity.get(id(kernel))
+        if known is None:
+            known = f"{kernel.name}_{len(self.by_identity)}"
+            self.by_identity[id(kernel)] = known
+            self.kernels.append(replace(kernel, name=known))
+        return known
+
+
+def attribute_label(node: Node) -> str:
+    op = node.op
+    return op.label if isinstance(op, Input) else op.name
+
+
+def label(node: Node) -> str:
+    """What a group computes, for people: its main ops and where they come from."""
+    assert isinstance(node.op, Group)
+    names: list[str] = []
+    for n in node.op.body.nodes():
+        if not isinstance(n.op, Input | Const | Project) and n.op.name not in names:
+            names.append(n.op.name)
+    return "+".join(names[-6:]) + (f" @ {node.loc}" if node.loc else "")
+
+
+def chunk_count(e: KernelExpr) -> DimLike:
+    """A kernel's chunk expression over its dims, as a dimension."""
+    match e:
+        case Lit():
+            return int(e.value)
+        case Var():
+            return symbol(e.name)
+        case Binary():
+            return _ARITHMETIC[e.fn](chunk_count(e.a), chunk_count(e.b))
+    raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=type(e).__name__)
+
+
+_ARITHMETIC: dict[str, Callable[[DimLike, DimLike], DimLike]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+    "div": floordiv, "rem": mod, "max": dim_max, "min": dim_min,
+}  # fmt: skip
+
+
+def link(
+    graph: Graph,
+    machine: Machine,
+    isa: HostFeatures,
+    assemble: Assemble,
+    *,
+    stages: Mapping[str, str],
+    meta: Mapping[str, str],
+) -> rt.Program:
+    """Lower every group of a fused graph, assemble the kernels and lay out weights and buffers.
+
+    Raises CompileError, naming the group's ops and their place in the model.
+    """
+    storage = assign(graph)
+    linker = _Linker(storage.graph, storage, machine)
+    linker.link()
+    code = assemble(linker.kernels)
+    bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
+    buffers = tuple(
+        rt.Buffer(
+            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.zeroed, None, b.name
+        )
+        for i, b in enumerate(linker.buffers)
+    )
+    names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.outputs)))
+    return rt.Program(
+        symbols=tuple(rt.Symbol(s, *bounds.get(s, (1, None))) for s in graph.symbols()),
+        inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
+        outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.outputs, strict=True)),
+        buffers=buffers,
+        steps=tuple(linker.steps),
+        code=code,
+        weights=linker.weights.finish(),
+        isa=isa,
+        scratch_bytes=linker.scratch,
+        stages=stages,
+        meta=meta,
+    )
+
+
+def _spec(name: str, node: Node) -> rt.TensorSpec:
+    return rt.TensorSpec(name, node.dtype.name, tuple(expression(d) for d in node.shape))

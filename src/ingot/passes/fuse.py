@@ -1,0 +1,414 @@
+"""Fusion: every op joins a group; one group is one kernel (or a few).
+
+    dot -> add bias -> gelu -> dot            =>   group{dot, add, gelu} -> group{dot}
+    x -> max, sub, exp, sum, div              =>   group{max, sub, exp, sum, div}
+    conv -> relu -> pad -> conv               =>   group{conv, relu} -> pad (storage) -> group{conv}
+
+The graph is walked from its outputs. An op whose users all lie in one group joins it where the group's kind allows;
+otherwise it is the root of a group of its own. So a group has one result, and groups never form a cycle.
+
+- Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one has its own copy.
+- An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it (epilogue);
+  what it reads is memory, seen through strided views.
+- Reductions over the same dimensions of the same box share a group with all pointwise work around them.
+- Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
+
+What is left outside groups: inputs, constants, and storage ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingot import ops
+from ingot.ir.dims import estimate
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.types import Shape
+from ingot.ops.core.base import Category, category
+from ingot.ops.group import Group
+from ingot.ops.views import pull_back, strided_view
+
+Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
+
+_FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Iota, ops.DimValue)
+_COSTLY = (
+    ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
+)  # fmt: skip
+_CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+_REDUCTIONS = (ops.Reduce, ops.ArgReduce)
+
+
+def is_free(node: Node) -> bool:
+    """Each group may have its own copy: a view, a counter, or a scalar constant."""
+    return isinstance(node.op, _FREE) or (isinstance(node.op, Const) and node.op.value.size == 1)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
+    return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
+
+
+def is_leaf(node: Node) -> bool:
+    return isinstance(node.op, Input | Const)
+
+
+def takes_epilogue(node: Node) -> bool:
+    """Anchors that can apply pointwise ops to their result before storing it."""
+    return isinstance(node.op, (*_CONTRACTIONS, ops.ReduceWindow))
+
+
+@dataclass
+class _Open:
+    """A group while it grows, from its root towards what it reads."""
+
+    root: Node
+    box: Shape
+    members: set[Node] = field(default_factory=set)
+    axes: dict[Node, Axes | None] = field(default_factory=dict)
+    anchor: Node | None = None
+    reductions: list[Node] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        if self.reductions:
+            return "rows"
+        if self.anchor is None:
+            return "pointwise"
+        return "contraction" if isinstance(self.anchor.op, _CONTRACTIONS) else category(self.anchor.op).value
+
+
+class _Fusion:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.order = graph.nodes()
+        self.users = graph.uses()
+        self.outputs = set(graph.outputs)
+        self.homes: dict[Node, list[_Open]] = {}  # groups that compute a node (free nodes: several)
+        self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
+        self.storage: set[Node] = set()
+        self.tails = self._anchor_tails()
+
+    def run(self) -> Graph:
+        for node in reversed(self.order):
+            if not is_leaf(node) and (node in self.outputs or node in self.users):
+                self._place(node)
+        return self._build()
+
+    def _anchor_tails(self) -> set[Node]:
+        """Pointwise nodes that follow a contraction one by one: they belong to its epilogue."""
+        tails: set[Node] = set()
+        for n in self.order:
+            if category(n.op) is not Category.ELEMENTWISE:
+                continue
+            for i in n.inputs:
+                alone = len(self.users.get(i, ())) == 1 and i not in self.outputs
+                if alone and i.shape == n.shape and (takes_epilogue(i) or i in tails):
+                    tails.add(n)
+        return tails
+
+    def _place(self, node: Node) -> None:
+        users = self.users.get(node, [])
+        must = node in self.outputs or node in self.forced
+        homes: list[_Open] = []
+        for u in users:
+            for g in self.homes.get(u, ()):
+                if g not in homes:
+                    homes.append(g)
+        if self._is_storage(node):
+            self.storage.add(node)
+            self.forced.update(node.inputs[: None if isinstance(node.op, ops.Concat) else 1])
+            return
+        if isinstance(node.op, Project):
+            self.forced.add(node.inputs[0])
+            self.storage.add(node)
+            return
+        if is_free(node):
+            self._place_free(node, homes, must)
+            return
+        if not must and len(homes) == 1 and all(self.homes.get(u) for u in users) and self._join(homes[0], node):
+            return
+        self._open(node)
+
+    def _place_free(self, node: Node, homes: list[_Open], must: bool) -> None:
+        only_read_as_memory = node in self.forced and node not in self.outputs
+        if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and strided_view(node):
+            for i in node.inputs:
+                self.forced.add(i)
+            must = False
+        if must or not homes:
+            self._open(node)
+            return
+        for g in homes:
+            g.members.add(node)
+            g.axes[node] = self._axes_in(g, node)
+        self.homes[node] = homes
+
+    def _is_storage(self, node: Node) -> bool:
+        """Concats and zero pads whose operands are computed and which are read as memory."""
+        if node in self.outputs and not isinstance(node.op, ops.Concat):
+            return False
+        if isinstance(node.op, ops.Concat):
+            made = [i for i in node.inputs if not is_leaf(i) and not self._is_cheap_chain(i)]
+            return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
+        if not isinstance(node.op, ops.Pad) or any(node.op.interior) or min((*node.op.low, *node.op.high)) < 0:
+            return False
+        fill = node.inputs[1]
+        zero = isinstance(fill.op, Const) and not fill.op.value.any()
+        return zero and node in self.forced and not is_leaf(node.inputs[0]) and not is_free(node.inputs[0])
+
+    def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
+        """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
+        if is_leaf(node) or is_free(node):
+            return True
+        if depth == 0 or not is_pointwise(node) or isinstance(node.op, (*_COSTLY, ops.Concat)):
+            return False
+        return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
+
+    def _has_anchor(self, node: Node, depth: int = 8) -> bool:
+        if depth == 0 or is_leaf(node):
+            return False
+        if not is_pointwise(node) and not is_free(node):
+            return True
+        return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
+
+    def _open(self, node: Node) -> None:
+        g = _Open(node, node.shape if len(node.types) == 1 else ())
+        g.members.add(node)
+        g.axes[node] = tuple(range(len(g.box)))
+        self.homes[node] = [g]
+        if isinstance(node.op, _REDUCTIONS):
+            self._start_rows(g, node)
+        elif not is_pointwise(node) and not is_free(node):
+            self._anchor(g, node)
+
+    def _anchor(self, g: _Open, node: Node) -> None:
+        g.anchor = node
+        self.forced.update(node.inputs)
+
+    def _join(self, g: _Open, node: Node) -> bool:
+        """Add `node`, all of whose users are in `g`, if the group's kind allows it."""
+        axes = self._axes_in(g, node)
+        if isinstance(node.op, _REDUCTIONS):
+            joined = self._join_reduction(g, node, axes)
+        elif is_pointwise(node):
+            joined = self._accepts_pointwise(g, node, axes)
+        else:
+            free = g.anchor is None and not g.reductions and len(node.types) == 1
+            behind = takes_epilogue(node) and self._aligned(g, node)
+            joined = free and (behind or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None)
+            if joined:
+                self._anchor(g, node)
+        if joined:
+            g.members.add(node)
+            g.axes[node] = self._axes_in(g, node)
+            self.homes[node] = [g]
+        return joined
+
+    def _accepts_pointwise(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+        if node in self.tails and not (g.anchor is None and not g.reductions and self._aligned(g, node)):
+            return False
+        if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
+            return False
+        again = estimate(g_size(g.box)) > 2 * estimate(node.type.size)
+        cheap = not isinstance(node.op, _COSTLY) and all(is_leaf(i) or is_free(i) for i in node.inputs)
+        if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
+            return False
+        return g.anchor is None or self._aligned(g, node) or cheap
+
+    def _once_a_row(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+        """A small value that loops over the box compute outside their innermost loop: it does not follow the innermost
+        dimension, or it comes from a reduction that can join the group."""
+        if axes is None or g.anchor is not None:
+            return False
+        follows = tuple(sorted(a for a in axes if a is not None))
+        sized = [d for d in range(len(g.box)) if g.box[d] != 1]
+        if sized and sized[-1] not in follows:
+            return True
+        stack, budget = list(node.inputs), 16
+        while stack and budget:
+            n, budget = stack.pop(), budget - 1
+            if isinstance(n.op, _REDUCTIONS) and n.inputs[0].shape == g.box:
+                kept = tuple(d for d in range(len(g.box)) if d not in _reduced(n) and g.box[d] != 1)
+                return kept == tuple(d for d in follows if g.box[d] != 1)
+            if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
+                stack.extend(n.inputs)
+        return False
+
+    def _join_reduction(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+        """A reduction joins behind its full-box users (softmax) or before its row-shaped epilogue (a mean)."""
+        if g.anchor is not None or axes is None or node in self.outputs:
+            return False
+        box, reduced = node.inputs[0].shape, _reduced(node)
+        kept = tuple(d for d in range(len(box)) if d not in reduced)
+        if g.reductions:
+            same = g.reductions[0].inputs[0].shape == box and _reduced(g.reductions[0]) == reduced
+            fits = same and _follows(axes, kept, box)
+            if fits:
+                g.reductions.append(node)
+            return fits
+        if g.box == box and _follows(axes, kept, box):
+            g.reductions.append(node)
+            return True
+        row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in kept if box[d] != 1)
+        if not row_like or not self._aligned(g, node):
+            return False
+        g.reductions.append(node)
+        self._rebase(g, box, kept)
+        return True
+
+    def _start_rows(self, g: _Open, node: Node) -> None:
+        box = node.inputs[0].shape
+        g.reductions.append(node)
+        self._rebase(g, box, tuple(d for d in range(len(box)) if d not in _reduced(node)))
+
+    def _rebase(self, g: _Open, box: Shape, kept: tuple[int, ...]) -> None:
+        """Express the axes of a group over its result's box in the larger box that its reduction reads."""
+        sized = [d for d in range(len(g.box)) if g.box[d] != 1]
+        target = dict(zip(sized, [d for d in kept if box[d] != 1], strict=False))
+        for m, axes in g.axes.items():
+            g.axes[m] = None if axes is None else tuple(None if a is None else target.get(a) for a in axes)
+        g.box = box
+
+    def _aligned(self, g: _Open, node: Node) -> bool:
+        """Element i of `node` is needed for element i of the result alone, in row-major order."""
+        if node is g.root:
+            return True
+        for u in self.users.get(node, ()):
+            if g not in self.homes.get(u, ()):
+                continue
+            same = category(u.op) is Category.ELEMENTWISE and u.shape == node.shape
+            if not (same or isinstance(u.op, ops.Reshape)) or not self._aligned(g, u):
+                return False
+        return True
+
+    def _axes_in(self, g: _Open, node: Node) -> Axes | None:
+        """How the node's dimensions follow the group's box, agreed by all its users in the group."""
+        found: Axes | None = None
+        for u in self.users.get(node, ()):
+            if g not in self.homes.get(u, ()) and u is not g.root:
+                continue
+            axes = _operand_axes(u, node, g)
+            if axes is None or (found is not None and found != axes):
+                return None
+            found = axes
+        return found if node is not g.root else g.axes.get(node, found)
+
+    def _build(self) -> Graph:
+        """The graph of groups and storage ops, from the outputs' view."""
+        memo: dict[Node, Node] = {}
+        for n in self.order:
+            if is_leaf(n):
+                memo[n] = n
+            elif n in self.storage:
+                memo[n] = self._build_storage(n, memo)
+            elif n in self.homes and self.homes[n][0].root is n and len(self.homes[n]) == 1:
+                memo[n] = _build_group(self.homes[n][0], memo)
+        outputs: list[Node] = []
+        for i, n in enumerate(self.graph.outputs):
+            # an output is written by a group of its own
+            own = not is_leaf(n) and memo[n] not in outputs and isinstance(memo[n].op, Group)
+            outputs.append(memo[n] if own else _copy(f"out{i}", memo[n]))
+        return Graph(self.graph.inputs, tuple(outputs), self.graph.output_names, self.graph.bounds)
+
+    def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
+        """A storage op on built groups; operands that no group of this graph writes get a copying group."""
+        inputs = [memo.get(i, i) for i in node.inputs]
+        if isinstance(node.op, ops.Pad):
+            return node.op(inputs[0], node.inputs[1], loc=node.loc)
+        return node.op(*inputs, loc=node.loc)
+
+
+def g_size(shape: Shape) -> int:
+    size = 1
+    for d in shape:
+        size *= max(1, estimate(d))
+    return size
+
+
+def _reduced(node: Node) -> tuple[int, ...]:
+    op = node.op
+    return tuple(sorted(op.dims)) if isinstance(op, ops.Reduce) else (op.dim,)
+
+
+def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:
+    """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
+    return len(axes) == len(kept) and all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, kept, strict=True))
+
+
+def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:
+    """Axes of `node` as an operand of `user`, from the user's axes."""
+    axes = g.axes.get(user)
+    op = user.op
+    if isinstance(op, _REDUCTIONS) and user in g.reductions:
+        return tuple(range(len(node.shape))) if node.shape == g.box else None
+    if axes is None:
+        return None
+    if category(op) is Category.ELEMENTWISE and node.shape == user.shape:
+        return axes
+    if isinstance(op, ops.BroadcastInDim):
+        return tuple(
+            None if node.shape[own] == 1 and user.shape[d] != 1 else axes[d] for own, d in enumerate(op.dims)
+        )
+    if isinstance(op, ops.Transpose):
+        out: list[int | None] = [None] * len(axes)
+        for at, own in enumerate(op.permutation):
+            out[own] = axes[at]
+        return tuple(out)
+    if isinstance(op, ops.Reshape):
+        mine = [d for d in range(len(node.shape)) if node.shape[d] != 1]
+        theirs = [d for d in range(len(user.shape)) if user.shape[d] != 1]
+        if [node.shape[d] for d in mine] != [user.shape[d] for d in theirs]:
+            return None
+        by = dict(zip(mine, theirs, strict=True))
+        return tuple(axes[by[d]] if d in by else None for d in range(len(node.shape)))
+    return None
+
+
+def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
+    """The group's body over canonical inputs, so that equal groups have equal bodies."""
+    inside: dict[Node, Node] = {}
+    inputs: list[Node] = []
+    outer: list[Node] = []
+
+    def leaf(n: Node) -> Node:
+        p = Input(f"p{len(inputs)}", n.type)()
+        inputs.append(p)
+        outer.append(memo[n])
+        return p
+
+    order: list[Node] = []
+    stack: list[tuple[Node, bool]] = [(g.root, False)]
+    seen: set[Node] = set()
+    while stack:
+        n, expanded = stack.pop()
+        if expanded:
+            order.append(n)
+            continue
+        if n in seen:
+            continue
+        seen.add(n)
+        stack.append((n, True))
+        if n in g.members:
+            stack.extend((i, False) for i in reversed(n.inputs))
+    for n in order:
+        if n in g.members:
+            inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
+        elif isinstance(n.op, Const) and n.op.value.size == 1:
+            inside[n] = n
+        else:
+            inside[n] = leaf(n)
+    root = inside[g.root]
+    outputs = root.results if len(root.types) > 1 else (root,)
+    return Group(Graph(tuple(inputs), outputs), g.kind)(*outer, loc=g.root.loc)
+
+
+def _copy(label: str, value: Node) -> Node:
+    """A group that copies `value`; the label keeps copies of one value apart."""
+    p = Input(label, value.type)()
+    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
+
+
+def fuse(graph: Graph) -> Graph:
+    """A CORE graph (and kept composite ops) -> a graph of Group nodes, storage ops, inputs and constants."""
+    return _Fusion(graph).run()

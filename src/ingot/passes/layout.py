@@ -1,0 +1,170 @@
+"""Layout assignment: channels last inside, transposes only at the model's edges.
+
+    conv(NCHW) -> relu -> conv(NCHW)   ->   transpose -> conv(NHWC) -> relu -> conv(NHWC) -> transpose
+
+One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
+ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their operands
+(each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot import ops
+from ingot.ir.layout import reshape_groups
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ops.core.base import CoreOp, Perm, inverse, permute
+
+
+class _Layouts:
+    def __init__(self) -> None:
+        self.at: dict[Node, tuple[Node, Perm]] = {}
+        self.made: dict[tuple[Node, Perm], Node] = {}
+
+    def get(self, node: Node, perm: Perm) -> Node:
+        """The new node for `node` with its dimensions in the order `perm`."""
+        new, have = self.at[node]
+        if have == perm or len(perm) < 2:
+            return new
+        key = (node, perm)
+        if key not in self.made:
+            self.made[key] = self._convert(node, new, have, perm)
+        return self.made[key]
+
+    def _convert(self, node: Node, new: Node, have: Perm, perm: Perm) -> Node:
+        op = node.op
+        if isinstance(op, CoreOp) and have == _identity(len(perm)) and isinstance(op, ops.BroadcastInDim | ops.Iota):
+            direct = op.yielding(perm)
+            if direct is not None:
+                return direct(*new.inputs, loc=node.loc)
+        step = tuple(have.index(p) for p in perm)
+        return transpose(new, step)
+
+
+def _identity(rank: int) -> Perm:
+    return tuple(range(rank))
+
+
+def transpose(x: Node, permutation: Perm) -> Node:
+    """Transpose, as a reshape where only dimensions of size 1 move."""
+    if permutation == _identity(len(permutation)):
+        return x
+    sized = [p for p in permutation if x.shape[p] != 1]
+    if sized == sorted(sized):
+        return ops.Reshape(permute(x.shape, permutation))(x, loc=x.loc)
+    return ops.Transpose(permutation)(x, loc=x.loc)
+
+
+def channels_last(rank: int) -> Perm:
+    return (0, *range(2, rank), 1)
+
+
+def assign_layouts(graph: Graph) -> Graph:
+    """Put convolutions and all that follows them into channels-last order (see module)."""
+    if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
+        return graph
+    w = _Layouts()
+    for n in graph.nodes():
+        w.at[n] = _place(n, w)
+    outputs = tuple(w.get(o, _identity(o.type.rank)) for o in graph.outputs)
+    return replace(graph, outputs=outputs)
+
+
+def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
+    if isinstance(n.op, Input | Const):
+        return n, _identity(n.type.rank)
+    if isinstance(n.op, Project):
+        return n.op(w.at[n.inputs[0]][0], loc=n.loc), _identity(n.type.rank)
+    placed = _relabel(n, w) or _convolution(n, w) or _following(n, w)
+    if placed is not None:
+        return placed
+    new = n.op(*(w.get(i, _identity(i.type.rank)) for i in n.inputs), loc=n.loc)
+    return new, _identity(n.type.rank) if len(n.types) == 1 else ()
+
+
+def _relabel(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
+    """Transposes move no data; reshapes that merge or split neighbours keep their operand's order."""
+    if isinstance(n.op, ops.Transpose):
+        new, have = w.at[n.inputs[0]]
+        back = inverse(n.op.permutation)
+        return new, tuple(back[d] for d in have)
+    if not isinstance(n.op, ops.Reshape):
+        return None
+    x = n.inputs[0]
+    new, have = w.at[x]
+    if have == _identity(x.type.rank):
+        return None
+    groups = reshape_groups(x.shape, n.shape)
+    if groups is None:
+        return None
+    order: list[int] = []
+    at = 0
+    left = {olds[0]: (olds, news) for olds, news in groups if olds}
+    loose = [d for olds, news in groups if not olds for d in news]
+    while at < len(have):
+        found = left.get(have[at])
+        if found is None or tuple(have[at : at + len(found[0])]) != found[0]:
+            return None
+        order += found[1]
+        at += len(found[0])
+    order += loose
+    return ops.Reshape(permute(n.shape, tuple(order)))(new, loc=n.loc), tuple(order)
+
+
+def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
+    op = n.op
+    if not isinstance(op, ops.Convolution) or op.lhs_layout.find("C") != 1:
+        return None
+    perm = channels_last(n.type.rank)
+    spatial = op.lhs_layout[2:]
+    last = f"N{spatial}C"
+    new = replace(op, lhs_layout=last, out_layout=last)
+    x, k = n.inputs
+    return new(w.get(x, perm), w.get(k, _identity(k.type.rank)), loc=n.loc), perm
+
+
+def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
+    """Ops that work in any order take that of their largest permuted operand."""
+    op = n.op
+    if not isinstance(op, CoreOp) or len(n.types) != 1:
+        return None
+    full = [i for i in n.inputs if i.type.rank and i.type.rank == max(j.type.rank for j in n.inputs)]
+    wanted = [w.at[i][1] for i in full if w.at[i][1] != _identity(i.type.rank)]
+    if not wanted:
+        return None
+    perm = wanted[0]
+    moved = op.permuted(perm)
+    if moved is None:
+        return None
+    new, out = moved
+    inputs = [w.get(i, perm) if i.type.rank == len(perm) else w.get(i, _identity(i.type.rank)) for i in n.inputs]
+    return new(*inputs, loc=n.loc), out
+
+
+def explicit_padding(graph: Graph) -> Graph:
+    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo."""
+    memo: dict[Node, Node] = {}
+    for n in graph.nodes():
+        inputs = [memo[i] for i in n.inputs]
+        op = n.op
+        if isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation)):
+            memo[n] = _padded(op, inputs, n.loc)
+        else:
+            memo[n] = n.with_inputs(inputs) if not isinstance(op, Project) else op(*inputs, loc=n.loc)
+    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+
+
+def _padded(op: ops.Convolution, inputs: list[Node], loc: str) -> Node:
+    x, k = inputs
+    spatial = [d for d, c in enumerate(op.lhs_layout) if c not in "NC"]
+    low, high, interior = ([0] * x.type.rank for _ in range(3))
+    for d, (lo, hi), hole in zip(spatial, op.padding, op.lhs_dilation, strict=True):
+        low[d], high[d], interior[d] = lo, hi, hole - 1
+    zero = ops.scalar(0, x.dtype)
+    padded = ops.Pad(tuple(low), tuple(high), tuple(interior))(x, zero, loc=loc)
+    none = ((0, 0),) * len(spatial)
+    return replace(op, padding=none, lhs_dilation=(1,) * len(spatial))(padded, k, loc=loc)
+
+
+__all__ = ["assign_layouts", "explicit_padding", "transpose"]

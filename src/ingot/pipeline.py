@@ -1,0 +1,74 @@
+"""The pipeline: which passes run on a model, in which order, and why there.
+
+    frontend -> MODEL graph -> CORE graph -> fused groups -> kernel IR -> machine code -> Program
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ingot.ir.node import Graph, Op
+from ingot.ir.show import show
+from ingot.link import link
+from ingot.ops import GRU, LSTM, Attention
+from ingot.passes.fold import fold_constants
+from ingot.passes.fold_batch_norm import fold_batch_norm
+from ingot.passes.fuse import fuse
+from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.lower import lower_model_ops
+from ingot.passes.simplify import simplify
+from ingot.runtime.program import Program
+from ingot.schedule.machine import Machine, machine_of
+from ingot.support.native import HostFeatures
+
+Pass = Callable[[Graph], Graph]
+
+KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU})  # ops with kernels of their own
+
+CPU: tuple[tuple[str, Pass], ...] = (
+    ("fold_batch_norm", fold_batch_norm),  # while convolutions and norms still have their names
+    ("lower", lambda g: lower_model_ops(g, KEPT)),
+    ("fold", fold_constants),
+    ("simplify", simplify),
+    ("layout", assign_layouts),
+    ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
+    ("fold2", fold_constants),  # transposed weights
+    ("simplify2", simplify),
+    ("fuse", fuse),
+)
+
+
+@dataclass
+class Trace:
+    """What happened to a graph: (stage, seconds, graph after it)."""
+
+    stages: list[tuple[str, float, Graph]] = field(default_factory=list)
+
+
+def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...] = CPU, trace: Trace | None = None) -> Graph:
+    """Run `passes` in order."""
+    for name, run in passes:
+        begin = time.perf_counter()
+        graph = run(graph)
+        if trace is not None:
+            trace.stages.append((name, time.perf_counter() - begin, graph))
+    return graph
+
+
+def build_program(graph: Graph, isa: HostFeatures, threads: int, meta: dict[str, str] | None = None) -> Program:
+    """Compile a MODEL graph for a CPU with the features `isa`."""
+    from ingot.targets.cpu.assemble import assemble
+    from ingot.targets.cpu.llvm import print_module
+
+    machine: Machine = machine_of(isa.arch, isa.features, threads)
+    fused = optimize(graph)
+    return link(
+        fused,
+        machine,
+        isa,
+        lambda kernels: assemble([print_module(kernels, isa)], isa),
+        stages={"fused": show(fused)},
+        meta=meta or {},
+    )

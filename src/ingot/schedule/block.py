@@ -1,0 +1,121 @@
+"""A statement list under construction, with fresh names and what is known of its loop variables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, Stmt, Store, Var
+from ingot.ir.types import DType, i64
+from ingot.schedule.index import dim_expr
+
+
+OPERANDS = ("a", "b", "c", "base", "index", "cond", "mask")
+
+
+class Block:
+    """Statements are appended in order; nested blocks share the names and the knowledge of loop variables."""
+
+    def __init__(self, parent: Block | None = None):
+        self.stmts: list[Stmt] = []
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self._names: itertools.count[int] = parent._names if parent else itertools.count()
+        self._homes: dict[str, Block] = parent._homes if parent else {}
+        self.multiples: dict[str, int] = dict(parent.multiples) if parent else {}
+
+    @property
+    def body(self) -> Body:
+        return tuple(self.stmts)
+
+    def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1) -> Var:
+        v = Var(dtype, lanes, f"{hint}{next(self._names)}")
+        self._homes[v.name] = self
+        return v
+
+    @property
+    def root(self) -> Block:
+        return self if self.parent is None else self.parent.root
+
+    def sees(self, other: Block) -> bool:
+        """Whether what stands in `other` so far is visible here: it is this block or one around it."""
+        b: Block | None = self
+        while b is not None and b.depth > other.depth:
+            b = b.parent
+        return b is other
+
+    def home(self, *exprs: Expr) -> Block:
+        """The outermost block around here in which every variable of `exprs` is defined."""
+        deepest = self.root
+        stack = list(exprs)
+        while stack:
+            e = stack.pop()
+            if isinstance(e, Var):
+                at = self._homes.get(e.name)
+                if at is not None and at.depth > deepest.depth:
+                    deepest = at
+            else:
+                stack.extend(x for f in OPERANDS if isinstance(x := getattr(e, f, None), Expr))
+        return deepest
+
+    def let(self, value: Expr, hint: str = "v") -> Expr:
+        """Name a value; variables, literals and ramps of them stay as they are."""
+        if isinstance(value, Var | Lit) or (isinstance(value, Ramp) and isinstance(value.base, Var | Lit)):
+            return value
+        if isinstance(value, Ramp):
+            base = self.let(value.base, hint)
+            return Ramp(value.dtype, value.lanes, base, value.step)
+        v = self.fresh(hint, value.dtype, value.lanes)
+        self.stmts.append(Let(v, value))
+        return v
+
+    def alloc(
+        self, hint: str, dtype: DType, size: int, *, lanes: int = 1, stack: bool = False, scratch: int | None = None
+    ) -> Buffer:
+        """A register buffer of `size` values of `lanes`; a stack array; or scratch memory at a byte offset."""
+        space = "stack" if stack else "scratch" if scratch is not None else "register"
+        b = Buffer(f"{hint}{next(self._names)}", dtype, size, space, True, lanes, scratch or 0)
+        self.stmts.append(Alloc(b))
+        return b
+
+    def store(self, buffer: Buffer, index: Expr, value: Expr, mask: Expr | None = None) -> None:
+        self.stmts.append(Store(buffer, index, value, mask))
+
+    def loop(
+        self,
+        hint: str,
+        begin: DimLike | Expr,
+        end: DimLike | Expr,
+        step: int,
+        body: Callable[[Block, Expr], None],
+        *,
+        unroll: bool = False,
+        multiple: int | None = None,
+    ) -> None:
+        """for var in range(begin, end, step): body(block, var). A loop of one known turn is its body.
+
+        `multiple`: what the variable is always a multiple of; `step` when the loop starts at zero.
+        """
+        lo = begin if isinstance(begin, Expr) else dim_expr(begin)
+        hi = end if isinstance(end, Expr) else dim_expr(end)
+        if isinstance(lo, Lit) and isinstance(hi, Lit):
+            if int(lo.value) >= int(hi.value):
+                return
+            if int(lo.value) + step >= int(hi.value):
+                body(self, lo)
+                return
+        inner = Block(self)
+        v = inner.fresh(hint)
+        if multiple is None and isinstance(lo, Lit) and int(lo.value) % step == 0:
+            multiple = step
+        inner.multiples[v.name] = multiple or 1
+        body(inner, v)
+        self.stmts.append(For(v, lo, hi, step, inner.body, unroll))
+
+    def when(self, cond: Expr, then: Callable[[Block], None], orelse: Callable[[Block], None] | None = None) -> None:
+        a, b = Block(self), Block(self)
+        then(a)
+        if orelse:
+            orelse(b)
+        self.stmts.append(If(cond, a.body, b.body))

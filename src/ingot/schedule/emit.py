@@ -1,0 +1,352 @@
+"""Inline evaluation: the value of a pointwise/view/gather DAG at one index, as kernel IR.
+
+    emitter.value(node, index)      %3 = add(%1, broadcast(%2))  at (i, ramp(j))   ->
+                                    let a = load(p1, i*64+j, 16);  let b = splat(load(p2, i));  let c = a + b
+
+An index is one i64 expression per dimension; at most a few of them are vectors (a `Ramp` at the vectorized position).
+Leaves are bound by the schedule: to loads from a buffer by its layout, or to values in registers. Every op's value is
+bound to a name once per index, so shared subgraphs are evaluated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Buffer, Expr, Lit, Ramp
+from ingot.ir.node import Const, Node
+from ingot.ir.types import boolean, i64
+from ingot.ops.core.base import Category, category
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.ir.layout import Layout, reshape_groups
+from ingot.support.errors import CompileError
+
+Index = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A bound value. `home`: the block from which on it exists (None: from the start). `pinned`: it changes as statements
+    run (a buffer that the kernel itself writes), so reads stay where they are asked for."""
+
+    read: Callable[[Block, Index, Expr | None], Expr]
+    home: Block | None = None
+    pinned: bool = False
+
+
+def load_leaf(buffer: Buffer, layout: Layout, pinned: bool = False) -> Leaf:
+    """A leaf that reads `buffer` by `layout`."""
+    return Leaf(
+        lambda block, index, mask: load_at(block, buffer, ix.linear(index, layout.strides, layout.offset), mask),
+        pinned=pinned,
+    )
+
+
+def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) -> Expr:
+    """The cheapest read of a flat index: a scalar and a splat, consecutive elements, or a gather."""
+    step = ix.lane_step(flat)
+    if flat.lanes == 1 and (mask is None or mask.lanes == 1):
+        return block.let(k.load(buffer, flat, 1, mask))
+    if step == 0 and (mask is None or mask.lanes == 1):
+        return k.splat(block.let(k.load(buffer, ix.first_lane(flat), 1, mask)), flat.lanes)
+    lanes = max(flat.lanes, mask.lanes if mask is not None else 1)
+    mask = k.splat(mask, lanes) if mask is not None else None
+    if step == 1:
+        return block.let(k.load(buffer, ix.first_lane(flat), lanes, mask))
+    return block.let(k.gather(buffer, k.splat(flat, lanes), mask))
+
+
+def store_at(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
+    """Write lanes of `value` at a flat index: consecutive elements or a scatter."""
+    step = ix.lane_step(flat)
+    at = ix.first_lane(flat) if step == 1 or flat.lanes == 1 else flat
+    block.store(buffer, at, k.splat(value, flat.lanes), mask)
+
+
+def both(a: Expr | None, b: Expr) -> Expr:
+    return b if a is None else k.binary("and", a, b)
+
+
+class Emitter:
+    """Evaluates nodes of one group body into blocks. `leaves` binds nodes to values; everything else is computed.
+
+    A value lands in the outermost block in which its index and leaves are known: what a loop does not change stands
+    before the loop.
+    """
+
+    def __init__(self, leaves: Mapping[Node, Leaf]):
+        self._leaves = dict(leaves)
+        self._memo: dict[tuple[object, ...], tuple[Block, Expr]] = {}
+        self._floors: dict[Node, tuple[Block | None, bool]] = {}
+        self._keep: list[object] = []
+
+    def bind(self, node: Node, leaf: Leaf) -> None:
+        """Bind `node` from here on; what was computed from it earlier stays as computed."""
+        self._leaves[node] = leaf
+        self._floors.clear()
+        self._memo = {key: v for key, v in self._memo.items() if key[0] != node.id}
+
+    def value(self, block: Block, node: Node, index: Index, mask: Expr | None = None) -> Expr:
+        """The value of `node` at `index`; where `mask` is off no memory is touched and the value is arbitrary."""
+        key = (node.id, *map(_index_key, index), id(mask))
+        found = self._memo.get(key)
+        if found is not None and block.sees(found[0]):
+            return found[1]
+        self._keep.append((index, mask))  # ids in keys stay valid while their objects live
+        floor, pinned = self._floor(node)
+        home = block
+        if not pinned:
+            home = block.home(*index, *(() if mask is None else (mask,)))
+            if floor is not None and floor.depth > home.depth:
+                home = floor
+        result = self._compute(home, node, index, mask)
+        self._memo[key] = (home, result)
+        return result
+
+    def _floor(self, node: Node) -> tuple[Block | None, bool]:
+        """The deepest home of the leaves under `node`, and whether any of them is pinned."""
+        found = self._floors.get(node)
+        if found is not None:
+            return found
+        leaf = self._leaves.get(node)
+        if leaf is not None:
+            result = (leaf.home, leaf.pinned)
+        else:
+            under = [self._floor(i) for i in node.inputs]
+            homes = [h for h, _ in under if h is not None]
+            result = (max(homes, key=lambda h: h.depth, default=None), any(p for _, p in under))
+        self._floors[node] = result
+        return result
+
+    def _compute(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+        leaf = self._leaves.get(node)
+        if leaf is not None:
+            return leaf.read(block, index, mask)
+        op = node.op
+        rule = _RULES.get(type(op))
+        if rule is not None:
+            return rule(self, block, node, index, mask)
+        if category(op) is Category.ELEMENTWISE:
+            return self._elementwise(block, node, index, mask)
+        raise CompileError(f"{op.name} has no value rule", expected="a pointwise, view or gather op", where=node.loc)
+
+    def _elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+        xs = [self.value(block, i, index, mask) for i in node.inputs]
+        lanes = max((x.lanes for x in xs), default=1)
+        return block.let(node.op.scalar(*(k.splat(x, lanes) for x in xs)))
+
+
+def _index_key(e: Expr) -> object:
+    """Small expressions by value, deep ones by identity (hashing a shared DAG is exponential)."""
+    if isinstance(e, Ramp):
+        return (e.lanes, e.step, _index_key(e.base))
+    if isinstance(e, Lit):
+        return ("lit", e.lanes, e.value)
+    return getattr(e, "name", None) or id(e)
+
+
+def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    value = node.op.value
+    if value.size != 1:
+        raise CompileError("a constant with more than one element must be a group input")
+    v = value.reshape(())[()]
+    return Lit(node.dtype, 1, bool(v) if node.dtype == boolean else int(v) if node.dtype.is_integer else float(v))
+
+
+def _broadcast(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    at = tuple(
+        ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(node.op.dims)
+    )
+    return em.value(block, x, at, mask)
+
+
+def _reshape(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    return em.value(block, x, reshape_index(block, x.shape, node.shape, index), mask)
+
+
+def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ...], index: Index) -> Index:
+    """The coordinates in `old` of the element at `index` in `new`."""
+    groups = reshape_groups(old, new) or [(tuple(range(len(old))), tuple(range(len(new))))]
+    out: list[Expr] = [ZERO] * len(old)
+    for olds, news in groups:
+        news = tuple(d for d in news if new[d] != 1)
+        olds = tuple(d for d in olds if old[d] != 1)
+        if not news or not olds:
+            continue
+        flat = index[news[0]]
+        for d in news[1:]:
+            flat = ix.add(ix.mul(flat, dim_expr(new[d])), index[d])
+        if len(olds) > 1 and len(news) > 1:
+            flat = block.let(flat, "f")
+        for d, e in zip(olds, ix.delinearize(flat, tuple(old[d] for d in olds), block.multiples), strict=True):
+            out[d] = block.let(e, "i") if len(olds) > 1 else e
+    return tuple(out)
+
+
+def _transpose(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    at: list[Expr] = [ZERO] * len(index)
+    for out, own in enumerate(node.op.permutation):
+        at[own] = index[out]
+    return em.value(block, x, tuple(at), mask)
+
+
+def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    at = tuple(
+        ix.add(ix.mul(i, integer(n)), dim_expr(s)) for i, s, n in zip(index, op.start, op.strides, strict=True)
+    )
+    return em.value(block, node.inputs[0], at, mask)
+
+
+def _reverse(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    at = tuple(
+        ix.sub(dim_expr(x.shape[d] - 1), e) if d in node.op.dims else e for d, e in enumerate(index)
+    )
+    return em.value(block, x, at, mask)
+
+
+def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    x, fill = node.inputs
+    op = node.op
+    inside: Expr | None = None
+    at: list[Expr] = []
+    for d, e in enumerate(index):
+        low, high, interior = op.low[d], op.high[d], op.interior[d]
+        e = ix.sub(e, dim_expr(low))
+        checked = (low != 0, high != 0)
+        if interior:
+            e = block.let(e, "p")
+            step = integer(interior + 1)
+            inside = both(inside, k.binary("eq", k.binary("rem", e, step), ZERO))
+            if low != 0:
+                inside = both(inside, k.binary("ge", e, ZERO))
+            e, checked = k.binary("div", e, step), (False, True)
+        if checked[0]:
+            inside = both(inside, k.binary("ge", e, ZERO))
+        if checked[1]:
+            inside = both(inside, k.binary("lt", e, dim_expr(x.shape[d])))
+        at.append(e)
+    if inside is None:
+        return em.value(block, x, tuple(at), mask)
+    inside = block.let(inside, "in")
+    value = em.value(block, x, tuple(at), both(mask, inside))
+    return block.let(k.select(inside, value, em.value(block, fill, (), mask)))
+
+
+def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    axis = node.op.dimension
+    start: DimLike = 0
+    result: Expr | None = None
+    for x in node.inputs:
+        at = ix.sub(index[axis], dim_expr(start))
+        after = k.binary("ge", index[axis], dim_expr(start))
+        before = k.binary("lt", index[axis], dim_expr(start + x.shape[axis]))
+        here = block.let(k.binary("and", after, before), "in")
+        value = em.value(block, x, (*index[:axis], at, *index[axis + 1 :]), both(mask, here))
+        result = value if result is None else block.let(k.select(here, value, result))
+        start = start + x.shape[axis]
+    if result is None:
+        raise CompileError("concat of nothing")
+    return result
+
+
+def _iota(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    return block.let(k.cast(index[node.op.dimension], node.dtype))
+
+
+def _dim_value(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    return k.cast(dim_expr(node.op.dim), node.dtype)
+
+
+def _clamped(e: Expr, low: DimLike, high: DimLike) -> Expr:
+    return k.binary("max", k.binary("min", e, dim_expr(high)), dim_expr(low))
+
+
+def _gather(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    """StableHLO gather: result[batch, offset] = x[start(batch) clamped + offset]."""
+    x, indices = node.inputs
+    op = node.op
+    batch = [d for d in range(node.type.rank) if d not in op.offset_dims]
+    window = [d for d in range(x.type.rank) if d not in op.collapsed_slice_dims + op.operand_batching_dims]
+    at: list[Expr] = [ZERO] * x.type.rank
+    for out, own in zip(op.offset_dims, window, strict=True):
+        at[own] = index[out]
+    batch_index = [index[d] for d in batch]
+    for own, d in zip(op.operand_batching_dims, op.start_indices_batching_dims, strict=True):
+        at[own] = batch_index[d - (d > op.index_vector_dim)]
+    for component, own in enumerate(op.start_index_map):
+        where = list(batch_index)
+        if op.index_vector_dim < indices.type.rank:
+            where.insert(op.index_vector_dim, integer(component))
+        start = k.cast(em.value(block, indices, tuple(where), mask), i64)
+        last = x.shape[own] - op.slice_sizes[own]
+        at[own] = ix.add(at[own], block.let(_clamped(start, 0, last), "g"))
+    return em.value(block, x, tuple(at), mask)
+
+
+def _dynamic_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    x, *starts = node.inputs
+    at: list[Expr] = []
+    for d, (e, s) in enumerate(zip(index, starts, strict=True)):
+        first = k.cast(em.value(block, s, (), None), i64)
+        at.append(ix.add(e, block.let(_clamped(first, 0, x.shape[d] - node.op.sizes[d]), "s")))
+    return em.value(block, x, tuple(at), mask)
+
+
+def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    x, update, *starts = node.inputs
+    at: list[Expr] = []
+    inside: Expr | None = mask
+    for d, (e, s) in enumerate(zip(index, starts, strict=True)):
+        first = k.cast(em.value(block, s, (), None), i64)
+        e = ix.sub(e, block.let(_clamped(first, 0, x.shape[d] - update.shape[d]), "s"))
+        inside = both(inside, k.binary("and", k.binary("ge", e, ZERO), k.binary("lt", e, dim_expr(update.shape[d]))))
+        at.append(e)
+    if inside is None:
+        return em.value(block, update, (), mask)
+    inside = block.let(inside, "in")
+    new = em.value(block, update, tuple(at), inside)
+    return block.let(k.select(inside, new, em.value(block, x, index, mask)))
+
+
+Rule = Callable[[Emitter, Block, Node, Index, Expr | None], Expr]
+_RULES: dict[type, Rule] = {
+    Const: _const,
+    ops.BroadcastInDim: _broadcast,
+    ops.Reshape: _reshape,
+    ops.Transpose: _transpose,
+    ops.Slice: _slice,
+    ops.Reverse: _reverse,
+    ops.Pad: _pad,
+    ops.Concat: _concat,
+    ops.Iota: _iota,
+    ops.DimValue: _dim_value,
+    ops.Gather: _gather,
+    ops.DynamicSlice: _dynamic_slice,
+    ops.DynamicUpdateSlice: _dynamic_update_slice,
+}
+
+
+def can_inline(node: Node) -> bool:
+    """Whether `value` has a rule for this node: it needs no loop of its own."""
+    if isinstance(node.op, Const):
+        return node.op.value.size == 1
+    return type(node.op) in _RULES or node.category(op) is Category.ELEMENTWISE
+
+
+def scalar_constant(node: Node) -> float | int | bool | None:
+    """The value of a one-element constant, None for anything else."""
+    if isinstance(node.op, Const) and node.op.value.size == 1:
+        return np.asarray(node.op.value).reshape(()).item()
+    return None

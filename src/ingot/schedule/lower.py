@@ -1,0 +1,41 @@
+"""One fused group -> kernels: the table of strategies by the group's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph
+from ingot.ops.group import Group
+from ingot.schedule.lowered import Lowered
+from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import lower_pointwise
+from ingot.schedule.reduction import lower_rows
+from ingot.support.errors import CompileError
+
+Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
+PackingStrategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
+
+STRATEGIES: dict[str, Strategy] = {
+    "pointwise": lower_pointwise,
+    "rows": lower_rows,
+}
+
+
+PACKING: dict[str, PackingStrategy] = {}
+
+
+def lower(
+    group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError.
+
+    `constant` tells which operands are constants: these may be repacked at compile time.
+    """
+    packing = PACKING.get(group.kind)
+    if packing is not None:
+        return packing(group.body, ins, outs, constant, machine)
+    strategy = STRATEGIES.get(group.kind)
+    if strategy is None:
+        raise CompileError(f"no kernel strategy for a {group.kind} group", expected=", ".join([*STRATEGIES, *PACKING]))
+    return strategy(group.body, ins, outs, machine)

@@ -1,0 +1,46 @@
+"""What lowering a fused group gives: kernels with their operands, temporaries, and constants to repack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A kernel's buffer operand: the group's input or output, a temporary, or a repacked constant, by index."""
+
+    kind: Literal["in", "out", "temp", "pack"]
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch. `args` are in the order of kernel.params; kernel.dims are symbols, taken by name."""
+
+    kernel: Kernel
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation (for sharing)."""
+
+    index: int
+    key: str
+    transform: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered group: steps run in order; temps are byte sizes of memory that lives from its first to its last step."""
+
+    steps: tuple[Step, ...]
+    temps: tuple[DimLike, ...] = ()
+    packs: tuple[Pack, ...] = ()

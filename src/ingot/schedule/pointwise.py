@@ -1,0 +1,311 @@
+"""Pointwise groups: every output element is an expression of the inputs; loops over the output, vectors along one dimension.
+
+    out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store(out, i*n+j, f(load a, load b), 16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
+from ingot.ir.kernel import Buffer, Expr, Gather, If, For, Kernel, Let, Store, Stmt
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import Shape, TensorType
+from ingot.ops import BroadcastInDim
+from ingot.ops.core.base import Category, category
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index, load_leaf, store_at
+from ingot.schedule.index import dim_expr, integer
+from ingot.ir.layout import Layout
+from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.schedule.machine import Machine
+
+CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A group's inputs and outputs as kernel buffers."""
+
+    ins: tuple[Buffer, ...]
+    outs: tuple[Buffer, ...]
+
+    @staticmethod
+    def of(body: Graph) -> Operands:
+        # users' arrays are aligned to their elements only
+        ins = tuple(Buffer(f"in{i}", n.dtype, align=n.dtype.nbytes) for i, n in enumerate(body.inputs))
+        outs = tuple(
+            Buffer(f"out{i}", n.dtype, writable=True, align=n.dtype.nbytes) for i, n in enumerate(body.outputs)
+        )
+        return Operands(ins, outs)
+
+    @property
+    def params(self) -> tuple[Buffer, ...]:
+        return (*self.ins, *self.outs)
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        return (*(Arg("in", i) for i in range(len(self.ins))), *(Arg("out", i) for i in range(len(self.outs))))
+
+    def emitter(self, body: Graph, layouts: tuple[Layout, ...]) -> Emitter:
+        return Emitter(
+            {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)}
+        )
+
+
+def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
+    """The kernel's dim parameters: one per symbol that `dims` mention, sorted by name."""
+    names = sorted(set().union(*(symbols_of(d) for d in dims)) if dims else set())
+    return tuple(k.var(n) for n in names)
+
+
+def body_dims(body: Graph, layouts: tuple[Layout, ...]) -> tuple[DimLike, ...]:
+    """Every dimension that the code of a group may mention."""
+    dims: list[DimLike] = []
+    for n in body.nodes():
+        for t in n.types:
+            dims += t.shape
+        dims += [d for v in n.op.attributes().values() for d in _dims_in(v)]
+    for lay in layouts:
+        dims += [*lay.shape, *lay.strides, lay.offset]
+    return tuple(dims)
+
+
+def _dims_in(value: object) -> list[DimLike]:
+    if isinstance(value, Dim):
+        return [value]
+    return [d for v in value for d in _dims_in(v)] if isinstance(value, tuple) else []
+
+
+def lower_pointwise(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+) -> Lowered:
+    """One kernel for all outputs, which have one shape."""
+    operands = Operands.of(body)
+    shape = body.outputs[0].shape
+    flat = _flattened(body, ins, outs)
+    if flat is not None:
+        body, ins, outs, shape = flat
+    axis = _vector_axis(body, operands, ins, outs, shape, machine)
+    chunk = k.var("chunk")
+    top = Block()
+    emitter = operands.emitter(body, ins)
+
+    def write(block: Block, index: Index, mask: Expr | None) -> None:
+        for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
+            value = emitter.value(block, root, index, mask)
+            store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask)
+
+    chunks = chunked_loops(top, chunk, shape, axis, lanes_for(body, machine), machine, write)
+    dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
+    kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
+    return Lowered((Step(kernel, operands.args),))
+
+
+def lanes_for(body: Graph, machine: Machine) -> int:
+    """Vector lanes: a full vector of the widest type that the group stores or reads most."""
+    widths = [n.dtype.bits for n in (*body.inputs, *body.outputs) if n.type.rank] or [32]
+    return max(1, machine.vector_bits // max(min(widths), 32))
+
+
+def _flattened(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
+) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...], Shape] | None:
+    """The same group over one flat dimension, where nothing in it depends on the shape."""
+    shape = body.outputs[0].shape
+    if not all(lay.is_contiguous for lay in (*ins, *outs)):
+        return None
+    for n in body.nodes():
+        plain = category(n.op) is Category.ELEMENTWISE or n in body.inputs or n.type.rank == 0
+        splat = category(n.op) is Category.VIEW and n.inputs and n.inputs[0].type.rank == 0
+        if not (plain or splat) or (n.type.rank > 0 and n.shape != shape):
+            return None
+    flat = (product(shape),)
+    memo: dict[Node, Node] = {}
+    for n in body.nodes():
+        memo[n] = _with_shape(n, [memo[i] for i in n.inputs], flat)
+    new = Graph(tuple(memo[n] for n in body.inputs), tuple(memo[n] for n in body.outputs))
+    lay = Layout.contiguous(flat)
+    scalar = Layout.contiguous(())
+    return new, tuple(lay if n.type.rank else scalar for n in new.inputs), tuple(lay for _ in outs), flat
+
+
+def _with_shape(node: Node, inputs: list[Node], flat: Shape) -> Node:
+    if isinstance(node.op, Input):
+        return Input(node.op.label, TensorType(node.dtype, flat))() if node.type.rank else node
+    if isinstance(node.op, BroadcastInDim):
+        return replace(node.op, shape=flat)(*inputs)
+    return node.op(*inputs)
+
+
+def chunked_loops(
+    top: Block,
+    chunk: k.Var,
+    shape: Shape,
+    axis: int,
+    lanes: int,
+    machine: Machine,
+    write: Callable[[Block, Index, Expr | None], None],
+) -> Expr:
+    """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
+
+    The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are few
+    and the vector dimension is long, that is cut too.
+    """
+    if not shape:
+        write(top, (), None)
+        return integer(1)
+    order = [d for d in range(len(shape)) if d != axis]
+    long = estimate(shape[axis])
+    prefix: list[int] = []
+    count = 1
+    for d in order:
+        inner = long
+        for e in order[len(prefix) :]:
+            inner *= estimate(shape[e])
+        if inner <= CHUNK and count >= 1:
+            break
+        prefix.append(d)
+        count *= estimate(shape[d])
+    rest = [d for d in order if d not in prefix]
+    inner = long
+    for d in rest:
+        inner *= estimate(shape[d])
+    run = max(1, CHUNK // max(inner, 1))
+    block_size = shape[axis]
+    vector_blocks: DimLike = 1
+    if not rest and inner > 2 * CHUNK:
+        size = CHUNK
+        if isinstance(shape[axis], int):
+            size = -(-inner // -(-inner // CHUNK))
+            size = -(-size // (4 * lanes)) * 4 * lanes
+        block_size, vector_blocks = size, ceildiv(shape[axis], size)
+    rows = product(shape[d] for d in prefix)
+    row_chunks = ceildiv(rows, run)
+    total = dim_expr(row_chunks * vector_blocks)
+
+    def over_rows(block: Block, row: Expr) -> None:
+        coordinates = ix.delinearize(row, tuple(shape[d] for d in prefix), block.multiples) if prefix else ()
+        index: list[Expr] = [integer(0)] * len(shape)
+        for d, e in zip(prefix, coordinates, strict=True):
+            index[d] = block.let(e, "i")
+        nest(block, index, list(rest))
+
+    def nest(block: Block, index: list[Expr], left: list[int]) -> None:
+        if not left:
+            along(block, index)
+            return
+
+        def step(inner_block: Block, v: Expr) -> None:
+            nest(inner_block, [v if d == left[0] else e for d, e in enumerate(index)], left[1:])
+
+        block.loop("i", 0, shape[left[0]], 1, step)
+
+    def along(block: Block, index: list[Expr]) -> None:
+        def at(e: Expr) -> Index:
+            return tuple(e if d == axis else x for d, x in enumerate(index))
+
+        if vector_blocks == 1:
+            vector_loop(block, integer(0), shape[axis], lanes, machine, lambda b, e, m: write(b, at(e), m))
+            return
+        low = top_low
+        high = top.let(k.binary("min", k.add(low, dim_expr(block_size)), dim_expr(shape[axis])), "hi")
+        vector_loop(block, low, high, lanes, machine, lambda b, e, m: write(b, at(e), m), multiple=lanes)
+
+    which, part = chunk, integer(0)
+    if vector_blocks != 1:
+        which = top.let(k.binary("div", chunk, dim_expr(vector_blocks)), "row")
+        part = k.binary("rem", chunk, dim_expr(vector_blocks))
+    top_low = top.let(k.mul(part, dim_expr(block_size)), "lo") if vector_blocks != 1 else integer(0)
+    if isinstance(rows, int) and rows <= 1:
+        over_rows(top, integer(0))
+        return total
+    first = top.let(k.mul(which, integer(run)), "first")
+    if run == 1:
+        over_rows(top, first)
+        return total
+    last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
+    top.loop("r", first, last, 1, over_rows)
+    return total
+
+
+def vector_loop(
+    block: Block,
+    low: Expr,
+    high: DimLike | Expr,
+    lanes: int,
+    machine: Machine,
+    body: Callable[[Block, Expr, Expr | None], None],
+    multiple: int | None = None,
+) -> None:
+    """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without mask registers."""
+    end = high if isinstance(high, Expr) else dim_expr(high)
+    if lanes == 1:
+        block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
+        return
+    span = k.binary("div", k.sub(end, low), integer(lanes))
+    main = block.let(k.add(low, k.mul(span, integer(lanes))), "m")
+    known = multiple or (lanes if isinstance(low, k.Lit) and int(low.value) % lanes == 0 else 1)
+    block.loop("j", low, main, lanes, lambda b, e: body(b, k.ramp(e, lanes), None), multiple=known)
+    if isinstance(main, k.Lit) and isinstance(end, k.Lit) and main.value == end.value:
+        return
+    if not machine.masks:
+        block.loop("j", main, end, 1, lambda b, e: body(b, e, None))
+        return
+
+    def tail(b: Block) -> None:
+        mask = b.let(k.binary("lt", k.ramp(main, lanes), end), "tail")
+        body(b, k.ramp(main, lanes), mask)
+
+    if isinstance(main, k.Lit) and isinstance(end, k.Lit):
+        tail(block)
+    else:
+        block.when(k.binary("lt", main, end), tail)
+
+
+def _vector_axis(
+    body: Graph, operands: Operands, ins: tuple[Layout, ...], outs: tuple[Layout, ...], shape: Shape, machine: Machine
+) -> int:
+    """The dimension along which vectors read and write most cheaply, by trial emission."""
+    if len(shape) <= 1:
+        return 0
+    lanes = lanes_for(body, machine)
+    best, best_cost = len(shape) - 1, float("inf")
+    for axis in reversed(range(len(shape))):
+        size = estimate(shape[axis])
+        if size == 1:
+            continue
+        block = Block()
+        for d in range(len(shape)):
+            block.multiples[f"x{d}"] = lanes
+        index = tuple(k.ramp(k.var(f"x{d}"), lanes) if d == axis else k.var(f"x{d}") for d in range(len(shape)))
+        em = operands.emitter(body, ins)
+        for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
+            value = em.value(block, root, index)
+            store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value)
+        used = -(-size // lanes) * lanes / size if machine.masks or size >= lanes else lanes
+        cost = _cost(block.stmts, lanes) * used
+        if cost < best_cost * 0.99:
+            best, best_cost = axis, cost
+    return best
+
+
+def _cost(stmts: list[Stmt], lanes: int) -> float:
+    total = 0.0
+    for s in stmts:
+        match s:
+            case Let():
+                total += lanes if isinstance(s.value, Gather) else 1
+            case Store():
+                total += lanes if s.index.lanes > 1 else 1
+            case For() | If():
+                total += 1
+    return total
+
+
+__all__ = [
+    "Operands", "body_dims", "chunked_loops", "lanes_for", "lower_pointwise", "symbol_params", "vector_loop",
+]  # fmt: skip

@@ -1,0 +1,364 @@
+"""Row groups: reductions over one set of dimensions with the pointwise work before, between and after them, as one kernel.
+
+    softmax:  for row: m = max(x); s = sum(e = exp(x - m)); out = e / s
+    mean of NHWC over H, W:  for 32 channels at once: for h: for w: acc += x
+
+Reductions whose operands wait for other reductions run as later passes over the row. Where the innermost dimension is
+reduced, vectors run along it and are folded at the end of the pass; where it is kept, a vector holds that many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType, Shape, boolean, f16, bf16, f32, i64
+from ingot.ops import ArgReduce, Reduce
+from ingot.ops.core.base import identity_of
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.ir.layout import Layout
+from ingot.schedule.lowered import Lowered, Step
+from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import CHUNK, Operands, body_dims, lanes_for, symbol_params, vector_loop
+from ingot.support.errors import CompileError
+
+UNROLL = 4  # independent accumulators: they hide the latency of an add
+CACHE = 16384  # elements of a row that may be kept on the stack between passes
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The shape of a row group: the full box, the reduced dimensions, and the dimension that vectors run along."""
+
+    shape: Shape
+    reduced: tuple[int, ...]
+    axis: int
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(d for d in range(len(self.shape)) if d not in self.reduced)
+
+    @property
+    def kept_shape(self) -> Shape:
+        return tuple(self.shape[d] for d in self.kept)
+
+    @property
+    def horizontal(self) -> bool:
+        """Vectors run along a reduced dimension."""
+        return self.axis in self.reduced
+
+
+def reductions_of(body: Graph) -> list[Node]:
+    return [n for n in body.nodes() if isinstance(n.op, Reduce | ArgReduce)]
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    op = node.op
+    assert isinstance(op, Reduce | ArgReduce)
+    return tuple(sorted(op.dims)) if isinstance(op, Reduce) else (op.dim,)
+
+
+def rows_of(body: Graph) -> Rows | None:
+    """The common row shape of the group's reductions; None where they have none or disagree."""
+    found = reductions_of(body)
+    if not found:
+        return None
+    shape, reduced = found[0].inputs[0].shape, reduced_dims(found[0])
+    if any(n.inputs[0].shape != shape or reduced_dims(n) != reduced for n in found):
+        return None
+    sized = [d for d in range(len(shape)) if shape[d] != 1]
+    axis = sized[-1] if sized else len(shape) - 1
+    return Rows(shape, reduced, axis)
+
+
+def accumulator(dtype: DType) -> DType:
+    return f32 if dtype in (f16, bf16) else dtype
+
+
+class _Lowering:
+    def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, machine: Machine):
+        self.body, self.outs, self.rows, self.machine = body, outs, rows, machine
+        self.operands = Operands.of(body)
+        self.em: Emitter = self.operands.emitter(body, ins)
+        self.found = reductions_of(body)
+        arg = any(isinstance(n.op, ArgReduce) for n in self.found)
+        self.lanes = lanes_for(body, machine)
+        size = estimate(rows.shape[rows.axis])
+        if size < self.lanes and not machine.masks:
+            self.lanes = 1
+        if arg and rows.horizontal:
+            self.lanes = 1
+        if not rows.horizontal and size % (2 * self.lanes) == 0 and size >= 16 * self.lanes:
+            self.lanes *= 2
+        self.row: Index = ()
+        self.row_mask: Expr | None = None
+        self.cached: dict[Node, Buffer] = {}
+
+    def lower(self) -> Lowered:
+        rows, chunk = self.rows, k.var("chunk")
+        top = Block()
+        outer = [d for d in rows.kept if d != rows.axis]
+        count = product(rows.shape[d] for d in outer)
+        per_row = estimate(product(rows.shape[d] for d in rows.reduced)) * (1 if rows.horizontal else self.lanes)
+        run = max(1, CHUNK // max(per_row, 1))
+        blocks: DimLike = 1 if rows.horizontal else ceildiv(rows.shape[rows.axis], self.lanes)
+        if isinstance(count, int) and isinstance(blocks, int):
+            run = max(1, min(run, count * blocks // (4 * self.machine.threads)))
+        total = count * blocks
+
+        def one(block: Block, at: Expr) -> None:
+            first = at
+            if not rows.horizontal:
+                first = block.let(k.binary("div", at, dim_expr(blocks)), "row")
+                vector = block.let(k.binary("rem", at, dim_expr(blocks)), "vb")
+            coordinates = dict(
+                zip(outer, ix.delinearize(first, tuple(rows.shape[d] for d in outer), block.multiples), strict=True)
+                if outer
+                else ()
+            )
+            index = {d: block.let(e, "i") for d, e in coordinates.items()}
+            self.row_mask = None
+            if not rows.horizontal:
+                low = block.let(k.mul(vector, integer(self.lanes)), "lo")
+                block.multiples[getattr(low, "name", "")] = self.lanes
+                index[rows.axis] = k.ramp(low, self.lanes)
+                extent = rows.shape[rows.axis]
+                if not isinstance(extent, int) or extent % self.lanes:
+                    self.row_mask = block.let(k.binary("lt", k.ramp(low, self.lanes), dim_expr(extent)), "live")
+            self.row = tuple(index[d] for d in rows.kept)
+            self._row(block)
+
+        if run == 1:
+            one(top, chunk)
+        else:
+            first = top.let(k.mul(chunk, integer(run)), "first")
+            last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(total)), "last")
+            top.loop("r", first, last, 1, one)
+        dims = symbol_params(*body_dims(self.body, (*self.outs,)), *(d for n in self.body.inputs for d in n.shape))
+        kernel = Kernel("rows", self.operands.params, dims, chunk, dim_expr(ceildiv(total, run)), top.body)
+        return Lowered((Step(kernel, self.operands.args),))
+
+    def _row(self, block: Block) -> None:
+        """All passes over one row (or one vector of rows)."""
+        if self.cached:
+            raise CompileError("a row group visits its rows in one loop")
+        for level in self._levels():
+            self._pass(block, level)
+        full = [i for i, r in enumerate(self.body.outputs) if r.shape == self.rows.shape and self._is_full(r)]
+        for i, root in enumerate(self.body.outputs):
+            if i not in full:
+                self._store_row(block, i, root)
+        if full:
+            self._over_row(block, self.lanes if self.rows.horizontal else 0, lambda b, at, m: self._store(b, full, at, m))
+
+    def _is_full(self, root: Node) -> bool:
+        return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
+
+    def _levels(self) -> list[list[Node]]:
+        level: dict[Node, int] = {}
+        for n in self.body.nodes():
+            below = max((level[i] for i in n.inputs), default=0)
+            level[n] = below + (1 if n in self.found else 0)
+        order: dict[int, list[Node]] = {}
+        for n in self.found:
+            order.setdefault(level[n], []).append(n)
+        return [order[i] for i in sorted(order)]
+
+    def _full_index(self, at: tuple[Expr, ...]) -> Index:
+        """The index in the full box: the row's coordinates and `at`, one expression per reduced dimension."""
+        index: list[Expr] = [ZERO] * len(self.rows.shape)
+        for d, e in zip(self.rows.kept, self.row, strict=True):
+            index[d] = e
+        for d, e in zip(self.rows.reduced, at, strict=True):
+            index[d] = e
+        return tuple(index)
+
+    def _over_row(
+        self, block: Block, lanes: int, body: Callable[[Block, tuple[Expr, ...], Expr | None], None]
+    ) -> None:
+        """Loops over the reduced dimensions; the vectorized one innermost. lanes 0: none is."""
+        loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
+
+        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
+            if left:
+                b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
+                return
+            if not lanes:
+                body(b, tuple(at[d] for d in self.rows.reduced), self.row_mask)
+                return
+
+            def vector(c: Block, e: Expr, mask: Expr | None) -> None:
+                full = at | {self.rows.axis: e}
+                body(c, tuple(full[d] for d in self.rows.reduced), mask)
+
+            vector_loop(b, integer(0), self.rows.shape[self.rows.axis], lanes, self.machine, vector)
+
+        nest(block, loops, {})
+
+    def _pass(self, block: Block, level: list[Node]) -> None:
+        """One loop over the row for all reductions of a level."""
+        lanes = self.lanes
+        folds = [_Fold.of(n, block, lanes) for n in level]
+        keep = [n for n in level if self._worth_caching(n)]
+        for n in keep:
+            self._alloc_cache(block, n.inputs[0])
+
+        def body(b: Block, at: tuple[Expr, ...], mask: Expr | None) -> None:
+            index = self._full_index(at)
+            for n, fold in zip(level, folds, strict=True):
+                operand = n.inputs[0]
+                value = k.splat(self.em.value(b, operand, index, mask), lanes)
+                if n in keep:
+                    where = self._cache_index(index)
+                    store_at(b, self.cached[operand], where, value, mask if self.rows.horizontal else None)
+                fold.add(b, value, self._position(at), mask if self.rows.horizontal else None)
+
+        self._over_row(block, lanes if self.rows.horizontal else 0, body)
+        for n, fold in zip(level, folds, strict=True):
+            result = block.let(k.cast(fold.result(block, self.rows.horizontal), n.dtype), "red")
+            self.em.bind(n, self._row_leaf(block, n, result))
+        for n in keep:
+            buffer = self.cached[n.inputs[0]]
+            self.em.bind(
+                n.inputs[0],
+                Leaf(
+                    lambda b, index, mask, buffer=buffer: b.let(
+                        k.load(buffer, ix.first_lane(self._cache_index(index)), self._cache_index(index).lanes, mask)
+                    ),
+                    home=block,
+                    pinned=True,
+                ),
+            )
+        self.cached = {}
+
+    def _position(self, at: tuple[Expr, ...]) -> Expr:
+        """The index along the reduced dimension, for arg reductions (which reduce one)."""
+        return at[0] if at else ZERO
+
+    def _row_leaf(self, block: Block, node: Node, result: Expr) -> Leaf:
+        row = self.row
+        spread = len(self.rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
+
+        def read(b: Block, index: Index, mask: Expr | None) -> Expr:
+            own = tuple(index[d] for d in self.rows.kept) if spread else index
+            if len(own) != len(row) or any(not _same(a, c) for a, c in zip(own, row, strict=True)):
+                raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
+            return result
+
+        return Leaf(read, home=block)
+
+    def _worth_caching(self, node: Node) -> bool:
+        """The reduced value is computed (not just read) and needed again after this pass."""
+        operand = node.inputs[0]
+        if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
+            return False
+        again = any(
+            u not in self.found and operand in u.inputs for u in self.body.nodes()
+        ) or operand in self.body.outputs
+        size = product(self.rows.shape[d] for d in self.rows.reduced)
+        return again and isinstance(size, int) and size * (1 if self.rows.horizontal else self.lanes) <= CACHE
+
+    def _alloc_cache(self, block: Block, operand: Node) -> None:
+        size = product(self.rows.shape[d] for d in self.rows.reduced)
+        assert isinstance(size, int)
+        lanes = self.lanes
+        extent = size * lanes if not self.rows.horizontal else -(-size // lanes) * lanes
+        self.cached[operand] = block.alloc("row", operand.dtype, extent, stack=True)
+
+    def _cache_index(self, index: Index) -> Expr:
+        extents = Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
+        flat = ix.linear(tuple(index[d] for d in self.rows.reduced), extents.strides)
+        return flat if self.rows.horizontal else k.ramp(ix.mul(flat, integer(self.lanes)), self.lanes)
+
+    def _store(self, block: Block, roots: list[int], at: tuple[Expr, ...], mask: Expr | None) -> None:
+        index = self._full_index(at)
+        for i in roots:
+            lay = self.outs[i]
+            value = self.em.value(block, self.body.outputs[i], index, mask)
+            store_at(block, self.operands.outs[i], ix.linear(index, lay.strides, lay.offset), value, mask)
+
+    def _store_row(self, block: Block, i: int, root: Node) -> None:
+        index = reshape_index(block, root.shape, self.rows.kept_shape, self.row)
+        lay = self.outs[i]
+        value = self.em.value(block, root, index, self.row_mask)
+        store_at(block, self.operands.outs[i], ix.linear(index, lay.strides, lay.offset), value, self.row_mask)
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    """Whether two index expressions are the same, by structure (they are small)."""
+    return a is b or a == b
+
+
+@dataclass
+class _Fold:
+    """A running reduction in registers: values, and for arg reductions their positions."""
+
+    node: Node
+    dtype: DType
+    lanes: int
+    value: Buffer
+    position: Buffer | None
+
+    @staticmethod
+    def of(node: Node, block: Block, lanes: int) -> _Fold:
+        operand = node.inputs[0].dtype
+        dtype = accumulator(operand)
+        value = block.alloc("acc", dtype, 1, lanes=lanes)
+        start = identity_of(node.op.kind, dtype)
+        block.store(value, ZERO, Lit(dtype, lanes, start))
+        if isinstance(node.op, Reduce):
+            return _Fold(node, dtype, lanes, value, None)
+        position = block.alloc("pos", i64, 1, lanes=lanes)
+        block.store(position, ZERO, Lit(i64, lanes, -1))
+        return _Fold(node, dtype, lanes, value, position)
+
+    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:
+        value = k.cast(value, self.dtype)
+        kind = self.node.op.kind
+        if mask is not None:
+            value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
+        old = block.let(k.load(self.value, ZERO), "o")
+        if self.position is None:
+            block.store(self.value, ZERO, k.binary(_COMBINE[kind], old, value))
+            return
+        # the first element, a better one, or a NaN where there was none so far
+        value = block.let(value)
+        where = block.let(k.load(self.position, ZERO), "w")
+        better = "gt" if kind == "max" else "lt"
+        if self.node.op.last:
+            better = "ge" if kind == "max" else "le"
+        take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(i64, self.lanes, 0)))
+        if self.dtype.is_float:
+            is_nan, was_nan = k.binary("ne", value, value), k.binary("ne", old, old)
+            fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
+            also = is_nan if self.node.op.last else k.binary("and", is_nan, fresh)
+            take = k.binary("or", k.binary("and", take, fresh), also)
+        take = block.let(take, "t")
+        block.store(self.value, ZERO, k.select(take, value, old))
+        block.store(self.position, ZERO, k.select(take, k.splat(at, self.lanes), where))
+
+    def result(self, block: Block, horizontal: bool) -> Expr:
+        if self.position is not None:
+            return block.let(k.load(self.position, ZERO), "w")
+        total = block.let(k.load(self.value, ZERO), "o")
+        return k.reduce(_COMBINE[self.node.op.kind], total) if horizontal else total
+
+
+def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """One kernel for a group whose reductions share their rows (see `rows_of`)."""
+    rows = rows_of(body)
+    if rows is None:
+        raise CompileError("a row group needs reductions over one set of dimensions")
+    return _Lowering(body, ins, outs, rows, machine).lower()
+
+
+__all__ = ["Rows", "lower_rows", "reductions_of", "rows_of"]

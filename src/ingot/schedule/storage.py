@@ -1,0 +1,143 @@
+"""Storage: which buffer each value of a fused graph lies in, and where.
+
+    c = concat(a, b)   ->   a and b are slices of c's buffer; no copy
+    p = pad(x)         ->   x is the inside of p's buffer, whose halo is zero from the start
+
+Only groups write. A storage op's operand that cannot lie in its place (it has another place already, or a reader needs
+strides that the place does not give) is copied by a group of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ingot import ops
+from ingot.ir.dims import DimLike
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ops.core.base import Category, category
+from ingot.ops.group import Group
+from ingot.ops.views import VIEWS, strided
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value's buffer, named by the value that it was made for, and the value's layout in it."""
+
+    owner: Node
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Places of all values; `halos`: buffers that must start as zero, with a key that equal geometries share."""
+
+    graph: Graph
+    places: dict[Node, Place]
+    halos: dict[Node, str]
+
+
+def assign(graph: Graph) -> Storage:
+    """Places for every value of a fused graph, after copies are added where no place serves (see module)."""
+    for _ in range(len(graph.nodes())):
+        attempt = _Assignment(graph)
+        misfit = attempt.run()
+        if misfit is None:
+            return Storage(graph, attempt.places, attempt.halos)
+        graph = _with_copy(graph, *misfit)
+    raise AssertionError("each copy settles one operand")
+
+
+class _Assignment:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.users = graph.uses()
+        self.places: dict[Node, Place] = {}
+        self.halos: dict[Node, str] = {}
+
+    def run(self) -> tuple[Node, Node] | None:
+        """Fill `places`; the (storage op, operand) that does not fit, if there is one."""
+        for node in reversed(self.graph.nodes()):
+            if isinstance(node.op, Group) and len(node.types) > 1:
+                continue
+            place = self.places.setdefault(node, Place(node, Layout.contiguous(node.shape)))
+            if not isinstance(node.op, ops.Concat | ops.Pad):
+                continue
+            for operand, inner in _parts(node, place.layout):
+                movable = isinstance(operand.op, Group | ops.Concat | ops.Pad) and operand not in self.places
+                if not movable or operand in self.graph.outputs or not self._readable(operand, inner):
+                    return node, operand
+                self.places[operand] = Place(place.owner, inner)
+            if isinstance(node.op, ops.Pad):
+                self.halos[place.owner] = f"{place.owner.type}:{self.halos.get(place.owner, '')}{node.op}@{place.layout}"
+        return None
+
+    def _readable(self, value: Node, layout: Layout) -> bool:
+        """Whether all loops that read `value` as memory can do so by `layout`."""
+        if layout.is_contiguous:
+            return True
+        for user in self.users.get(value, ()):
+            if not isinstance(user.op, Group):
+                continue
+            body = user.op.body
+            params = {p: layout for p, outer in zip(body.inputs, user.inputs, strict=True) if outer is value}
+            for n in body.nodes():
+                if reads_memory(n) and not all(_fits(i, params) for i in n.inputs):
+                    return False
+        return True
+
+
+def reads_memory(node: Node) -> bool:
+    """Anchors: ops that read their operands as strided memory, not element by element."""
+    inline = (Category.ELEMENTWISE, Category.GATHER, Category.VIEW, Category.SOURCE, Category.REDUCTION)
+    return category(node.op) not in inline and not isinstance(node.op, Input | Const)
+
+
+def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
+    base = operand
+    while isinstance(base.op, VIEWS):
+        base = base.inputs[0]
+    return base not in params or strided(operand, params) is not None
+
+
+def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
+    """The operands of a storage op that lie in it, with their layouts."""
+    if isinstance(node.op, ops.Pad):
+        x = node.inputs[0]
+        return [(x, layout.slice(node.op.low, x.shape))]
+    assert isinstance(node.op, ops.Concat)
+    parts: list[tuple[Node, Layout]] = []
+    start: DimLike = 0
+    axis = node.op.dimension
+    for x in node.inputs:
+        at = tuple(start if d == axis else 0 for d in range(x.type.rank))
+        parts.append((x, layout.slice(at, x.shape)))
+        start = start + x.shape[axis]
+    return parts
+
+
+def copy_group(value: Node) -> Node:
+    """A group that copies `value`."""
+    p = Input("p0", value.type)()
+    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
+
+
+def _with_copy(graph: Graph, storage: Node, operand: Node) -> Graph:
+    """The graph with `storage` reading one operand through a copy."""
+    memo: dict[Node, Node] = {}
+    for n in graph.nodes():
+        inputs = [memo[i] for i in n.inputs]
+        if n is storage:
+            first = n.inputs.index(operand)
+            # a value that occurs twice keeps the first place only if it can
+            at = first if operand.op.__class__ is not Group or n.inputs.count(operand) == 1 else len(n.inputs) - 1
+            at = at if n.inputs[at] is operand else first
+            inputs[at] = _unique_copy(inputs[at], n, at)
+        memo[n] = n.with_inputs(inputs) if not isinstance(n.op, Project) else n.op(*inputs)
+    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+
+
+def _unique_copy(value: Node, user: Node, position: int) -> Node:
+    """A copy that interning keeps apart from other copies of the same value."""
+    p = Input(f"copy{user.id}_{position}", value.type)()
+    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
