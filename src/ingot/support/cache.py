@@ -57,12 +57,15 @@ class DiskCache:
         try:
             # Reading does not update atime everywhere; mtime is the cache's own record of use.
             os.utime(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
+        except OSError as error:  # a cache of another user: readable is enough
             _log.info("cache: %s: %s", path, error)
         try:
             return read(path)
+        except OSError as error:
+            _log.warning("cache: cannot read %s: %s", path, error)
+            return None
         except ArtifactError as error:
             _log.warning("cache: dropping %s, it will be rebuilt: %s", path, error)
             self.discard(key)

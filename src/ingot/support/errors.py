@@ -104,7 +104,7 @@ class UnsupportedOpError(IngotError):
         for op in self.ops:
             kinds.setdefault((op.name, op.reason), []).append(op)
         lines = [f"  {uses[0]}" + (f" and {len(uses) - 1} more" if len(uses) > 1 else "") for uses in kinds.values()]
-        of = f" of {model}" if model else ""
+        of = f" in {model}" if model else ""
         plural = "op is" if len(kinds) == 1 else "ops are"
         head = f"{len(kinds)} {plural} not supported{of}:"
         tail = "rewrite the model without them, or ask for them at the project's tracker"

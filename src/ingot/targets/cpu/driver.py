@@ -35,13 +35,19 @@ ENTRY_WORKER = "ingot_worker"
 ENTRY_STOP = "ingot_stop"
 ENTRY_CLOCK = "ingot_clock"
 
-# Per architecture: futex system call number, the spin hint, and a constant-rate tick counter readable in user mode
-# (llvm.readcyclecounter reads PMCCNTR_EL0 on AArch64, which traps).
-_FUTEX = {"x86_64": 202, "aarch64": 98}
-_PAUSE = {"x86_64": "pause", "aarch64": "isb"}
+# Per architecture: the futex system call's number, the spin hint, and a constant-rate tick counter readable in user
+# mode (llvm.readcyclecounter reads PMCCNTR_EL0 on AArch64, which traps). Intrinsics, not inline assembly: llvmlite has
+# no assembly parser for foreign targets.
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+_PAUSE = {"x86_64": "call void @llvm.x86.sse2.pause()", "aarch64": "call void @llvm.aarch64.isb(i32 15)"}
 _CLOCK = {
     "x86_64": "%now = call i64 @llvm.readcyclecounter()",
-    "aarch64": '%now = call i64 asm sideeffect "mrs $0, cntvct_el0", "=r"()',
+    "aarch64": "%now = call i64 @llvm.read_volatile_register.i64(metadata !0)",
+}
+_DECLARE = {
+    "x86_64": "declare i64 @llvm.readcyclecounter()\ndeclare void @llvm.x86.sse2.pause()",
+    "aarch64": "declare i64 @llvm.read_volatile_register.i64(metadata)\ndeclare void @llvm.aarch64.isb(i32)\n"
+    '!0 = !{!"cntvct_el0"}',
 }
 
 
@@ -49,15 +55,14 @@ def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
     if arch not in _FUTEX:
         raise CompileError("CPU driver", expected=f"one of {sorted(_FUTEX)}", got=arch)
-    return (
-        _TEMPLATE.replace("$FUTEX", str(_FUTEX[arch])).replace("$PAUSE", _PAUSE[arch]).replace("$CLOCK", _CLOCK[arch])
-    )
+    text = _TEMPLATE.replace("$DECLARE", _DECLARE[arch]).replace("$FUTEX", _FUTEX[arch])
+    return text.replace("$PAUSE", _PAUSE[arch]).replace("$CLOCK", _CLOCK[arch])
 
 
 # 137 = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, 138 = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG (futex(2)).
 # Bit 1 wakes workers, bit 2 the caller.
 _TEMPLATE = """
-declare i64 @llvm.readcyclecounter()
+$DECLARE
 
 define i64 @ingot_clock() nounwind {
   $CLOCK
@@ -281,7 +286,7 @@ spin.check:
   %tired = icmp ugt i64 %spent, %spin
   br i1 %tired, label %sleep, label %pause
 pause:
-  call void asm sideeffect "$PAUSE", "~{memory}"()
+  $PAUSE
   br label %look
 sleep:
   %seen = and i64 %v, 4294967295

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from ingot.support import flags
+from ingot.support.errors import InputError
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch):
+    for name in ("INGOT_DEBUG", "INGOT_FUEL", "INGOT_THREADS", "INGOT_CACHE_DIR", "INGOT_CACHE_MB", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert (flags.debug_level(), flags.fuel(), flags.threads()) == (0, None, None)
+    assert flags.cache_dir() == Path.home() / ".cache" / "ingot"
+    assert flags.cache_bytes() == 4 << 30
+
+
+def test_values_and_refusals(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INGOT_FUEL", "0")
+    assert flags.fuel() == 0
+    monkeypatch.setenv("INGOT_THREADS", "0")
+    with pytest.raises(InputError, match=r"INGOT_THREADS: expected an integer in \[1, 1024\], got '0'"):
+        flags.threads()
+    monkeypatch.setenv("INGOT_DEBUG", "loud")
+    with pytest.raises(InputError, match="INGOT_DEBUG"):
+        flags.debug_level()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.delenv("INGOT_CACHE_DIR", raising=False)
+    assert flags.cache_dir() == Path.home() / ".cache" / "ingot"
+    monkeypatch.setenv("INGOT_CACHE_DIR", "/x/y")
+    assert flags.cache_dir() == Path("/x/y")

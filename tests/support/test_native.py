@@ -1,0 +1,16 @@
+from ingot.support.native import HostFeatures, host, parse_cpuinfo
+
+
+def test_cpuinfo_counts_only_what_every_core_has():
+    text = "processor: 0\nflags\t\t: fpu avx2 fma avx512f\n\nprocessor: 1\nflags\t\t: fpu avx2 fma\n"
+    assert parse_cpuinfo(text, "x86_64") == ("avx2", "fma")
+    assert parse_cpuinfo("Features\t: fp asimd asimddp\n", "aarch64") == ("dotprod", "fp-armv8", "neon")
+    assert parse_cpuinfo("", "x86_64") == ()
+    assert parse_cpuinfo("flags: avx", "riscv64") == ()
+
+
+def test_missing_features():
+    machine = HostFeatures("x86_64", ("avx", "fma"))
+    assert machine.missing(("avx", "avx2")) == ("avx2",)
+    assert "fma" in machine
+    assert host().features == tuple(sorted(host().features))
