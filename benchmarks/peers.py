@@ -31,6 +31,7 @@ from benchmarks import measure, peer_report, zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peer_report import ModelRun, PeerRun  # noqa: E402
 
+DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino", "inductor", "eager"]
 REST = 0.03  # seconds between bursts: lets the last peer's spinning threads go to sleep
 
 
@@ -209,7 +210,7 @@ def run_model(name: str, settings: Settings) -> ModelRun:
 
 def installed(peer: str) -> str | None:
     """Version of the peer's package, or None."""
-    package = {"ingot": "ingot-compiler", "eager": "torch", "inductor": "torch"}.get(peer, peer)
+    package = {"ingot": "ingot-compiler", "onnxruntime": "onnxruntime", "openvino": "openvino"}.get(peer, "torch")
     try:
         return version(package)
     except PackageNotFoundError:
@@ -220,8 +221,8 @@ def installed(peer: str) -> str | None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=zoo.names(1), metavar="NAME", help="default: tier 1 of the zoo")
-    parser.add_argument("--peers", nargs="+", choices=list(BACKENDS), default=list(BACKENDS), metavar="PEER",
-                        help=f"of {', '.join(BACKENDS)}; default: all that are installed")  # fmt: skip
+    parser.add_argument("--peers", nargs="+", choices=list(BACKENDS), default=DEFAULT_PEERS, metavar="PEER",
+                        help=f"of {', '.join(BACKENDS)}; default: {' '.join(DEFAULT_PEERS)}")  # fmt: skip
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seq", type=int, default=0, help="length of text or audio; default: the model's own")
     parser.add_argument("--threads", type=int, default=2)
