@@ -1,5 +1,7 @@
 """Every op and builder, flat: `from ingot import ops; ops.Add()(a, b); ops.add(a, 1.0)`."""
 
+# ruff: noqa: F401 - this file is the flat face of the package
+
 from ingot.ops.build import (
     add,
     all_of,

@@ -7,6 +7,7 @@ Axes may be negative. Every builder raises ShapeError with what was expected and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -296,7 +297,7 @@ def slice_axis(
 ) -> Node:
     """x[..., start:stop:step, ...] with Python's rules: negatives count from the end, out of range is cut.
 
-    A symbolic size decides what is out of range by its bounds: a stop that may lie within or beyond it becomes min(...).
+    A symbolic size decides by its bounds: a stop that may lie within or beyond it becomes min(...).
     """
     a = _axis(axis, len(x.shape))
     size = x.shape[a]
@@ -349,7 +350,7 @@ def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tu
         ends.append(ends[-1] + n)
     if ends[-1] != x.shape[a]:
         raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
-    return tuple(_cut(x, a, lo, hi, 1, loc) for lo, hi in zip(ends[:-1], ends[1:], strict=True))
+    return tuple(_cut(x, a, lo, hi, 1, loc) for lo, hi in pairwise(ends))
 
 
 def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:
@@ -418,9 +419,7 @@ def arg_reduce(kind: str, x: Node, axis: int, keepdims: bool = False, last: bool
     return reshape(y, _kept(x, (a,)), loc) if keepdims else y
 
 
-def cumulative(
-    kind: str, x: Node, axis: int, reverse: bool = False, exclusive: bool = False, loc: str = ""
-) -> Node:
+def cumulative(kind: str, x: Node, axis: int, reverse: bool = False, exclusive: bool = False, loc: str = "") -> Node:
     """kind: sum prod max min."""
     return CumReduce(kind, _axis(axis, len(x.shape)), reverse, exclusive)(x, loc=loc)
 

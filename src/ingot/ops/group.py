@@ -36,11 +36,11 @@ class Group(CoreOp):
             self.expect(want == got, f"{self.kind}: operand {i}: expected {want} as in the body, got {got}")
         gives = tuple(n.type for n in self.body.outputs)
         self.expect(len(gives) > 0, f"{self.kind}: expected a body with outputs")
-        return gives if len(gives) > 1 else gives[0]
+        return gives[0] if len(gives) == 1 else gives
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         out = interpret(self.body, inputs)
-        return out if len(out) > 1 else out[0]
+        return out[0] if len(out) == 1 else out
 
     @classmethod
     def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:

@@ -43,8 +43,8 @@ class CoreOp(Op):
     def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
         """This op on operands transposed by `perm`, and the permutation its result then has.
 
-        For full-rank operands x: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; scalar operands
-        (Pad's value) stay. None: the op fixes its layout.
+        For full-rank operands x: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; scalar
+        operands (Pad's value) stay. None: the op fixes its layout.
         """
         return None
 

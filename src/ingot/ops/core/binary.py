@@ -209,7 +209,7 @@ class Xor(BinaryOp):
 
 @dataclass(frozen=True)
 class Shift(BinaryOp):
-    """Base. A shift by a negative amount or by the width or more shifts everything out: 0, or the sign when arithmetic."""
+    """Base. A negative amount or one of the width or more shifts everything out: 0, or the sign when arithmetic."""
 
     kinds: ClassVar[str] = "iu"
     fn: ClassVar[str] = ""
@@ -271,7 +271,8 @@ class Compare(BinaryOp):
 
     def result(self, *inputs: TensorType) -> DType:
         super().result(*inputs)
-        self.expect(self.direction in _COMPARE, f"direction: expected one of {' '.join(_COMPARE)}, got {self.direction}")
+        known = " ".join(_COMPARE)
+        self.expect(self.direction in _COMPARE, f"direction: expected one of {known}, got {self.direction}")
         return boolean
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -329,7 +330,7 @@ class Clamp(Elementwise):
 
 @dataclass(frozen=True)
 class Convert(Elementwise):
-    """To `dtype`. Float to integer truncates and saturates (NaN gives 0), integer to integer wraps, to bool is x != 0."""
+    """To `dtype`. Float to integer truncates and saturates (NaN: 0), integer to integer wraps, to bool is x != 0."""
 
     name: ClassVar[str] = "convert"
     dtype: DType

@@ -93,7 +93,8 @@ class DotGeneral(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
         out = self.infer(*types)
-        a, b = _computable(*inputs, out.dtype)
+        lhs, rhs = inputs
+        a, b = _computable(lhs, rhs, out.dtype)
         free_a, free_b = self.free(a.ndim, b.ndim)
         batch = [a.shape[d] for d in self.batch[0]]
         depth = int(np.prod([a.shape[d] for d in self.contract[0]]))
@@ -123,10 +124,10 @@ def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Convolution(CoreOp):
-    """StableHLO convolution (cross-correlation). Layouts name each axis: lhs and out N, C and spatial letters, rhs O, I and
-    the same spatial letters: "NCHW", "OIHW"; the spatial attributes follow lhs_layout's order of those letters.
+    """StableHLO convolution (cross-correlation). Layouts name each axis: lhs and out N, C and spatial letters, rhs O, I
+    and the same spatial letters: "NCHW", "OIHW"; the spatial attributes follow lhs_layout's order of those letters.
 
-    feature_groups splits C (rhs I = C / groups); batch_groups splits N. dtype: of the result, the operands' unless given.
+    feature_groups splits C (rhs I = C / groups); batch_groups splits N. dtype: of the result; by default the operands'.
     """
 
     name: ClassVar[str] = "convolution"
@@ -189,7 +190,8 @@ class Convolution(CoreOp):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         out = self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs))
-        x, w = _computable(*inputs, out.dtype)
+        lhs, rhs = inputs
+        x, w = _computable(lhs, rhs, out.dtype)
         letters = self.spatial
         x = x.transpose([self.lhs_layout.index(c) for c in "NC" + letters])
         w = w.transpose([self.rhs_layout.index(c) for c in "OI" + letters])

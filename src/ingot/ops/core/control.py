@@ -1,4 +1,7 @@
-"""Control flow: ops that hold graphs. A graph reads its own inputs and constants only: pass what it needs as operands."""
+"""Control flow: ops that hold graphs.
+
+A graph reads its own inputs and constants only: pass what it needs as operands.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,13 @@ class While(CoreOp):
         stops, gives = _types(self.cond.outputs), _types(self.body.outputs)
         self.expect(stops == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(stops)}")
         self.expect(gives == inputs, f"body: expected outputs {_show(inputs)}, got {_show(gives)}")
-        return inputs if len(inputs) > 1 else inputs[0]
+        return inputs[0] if len(inputs) == 1 else inputs
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         values = inputs
         while interpret(self.cond, values)[0]:
             values = interpret(self.body, values)
-        return values if len(values) > 1 else values[0]
+        return values[0] if len(values) == 1 else values
 
     @classmethod
     def samples(cls) -> Samples:
@@ -62,7 +65,7 @@ class While(CoreOp):
 
 @dataclass(frozen=True)
 class Case(CoreOp):
-    """branches[index](operands); an index out of range takes the last branch (StableHLO). Operands: index, then the rest."""
+    """branches[index](operands); an index out of range takes the last branch. Operands: index, then theirs."""
 
     name: ClassVar[str] = "case"
     category: ClassVar[Category] = Category.CONTROL
@@ -79,13 +82,13 @@ class Case(CoreOp):
             takes, gives = _types(graph.inputs), _types(graph.outputs)
             self.expect(takes == tuple(rest), f"branch {n}: expected inputs {_show(tuple(rest))}, got {_show(takes)}")
             self.expect(gives == result, f"branch {n}: expected outputs {_show(result)}, got {_show(gives)}")
-        return result if len(result) > 1 else result[0]
+        return result[0] if len(result) == 1 else result
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         index = int(inputs[0])
         chosen = index if 0 <= index < len(self.branches) else len(self.branches) - 1
         out = interpret(self.branches[chosen], inputs[1:])
-        return out if len(out) > 1 else out[0]
+        return out[0] if len(out) == 1 else out
 
     @classmethod
     def samples(cls) -> Samples:

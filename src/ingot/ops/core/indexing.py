@@ -54,7 +54,9 @@ class Gather(CoreOp):
         batch = _without(indices.shape, (self.index_vector_dim,))
         offsets = _without(self.slice_sizes, gone)
         rank = len(batch) + len(offsets)
-        self.expect(len(self.offset_dims) == len(offsets), f"expected {len(offsets)} offset dims, got {self.offset_dims}")
+        self.expect(
+            len(self.offset_dims) == len(offsets), f"expected {len(offsets)} offset dims, got {self.offset_dims}"
+        )
         check_dims(self, self.offset_dims, rank, "offset_dims")
         in_offset, in_batch = iter(offsets), iter(batch)
         return x.with_shape(tuple(next(in_offset if d in self.offset_dims else in_batch) for d in range(rank)))
@@ -216,7 +218,8 @@ def _starts(indices: np.ndarray, at: int) -> list[np.ndarray]:
 
 def _signed(x: np.ndarray) -> np.ndarray:
     # a u64 index beyond i64 is out of any bounds: keep it large
-    return np.minimum(x, np.uint64(2**63 - 1)).astype(np.int64) if x.dtype == np.uint64 else x.astype(np.int64)
+    x = np.minimum(x, np.uint64(2**63 - 1)) if x.dtype == np.uint64 else x
+    return np.asarray(x, np.int64)
 
 
 def _batching_axes(dims: Sequence[int], vector: int) -> list[int]:
@@ -237,7 +240,7 @@ def _full_index(
     total = len(batch_shape) + len(windows)
     index = [np.zeros((1,) * total, np.int64) for _ in range(rank)]
     for start, d in zip(starts, start_dims, strict=True):
-        index[d] = index[d] + start.reshape(*batch_shape, *(1,) * len(windows))
+        index[d] = index[d] + np.reshape(start, (*batch_shape, *(1,) * len(windows)))
     for d, axis in zip(batching, batching_axes, strict=True):
         form = [-1 if i == axis else 1 for i in range(total)]
         index[d] = index[d] + np.arange(batch_shape[axis]).reshape(form)
@@ -268,7 +271,7 @@ class Sort(CoreOp):
             all(t.shape == inputs[0].shape for t in inputs),
             f"expected operands of one shape, got {', '.join(map(str, inputs))}",
         )
-        return inputs if len(inputs) > 1 else inputs[0]
+        return inputs[0] if len(inputs) == 1 else inputs
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         keys = [_order_key(x) for x in inputs[: self.num_keys]]
@@ -279,7 +282,7 @@ class Sort(CoreOp):
         else:
             order = np.lexsort(keys[::-1], axis=self.dimension)
         out = tuple(np.take_along_axis(x, order, self.dimension) for x in inputs)
-        return out if len(out) > 1 else out[0]
+        return out[0] if len(out) == 1 else out
 
     @classmethod
     def samples(cls) -> Samples:
@@ -306,4 +309,3 @@ def _order_key(x: np.ndarray) -> np.ndarray:
     bits = (x + x.dtype.type(0)).view(f"i{x.dtype.itemsize}")  # -0 + 0 = +0
     key = np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
     return np.where(np.isnan(x), np.iinfo(bits.dtype).max, key)
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -276,7 +276,9 @@ class Pad(CoreOp):
         yield cls((), (), ()), (_arange(), v)
 
 
-def pad_array(x: np.ndarray, low: list[int], high: list[int], interior: tuple[int, ...], value: np.ndarray) -> np.ndarray:
+def pad_array(
+    x: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int], value: np.ndarray
+) -> np.ndarray:
     """StableHLO pad on a numpy array."""
     sizes = [int(dilated(n, i + 1)) for n, i in zip(x.shape, interior, strict=True)]
     full = np.full([n + max(lo, 0) + max(hi, 0) for n, lo, hi in zip(sizes, low, high, strict=True)], value, x.dtype)
@@ -302,10 +304,8 @@ class Concat(CoreOp):
             self.expect(t.dtype == first.dtype, f"operand {i}: expected {first.dtype}, got {t.dtype}")
             self.expect(t.rank == first.rank, f"operand {i}: expected rank {first.rank}, got {t}")
             for axis, (want, got) in enumerate(zip(first.shape, t.shape, strict=True)):
-                self.expect(
-                    axis == self.dimension or want == got,
-                    f"operand {i} differs on axis {axis}: expected {want}, got {got}; only axis {self.dimension} may differ",
-                )
+                where = f"operand {i} differs on axis {axis}: expected {want}, got {got}"
+                self.expect(axis == self.dimension or want == got, f"{where}; only axis {self.dimension} may differ")
             total = total + t.shape[self.dimension]
         return first.with_shape((*first.shape[: self.dimension], total, *first.shape[self.dimension + 1 :]))
 
@@ -348,15 +348,16 @@ class Reverse(CoreOp):
 
 @dataclass(frozen=True)
 class DynamicSlice(CoreOp):
-    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then one integer scalar per axis."""
+    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then a start per axis."""
 
     name: ClassVar[str] = "dynamic_slice"
     category: ClassVar[Category] = Category.GATHER
     sizes: Shape
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) > 0 and len(inputs) == 1 + inputs[0].rank, "expected x and one start per axis of x")
-        x, *starts = inputs
+        self.expect(len(inputs) > 0, "expected x and one start per axis of x")
+        x, starts = inputs[0], inputs[1:]
+        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
         check_scalar_index(self, starts)
         self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
         for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
@@ -384,8 +385,9 @@ class DynamicUpdateSlice(CoreOp):
     category: ClassVar[Category] = Category.SCATTER
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) > 1 and len(inputs) == 2 + inputs[0].rank, "expected x, update and one start per axis")
-        x, update, *starts = inputs
+        self.expect(len(inputs) > 1, "expected x, update and one start per axis of x")
+        x, update, starts = inputs[0], inputs[1], inputs[2:]
+        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
         check_scalar_index(self, starts)
         self.expect(
             update.dtype == x.dtype and update.rank == x.rank,
