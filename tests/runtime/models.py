@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +14,12 @@ from ingot.support.native import HostFeatures
 from ingot.targets.cpu.assemble import assemble, host_features
 
 CHUNK = 256
+
+
+def environment() -> dict[str, str]:
+    """For a subprocess that imports ingot and these tests."""
+    root = Path(__file__).parents[2]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
 
 
 def address(i: int) -> str:

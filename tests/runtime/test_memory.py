@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from ingot.runtime.memory import Region, Request, aligned_bytes, align, place
+from ingot.runtime.memory import Region, Request, align, aligned_bytes, place
 from ingot.support.errors import IngotError
 
 

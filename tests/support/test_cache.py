@@ -87,9 +87,11 @@ while True:
 
 def test_killed_and_concurrent_writers_leave_whole_entries(tmp_path: Path):
     cache = DiskCache(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     for _ in range(4):
         writers = [
-            subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
+            subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
+            for _ in range(2)
         ]
         for writer in writers:
             assert writer.stdout is not None

@@ -1,0 +1,174 @@
+import dataclasses
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import ArtifactError
+from ingot.support.native import HostFeatures
+from tests.runtime import models
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    target = tmp_path / "model.ingot"
+    CompiledModel(models.static(70_000), threads=1).save(target)
+    return target
+
+
+def test_round_trip(path: Path):
+    program = artifact.load(path)
+    original = models.static(70_000)
+    assert dict(program.stages) == dict(original.stages) and program.meta == original.meta
+    assert np.array_equal(program.weights, original.weights) and not program.weights.flags.writeable
+    assert program.weights.ctypes.data % 4096 == 0
+    x = np.ones(70_000, np.float32)
+    assert np.array_equal(CompiledModel(program)(x), CompiledModel(original)(x))  # type: ignore[arg-type]
+    CompiledModel(program).save(path)  # over the file that is mapped
+    assert np.array_equal(artifact.load(path).weights, original.weights)
+    assert os.listdir(path.parent) == ["model.ingot"]
+
+
+def test_no_weights_and_dynamic(tmp_path: Path):
+    target = tmp_path / "m"
+    artifact.save(models.dynamic(), target)
+    model = CompiledModel(artifact.load(target), threads=2)
+    x = np.ones(10, np.float32)
+    assert np.array_equal(model(x, x)[0], x * 4)  # type: ignore[index]
+
+
+def test_every_truncation_is_refused(path: Path):
+    data = path.read_bytes()
+    for length in [*range(0, 200, 7), 1000, 4095, 4096, len(data) // 2, len(data) - 1]:
+        path.write_bytes(data[:length])
+        with pytest.raises(ArtifactError, match="truncated|not an Ingot artifact"):
+            artifact.load(path)
+    path.write_bytes(data + b"x")
+    with pytest.raises(ArtifactError, match="truncated"):
+        artifact.load(path)
+
+
+def test_flipped_bits_are_found(path: Path):
+    data = path.read_bytes()
+    original = models.static(70_000)
+    rng = np.random.default_rng(0)
+    for at in [*range(0, 400, 3), *(int(i) for i in rng.integers(0, len(data), 150)), len(data) - 1]:
+        broken = bytearray(data)
+        broken[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        try:
+            program = artifact.load(path)
+            stages = dict(program.stages)
+        except ArtifactError:
+            continue
+        # Loaded after all: the bit was in padding.
+        assert stages == dict(original.stages) and program.to_json() == original.to_json()
+        assert np.array_equal(program.weights, original.weights) and program.code == original.code
+    path.write_bytes(data)
+
+
+def rewrite_header(path: Path, change: Callable[[dict], object]) -> None:
+    """Change the header and fix every checksum, as an attacker would."""
+    import hashlib
+
+    data = path.read_bytes()
+    magic, version, length, _, _ = artifact._PREFIX.unpack_from(data)
+    header = json.loads(data[64 : 64 + length])
+    change(header)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = data[64 + length :]
+    total = 64 + len(text) + len(body)
+    digest = hashlib.blake2b(text, digest_size=16).digest()
+    path.write_bytes(artifact._PREFIX.pack(magic, version, len(text), total, digest) + text + body)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h["sections"].update(code=[1 << 60, "00"]),
+        lambda h: h["sections"].update(code=[-5, "00"]),
+        lambda h: h.update(weights=[1 << 50, "00"]),
+        lambda h: h.update(weights=None),
+        lambda h: h.update(stages={"gone": 5}),
+        lambda h: h.update(stages={"model": 1 << 62}),
+        lambda h: h.update(sections=[]),
+        lambda h: h["sections"].pop("plan"),
+        lambda h: h.update(isa=7),
+    ],
+)
+def test_crafted_headers_are_refused(path: Path, change: Callable[[dict], object]):
+    rewrite_header(path, change)
+    with pytest.raises(ArtifactError):
+        artifact.load(path)
+
+
+def test_huge_header_length_allocates_nothing(path: Path):
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, 12, 0xFFFFFFFF)
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="corrupted: expected a header"):
+        artifact.load(path)
+
+
+def test_other_files_versions_and_machines(path: Path, tmp_path: Path):
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, 8, artifact.FORMAT_VERSION + 1)
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"expected format version 1, got 2; compile the model again"):
+        artifact.load(path)
+    path.write_bytes(b"PK\3\4" + bytes(5000))
+    with pytest.raises(ArtifactError, match="not an Ingot artifact"):
+        artifact.load(path)
+    with pytest.raises(ArtifactError, match="cannot read .*: got No such file"):
+        artifact.load(tmp_path / "gone")
+    foreign = dataclasses.replace(models.static(), isa=HostFeatures("riscv64", ("v",)))
+    artifact.save(foreign, path)
+    with pytest.raises(ArtifactError, match="compiled for another machine: expected riscv64"):
+        artifact.load(path)
+    newer = dataclasses.replace(models.static(), isa=HostFeatures(models.isa().arch, ("avx999",)))
+    artifact.save(newer, path)
+    with pytest.raises(ArtifactError, match="another machine: expected .* with avx999"):
+        artifact.load(path)
+
+
+def test_a_full_disk_leaves_the_old_file(path: Path):
+    """A limit on file size makes write fail half-way, as a full disk does."""
+    before = path.read_bytes()
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            artifact.save(models.static(500_000), path)
+        except ArtifactError as error:
+            os._exit(0 if "nothing was written" in str(error) else 4)
+        os._exit(5)
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.read_bytes() == before and os.listdir(path.parent) == ["model.ingot"]
+
+
+def test_loading_needs_numpy_alone(path: Path):
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in ("llvmlite", "ml_dtypes", "torch", "onnx"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+from pathlib import Path
+import numpy as np
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+CompiledModel(artifact.load(Path(sys.argv[1])), threads=2)(np.ones(70_000, np.float32))
+others = [m for m in sys.modules if m.startswith("ingot.") and m.split(".")[1] not in ("runtime", "support")]
+assert not others, others
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, env=models.environment())

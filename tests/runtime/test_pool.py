@@ -1,0 +1,196 @@
+"""Threads: correctness under load, fork, exit. Each scenario that could hang runs in a process with a timeout."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ingot.runtime import pool
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.pool import default_threads
+from tests.runtime import models
+
+
+def workers() -> int:
+    return sum(thread.name.startswith("ingot-worker") for thread in threading.enumerate())
+
+
+def settle(count: int) -> int:
+    deadline = time.monotonic() + 5
+    while workers() != count and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return workers()
+
+
+def test_models_share_a_pool_and_the_last_one_takes_it_along():
+    assert settle(0) == 0
+    first, second = (CompiledModel(models.static(), threads=4) for _ in range(2))
+    assert workers() == 3
+    third = CompiledModel(models.static(), threads=2)
+    assert workers() == 4
+    x = np.ones(1000, np.float32)
+    assert np.array_equal(first(x), third(x))  # type: ignore[arg-type]
+    del first, third
+    assert settle(3) == 3
+    second(x)
+    del second
+    assert settle(0) == 0
+
+
+def busy() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_thousands_of_calls_beside_a_busy_process(threads: int):
+    neighbour = busy()
+    try:
+        model = CompiledModel(models.static(3000, steps=6), threads=threads)
+        x = np.arange(3000, dtype=np.float32)
+        expected = (x + x) * 64
+        for call in range(1500):
+            assert np.array_equal(model(x), expected)  # type: ignore[arg-type]
+            if call % 300 == 0:
+                time.sleep(0.001)  # let the workers fall asleep
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+@pytest.mark.parametrize("spin", [0.0, 2e-6])
+def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(spin: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "SPIN_SECONDS", spin)
+    model = CompiledModel(models.static(3000, steps=6), threads=5)
+    x = np.arange(3000, dtype=np.float32)
+    for _ in range(1500):
+        assert np.array_equal(model(x), (x + x) * 64)  # type: ignore[arg-type]
+    del model
+    assert settle(0) == 0
+
+
+def test_many_callers_many_models():
+    """Callers of two pools and of single-thread models at once; dynamic shapes fight over one arena."""
+    moving = [CompiledModel(models.dynamic(), threads=n) for n in (1, 2, 3)]
+    wrong: list[str] = []
+
+    def call(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for i in range(250):
+            model = moving[(number + i) % 3]
+            n = int(rng.integers(0, 3000))
+            x, z = rng.standard_normal((2, n)).astype(np.float32)
+            y, d = model(x, z)  # type: ignore[misc]
+            if not (np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x + x)):
+                wrong.append(f"{number} {i} {n}")
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def run(body: str, timeout: float = 60.0) -> str:
+    setup = (
+        "import os, sys, threading, time\n"
+        "import numpy as np\n"
+        "from ingot.runtime.executor import CompiledModel\n"
+        "from tests.runtime import models\n"
+        "x = np.ones(1000, np.float32)\n"
+        "want = (x + np.arange(1000, dtype=np.float32)) * 8\n"
+    )
+    command = [sys.executable, "-c", setup + body]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=models.environment())
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_fork_makes_new_workers_in_the_child():
+    out = run("""
+model = CompiledModel(models.static(), threads=3)
+assert np.array_equal(model(x), want)
+stop = False
+def caller():
+    while not stop:
+        model(x)
+threads = [threading.Thread(target=caller) for _ in range(2)]
+for t in threads: t.start()
+for _ in range(5):  # the lock is sometimes held at the fork
+    child = os.fork()
+    if child == 0:
+        assert np.array_equal(model(x), want)
+        other = CompiledModel(models.static(), threads=3)
+        assert np.array_equal(other(x), want)
+        names = [t.name for t in threading.enumerate() if t.name.startswith("ingot-worker")]
+        os._exit(0 if len(names) == 2 else 3)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+stop = True
+for t in threads: t.join()
+assert np.array_equal(model(x), want)
+print("fine")
+""")
+    assert out == "fine\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",
+        "time.sleep(0.05)",
+        "sys.exit(0)",
+        "del model",
+        "import atexit; atexit._clear()",
+        "class Late:\n  def __del__(self): model(x)\nkeep = [Late()]",
+        "import atexit; atexit.register(lambda: print(np.array_equal(model(x), want)))",
+        "threading.Thread(target=lambda: [model(x) for _ in range(10**9)], daemon=True).start(); time.sleep(0.02)",
+        "pid = os.fork()\nif pid: os.waitpid(pid, 0)\nmodel(x)",
+    ],
+)
+def test_the_interpreter_exits_cleanly(ending: str):
+    run(f"model = CompiledModel(models.static(), threads=4)\nassert np.array_equal(model(x), want)\n{ending}\n")
+
+
+def test_signals_reach_python_and_break_nothing():
+    out = run("""
+import signal
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+model = CompiledModel(models.static(), threads=3)
+end = time.time() + 1
+while time.time() < end:
+    assert np.array_equal(model(x), want)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(len(seen) > 100)
+""")
+    assert out == "True\n"
+
+
+def test_without_permission_for_threads_the_caller_works_alone():
+    out = run("""
+real = threading.Thread.start
+def refuse(self): raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+model = CompiledModel(models.static(), threads=4)
+print(np.array_equal(model(x), want), threading.active_count())
+""")
+    assert out == "True 1\n"
+
+
+def test_default_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INGOT_THREADS", "7")
+    assert default_threads() == 7
+    monkeypatch.delenv("INGOT_THREADS")
+    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        assert default_threads() == 1
+    finally:
+        os.sched_setaffinity(0, cpus)
