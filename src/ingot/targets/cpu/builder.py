@@ -131,7 +131,7 @@ class Builder:
         return name
 
     def emit(self, text: str, operands: tuple[str, ...], cheap: bool = False) -> str:
-        """A pure instruction: printed once per scope chain, as far out as its operands (and, unless cheap, `If`s) allow."""
+        """A pure instruction: printed once, as far out as its operands (and, unless cheap, the `If` it is in) allow."""
         found = self._seen.get(text)
         if found is not None:
             return found

@@ -11,7 +11,7 @@ from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vect
 
 
 def cast(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
-    """`x` of `source` converted: float to int truncates and saturates (NaN to 0), int to int wraps, rounding to even."""
+    """`x` converted: float to int truncates and saturates (NaN to 0), int to int wraps, rounding to even."""
     if source == target:
         return x
     if target.kind == "b":
@@ -165,7 +165,7 @@ def _round_to_odd(b: Builder, x: str, lanes: int) -> str:
 
 
 def _to_bfloat(b: Builder, x: str, lanes: int) -> str:
-    """Round to nearest even on the bits: add 0x7fff and the bit that will be last, keep the upper half; NaN stays NaN."""
+    """Round to nearest even on the bits: add 0x7fff and the bit that will be last, keep the upper half; keep NaN."""
     ints, flags = vector_of("i32", lanes), vector_of("i1", lanes)
     floats = vector_of("float", lanes)
     sixteen = b.splat("16", "i32", lanes)

@@ -1,6 +1,6 @@
 """Kernel IR -> LLVM IR text.
 
-    Kernel k(params x, y; dims n)   ->   define void @k(ptr noalias %bases, ptr noalias %args, i64 %chunk, ptr noalias %scratch)
+    Kernel k(params x, y; dims n)   ->   define void @k(ptr %bases, ptr %args, i64 %chunk, ptr %scratch)
 
 - Register buffers become SSA values with phis at loops and branches; `unroll` loops are expanded here.
 - i64 index arithmetic is kept as `constant + sum(coefficient * value)`, so unrolled code addresses memory with one
@@ -251,8 +251,7 @@ class _Function:
         b = self.b
         start, stop = begin.value(b), end.value(b)
         outer = b.scope
-        if guarded:
-            some = b.emit(f"icmp slt i64 {start}, {stop}", (start, stop), cheap=True)
+        some = b.emit(f"icmp slt i64 {start}, {stop}", (start, stop), cheap=True) if guarded else "true"
         entered = b.label()
         inside, left = b.label(), b.label()
         scope = b.push(inside, conditional=False)

@@ -120,8 +120,8 @@ def _extremum(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> 
 def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     """x * y + z. Machines without the instruction round twice: emulating one rounding costs 20 times as much."""
     if narrow_float(dtype):
-        wide = (cast(b, v, dtype, f32, lanes) for v in (x, y, z))
-        return cast(b, fma(b, *wide, f32, lanes), f32, dtype, lanes)
+        p, q, r = (cast(b, v, dtype, f32, lanes) for v in (x, y, z))
+        return cast(b, fma(b, p, q, r, f32, lanes), f32, dtype, lanes)
     kind = value_type(dtype, lanes)
     if not dtype.is_float:
         product = b.emit(f"mul {kind} {x}, {y}", (x, y))

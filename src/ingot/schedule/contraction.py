@@ -1,0 +1,375 @@
+"""Contractions: matmul, batched matmul, convolution and grouped convolution are one loop nest with different strides.
+
+    out[m, n] = sum_k A[m, k] * B[k, n]   ->
+
+    for panel of B's columns in the chunk:               B: [panel][k][48], packed at compile time, or read in place
+        for tile of rows in the chunk:
+            acc[8][3] = 0                                 24 vector registers
+            for k:  b[0..3] = B[panel, k]                 3 vector loads
+                    acc[r][c] += splat(A[row + r, k]) * b[c]
+            write(row + r, column + c, acc[r][c])         the epilogue
+
+All offsets inside a tile are immediates where strides are static. Tiles at the edges are exact: rows that are left over
+get a tile of their own height (dynamic extents: of 4, 2 and 1 rows), columns a narrower panel with a masked last
+vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, floordiv, product
+from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.schedule.block import Block
+from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
+from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes
+from ingot.support.errors import CompileError
+
+Index = tuple[Expr, ...]
+Write = Callable[[Block, Index, Expr, Expr | None], None]
+ZERO = integer(0)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B in memory: element i lies at `offset` + sum of index * stride. A packed B starts at element 0."""
+
+    buffer: Buffer
+    offset: DimLike = 0
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A panel: `vectors` wide, `base` in B, first column `start`. `tail`: valid lanes of the last vector (0: all);
+    masked: columns end at run time, so every vector has a mask."""
+
+    vectors: int
+    base: Expr
+    start: Expr
+    width: int
+    tail: int = 0
+    masked: bool = False
+
+
+def emit_contraction(
+    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write
+) -> Expr:
+    """Print the nest of one chunk into `top`; the number of chunks is returned.
+
+    `write(block, index, acc, mask)` is the epilogue: index has one expression per batch, row and column axis; the
+    last is a Ramp over acc's lanes. mask: lanes that exist, None for all.
+    """
+    return _Nest(c, plan, a, b, write).emit(top, chunk)
+
+
+class _Nest:
+    def __init__(self, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write) -> None:
+        self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
+        self.reduce = merge_axes(c.reduce)
+        self.columns = c.cols[-1].extent
+        self.full_panels = floordiv(self.columns, plan.panel)
+        self.all_panels = ceildiv(self.columns, plan.panel)
+        self.inner = c.rows[-1]
+        self.lines = c.rows[-2] if len(c.rows) > 1 else Axis(1)
+        self.groups = (*(x.extent for x in c.rows[:-2]), ceildiv(self.lines.extent, plan.lines))
+        self.group_count = product(self.groups)
+        if not c.packed and c.cols[-1].b != 1:
+            raise CompileError("run-time B", expected="columns side by side (stride 1)", got=f"stride {c.cols[-1].b}")
+
+    def emit(self, top: Block, chunk: k.Var) -> Expr:
+        """chunk -> (batch, outer columns, column block, row block, inner block), the last fastest."""
+        plan, c = self.plan, self.c
+        row_blocks = ceildiv(self.group_count, plan.row_run)
+        inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
+        column_blocks = ceildiv(self.all_panels, plan.panels)
+        extents = (
+            *(x.extent for x in c.batch), *(x.extent for x in c.cols[:-1]), column_blocks, row_blocks, inner_blocks
+        )  # fmt: skip
+        where = [top.let(e, "c") for e in delinearize(chunk, extents, top.multiples)]
+        if product(extents) == 1:
+            where = [ZERO] * len(extents)
+        batch, outer = tuple(where[: len(c.batch)]), tuple(where[len(c.batch) : -3])
+        column_block, row_block, inner_block = where[-3:]
+        groups = self._span(top, row_block, plan.row_run, self.group_count)
+        inner = self._span(top, inner_block, plan.row_block, self.inner.extent)
+        a_base = top.let(linear(batch, tuple(x.a for x in c.batch), self.a.offset), "a")
+        b_base = self._b_base(top, batch, outer)
+
+        def rows(block: Block, columns: _Columns) -> None:
+            self._rows(block, columns, batch, outer, groups, inner, a_base)
+
+        self._panels(top, column_block, b_base, rows)
+        return dim_expr(product(extents))
+
+    def _span(self, top: Block, at: Expr, size: DimLike, extent: DimLike) -> tuple[Expr, Expr]:
+        """[at * size, min((at + 1) * size, extent))."""
+        if isinstance(at, Lit) or size == extent:
+            return ZERO, dim_expr(extent)
+        low = top.let(k.mul(at, dim_expr(size)), "lo")
+        if isinstance(size, int) and isinstance(low, k.Var):
+            top.multiples[low.name] = size
+        high = add(low, dim_expr(size))
+        if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
+            high = k.binary("min", high, dim_expr(extent))
+        return low, top.let(high, "hi")
+
+    def _b_base(self, top: Block, batch: Index, outer: Index) -> Expr:
+        c = self.c
+        if not c.packed:
+            in_place = (*(x.b for x in c.batch), *(x.b for x in c.cols[:-1]))
+            return top.let(linear((*batch, *outer), in_place, self.b.offset), "b")
+        size = c.k * ceildiv(self.columns, self.plan.lanes) * self.plan.lanes
+        strides: list[DimLike] = []
+        for x in reversed((*c.batch, *c.cols[:-1])):
+            strides.append(size)
+            size = size * x.extent
+        return top.let(linear((*batch, *outer), tuple(reversed(strides))), "b")
+
+    # Columns
+
+    def _panels(self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, _Columns], None]) -> None:
+        plan = self.plan
+        low, high = self._span(top, column_block, plan.panels, self.all_panels)
+        dynamic = not isinstance(self.columns, int)
+        rest = self.columns % plan.panel if isinstance(self.columns, int) else 0
+
+        def panel(block: Block, p: Expr, vectors: int, tail: int, masked: bool) -> None:
+            start = block.let(k.mul(p, integer(plan.panel)), "n")
+            if isinstance(start, k.Var):
+                block.multiples[start.name] = plan.panel
+            width = vectors * plan.lanes
+            step: DimLike = self.c.k * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
+            base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
+            rows(block, _Columns(vectors, base, start, width, tail, masked))
+
+        if not dynamic and not rest:
+            top.loop("p", low, high, 1, lambda b, p: panel(b, p, plan.vectors, 0, False))
+            return
+        last = dim_expr(self.full_panels)
+        if self.full_panels != 0:
+            whole = k.binary("min", high, last)
+            top.loop("p", low, whole, 1, lambda b, p: panel(b, p, plan.vectors, 0, False))
+        if dynamic:
+            left = k.binary("lt", mul(last, integer(plan.panel)), dim_expr(self.columns))
+            mine = k.binary("and", left, k.binary("gt", high, last))
+            top.when(mine, lambda b: panel(b, last, plan.vectors, 0, True))
+            return
+        vectors = -(-rest // plan.lanes)
+        self._maybe(top, k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
+
+    @staticmethod
+    def _maybe(block: Block, condition: Expr, then: Callable[[Block], None]) -> None:
+        if isinstance(condition, Lit):
+            if condition.value:
+                then(block)
+            return
+        block.when(condition, then)
+
+    # Rows
+
+    def _rows(
+        self,
+        block: Block,
+        columns: _Columns,
+        batch: Index,
+        outer: Index,
+        groups: tuple[Expr, Expr],
+        inner: tuple[Expr, Expr],
+        a_base: Expr,
+    ) -> None:
+        plan = self.plan
+        strides = tuple(x.a for x in self.c.rows[:-1])
+
+        def group(b: Block, g: Expr) -> None:
+            at = [b.let(e, "g") for e in delinearize(g, self.groups, b.multiples)] if len(self.c.rows) > 1 else []
+            if at:
+                at[-1] = b.let(mul(at[-1], integer(plan.lines)), "l")
+            base = b.let(add(a_base, linear(tuple(at), strides)), "ar")
+            left = self.lines.extent % plan.lines if isinstance(self.lines.extent, int) else 0
+
+            def lines(n: int) -> Callable[[Block], None]:
+                return lambda x: self._line(x, columns, batch, outer, tuple(at), n, inner, base)
+
+            if not left:
+                lines(plan.lines)(b)
+                return
+            whole = k.binary("le", add(at[-1], integer(plan.lines)), dim_expr(self.lines.extent))
+            if isinstance(whole, Lit):
+                lines(plan.lines if whole.value else left)(b)
+            else:
+                b.when(whole, lines(plan.lines), lines(left))
+
+        block.loop("g", *groups, 1, group)
+
+    def _line(
+        self,
+        block: Block,
+        columns: _Columns,
+        batch: Index,
+        outer: Index,
+        at: Index,
+        lines: int,
+        inner: tuple[Expr, Expr],
+        base: Expr,
+    ) -> None:
+        """Tiles along the last row axis."""
+        plan, (low, high) = self.plan, inner
+        width = plan.width
+
+        def tile(b: Block, w: Expr, rows: int) -> None:
+            row = b.let(add(base, mul(w, dim_expr(self.inner.a))), "r")
+            self._tile(b, columns, batch, outer, at, w, lines, rows, row)
+
+        if isinstance(self.inner.extent, int):
+            # a chunk's block of rows is a multiple of the width, but for the last
+            rest = self.inner.extent % width
+            whole = self.inner.extent - rest
+            end = k.binary("min", high, integer(whole)) if rest else high
+            if whole:
+                block.loop("w", low, end, width, lambda b, w: tile(b, w, width))
+            if rest:
+                self._maybe(block, k.binary("gt", high, integer(whole)), lambda b: tile(b, integer(whole), rest))
+            return
+        count = block.let(k.binary("div", k.sub(high, low), integer(width)), "t")
+        start = block.let(add(low, k.mul(count, integer(width))), "w")
+        block.loop("w", low, start, width, lambda b, w: tile(b, w, width))
+        power = 1 << (width - 1).bit_length() - 1 if width > 1 else 0
+        while power:
+            here, rows = start, power
+            has = k.binary("le", add(here, integer(rows)), high)
+            block.when(has, lambda b, here=here, rows=rows: tile(b, here, rows))
+            start = block.let(k.select(has, add(here, integer(rows)), here), "w")
+            power //= 2
+
+    # One register tile
+
+    def _tile(
+        self,
+        block: Block,
+        columns: _Columns,
+        batch: Index,
+        outer: Index,
+        at: Index,
+        w: Expr,
+        lines: int,
+        rows: int,
+        a_row: Expr,
+    ) -> None:
+        c, plan, lanes = self.c, self.plan, self.plan.lanes
+        nv, m = columns.vectors, lines * rows
+        acc = block.alloc("acc", c.acc, m * nv, lanes=lanes)
+        bv = block.alloc("bv", c.acc, nv, lanes=lanes)
+        zero = k.lit(0.0 if c.acc.is_float else 0, c.acc, lanes)
+        block.loop("i", 0, m * nv, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
+        step_b = columns.width  # between neighbouring k of a packed panel
+
+        def multiply(b: Block, a_index: Expr, b_index: Expr) -> None:
+            whole = nv - 1 if columns.tail and not c.packed else nv
+            b.loop("v", 0, whole, 1, lambda x, v: x.store(bv, v, self._load_b(x, columns, b_index, v)), unroll=True)
+            if whole < nv:
+                b.store(bv, integer(whole), self._load_tail(b, columns, b_index, whole))
+
+            def row(x: Block, i: Expr, j: Expr) -> None:
+                r = add(mul(i, integer(rows)), j)
+                offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
+                value = x.let(k.splat(k.cast(k.load(self.a.buffer, add(a_index, offset)), c.acc), lanes), "s")
+
+                def one(y: Block, v: Expr) -> None:
+                    slot = add(mul(r, integer(nv)), v)
+                    y.store(acc, slot, k.fma(value, k.load(bv, v), k.load(acc, slot)))
+
+                x.loop("v", 0, nv, 1, one, unroll=True)
+
+            def line(x: Block, i: Expr) -> None:
+                x.loop("j", 0, rows, 1, lambda y, j: row(y, i, j), unroll=True)
+
+            b.loop("i", 0, lines, 1, line, unroll=True)
+
+        def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, b_step: DimLike) -> None:
+            axis = axes[0]
+            inside = product(x.extent for x in axes[1:])
+            b_axis: DimLike = inside * b_step if c.packed else axis.b
+            if len(axes) > 1:
+
+                def deeper(x: Block, i: Expr) -> None:
+                    a_next = add(a_index, mul(i, dim_expr(axis.a)))
+                    nest(x, axes[1:], a_next, add(b_index, mul(i, dim_expr(b_axis))), b_step)
+
+                b.loop("k", 0, axis.extent, 1, deeper)
+                return
+
+            def turn(x: Block, i: Expr) -> None:
+                def once(y: Block, u: Expr) -> None:
+                    at_k = add(i, u)
+                    multiply(y, add(a_index, mul(at_k, dim_expr(axis.a))), add(b_index, mul(at_k, dim_expr(b_axis))))
+
+                x.loop("u", 0, plan.unroll, 1, once, unroll=True)
+
+            b.loop("k", 0, axis.extent, plan.unroll, turn)
+
+        nest(block, self.reduce, a_row, columns.base, step_b)
+
+        def finish(b: Block, v: Expr, full: bool) -> None:
+            n = add(columns.start, mul(v, integer(lanes)))
+
+            def row(x: Block, i: Expr, j: Expr) -> None:
+                value = k.load(acc, add(mul(add(mul(i, integer(rows)), j), integer(nv)), v))
+                place = (*batch, *at[:-1], *((add(at[-1], i),) if at else ()), add(w, j), *outer)
+                self._finish(x, place, n, value, columns, full)
+
+            b.loop(
+                "i", 0, lines, 1,
+                lambda x, i: x.loop("j", 0, rows, 1, lambda y, j: row(y, i, j), unroll=True), unroll=True,
+            )  # fmt: skip
+
+        whole = nv - 1 if columns.tail else nv
+        block.loop("v", 0, whole, 1, lambda b, v: finish(b, v, True), unroll=True)
+        if columns.tail:
+            finish(block, integer(whole), False)
+
+    def _load_b(self, block: Block, columns: _Columns, index: Expr, v: Expr) -> Expr:
+        lanes = self.plan.lanes
+        mask = None
+        if columns.masked:
+            first = add(columns.start, mul(v, integer(lanes)))
+            mask = k.binary("lt", k.ramp(first, lanes), dim_expr(self.columns))
+        return k.cast(k.load(self.b.buffer, add(index, mul(v, integer(lanes))), lanes, mask), self.c.acc)
+
+    def _load_tail(self, block: Block, columns: _Columns, index: Expr, v: int) -> Expr:
+        """The last vector of an unpacked B whose columns end inside it, read no further than they go."""
+        lanes, tail = self.plan.lanes, columns.tail
+        at = add(index, integer(v * lanes))
+        if self.plan.masks:
+            mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
+            return k.cast(k.load(self.b.buffer, at, lanes, mask), self.c.acc)
+        short = block.let(k.load(self.b.buffer, at, tail), "t")
+        wide = k.Shuffle(short.dtype, lanes, short, short, tuple(min(i, tail - 1) for i in range(lanes)))
+        return k.cast(wide, self.c.acc)
+
+    def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: _Columns, full: bool) -> None:
+        lanes = self.plan.lanes
+        if full and not columns.masked:
+            index = k.ramp(n, lanes) if lanes > 1 else n
+            self.write(block, (*place, index), value, None)
+        elif self.plan.masks:
+            mask = block.let(k.binary("lt", k.ramp(n, lanes), dim_expr(self.columns)), "mask")
+            self.write(block, (*place, k.ramp(n, lanes)), value, mask)
+        elif columns.tail:
+            # without mask registers: the lanes that exist, as a shorter vector
+            short = k.Shuffle(value.dtype, columns.tail, value, value, tuple(range(columns.tail)))
+            index = k.ramp(n, columns.tail) if columns.tail > 1 else n
+            self.write(block, (*place, index), short, None)
+        else:
+            self._one_by_one(block, place, n, value)
+
+    def _one_by_one(self, block: Block, place: Index, n: Expr, value: Expr) -> None:
+        """A dynamic tail without mask registers: through memory, one column at a time."""
+        spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
+        block.store(spill, ZERO, value)
+        end = k.binary("min", add(n, integer(value.lanes)), dim_expr(self.columns))
+        block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
+
+
+__all__ = ["Operand", "Write", "emit_contraction"]

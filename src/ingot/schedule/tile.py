@@ -1,0 +1,248 @@
+"""Choosing a contraction's register tile, column panels and chunks: an analytic model of one core.
+
+A register tile of `m` rows by `nv` vectors of columns does, for each k, m * nv multiply-adds, nv vector loads of B
+and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers the latency and the loads fit beside it:
+
+    cycles per k = max(m * nv / fma_per_cycle, fma_latency, (m + nv) / loads_per_cycle)
+
+(Goto and van de Geijn 2008; Low et al., "Analytical modeling is enough for high-performance BLIS", 2016.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.types import DType
+from ingot.schedule.machine import Machine
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop of a contraction: its extent, and the strides in elements with which it walks A and B (0: not at
+    all).
+    """
+
+    extent: DimLike
+    a: DimLike = 0
+    b: DimLike = 0
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """out[batch, rows, cols] = sum over reduce of A[batch, rows, reduce] * B[batch, reduce, cols].
+
+    There is at least one axis (of extent 1, if need be) among rows, cols and reduce. A convolution over an NHWC
+    input that already has its padding has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of
+    `cols`. a, b: the operands' element types; acc: the type of products and sums. packed: B is a constant, laid out
+    in panels by `Plan.pack`; otherwise it is read where it lies.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
+    a: DType
+    b: DType
+    acc: DType
+    packed: bool = True
+
+    @cached_property
+    def k(self) -> DimLike:
+        return product(x.extent for x in self.reduce)
+
+    @cached_property
+    def flops(self) -> int:
+        """An estimate where dimensions are symbolic."""
+        n = 2
+        for x in (*self.batch, *self.rows, *self.cols, *self.reduce):
+            n *= estimate(x.extent)
+        return n
+
+
+@dataclass(frozen=True)
+class Plan:
+    """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
+    unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
+    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. scratch_bytes: what a
+    worker needs.
+    """
+
+    lanes: int
+    lines: int
+    width: int
+    vectors: int
+    unroll: int
+    row_run: int
+    row_block: DimLike
+    panels: int
+    masks: bool
+    scratch_bytes: int = 0
+
+    @property
+    def panel(self) -> int:
+        """Columns of a full panel."""
+        return self.lanes * self.vectors
+
+
+def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Join neighbours that walk both operands as one loop; drop loops of one turn.   (3, a=64) (64, a=1) -> (192,
+    a=1)
+    """
+    out: list[Axis] = []
+    for x in axes:
+        if x.extent == 1:
+            continue
+        last = out[-1] if out else None
+        if last is not None and last.a == x.a * x.extent and last.b == x.b * x.extent:
+            out[-1] = Axis(last.extent * x.extent, x.a, x.b)
+        else:
+            out.append(x)
+    return tuple(out) or (Axis(1, 0, 0),)
+
+
+def tile_cycles(m: int, nv: int, machine: Machine) -> float:
+    """Cycles per k of a register tile."""
+    if m == 0 or nv == 0:
+        return 0.0
+    fma = m * nv / machine.fma_per_cycle
+    loads = (m + nv) / machine.loads_per_cycle
+    return max(fma, float(machine.fma_latency), loads)
+
+
+def fits(m: int, nv: int, machine: Machine) -> bool:
+    """Accumulators, the B vectors and one broadcast are in registers at once."""
+    return m * nv + nv + 1 <= machine.registers
+
+
+def plan_contraction(c: Contraction, machine: Machine) -> Plan:
+    """The plan with the fewest modelled cycles."""
+    lanes = machine.lanes(c.acc)
+    inner = estimate(c.rows[-1].extent)
+    outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
+    columns = estimate(c.cols[-1].extent)
+    k = max(1, estimate(c.k))
+    best: tuple[float, tuple[int, int, int]] | None = None
+    for nv in range(1, machine.registers):
+        if nv > 1 and (nv - 1) * lanes >= columns:
+            break
+        for lines, width in _shapes(c, inner, outer, nv, machine):
+            cost = _cost(c, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
+            if best is None or cost < best[0]:
+                best = cost, (lines, width, nv)
+    assert best is not None
+    lines, width, nv = best[1]
+    run = estimate(merge_axes(c.reduce)[-1].extent)
+    unroll = next((u for u in (4, 3, 2, 5, 7) if run % u == 0 and lines * width * nv * u <= 112), 1)
+    if not isinstance(merge_axes(c.reduce)[-1].extent, int):
+        unroll = 1
+    return _chunked(c, machine, Plan(lanes, lines, width, nv, unroll, 1, 1, 1, machine.masks))
+
+
+def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
+    """Tiles of one line, or of several whole lines."""
+    out = [(1, w) for w in range(1, machine.registers) if fits(w, nv, machine) and w <= max(inner, 1)]
+    if len(c.rows) > 1 and isinstance(c.rows[-1].extent, int) and outer > 1:
+        out += [(n, inner) for n in range(2, outer + 1) if fits(n * inner, nv, machine)]
+    return out
+
+
+# Cycles around a tile's reduction loop: a constant, and for each accumulator (its zero, its share of the epilogue).
+_ENTRY, _PER_ACCUMULATOR = 20.0, 2.0
+
+
+def _cost(
+    c: Contraction, machine: Machine, tile: tuple[int, int, int], extents: tuple[int, int, int, int], lanes: int
+) -> float:
+    lines, width, nv = tile
+    outer, inner, columns, k = extents
+
+    def one(m: int, v: int) -> float:
+        return tile_cycles(m, v, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * v if m and v else 0.0
+
+    def column(v: int) -> float:
+        full, rest = divmod(inner, width)
+        dynamic = not isinstance(c.rows[-1].extent, int)
+        over = sum(one(p, v) for p in _powers(rest)) if dynamic else one(lines * rest, v)
+        total = (full * one(lines * width, v) + over) * (outer // lines)
+        left = outer % lines
+        return total + (full * one(left * width, v) + one(left * rest, v) if left else 0.0)
+
+    panels, rest = divmod(-(-columns // lanes), nv)
+    total = panels * column(nv) + column(rest)
+    size = c.acc.nbytes
+    if k * nv * lanes * size > machine.l2 * 0.6:
+        total *= 1.1  # a panel that the second-level cache does not keep comes from the third for every tile
+    stride = c.rows[-1].a
+    if isinstance(stride, int) and lines * width > 8 and stride * c.a.nbytes % 4096 == 0 and stride:
+        total *= 1.3  # all rows of the tile fall into one set of the first-level cache
+    return total
+
+
+def _powers(n: int) -> list[int]:
+    """n as a sum of powers of two, largest first."""
+    return [1 << b for b in reversed(range(n.bit_length())) if n >> b & 1]
+
+
+CHUNK_SECONDS = 30e-6
+CHUNKS_PER_THREAD = 16
+
+
+def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
+    """Cut the output into chunks of some 30 us, so that A and B are streamed as seldom as possible.
+
+    R row blocks stream B R times, C column blocks stream A C times; R * C is the number of chunks.
+    """
+    seconds = c.flops / (machine.gflops * 0.8e9)
+    batch = 1
+    for x in c.batch:
+        batch *= estimate(x.extent)
+    outer_cols = 1
+    for x in c.cols[:-1]:
+        outer_cols *= estimate(x.extent)
+    wanted = max(1, min(int(seconds / CHUNK_SECONDS), CHUNKS_PER_THREAD * machine.threads))
+    wanted = -(-wanted // (batch * outer_cols))
+    rows = 1
+    for x in c.rows:
+        rows *= estimate(x.extent)
+    inner = estimate(c.rows[-1].extent)
+    groups = max(1, rows // inner)
+    groups = -(-groups // p.lines)
+    row_tiles = groups * -(-inner // p.width)
+    columns = estimate(c.cols[-1].extent)
+    panels = -(-columns // p.panel)
+    a_bytes, b_bytes = _span(c, rows=True) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
+    best: tuple[float, int, int] | None = None
+    for n in range(1, min(panels, wanted) + 1):
+        per = -(-panels // n)
+        blocks = -(-panels // per)
+        r = min(row_tiles, -(-wanted // blocks))
+        traffic = r * b_bytes + blocks * a_bytes
+        # chunks that do not divide the panels evenly leave a short one; too few chunks leave a thread idle
+        waste = (per * blocks - panels) / panels + max(0.0, wanted - r * blocks) / wanted
+        cost = traffic * (1 + waste)
+        if best is None or cost < best[0]:
+            best = cost, per, r
+    assert best is not None
+    _, per_chunk, blocks = best
+    tiles = max(1, row_tiles // blocks)
+    across = -(-inner // p.width)
+    if tiles >= across:
+        run, block = max(1, tiles // across), c.rows[-1].extent
+    else:
+        run, block = 1, tiles * p.width
+    if isinstance(block, int) and block >= inner:
+        block = c.rows[-1].extent
+    return Plan(p.lanes, p.lines, p.width, p.vectors, p.unroll, run, block, per_chunk, p.masks, p.scratch_bytes)
+
+
+def _span(c: Contraction, rows: bool) -> int:
+    """Elements of A between the first and the last that one batch entry touches."""
+    total = 1
+    for x in (*c.rows, *c.reduce) if rows else ():
+        total += (estimate(x.extent) - 1) * abs(estimate(x.a))
+    return total
+
+
+__all__ = ["Axis", "Contraction", "Plan", "ceildiv", "merge_axes", "plan_contraction", "tile_cycles"]
