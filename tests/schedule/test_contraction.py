@@ -47,8 +47,9 @@ def build(
 
     chunks = emit_contraction(top, chunk, c, plan, Operand(a), Operand(b), write)
     dims = [x.extent for g in (c.batch, c.rows, c.cols, c.reduce) for x in g]
-    dims += [s for g in (c.batch, c.rows, c.cols, c.reduce) for x in g for s in (x.a, x.b)] + list(out_strides)  #
-    type: ignore[arg-type] names = sorted(set().union(*(symbols_of(d) for d in dims)))
+    dims += [s for g in (c.batch, c.rows, c.cols, c.reduce) for x in g for s in (x.a, x.b)]
+    dims += list(out_strides)  # type: ignore[arg-type]
+    names = sorted(set().union(*(symbols_of(d) for d in dims)))
     params = (a, b, out, extra) if bias else (a, b, out)
     return Kernel("k", params, tuple(k.var(n) for n in names), chunk, chunks, top.body), plan
 
