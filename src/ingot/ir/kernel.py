@@ -87,7 +87,7 @@ class Binary(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Fma(Expr):
-    """a * b + c with one rounding."""
+    """a * b + c with one rounding; integers wrap."""
 
     a: Expr
     b: Expr
@@ -148,7 +148,7 @@ class Gather(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
-    """All lanes of `a` into a scalar; float sums associate as a balanced tree."""
+    """All lanes of `a` into a scalar: halves are combined until one lane is left; an odd lane joins at the end."""
 
     fn: str
     a: Expr

@@ -1,0 +1,550 @@
+"""The interpreter of kernel IR: what a schedule's kernel does, with every access checked.
+
+    run_kernel(kernel, {"A": a, "C": c}, {"s0": 7})     c now holds the result
+
+Errors (VerifyError) for what native code would do silently: an access out of bounds, a read of memory that was never
+written, a store to a param that is not writable, two chunks touching what one of them writes, an integer division by
+zero, a shift by the width or more. Slow: for tests on small sizes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+
+import numpy as np
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel_show import show_expr
+from ingot.ir.kernel_verify import children
+from ingot.ir.types import DType, boolean, dtype_of, f32, i64
+from ingot.support.errors import VerifyError
+
+# An integer or bool scalar is a Python int, a float scalar a numpy scalar, a vector a numpy array.
+Value = int | np.generic | np.ndarray
+NOBODY, MANY = -1, -2
+
+
+def run_kernel(
+    kernel: k.Kernel,
+    buffers: Mapping[str, np.ndarray],
+    dims: Mapping[str, int] | None = None,
+    *,
+    order: Sequence[int] | None = None,
+) -> None:
+    """Run every chunk, in `order` (default: ascending), on `buffers`, which writable params change in place.
+
+    Arrays are C-contiguous and of the params' dtypes; those with a size hold at least that many elements.
+    """
+    memory = {b.name: _param(b, buffers) for b in kernel.params}
+    env: dict[str, Value] = {v.name: int((dims or {})[v.name]) for v in kernel.dims}
+    machine = Machine(memory, env, NOBODY)
+    with np.errstate(all="ignore"):
+        count = int(_tape([kernel.chunks])(machine)[0])
+        body = _body(kernel.body)
+        for chunk in range(count) if order is None else order:
+            machine.chunk = chunk
+            machine.env = {**env, kernel.chunk.name: chunk}
+            machine.memory = dict(memory)
+            body(machine)
+
+
+@dataclass
+class Memory:
+    """One buffer's elements (registers: rows of lanes), which of them are defined, and which chunks touched them."""
+
+    buffer: k.Buffer
+    data: np.ndarray
+    defined: np.ndarray | None
+    writer: np.ndarray | None = None
+    reader: np.ndarray | None = None
+
+
+@dataclass
+class Machine:
+    memory: dict[str, Memory]
+    env: dict[str, Value]
+    chunk: int
+
+
+def _param(b: k.Buffer, buffers: Mapping[str, np.ndarray]) -> Memory:
+    if b.name not in buffers:
+        raise VerifyError(f"param {b.name}", expected=f"an array among {sorted(buffers)}", got="none")
+    array = buffers[b.name]
+    if dtype_of(array) != b.dtype or not array.flags.c_contiguous or array.size < (b.size or 0):
+        raise VerifyError(
+            f"param {b.name}", expected=f"contiguous {b.dtype}[{b.size}]", got=f"{array.dtype}{list(array.shape)}"
+        )
+    flat = array.reshape(-1)[: b.size]
+    touched = [np.full(flat.size, NOBODY) for _ in range(2)] if b.writable else [None, None]
+    return Memory(b, flat, None, *touched)
+
+
+# --- statements
+
+Action = Callable[[Machine], None]
+
+
+def _body(body: k.Body) -> Action:
+    actions = [_statement(s) for s in body if not isinstance(s, k.Comment)]
+
+    def run(m: Machine) -> None:
+        for act in actions:
+            act(m)
+
+    return run
+
+
+def _statement(s: k.Stmt) -> Action:
+    match s:
+        case k.For():
+            return _loop(s)
+        case k.If():
+            return _if(s)
+        case k.Let():
+            return _let(s)
+        case k.Store():
+            return _store(s)
+        case k.Alloc():
+            return lambda m: _alloc(m, s.buffer)
+        case k.Prefetch():
+            return lambda m: None
+    raise TypeError(f"unknown statement {type(s).__name__}")
+
+
+def _loop(s: k.For) -> Action:
+    limits, body, name = _tape([s.begin, s.end]), _body(s.body), s.var.name
+
+    def run(m: Machine) -> None:
+        begin, end = limits(m)
+        outer = m.env
+        for i in range(int(begin), int(end), s.step):
+            m.env = {**outer, name: i}
+            body(m)
+        m.env = outer
+
+    return run
+
+
+def _if(s: k.If) -> Action:
+    cond, then, orelse = _tape([s.cond]), _body(s.then), _body(s.orelse)
+
+    def run(m: Machine) -> None:
+        outer = m.env
+        m.env = dict(outer)
+        (then if cond(m)[0] else orelse)(m)
+        m.env = outer
+
+    return run
+
+
+def _let(s: k.Let) -> Action:
+    value, name = _tape([s.value]), s.var.name
+
+    def run(m: Machine) -> None:
+        m.env[name] = value(m)[0]
+
+    return run
+
+
+def _alloc(m: Machine, b: k.Buffer) -> None:
+    shape = (b.size or 0, b.lanes) if b.space == "register" else (b.size or 0,)
+    m.memory[b.name] = Memory(b, np.zeros(shape, b.dtype.numpy), np.zeros(b.size or 0, bool))
+
+
+def _store(s: k.Store) -> Action:
+    roots = [s.index, s.value] if s.mask is None else [s.index, s.value, s.mask]
+    tape = _tape(roots)
+    lanes = s.value.lanes
+    name = s.buffer.name
+
+    def run(m: Machine) -> None:
+        index, value, *mask = tape(m)
+        memory = _known(m, name)
+        where = _elements(memory, index, lanes, mask[0] if mask else None, "store", s.index)
+        if not memory.buffer.writable and memory.buffer.space == "param":
+            raise VerifyError(f"store {name}[{where}]", expected="a writable buffer")
+        if memory.defined is not None:
+            memory.defined[where] = True
+        _claim(m, memory, where)
+        if memory.buffer.space == "register" or lanes == 1:
+            memory.data[where] = value
+        else:
+            memory.data[where] = np.asarray(value)[_on(mask[0])] if mask else value
+
+    return run
+
+
+# --- memory
+
+
+def _known(m: Machine, name: str) -> Memory:
+    memory = m.memory.get(name)
+    if memory is None:
+        raise VerifyError(f"buffer {name}", expected="a param or an allocated buffer", got="neither")
+    return memory
+
+
+def _on(mask: Value) -> np.ndarray:
+    return np.flatnonzero(np.atleast_1d(np.asarray(mask)))
+
+
+def _elements(
+    memory: Memory, index: Value, lanes: int, mask: Value | None, what: str, text: k.Expr
+) -> int | slice | np.ndarray:
+    """The places that an access touches; checks the bounds of exactly those."""
+    size = len(memory.data)
+    if isinstance(index, int) and mask is None:
+        count = 1 if memory.buffer.space == "register" else lanes
+        if index >= 0 and index + count <= size:
+            return index if count == 1 else slice(index, index + count)
+        places = np.arange(index, index + count)
+    else:
+        places = index + np.arange(lanes) if isinstance(index, int) else np.asarray(index)
+        if mask is not None:
+            places = places[_on(mask)]
+    if places.size and not (places.min() >= 0 and places.max() < size):
+        at = f"{what} {memory.buffer.name}[{show_expr(text)}]"
+        raise VerifyError(at, expected=f"elements in [0, {size})", got=places.tolist())
+    return places
+
+
+def _claim(m: Machine, memory: Memory, where: int | slice | np.ndarray) -> None:
+    if memory.writer is None or memory.reader is None:
+        return
+    for touched, verb in ((memory.writer, "writes"), (memory.reader, "reads")):
+        others = _others(touched, where, m.chunk)
+        if others:
+            what = f"chunk {m.chunk} stores to {memory.buffer.name} what chunk {others[0]} {verb}"
+            raise VerifyError(what, fix="chunks run in any order: give each its own elements")
+    memory.writer[where] = m.chunk
+
+
+def _others(touched: np.ndarray, where: int | slice | np.ndarray, chunk: int) -> list[int]:
+    seen = np.atleast_1d(touched[where])
+    return seen[(seen != NOBODY) & (seen != chunk)].tolist()
+
+
+def _read(m: Machine, memory: Memory, where: int | slice | np.ndarray, text: k.Expr) -> None:
+    if memory.defined is not None and not np.all(memory.defined[where]):
+        raise VerifyError(f"load {memory.buffer.name}[{show_expr(text)}]", expected="defined elements", got=where)
+    if memory.writer is None or memory.reader is None:
+        return
+    others = _others(memory.writer, where, m.chunk)
+    if others:
+        what = f"chunk {m.chunk} loads from {memory.buffer.name} what chunk {others[0]} writes"
+        raise VerifyError(what, fix="chunks run in any order: one must not need another's result")
+    seen = memory.reader[where]
+    memory.reader[where] = np.where((seen == NOBODY) | (seen == m.chunk), m.chunk, MANY)
+
+
+# --- expressions
+
+Step = Callable[..., Value]
+
+
+def _tape(roots: Sequence[k.Expr]) -> Callable[[Machine], list[Value]]:
+    """A program for `roots`: every expression once (they are shared), operands first."""
+    slots: dict[int, int] = {}
+    steps: list[tuple[Step, list[int]]] = []
+
+    def place(e: k.Expr) -> int:
+        if id(e) not in slots:
+            operands = [place(c) for c in children(e)]
+            steps.append((_step(e), operands))
+            slots[id(e)] = len(steps) - 1
+        return slots[id(e)]
+
+    results = [place(e) for e in roots]
+
+    def run(m: Machine) -> list[Value]:
+        values: list[Value] = []
+        for fn, operands in steps:
+            values.append(fn(m, *(values[i] for i in operands)))
+        return [values[i] for i in results]
+
+    return run
+
+
+def _step(e: k.Expr) -> Step:
+    match e:
+        case k.Lit():
+            value = _literal(e)
+            return lambda m: value
+        case k.Var():
+            return _variable(e.name)
+        case k.Unary():
+            return _lift(_UNARY[e.fn], e)
+        case k.Binary():
+            return _binary(e)
+        case k.Fma():
+            fused = _fma32 if e.dtype.bits <= 32 else _fma64
+            return _lift(fused if e.dtype.is_float else lambda a, b, c: a * b + c, e)
+        case k.Select():
+            return _select(e)
+        case k.Cast():
+            return lambda m, a: _finish(_convert(_wide(a, e.a), e.dtype), e)
+        case k.Bitcast():
+            return lambda m, a: _finish(_array(a, e.a).view(e.dtype.numpy), e)
+        case k.Splat():
+            return lambda m, a: np.full(e.lanes, a, e.dtype.numpy)
+        case k.Ramp():
+            return lambda m, a: _wrap(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
+        case k.Load() | k.Gather():
+            return _load(e)
+        case k.Reduce():
+            return _reduce(e)
+        case k.Shuffle():
+            return lambda m, a, b: np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)]
+        case k.Extract():
+            return lambda m, a: _finish(_array(a, e.a)[e.lane : e.lane + 1], e)
+    raise TypeError(f"unknown expression {type(e).__name__}")
+
+
+def _literal(e: k.Lit) -> Value:
+    return _finish(np.full(e.lanes, e.value, e.dtype.numpy), e)
+
+
+def _variable(name: str) -> Step:
+    def read(m: Machine) -> Value:
+        if name not in m.env:
+            raise VerifyError(f"variable {name}", expected="one that is bound before its use", got=sorted(m.env))
+        return m.env[name]
+
+    return read
+
+
+def _array(a: Value, e: k.Expr) -> np.ndarray:
+    """`a` as a one-dimensional array of the lanes of `e`."""
+    return np.atleast_1d(np.asarray(a, e.dtype.numpy))
+
+
+def _wide(a: Value, e: k.Expr) -> np.ndarray:
+    """As `_array`, narrow floats as f32 and 4-bit integers in a byte: what numpy computes in."""
+    array = _array(a, e)
+    if e.dtype.is_float and e.dtype.bits < 32:
+        return array.astype(np.float32)
+    if e.dtype.is_integer and e.dtype.bits < 8:
+        return array.astype(np.int8)
+    return array
+
+
+def _finish(array: np.ndarray, e: k.Expr) -> Value:
+    """`array` as a value of `e`: rounded or wrapped to its dtype, a scalar where it has one lane."""
+    if array.dtype != e.dtype.numpy:
+        array = _wrap(array, e.dtype) if e.dtype.is_integer else array.astype(e.dtype.numpy)
+    if e.lanes != 1:
+        return array
+    return array[0] if e.dtype.is_float else int(array[0])
+
+
+def _wrap(array: np.ndarray, dtype: DType) -> np.ndarray:
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    wrapped = [(int(v) - low) % (1 << dtype.bits) + low for v in array]
+    return np.array(wrapped, np.int64 if dtype.kind == "i" else np.uint64).astype(dtype.numpy)
+
+
+def _lift(fn: Callable[..., np.ndarray], e: k.Expr) -> Step:
+    operands = children(e)
+
+    def run(m: Machine, *values: Value) -> Value:
+        return _finish(fn(*(_wide(v, o) for v, o in zip(values, operands, strict=True))), e)
+
+    return run
+
+
+def _bits(a: np.ndarray) -> list[int]:
+    width = 8 * a.itemsize
+    return [int(v) % (1 << width) for v in a]
+
+
+_UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "neg": lambda a: np.negative(a),
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round_even": np.rint,
+    "trunc": np.trunc,
+    "not": np.invert,
+    "popcnt": lambda a: np.array([v.bit_count() for v in _bits(a)], a.dtype),
+    "clz": lambda a: np.array([8 * a.itemsize - v.bit_length() for v in _bits(a)], a.dtype),
+}
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind == "f":
+        return a / b
+    _not_zero(b)
+    # through Python integers: numpy's floor division has no truncating form that is exact at the extremes
+    return np.array([_truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
+
+
+def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind == "f":
+        return np.fmod(a, b)
+    _not_zero(b)
+    return np.array([int(x) - int(y) * _truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
+
+
+def _truncated(x: int, y: int) -> int:
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
+def _not_zero(b: np.ndarray) -> None:
+    if not np.all(b):
+        raise VerifyError("an integer division", expected="a divisor that is not zero", got=b.tolist())
+
+
+def _shift(fn: Callable[[int, int, int], int]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        width = 8 * a.itemsize
+        if not all(0 <= int(v) < width for v in b):
+            raise VerifyError("a shift", expected=f"a distance in [0, {width})", got=b.tolist())
+        return np.array([fn(int(x), int(y), width) for x, y in zip(a, b, strict=True)], object)
+
+    return run
+
+
+_ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _divide,
+    "rem": _remainder,
+    "min": np.minimum,
+    "max": np.maximum,
+    "minnum": np.fmin,
+    "maxnum": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "shl": _shift(lambda x, y, width: x << y),
+    "ashr": _shift(lambda x, y, width: x >> y),
+    "lshr": _shift(lambda x, y, width: x % (1 << width) >> y),
+    "copysign": np.copysign,
+}
+_COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+# Address arithmetic, on Python integers: most of what a kernel does.
+_SCALAR: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "min": min,
+    "max": max,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
+def _binary(e: k.Binary) -> Step:
+    if e.a.dtype == i64 and e.lanes == 1 and e.fn in _SCALAR:
+        fast = _SCALAR[e.fn]
+
+        def scalar(m: Machine, a: int, b: int) -> Value:
+            value = fast(a, b)
+            return (value + 2**63) % 2**64 - 2**63 if not -(2**63) <= value < 2**63 else value
+
+        return scalar
+    return _lift(_COMPARE[e.fn] if e.fn in k.COMPARE else _ARITHMETIC[e.fn], e)
+
+
+def _select(e: k.Select) -> Step:
+    def run(m: Machine, c: Value, a: Value, b: Value) -> Value:
+        if e.lanes == 1:
+            return a if c else b
+        return np.where(_array(c, e.cond), _array(a, e.a), _array(b, e.b))
+
+    return run
+
+
+def _load(e: k.Load | k.Gather) -> Step:
+    name, lanes = e.buffer.name, e.lanes
+
+    def run(m: Machine, index: Value, *mask: Value) -> Value:
+        memory = _known(m, name)
+        where = _elements(memory, index, lanes, mask[0] if mask else None, "load", e.index)
+        _read(m, memory, where, e.index)
+        if memory.buffer.space == "register":
+            return _finish(memory.data[where].copy(), e)
+        if not mask:
+            return _finish(np.atleast_1d(memory.data[where]).copy(), e)
+        out = np.zeros(lanes, e.dtype.numpy)
+        out[_on(mask[0])] = memory.data[where]
+        return _finish(out, e)
+
+    return run
+
+
+def _reduce(e: k.Reduce) -> Step:
+    fn = _ARITHMETIC[e.fn]
+
+    def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        out = k.Expr(e.dtype, len(a))
+        return _wide(_finish(fn(a, b), out), out)
+
+    def run(m: Machine, a: Value) -> Value:
+        values = _wide(a, e.a)
+        rest: list[np.ndarray] = []
+        while len(values) > 1:  # halves are combined until one lane is left; an odd lane joins at the end
+            half = len(values) // 2
+            rest += [values[2 * half :]] if len(values) % 2 else []
+            values = combine(values[:half], values[half : 2 * half])
+        for odd in rest:
+            values = combine(values, odd)
+        return _finish(values, e)
+
+    return run
+
+
+def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype == boolean:
+        return a != 0
+    if not dtype.is_integer or a.dtype.kind != "f":
+        return a
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    high = low + (1 << dtype.bits) - 1
+    saturated = [0 if v != v else low if v <= low else high if v >= high else int(v) for v in a.tolist()]
+    return np.array(saturated, object)
+
+
+def _fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """One rounding: the product is exact in f64, and the sum is rounded there to odd, so that f32 rounds it right."""
+    x, y, z = (v.astype(np.float64) for v in (a, b, c))
+    product = x * y
+    total = product + z
+    back = total - product
+    error = (product - (total - back)) + (z - back)
+    even = total.view(np.int64) % 2 == 0
+    nudged = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where(np.isfinite(total) & (error != 0) & even, nudged, total).astype(f32.numpy)
+
+
+def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return np.array([_exact(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
+
+
+def _exact(a: float, b: float, c: float) -> float:
+    if not (isfinite(a) and isfinite(b) and isfinite(c)):
+        return float(np.float64(a) * b + c)
+    total = Fraction(a) * Fraction(b) + Fraction(c)
+    if not total:
+        return a * b + c  # the sign of an exact zero is that of the rounded operation
+    try:
+        return float(total)
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")

@@ -1,0 +1,329 @@
+"""What must hold for kernel IR before a target prints it.
+
+    verify_kernel(kernel, "lower#7")  ->  VerifyError: after lower#7: kernel gemm: for i: Store C[...]: ...
+
+Types and lanes agree operation by operation, variables are bound before use and bound once on a path, buffers are known
+where they are touched, registers have literal indices once the loops that `unroll` are repeated, and stores go to
+writable memory only.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from dataclasses import dataclass
+
+from ingot.ir import kernel as k
+from ingot.ir.types import DType, boolean, i64
+from ingot.support.errors import VerifyError
+
+
+def verify_kernel(kernel: k.Kernel, after: str = "") -> None:
+    """Raise VerifyError, naming the pass, the kernel and the statement, unless `kernel` is well formed."""
+    prefix = f"after {after}: " if after else ""
+    checker = _Checker([f"{prefix}kernel {kernel.name}"])
+    names = [b.name for b in kernel.params]
+    checker.need(len(set(names)) == len(names), "params", "distinct names", names)
+    for b in kernel.params:
+        checker.need(b.space == "param", f"buffer {b.name}", "a param", b.space)
+    scope = _Scope(ChainMap(), ChainMap({b.name: b for b in kernel.params}), ChainMap(), ChainMap())
+    for v in kernel.dims:
+        checker.need(v.dtype == i64 and v.lanes == 1, f"dim {v.name}", "an i64 scalar", _kind(v))
+        scope.vars[v.name] = v
+    checker.index(kernel.chunks, "chunks", scope)
+    checker.need(kernel.chunk.dtype == i64 and kernel.chunk.lanes == 1, "chunk", "an i64 scalar", _kind(kernel.chunk))
+    checker.need(kernel.chunk.name not in scope.vars, "chunk", "a name of its own", kernel.chunk.name)
+    scope.vars[kernel.chunk.name] = kernel.chunk
+    checker.scratch_bytes = kernel.scratch_bytes
+    checker.body(kernel.body, scope)
+
+
+def _kind(e: k.Expr) -> str:
+    return str(e.dtype) if e.lanes == 1 else f"{e.dtype}x{e.lanes}"
+
+
+@dataclass
+class _Scope:
+    """What is in sight; an inner scope sees the outer ones.
+
+    `literal`: variables of unrolled loops, and Lets of them, which are literals once the loops are repeated. `seen`:
+    the expressions checked so far by id (they are shared), and whether they are such literals.
+    """
+
+    vars: ChainMap[str, k.Var]
+    buffers: ChainMap[str, k.Buffer]
+    literal: ChainMap[str, bool]
+    seen: ChainMap[int, bool]
+
+    def inner(self) -> _Scope:
+        vars_, buffers, literal = self.vars.new_child(), self.buffers.new_child(), self.literal.new_child()
+        return _Scope(vars_, buffers, literal, self.seen.new_child())
+
+
+@dataclass
+class _Checker:
+    path: list[str]
+    scratch_bytes: int = 0
+
+    def need(self, condition: bool, what: str, expected: object, got: object) -> None:
+        if not condition:
+            raise VerifyError(f"{': '.join(self.path)}: {what}", expected=expected, got=got)
+
+    # -- statements
+
+    def body(self, body: k.Body, scope: _Scope) -> None:
+        for s in body:
+            self.statement(s, scope)
+
+    def statement(self, s: k.Stmt, scope: _Scope) -> None:
+        match s:
+            case k.For():
+                self.loop(s, scope)
+            case k.If():
+                self.expr(s.cond, scope)
+                self.need(s.cond.dtype == boolean and s.cond.lanes == 1, "if", "a bool scalar", _kind(s.cond))
+                for branch in (s.then, s.orelse):
+                    self.path.append("if")
+                    self.body(branch, scope.inner())
+                    self.path.pop()
+            case k.Let():
+                self.expr(s.value, scope)
+                name = s.var.name
+                self.need(name not in scope.vars, f"let {name}", "a new name", "one that is bound already")
+                self.need(_kind(s.var) == _kind(s.value), f"let {name}", _kind(s.var), _kind(s.value))
+                scope.vars[name] = s.var
+                if scope.seen[id(s.value)]:
+                    scope.literal[name] = True
+            case k.Store():
+                self.store(s, scope)
+            case k.Alloc():
+                self.alloc(s.buffer, scope)
+            case k.Prefetch():
+                self.buffer(s.buffer, scope, "prefetch")
+                self.need(s.buffer.space != "register", f"prefetch {s.buffer.name}", "memory", "a register")
+                self.index(s.index, f"prefetch {s.buffer.name}", scope)
+            case k.Comment():
+                pass
+            case _:
+                raise VerifyError(f"{': '.join(self.path)}: unknown statement {type(s).__name__}")
+
+    def loop(self, s: k.For, scope: _Scope) -> None:
+        name = s.var.name
+        self.need(s.var.dtype == i64 and s.var.lanes == 1, f"for {name}", "an i64 scalar", _kind(s.var))
+        self.need(name not in scope.vars, f"for {name}", "a new name", "one that is bound already")
+        self.need(s.step > 0, f"for {name}", "a positive step", s.step)
+        for what, e in (("begin", s.begin), ("end", s.end)):
+            self.index(e, f"for {name}: {what}", scope)
+            settled = not s.unroll or scope.seen[id(e)]
+            self.need(settled, f"for {name} (unroll): {what}", "a literal", type(e).__name__)
+        inside = scope.inner()
+        inside.vars[name] = s.var
+        if s.unroll:
+            inside.literal[name] = True
+        self.path.append(f"for {name}")
+        self.body(s.body, inside)
+        self.path.pop()
+
+    def alloc(self, b: k.Buffer, scope: _Scope) -> None:
+        what = f"alloc {b.name}"
+        self.need(b.space != "param", what, "register, stack or scratch space", b.space)
+        self.need(b.name not in scope.buffers, what, "a new name", "one that is known already")
+        self.need(b.size is not None and b.size > 0, what, "a size", b.size)
+        self.need(b.lanes >= 1 and (b.space == "register" or b.lanes == 1), what, "lanes on registers only", b.lanes)
+        if b.space == "scratch":
+            end = b.offset + (b.size or 0) * b.dtype.nbytes
+            self.need(b.offset % 64 == 0, what, "an offset that is a multiple of 64", b.offset)
+            self.need(end <= self.scratch_bytes, what, f"an end within scratch_bytes = {self.scratch_bytes}", end)
+        scope.buffers[b.name] = b
+
+    def store(self, s: k.Store, scope: _Scope) -> None:
+        what = f"store {s.buffer.name}"
+        self.buffer(s.buffer, scope, "store")
+        self.need(s.buffer.writable or s.buffer.space != "param", what, "a writable buffer", "one for reading")
+        self.expr(s.value, scope)
+        self.need(s.value.dtype == s.buffer.dtype, what, s.buffer.dtype, s.value.dtype)
+        if s.buffer.space == "register":
+            self.register(s.buffer, s.index, s.mask, scope, what)
+            self.need(s.value.lanes == s.buffer.lanes, what, f"{s.buffer.lanes} lanes", s.value.lanes)
+            return
+        self.expr(s.index, scope)
+        self.need(s.index.dtype == i64, what, "an i64 index", s.index.dtype)
+        if s.index.lanes != 1:
+            self.need(s.index.lanes == s.value.lanes, what, f"{s.value.lanes} indices", s.index.lanes)
+        self.mask(s.mask, s.value.lanes, what, scope)
+
+    # -- expressions
+
+    def buffer(self, b: k.Buffer, scope: _Scope, what: str) -> None:
+        known = scope.buffers.get(b.name)
+        self.need(known is not None, f"{what} {b.name}", "a param or an allocated buffer", "neither")
+        self.need(known == b, f"{what} {b.name}", known, b)
+
+    def register(self, b: k.Buffer, index: k.Expr, mask: k.Expr | None, scope: _Scope, what: str) -> None:
+        self.index(index, what, scope)
+        self.need(scope.seen[id(index)], what, "an index that is literal after unrolling", type(index).__name__)
+        if isinstance(index, k.Lit):
+            self.need(0 <= int(index.value) < (b.size or 0), what, f"an index below {b.size}", index.value)
+        self.need(mask is None, what, "no mask on a register", "one")
+
+    def mask(self, mask: k.Expr | None, lanes: int, what: str, scope: _Scope) -> None:
+        if mask is None:
+            return
+        self.expr(mask, scope)
+        self.need(mask.dtype == boolean and mask.lanes == lanes, f"{what}: mask", f"boolx{lanes}", _kind(mask))
+
+    def index(self, e: k.Expr, what: str, scope: _Scope) -> None:
+        self.expr(e, scope)
+        self.need(e.dtype == i64 and e.lanes == 1, what, "an i64 scalar", _kind(e))
+
+    def expr(self, e: k.Expr, scope: _Scope) -> bool:
+        """Check `e`; true where it is a literal once unrolled loops are repeated."""
+        known = scope.seen.get(id(e))
+        if known is not None:
+            return known
+        below = [self.expr(c, scope) for c in children(e)]
+        self.need(e.lanes >= 1, type(e).__name__, "at least one lane", e.lanes)
+        self.operation(e, scope)
+        literal = isinstance(e, k.Lit) or (isinstance(e, k.Binary) and all(below))
+        literal = literal or (isinstance(e, k.Var) and e.name in scope.literal)
+        scope.seen[id(e)] = literal
+        return literal
+
+    def operation(self, e: k.Expr, scope: _Scope) -> None:
+        match e:
+            case k.Lit():
+                self.literal(e)
+            case k.Var():
+                known = scope.vars.get(e.name)
+                self.need(known is not None, f"variable {e.name}", "one that is bound before its use", "an unbound one")
+                self.need(known == e, f"variable {e.name}", known and _kind(known), _kind(e))
+            case k.Unary():
+                self.need(e.fn in k.UNARY, "unary", k.UNARY, e.fn)
+                self.same(e.fn, e, e.a)
+                wants = _UNARY_KINDS[e.fn]
+                self.need(e.dtype.kind in wants, e.fn, f"an operand of kind {wants}", e.dtype)
+            case k.Binary():
+                self.binary(e)
+            case k.Fma():
+                self.same("fma", e, e.a, e.b, e.c)
+                self.need(e.dtype.kind in "fiu", "fma", "numbers", e.dtype)
+            case k.Select():
+                self.same("select", e, e.a, e.b)
+                self.need(
+                    e.cond.dtype == boolean and e.cond.lanes == e.lanes,
+                    "select: cond",
+                    f"boolx{e.lanes}",
+                    _kind(e.cond),
+                )
+            case k.Cast():
+                self.need(e.lanes == e.a.lanes, "cast", f"{e.a.lanes} lanes", e.lanes)
+            case k.Bitcast():
+                bits = e.lanes * e.dtype.bits, e.a.lanes * e.a.dtype.bits
+                self.need(
+                    e.lanes == e.a.lanes and bits[0] == bits[1], "bitcast", f"lanes and bits of {_kind(e.a)}", _kind(e)
+                )
+            case k.Splat():
+                self.need(e.a.lanes == 1 and e.a.dtype == e.dtype, "splat", f"a scalar {e.dtype}", _kind(e.a))
+            case k.Ramp():
+                ok = e.base.lanes == 1 and e.base.dtype == e.dtype and e.dtype.is_integer
+                self.need(ok, "ramp", f"an integer scalar {e.dtype}", _kind(e.base))
+            case k.Load():
+                self.load(e, scope)
+            case k.Gather():
+                what = f"gather {e.buffer.name}"
+                self.buffer(e.buffer, scope, "gather")
+                self.need(e.buffer.space != "register", what, "memory", "a register")
+                self.need(e.dtype == e.buffer.dtype, what, e.buffer.dtype, e.dtype)
+                self.need(e.index.dtype == i64 and e.index.lanes == e.lanes, what, f"i64x{e.lanes}", _kind(e.index))
+                self.mask(e.mask, e.lanes, what, scope)
+            case k.Reduce():
+                self.need(e.fn in k.REDUCE, "reduce", k.REDUCE, e.fn)
+                self.need(e.lanes == 1 and e.dtype == e.a.dtype, "reduce", f"a scalar {e.a.dtype}", _kind(e))
+                wants = "iub" if e.fn in ("and", "or") else "fiu"
+                self.need(e.dtype.kind in wants, f"reduce {e.fn}", f"kind {wants}", e.dtype)
+            case k.Shuffle():
+                ok = _kind(e.a) == _kind(e.b) and e.dtype == e.a.dtype
+                self.need(ok, "shuffle", _kind(e.a), f"{_kind(e.b)} to {_kind(e)}")
+                self.need(len(e.pick) == e.lanes, "shuffle", f"{e.lanes} picks", len(e.pick))
+                self.need(
+                    all(0 <= p < 2 * e.a.lanes for p in e.pick), "shuffle", f"picks below {2 * e.a.lanes}", e.pick
+                )
+            case k.Extract():
+                self.need(e.lanes == 1 and e.dtype == e.a.dtype, "extract", f"a scalar {e.a.dtype}", _kind(e))
+                self.need(0 <= e.lane < e.a.lanes, "extract", f"a lane below {e.a.lanes}", e.lane)
+            case _:
+                raise VerifyError(f"{': '.join(self.path)}: unknown expression {type(e).__name__}")
+
+    def literal(self, e: k.Lit) -> None:
+        wants = bool if e.dtype.kind == "b" else float if e.dtype.is_float else int
+        fits = isinstance(e.value, int | float) and (wants is not int or isinstance(e.value, int))
+        self.need(fits and (wants is bool) == isinstance(e.value, bool), "literal", f"a {e.dtype}", repr(e.value))
+        if wants is int:
+            self.need(_in_range(int(e.value), e.dtype), "literal", f"a value of {e.dtype}", e.value)
+
+    def same(self, what: str, e: k.Expr, *operands: k.Expr) -> None:
+        for a in operands:
+            self.need(_kind(a) == _kind(e), what, f"an operand {_kind(e)}", _kind(a))
+
+    def binary(self, e: k.Binary) -> None:
+        known = e.fn in k.ARITHMETIC or e.fn in k.COMPARE or e.fn in ("minnum", "maxnum")
+        self.need(known, "binary", k.ARITHMETIC + k.COMPARE, e.fn)
+        if e.fn in k.COMPARE:
+            self.need(_kind(e.a) == _kind(e.b), e.fn, f"operands {_kind(e.a)}", _kind(e.b))
+            self.need(e.dtype == boolean and e.lanes == e.a.lanes, e.fn, f"boolx{e.a.lanes}", _kind(e))
+            return
+        self.same(e.fn, e, e.a, e.b)
+        wants = _BINARY_KINDS.get(e.fn, "fiu")
+        self.need(e.dtype.kind in wants, e.fn, f"operands of kind {wants}", e.dtype)
+
+    def load(self, e: k.Load, scope: _Scope) -> None:
+        what = f"load {e.buffer.name}"
+        self.buffer(e.buffer, scope, "load")
+        self.need(e.dtype == e.buffer.dtype, what, e.buffer.dtype, e.dtype)
+        if e.buffer.space == "register":
+            self.register(e.buffer, e.index, e.mask, scope, what)
+            self.need(e.lanes == e.buffer.lanes, what, f"{e.buffer.lanes} lanes", e.lanes)
+            return
+        self.need(e.index.dtype == i64 and e.index.lanes == 1, what, "an i64 scalar", _kind(e.index))
+        self.mask(e.mask, e.lanes, what, scope)
+
+
+_UNARY_KINDS = {
+    "neg": "fiu",
+    "abs": "fiu",
+    "sqrt": "f",
+    "floor": "f",
+    "ceil": "f",
+    "round_even": "f",
+    "trunc": "f",
+    "not": "iub",
+    "popcnt": "iu",
+    "clz": "iu",
+}
+_BINARY_KINDS: dict[str, str] = {
+    **dict.fromkeys(("shl", "ashr", "lshr"), "iu"),
+    **dict.fromkeys(("and", "or", "xor"), "iub"),
+    **dict.fromkeys(("copysign", "minnum", "maxnum"), "f"),
+}
+
+
+def _in_range(value: int, dtype: DType) -> bool:
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    return low <= value < low + (1 << dtype.bits)
+
+
+def children(e: k.Expr) -> tuple[k.Expr, ...]:
+    """The operands of `e`, an absent mask left out."""
+    match e:
+        case k.Unary() | k.Cast() | k.Bitcast() | k.Splat() | k.Reduce() | k.Extract():
+            return (e.a,)
+        case k.Binary() | k.Shuffle():
+            return (e.a, e.b)
+        case k.Fma():
+            return (e.a, e.b, e.c)
+        case k.Select():
+            return (e.cond, e.a, e.b)
+        case k.Ramp():
+            return (e.base,)
+        case k.Load() | k.Gather():
+            return (e.index,) if e.mask is None else (e.index, e.mask)
+    return ()

@@ -1,0 +1,121 @@
+"""What must hold at every border between passes. A graph or kernel that breaks it is a bug in the pass that made it.
+
+    verify(graph, "fuse#3")  ->  VerifyError: after fuse#3: multiply at model.py:7: ...
+
+Graphs are acyclic and interned by construction; `kernel_verify` checks kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from weakref import WeakSet
+
+from ingot.ir.dims import Dim, DimLike, symbols_of
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project
+from ingot.ir.types import TensorType
+from ingot.support.errors import IngotError, VerifyError
+
+# Nodes never change: one that was right stays right, so that only what a pass made is looked at after it.
+_verified: WeakSet[Node] = WeakSet()
+
+
+def verify(graph: Graph, after: str = "") -> None:
+    """Raise VerifyError unless `graph` is well formed. `after` names the pass that made it.
+
+    Checked: inputs are distinct Input nodes and all of the Input nodes there are; output names match the outputs; every
+    output and operand is a single result; every node's types are what its op's type rule gives; every symbol is one of
+    the inputs' (a body may also use those of the graph around it); graphs among the attributes are well formed.
+    """
+    _graph(graph, f"after {after}: " if after else "", frozenset())
+
+
+def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
+    labels: dict[str, Node] = {}
+    for n in graph.inputs:
+        if not isinstance(n.op, Input):
+            raise VerifyError(f"{prefix}graph inputs", expected="input nodes", got=n)
+        if n.op.label in labels:
+            raise VerifyError(f"{prefix}two inputs are labelled {n.op.label!r}", got=f"{labels[n.op.label]} and {n}")
+        labels[n.op.label] = n
+    names = graph.output_names
+    if names and (len(names) != len(graph.outputs) or len(set(names)) != len(names)):
+        raise VerifyError(f"{prefix}output names", expected=f"{len(graph.outputs)} distinct names or none", got=names)
+    for n in graph.outputs:
+        if len(n.types) != 1:
+            raise VerifyError(f"{prefix}graph outputs", expected="single results", got=n)
+    symbols = frozenset(graph.symbols()) | outer
+    known = set(graph.inputs)
+    for n in graph.nodes():
+        if isinstance(n.op, Input) and n not in known:
+            where = f"input {n.op.label!r} is read but is none of the graph's inputs"
+            raise VerifyError(f"{prefix}{where}", expected=list(labels))
+        _symbols(n, symbols, prefix)
+        for body in n.op.bodies:
+            _graph(body, f"{prefix}in {_place(n)}: ", symbols)
+        if n not in _verified:
+            _node(n, prefix)
+            _verified.add(n)
+
+
+def _place(n: Node) -> str:
+    return f"{n.op.name} at {n.loc}" if n.loc else n.op.name
+
+
+def _node(n: Node, prefix: str) -> None:
+    if isinstance(n.op, Project):
+        (source,) = n.inputs
+        if not 0 <= n.op.index < len(source.types) or n.types != (source.types[n.op.index],):
+            raise VerifyError(f"{prefix}{_place(n)}: result {n.op.index} of", got=source)
+        return
+    for i, operand in enumerate(n.inputs):
+        if len(operand.types) != 1:
+            raise VerifyError(f"{prefix}{_place(n)}: operand {i}", expected="a single result", got=operand)
+    try:
+        types = n.op.infer(*(i.types[0] for i in n.inputs))
+    except IngotError as e:
+        raise VerifyError(f"{prefix}{_place(n)}: its type rule refuses it: {e}") from e
+    if (types if isinstance(types, tuple) else (types,)) != n.types:
+        raise VerifyError(f"{prefix}{_place(n)}: types", expected=types, got=n.types)
+
+
+def _symbols(n: Node, symbols: frozenset[str], prefix: str) -> None:
+    for d in _dims(n.types):
+        unbound = symbols_of(d) - symbols
+        if unbound:
+            what = f"{prefix}{_place(n)}: size {d} uses {', '.join(sorted(unbound))}, which no input has"
+            raise VerifyError(what, expected=sorted(symbols) or "static sizes")
+    if not isinstance(n.op, Const | Input | Project):
+        for d in attribute_dims(n.op):
+            unbound = symbols_of(d) - symbols
+            if unbound:
+                raise VerifyError(
+                    f"{prefix}{_place(n)}: attribute {d} uses symbols that no input has", got=sorted(unbound)
+                )
+
+
+def _dims(types: Iterable[TensorType]) -> Iterator[Dim]:
+    for t in types:
+        for d in t.shape:
+            if isinstance(d, Dim):
+                yield d
+
+
+def attribute_dims(op: Op) -> Iterator[Dim]:
+    """The symbolic sizes among the attributes of `op`, those inside its graphs excepted."""
+    for value in op.attributes().values():
+        yield from _dims_in(value)
+
+
+def _dims_in(value: object) -> Iterator[Dim]:
+    if isinstance(value, Dim):
+        yield value
+    elif isinstance(value, TensorType):
+        yield from _dims((value,))
+    elif isinstance(value, tuple):
+        for v in value:
+            yield from _dims_in(v)
+
+
+def is_static(sizes: Iterable[DimLike]) -> bool:
+    """Whether none of `sizes` is symbolic."""
+    return not any(isinstance(d, Dim) for d in sizes)
