@@ -50,7 +50,7 @@ def test_every_truncation_is_refused(path: Path):
     data = path.read_bytes()
     for length in [*range(0, 200, 7), 1000, 4095, 4096, len(data) // 2, len(data) - 1]:
         path.write_bytes(data[:length])
-        with pytest.raises(ArtifactError, match="truncated|not an Ingot artifact"):
+        with pytest.raises(ArtifactError, match=r"truncated|not an Ingot artifact"):
             artifact.load(path)
     path.write_bytes(data + b"x")
     with pytest.raises(ArtifactError, match="truncated"):
@@ -128,7 +128,7 @@ def test_other_files_versions_and_machines(path: Path, tmp_path: Path):
     path.write_bytes(b"PK\3\4" + bytes(5000))
     with pytest.raises(ArtifactError, match="not an Ingot artifact"):
         artifact.load(path)
-    with pytest.raises(ArtifactError, match="cannot read .*: got No such file"):
+    with pytest.raises(ArtifactError, match=r"cannot read .*: got No such file"):
         artifact.load(tmp_path / "gone")
     foreign = dataclasses.replace(models.static(), isa=HostFeatures("riscv64", ("v",)))
     artifact.save(foreign, path)
@@ -136,7 +136,7 @@ def test_other_files_versions_and_machines(path: Path, tmp_path: Path):
         artifact.load(path)
     newer = dataclasses.replace(models.static(), isa=HostFeatures(models.isa().arch, ("avx999",)))
     artifact.save(newer, path)
-    with pytest.raises(ArtifactError, match="another machine: expected .* with avx999"):
+    with pytest.raises(ArtifactError, match=r"another machine: expected .* with avx999"):
         artifact.load(path)
 
 
