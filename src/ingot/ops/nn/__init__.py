@@ -1,0 +1,74 @@
+"""MODEL ops: what frontends import into. Each lowers to CORE primitives."""
+
+from ingot.ops.nn.activation import (
+    Celu,
+    Elu,
+    Gelu,
+    Hardshrink,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    Mish,
+    PRelu,
+    Relu,
+    Selu,
+    Silu,
+    Softplus,
+    Softshrink,
+    Softsign,
+    ThresholdedRelu,
+)
+from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.conv import Conv, ConvTranspose
+from ingot.ops.nn.matmul import Einsum, MatMul
+from ingot.ops.nn.norm import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    LpNorm,
+    RMSNorm,
+)
+from ingot.ops.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
+
+__all__ = [
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+    "Attention",
+    "AvgPool",
+    "BatchNorm",
+    "Celu",
+    "Conv",
+    "ConvTranspose",
+    "Einsum",
+    "Elu",
+    "Gelu",
+    "GroupNorm",
+    "HardSigmoid",
+    "HardSwish",
+    "Hardshrink",
+    "InstanceNorm",
+    "LayerNorm",
+    "LeakyRelu",
+    "LocalResponseNorm",
+    "LogSoftmax",
+    "LogSumExp",
+    "LpNorm",
+    "LpPool",
+    "MatMul",
+    "MaxPool",
+    "MaxPoolIndices",
+    "Mish",
+    "PRelu",
+    "RMSNorm",
+    "Relu",
+    "Selu",
+    "Silu",
+    "Softmax",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "ThresholdedRelu",
+]

@@ -1,0 +1,206 @@
+"""Convolutions over N, C and any number of spatial dimensions, in PyTorch's and ONNX's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node, Op
+from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ops.core.base import Pairs, check_count, finish, known
+from ingot.ops.core.contraction import Convolution
+from ingot.ops.core.shape import Reverse
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+# any letters but N, C, O and I
+_SPATIAL = "XYZUVW"
+
+
+def layouts(rank: int) -> tuple[str, str]:
+    """(data, kernel) layouts of `rank` spatial dimensions: NCW OIW, NCHW OIHW, NCDHW OIDHW."""
+    letters = {1: "W", 2: "HW", 3: "DHW"}.get(rank, _SPATIAL[:rank])
+    return "NC" + letters, "OI" + letters
+
+
+def _check_operands(op: Op, x: TensorType, w: TensorType, spatial: int) -> None:
+    op.expect(x.rank == spatial + 2, f"expected x of rank {spatial + 2} (N, C and {spatial} sizes), got {x}")
+    op.expect(w.rank == x.rank, f"expected a kernel of rank {x.rank}, got {w}")
+    op.expect(x.dtype == w.dtype and x.dtype.kind != "b", f"expected numbers of one dtype, got {x} and {w}")
+
+
+def _check_positive(op: Op, **values: tuple[int, ...]) -> None:
+    for what, value in values.items():
+        op.expect(all(v >= 1 for v in value), f"{what}: expected values >= 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Conv(Op):
+    """x[N,C,*S], w[O,C/groups,*K] -> [N,O,*S'], S' = (S + padding - dilation (K - 1) - 1) // stride + 1.
+
+    Cross-correlation. padding: (low, high) for each spatial dimension; negative ones crop.
+    """
+
+    name: ClassVar[str] = "conv"
+    strides: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        x, w = inputs
+        spatial = len(self.strides)
+        _check_operands(self, x, w, spatial)
+        lengths = (len(self.padding), len(self.dilation))
+        self.expect(lengths == (spatial, spatial), f"expected {spatial} paddings and dilations, got {lengths}")
+        _check_positive(self, strides=self.strides, dilation=self.dilation, groups=(self.groups,))
+        self.expect(
+            w.shape[1] * self.groups == x.shape[1],
+            f"expected a kernel [O, {x.shape[1]} / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
+        )
+        divisible = not known(w.shape[0]) or w.shape[0] % self.groups == 0
+        self.expect(divisible, f"expected output channels in {self.groups} groups, got {w}")
+        for i, (size, (low, high)) in enumerate(zip(x.shape[2:], self.padding, strict=True)):
+            span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
+            fits = size + low + high - span
+            self.expect(not isinstance(fits, int) or fits >= 0, f"spatial axis {i}: kernel {w} exceeds the padded {x}")
+        return self._core().infer(x, w)  # type: ignore[return-value]
+
+    def _core(self) -> Convolution:
+        data, kernel = layouts(len(self.strides))
+        ones = (1,) * len(self.strides)
+        return Convolution(self.strides, self.padding, ones, self.dilation, data, kernel, data, self.groups)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, w = inputs
+        return finish(self._core().reference(t.exact(x), t.exact(w)), dtype_of(x))
+
+    def lower(self, *inputs: Node) -> Node:
+        return self._core()(*inputs)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        two, none = (1, 1), ((0, 0), (0, 0))
+        yield cls((2, 1), ((1, 1), (0, 2)), two), _data((2, 3, 7, 5), (4, 3, 3, 2))
+        yield cls(two, ((2, 0), (0, 1)), (2, 3), 2), _data((1, 4, 7, 9), (6, 2, 3, 2))
+        yield cls((2, 2), ((1, 1), (1, 1)), two, 5), _data((2, 5, 9, 8), (5, 1, 3, 3))
+        yield cls(two, none, two), _data((1, 8, 3, 3), (16, 8, 1, 1))
+        yield cls((2,), ((1, 1),), (1,)), _data((2, 3, 8), (5, 3, 3))
+        yield cls((1, 2, 1), ((1, 1), (0, 0), (1, 0)), (1, 1, 2)), _data((1, 2, 4, 5, 6), (3, 2, 3, 2, 2))
+        yield cls(two, none, two), _data((0, 2, 4, 4), (3, 2, 3, 3))
+        yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.float16)
+        yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.int32)
+        yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.float64)
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Op):
+    """x[N,C,*S], w[C,O/groups,*K] -> [N,O,*S'], S' = (S - 1) stride - padding + dilation (K - 1) + output_padding + 1.
+
+    The gradient of Conv with respect to its input: each element of x adds a scaled kernel to the result, from which
+    `padding` is then cut off.
+    """
+
+    name: ClassVar[str] = "conv_transpose"
+    strides: tuple[int, ...]
+    padding: Pairs
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        x, w = inputs
+        spatial = len(self.strides)
+        _check_operands(self, x, w, spatial)
+        lengths = (len(self.padding), len(self.output_padding), len(self.dilation))
+        self.expect(
+            lengths == (spatial,) * 3,
+            f"expected {spatial} paddings, output paddings and dilations, got {lengths}",
+        )
+        _check_positive(self, strides=self.strides, dilation=self.dilation, groups=(self.groups,))
+        divisible = not known(x.shape[1]) or x.shape[1] % self.groups == 0
+        self.expect(
+            x.shape[1] == w.shape[0] and divisible,
+            f"expected a kernel [{x.shape[1]}, O / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
+        )
+        out: list[DimLike] = [x.shape[0], w.shape[1] * self.groups]
+        for i, size in enumerate(x.shape[2:]):
+            span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
+            extent = (size - 1) * self.strides[i] - sum(self.padding[i]) + span + self.output_padding[i]
+            self.expect(
+                not isinstance(extent, int) or extent >= 0, f"spatial axis {i}: padding exceeds the result of {x}"
+            )
+            out.append(extent)
+        return x.with_shape(tuple(out))
+
+    def _core(self, w: Shape) -> Convolution:
+        """The convolution over x with stride - 1 holes between elements, by the flipped kernel."""
+        data, kernel = layouts(len(self.strides))
+        padding = []
+        for i, (low, high) in enumerate(self.padding):
+            reach = (w[2 + i] - 1) * self.dilation[i]
+            padding.append((reach - low, reach - high + self.output_padding[i]))
+        ones = (1,) * len(self.strides)
+        return Convolution(ones, tuple(padding), self.strides, self.dilation, data, kernel, data, self.groups)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, w = t.exact(inputs[0]), t.exact(inputs[1])
+        n, c, *sizes = x.shape
+        per, kernel = w.shape[1], w.shape[2:]
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilation, strict=True)]
+        room = [
+            max(0, (s - 1) * st + span + op)
+            for s, st, span, op in zip(sizes, self.strides, spans, self.output_padding, strict=True)
+        ]
+        y = np.zeros((n, per * self.groups, *room), np.result_type(x, w))
+        xs = x.reshape(n, self.groups, c // self.groups, *sizes)
+        ws = w.reshape(self.groups, c // self.groups, per, *kernel)
+        for tap in np.ndindex(*kernel):
+            part = np.einsum("ngc...,gco->ngo...", xs, ws[(..., *tap)])
+            at = tuple(
+                slice(k * d, k * d + (s - 1) * st + 1, st) if s else slice(0, 0)
+                for k, d, s, st in zip(tap, self.dilation, sizes, self.strides, strict=True)
+            )
+            y[(slice(None), slice(None), *at)] += part.reshape(n, per * self.groups, *sizes)
+        # low padding cuts; a negative one widens
+        low = [max(0, p) for p, _ in self.padding]
+        high = [r - max(0, p) for r, (_, p) in zip(room, self.padding, strict=True)]
+        y = y[(slice(None), slice(None), *(slice(a, b) for a, b in zip(low, high, strict=True)))]
+        extra = [(max(0, -p), max(0, -q)) for p, q in self.padding]
+        return finish(np.pad(y, [(0, 0), (0, 0), *extra]), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x, w = inputs
+        spatial = len(self.strides)
+        core = self._core(w.shape)
+        kernel = Term(w).map(Reverse(tuple(range(2, 2 + spatial))))
+        c, per, *sizes = w.shape
+        grouped = kernel.reshape((self.groups, c // self.groups, per, *sizes))
+        swapped = grouped.transpose((0, 2, 1, *range(3, 3 + spatial)))
+        return core(x, swapped.reshape((self.groups * per, c // self.groups, *sizes)).node)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        two, no, zero = (1, 1), ((0, 0), (0, 0)), (0, 0)
+        yield cls((2, 2), no, zero, two), _data((2, 4, 3, 5), (4, 3, 2, 2))
+        yield cls((2, 3), ((1, 0), (2, 1)), (1, 2), (2, 1), 2), _data((1, 4, 4, 3), (4, 3, 3, 2))
+        yield cls(two, ((2, 2), (1, 1)), zero, two), _data((1, 2, 5, 5), (2, 3, 3, 3))
+        yield cls((3,), ((4, 3),), (0,), (1,)), _data((2, 3, 6), (3, 2, 3))
+        yield cls((2,), ((-1, -2),), (0,), (1,)), _data((1, 2, 4), (2, 2, 3))
+        yield cls((2, 1, 2), ((1, 1), (0, 0), (0, 1)), (1, 0, 0), (1, 1, 1)), _data((1, 2, 3, 2, 3), (2, 2, 3, 2, 2))
+        yield cls((2,), ((1, 1),), (0,), (1,), 3), _data((2, 3, 4), (3, 1, 4), np.float16)
+        yield cls((2,), ((0, 0),), (0,), (1,)), _data((0, 3, 4), (3, 2, 2))
+
+
+def _data(x: tuple[int, ...], w: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(sum(x))
+    a, b = (rng.integers(-32, 33, shape) for shape in (x, w))
+    scale = 1 if np.issubdtype(dtype, np.integer) else 16
+    return (a / scale).astype(dtype), (b / scale).astype(dtype)

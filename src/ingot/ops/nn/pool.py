@@ -1,0 +1,545 @@
+"""Pooling over the spatial dimensions of x[N,C,*S], with the output sizes of PyTorch and of ONNX since opset 19.
+
+In ceil mode a window may reach past the padded input, but must start inside the input or its low padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, product
+from ingot.ir.node import Node, Op
+from ingot.ir.types import Shape, TensorType, dtype_of, i64
+from ingot.ops.core.base import Pairs, check_count, finish, identity_of, widen
+from ingot.ops.core.binary import Pow
+from ingot.ops.core.elementwise import Abs, IsNan
+from ingot.ops.core.reduce import ReduceWindow
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term, Value
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One pooled dimension: its input size and its window."""
+
+    size: DimLike
+    kernel: int
+    stride: int
+    low: int
+    high: int
+    dilation: int
+    ceil_mode: bool
+
+    @property
+    def span(self) -> int:
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def count(self) -> DimLike:
+        """The number of windows."""
+        room = self.size + self.low + self.high - self.span
+        if not self.ceil_mode:
+            return room // self.stride + 1
+        starts = (self.size + self.low + self.stride - 1) // self.stride
+        return dim_min((room + self.stride - 1) // self.stride + 1, starts)
+
+    @property
+    def reach(self) -> DimLike:
+        """The high padding that makes exactly `count` windows fit."""
+        if not self.ceil_mode:
+            return self.high
+        needed = (self.count - 1) * self.stride + self.span - self.size - self.low
+        return max(needed, 0) if isinstance(needed, int) else needed
+
+    def counted(self, include_pad: bool) -> Value:
+        """How many elements each window holds (of the input, or of the padded input): an array, or a term."""
+        start = t.arange(self.count) * self.stride - self.low
+        first, end = (-self.low, self.size + self.high) if include_pad else (0, self.size)
+        # window positions before `first` and before `end`
+        before = t.div_floor(t.maximum(first - start, 0) + (self.dilation - 1), self.dilation)
+        within = t.div_floor(t.maximum(t.size(end) - start, 0) + (self.dilation - 1), self.dilation)
+        return t.maximum(t.minimum(within, self.kernel) - before, 0)
+
+
+@dataclass(frozen=True)
+class Pool(Op):
+    """Base: windows over the last len(kernel) dimensions of x[N,C,*S]."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: Pairs
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+
+    def axes(self, shape: Shape) -> tuple[Axis, ...]:
+        parts = zip(shape[2:], self.kernel, self.strides, self.padding, self.dilation, strict=True)
+        return tuple(Axis(size, k, s, low, high, d, self.ceil_mode) for size, k, s, (low, high), d in parts)
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        spatial = len(self.kernel)
+        self.expect(x.rank == spatial + 2, f"expected x of rank {spatial + 2} (N, C and {spatial} sizes), got {x}")
+        lengths = tuple(len(a) for a in (self.strides, self.padding, self.dilation))
+        self.expect(lengths == (spatial,) * 3, f"expected {spatial} strides, paddings and dilations, got {lengths}")
+        positive = (*self.kernel, *self.strides, *self.dilation)
+        self.expect(all(v >= 1 for v in positive), "expected kernel, strides and dilations >= 1")
+        self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
+        for i, axis in enumerate(self.axes(x.shape)):
+            room = axis.size + axis.low + axis.high - axis.span
+            fits = isinstance(room, Dim) or room >= 0 or (self.ceil_mode and room > -axis.stride)
+            self.expect(fits, f"spatial axis {i}: a window of {axis.span} exceeds the padded size of {x}")
+        return x.with_shape((*x.shape[:2], *(axis.count for axis in self.axes(x.shape))))
+
+    def window(self, kind: str, shape: Shape) -> ReduceWindow:
+        """The fold of each window, padding ignored."""
+        return ReduceWindow(
+            kind,
+            (1, 1, *self.kernel),
+            (1, 1, *self.strides),
+            ((0, 0), (0, 0), *((axis.low, axis.reach) for axis in self.axes(shape))),  # type: ignore[arg-type]
+            (1, 1, *self.dilation),
+            (1,) * len(shape),
+        )
+
+    def taps(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each position of the window: the elements there, and whether they are inside x."""
+        axes = self.axes(x.shape)
+        counts = [int(axis.count) for axis in axes]
+        for tap in np.ndindex(*self.kernel):
+            inside = np.ones(counts, bool)
+            view = x
+            for i, (axis, k) in enumerate(zip(axes, tap, strict=True)):
+                at = np.arange(counts[i]) * axis.stride - axis.low + k * axis.dilation
+                valid = (at >= 0) & (at < axis.size)
+                inside &= valid.reshape([-1 if j == i else 1 for j in range(len(axes))])
+                view = np.take(view, np.clip(at, 0, max(int(axis.size) - 1, 0)), i + 2)
+            yield view, np.broadcast_to(inside, view.shape)
+
+
+def _samples(cls: type[Pool], *, dtypes: Sequence[type] = (np.float32, np.float16, np.float64)) -> Samples:
+    one = (1, 1)
+    x = _data(2, 3, 9, 10)
+    yield cls((3, 2), (2, 2), ((1, 1), (0, 0)), one), (x,)
+    yield cls((3, 3), (2, 2), ((1, 1), (1, 1)), one, True), (x,)
+    yield cls((2, 3), (3, 2), ((1, 0), (0, 1)), (2, 1), True), (x,)
+    yield cls((2, 2), (5, 4), ((1, 1), (1, 1)), one, True), (_data(1, 1, 6, 7),)
+    yield cls((3,), (1,), ((1, 1),), (1,)), (_data(2, 2, 5),)
+    yield cls((4,), (3,), ((2, 2),), (1,), True), (_data(1, 2, 7),)
+    yield cls((2, 2, 2), (2, 1, 2), ((0, 0), (1, 1), (0, 1)), (1, 1, 1)), (_data(1, 2, 4, 3, 5),)
+    yield cls((2,), (2,), ((0, 0),), (1,)), (_data(0, 2, 5),)
+    for dtype in dtypes:
+        yield cls((3, 3), (2, 2), ((1, 1), (1, 1)), one), (_data(1, 2, 7, 7).astype(dtype),)
+
+
+def _data(*shape: int) -> np.ndarray:
+    return (np.random.default_rng(sum(shape)).integers(-64, 65, shape) / 8).astype(np.float32)
+
+
+def _edges() -> np.ndarray:
+    x = _data(1, 2, 6, 6)
+    x[0, 0, 1, 1], x[0, 0, 1, 2], x[0, 1, :3, :3], x[0, 1, 5, 5] = np.nan, np.nan, -np.inf, np.inf
+    return x
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """The largest element of each window; NaN if it holds one; padding never wins."""
+
+    name: ClassVar[str] = "max_pool"
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        wide, out = widen(x), None
+        lowest = np.asarray(identity_of("max", dtype_of(x)), wide.dtype)
+        for values, inside in self.taps(wide):
+            values = np.where(inside, values, lowest)
+            out = values if out is None else np.maximum(out, values)
+        assert out is not None
+        return finish(out, dtype_of(x))
+
+    def lower(self, *inputs: Node) -> Node:
+        return self.window("max", inputs[0].shape)(*inputs)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _samples(cls, dtypes=(np.float16, np.float64, np.int8, np.uint8, np.int64))
+        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_edges(),)
+
+
+@dataclass(frozen=True)
+class MaxPoolIndices(Pool):
+    """max_pool and where its elements came from: i64, flat over the spatial dimensions of x (PyTorch's rule).
+
+    The first of equal elements wins, the last NaN over all; a window of padding only gives -1.
+    """
+
+    name: ClassVar[str] = "max_pool_indices"
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, TensorType]:  # type: ignore[override]
+        y = super().infer(*inputs)
+        return y, y.with_dtype(i64)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        (x,) = inputs
+        wide = widen(x)
+        places = np.broadcast_to(np.arange(prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
+        lowest = np.asarray(identity_of("max", dtype_of(x)), wide.dtype)
+        best: np.ndarray | None = None
+        index = np.zeros(0, np.int64)
+        for (values, inside), (at, _) in zip(self.taps(wide), self.taps(places), strict=True):
+            values, at = np.where(inside, values, lowest), np.where(inside, at, -1)
+            if best is None:
+                best, index = values, at
+                continue
+            wins = (values > best) | np.isnan(values) | ((index < 0) & (at >= 0) & ~np.isnan(best))
+            best, index = np.where(wins, values, best), np.where(wins, at, index)
+        assert best is not None
+        return finish(best, dtype_of(x)), index.astype(np.int64)
+
+    def lower(self, *inputs: Node) -> tuple[Node, Node]:
+        """Separable: along the last axis first, so that ties still go to the first element in row-major order."""
+        (node,) = inputs
+        lowest = identity_of("max", node.dtype)
+        x, spatial = Term(node), node.shape[2:]
+        places = t.iota((product(spatial),), 0).reshape(spatial).broadcast(node.shape)
+        for i in reversed(range(len(self.kernel))):
+            axis = self.axes(node.shape)[i]
+            padded = axis.low != 0 or axis.reach != 0
+            x, places = x.pad(i + 2, axis.low, axis.reach, lowest), places.pad(i + 2, axis.low, axis.reach, -1)
+            x, places = self._fold(x, places, i + 2, axis, padded)
+        return x.node, places.node
+
+    def _fold(self, x: Term, places: Term, dim: int, axis: Axis, padded: bool) -> tuple[Term, Term]:
+        """The best along one axis, tap by tap."""
+        length = (axis.count - 1) * axis.stride + 1
+        best, index = x.slice(dim, 0, length, axis.stride), places.slice(dim, 0, length, axis.stride)
+        for k in range(1, axis.kernel):
+            start = k * axis.dilation
+            value = x.slice(dim, start, start + length, axis.stride)
+            at = places.slice(dim, start, start + length, axis.stride)
+            wins = value > best
+            if x.dtype.is_float:
+                wins = wins | value.map(IsNan())
+            if padded:
+                real = (index < 0) & (at >= 0)
+                wins = wins | (real & best.equals(best) if x.dtype.is_float else real)
+            best, index = _pick(wins, value, best), _pick(wins, at, index)
+        return best, index
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _samples(cls, dtypes=(np.float16, np.int8, np.int64))
+        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_edges(),)
+        yield cls((3, 2), (1, 1), ((1, 1), (1, 1)), (2, 2)), (np.zeros((1, 1, 5, 5), np.float32),)
+
+
+def _term(x: Value) -> Term:
+    assert isinstance(x, Term)
+    return x
+
+
+def _pick(condition: Term, a: Term, b: Term) -> Term:
+    return _term(t.where(condition, a, b))
+
+
+@dataclass(frozen=True)
+class AvgPool(Pool):
+    """The mean of each window, or its sum over `divisor`.
+
+    Padding counts as zeros where count_include_pad, what a ceil-mode window covers beyond it never. Integers truncate.
+    """
+
+    name: ClassVar[str] = "avg_pool"
+    count_include_pad: bool = False
+    divisor: int | None = None
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(self.divisor != 0, "divisor: expected a number other than 0")
+        return super().infer(*inputs)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        total: np.ndarray | int = 0
+        for values, inside in self.taps(t.exact(x)):
+            total = total + np.where(inside, values, 0)
+        if self.divisor is not None:
+            count: np.ndarray | int = self.divisor
+        else:
+            low, high = ([0, 0, *(p[side] for p in self.padding)] for side in (0, 1))
+            shape = [int(n) for n in x.shape]
+            if self.count_include_pad:
+                shape = [n + a + b for n, a, b in zip(shape, low, high, strict=True)]
+                plain = AvgPool(self.kernel, self.strides, ((0, 0),) * len(self.kernel), self.dilation, self.ceil_mode)
+            else:
+                plain = self
+            count = _count_taps(plain, shape, [int(a.count) for a in self.axes(x.shape)])
+        if isinstance(total, np.ndarray) and total.dtype.kind in "iu":
+            return finish(np.trunc(total / count), dtype_of(x))
+        return finish(np.asarray(total / count), dtype_of(x))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        x = t.floating(node)
+        total = x.map(self.window("sum", node.shape))
+        if self.divisor is not None:
+            return (total / self.divisor).cast(node.dtype).node
+        axes = self.axes(node.shape)
+        counts = [axis.counted(self.count_include_pad) for axis in axes]
+        count: Value | int = 1
+        for i, c in enumerate(counts):
+            if isinstance(c, np.ndarray) and c.size and (c == c[0]).all():
+                count = count * int(c[0])
+                continue
+            form = (-1, *(1,) * (len(axes) - 1 - i))
+            column = c.expand(*range(1, len(axes) - i)) if isinstance(c, Term) else c.reshape(form)
+            count = t.as_term(column) * count if isinstance(count, Term) else column * count
+        if isinstance(count, int):
+            return (total / max(count, 1)).cast(node.dtype).node
+        divisor = t.convert(t.maximum(count, 1), x.dtype)
+        return (total / divisor).cast(node.dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _samples(cls)
+        one = (1, 1)
+        x = _data(2, 3, 9, 10)
+        for ceil in (False, True):
+            for include in (False, True):
+                yield cls((3, 3), (2, 2), ((1, 1), (1, 1)), one, ceil, include), (x,)
+                yield cls((2, 3), (3, 2), ((1, 0), (1, 1)), (2, 3), ceil, include), (x,)
+                yield cls((3, 3), (2, 3), ((1, 1), (1, 1)), one, ceil, include, 7), (x,)
+        yield cls((2, 2), (2, 2), ((0, 0), (0, 0)), one), (x.astype(np.int64),)
+
+
+def _count_taps(pool: Pool, shape: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """The number of elements of `shape` in each of `counts` windows, by enumeration."""
+    total = np.zeros(tuple(counts), np.int64)
+    parts = tuple(zip(pool.strides, pool.padding, pool.dilation, shape[2:], strict=True))
+    for tap in np.ndindex(*pool.kernel):
+        inside = np.ones(tuple(counts), bool)
+        for i, (k, (stride, (low, _), dilation, size)) in enumerate(zip(tap, parts, strict=True)):
+            at = np.arange(counts[i]) * stride - low + k * dilation
+            inside &= ((at >= 0) & (at < size)).reshape([-1 if j == i else 1 for j in range(len(counts))])
+        total += inside
+    return np.maximum(total, 1)
+
+
+@dataclass(frozen=True)
+class LpPool(Pool):
+    """(sum |x|^p)^(1/p) over each window (ONNX)."""
+
+    name: ClassVar[str] = "lp_pool"
+    p: int = 2
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(self.p >= 1, f"p: expected at least 1, got {self.p}")
+        self.expect(inputs[0].dtype.is_float, f"expected a float operand, got {inputs[0]}")
+        return super().infer(*inputs)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        total: np.ndarray | int = 0
+        for values, inside in self.taps(t.exact(x)):
+            total = total + np.where(inside, np.abs(values) ** self.p, 0)
+        return finish(np.asarray(total) ** (1 / self.p), dtype_of(x))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        x = t.floating(node)
+        powers = x * x if self.p == 2 else x.map(Abs())
+        if self.p > 2:
+            powers = _power(powers, self.p)
+        total = powers.map(self.window("sum", node.shape))
+        out = total if self.p == 1 else _power(total, 1 / self.p)
+        return out.cast(node.dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _samples(cls)
+        for p in (1, 3):
+            yield cls((3, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), False, p), (_data(2, 3, 9, 10),)
+
+
+def _power(x: Term, exponent: float) -> Term:
+    y = t.scalar(exponent, x.dtype).broadcast(x.shape)
+    return Term(Pow()(x.node, y.node))
+
+
+@dataclass(frozen=True)
+class AdaptivePool(Op):
+    """Base: the i-th of `output_size` windows spans floor(i size / out) to ceil((i + 1) size / out)."""
+
+    output_size: Shape
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        spatial = len(self.output_size)
+        self.expect(x.rank == spatial + 2, f"expected x of rank {spatial + 2} (N, C and {spatial} sizes), got {x}")
+        self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
+        empty = any(d == 0 and out != 0 for d, out in zip(x.shape[2:], self.output_size, strict=True))
+        self.expect(not empty, f"expected spatial sizes other than 0, got {x}")
+        return x.with_shape((*x.shape[:2], *self.output_size))
+
+    def fold(self, x: Term, kind: str, dims: Sequence[tuple[int, DimLike]]) -> Term:
+        """Reduce each (dimension, factor) by `factor` neighbours at a time."""
+        whole = tuple(d for d, factor in dims if factor == x.shape[d])
+        out = x.reduce(kind, whole)
+        rest = [(d, f) for d, f in dims if d not in whole]
+        if not rest:
+            return out
+        if all(isinstance(f, int) for _, f in rest):
+            window = [1] * x.rank
+            for d, f in rest:
+                window[d] = int(f)
+            ones, zero = (1,) * x.rank, ((0, 0),) * x.rank
+            return out.map(ReduceWindow(kind, tuple(window), tuple(window), zero, ones, ones))
+        # a window of symbolic size: a dimension of its own
+        for d, f in rest:
+            shape = out.shape
+            split = out.reshape((*shape[:d], divides(shape[d], f) or 0, f, *shape[d + 1 :]))
+            out = split.reduce(kind, (d + 1,), keepdims=False)
+        return out
+
+    def windows(self, shape: Shape) -> tuple[list[tuple[int, DimLike]], list[int]]:
+        """Dimensions with windows of one size (and that size), and the others."""
+        regular: list[tuple[int, DimLike]] = []
+        general: list[int] = []
+        for i, out in enumerate(self.output_size):
+            size = shape[i + 2]
+            factor = divides(size, out) if out != 0 else None
+            if out == size:
+                continue
+            if factor is None:
+                general.append(i + 2)
+            else:
+                regular.append((i + 2, factor))
+        return regular, general
+
+
+def _bounds(size: DimLike, out: DimLike) -> tuple[Value, Value]:
+    """First and one-past-last input index of each window."""
+    i, n, m = t.arange(out), t.size(size), t.size(out)
+    return t.div_floor(i * n, m), t.div_floor((i + 1) * n + m - 1, m)
+
+
+def _spans(size: int, out: int) -> list[tuple[int, int]]:
+    return [(i * size // out, -((-(i + 1) * size) // out)) for i in range(out)]
+
+
+def _adaptive_reference(x: np.ndarray, sizes: Shape, mean: bool) -> np.ndarray:
+    for i, out in enumerate(sizes):
+        spans = _spans(x.shape[i + 2], int(out))
+        parts = [np.take(x, range(a, b), i + 2) for a, b in spans]
+        folded = [p.mean(i + 2) if mean else p.max(i + 2) for p in parts]
+        x = np.stack(folded, i + 2) if folded else np.take(x, [], i + 2)
+    return x
+
+
+def _adaptive_samples(cls: type[AdaptivePool]) -> Samples:
+    x = _data(2, 3, 9, 10)
+    for size in ((1, 1), (3, 5), (9, 10), (4, 3), (3, 4), (11, 2), (1, 5)):
+        yield cls(size), (x,)
+    yield cls((3,)), (_data(2, 2, 7).astype(np.float16),)
+    yield cls((2, 1, 2)), (_data(1, 2, 4, 3, 5),)
+    yield cls((2,)), (_data(0, 2, 5),)
+    yield cls((3,)), (_data(2, 2, 7).astype(np.float64),)
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool(AdaptivePool):
+    """The mean of each adaptive window: x[N,C,*S] -> [N,C,*output_size]. Floats."""
+
+    name: ClassVar[str] = "adaptive_avg_pool"
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        out = super().infer(*inputs)
+        self.expect(out.dtype.is_float, f"expected a float operand, got {inputs[0]}")
+        return out
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return finish(_adaptive_reference(t.exact(inputs[0]), self.output_size, True), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        x = t.floating(node)
+        regular, general = self.windows(node.shape)
+        if regular:
+            x = self.fold(x, "sum", regular) / t.size(product(f for _, f in regular), x.dtype)
+        for d in general:
+            # a product with the [out, size] matrix that averages
+            size, out = node.shape[d], self.output_size[d - 2]
+            first, end = _bounds(size, out)
+            column = t.arange(size)
+            matrix = _averaging(first, end, column, x)
+            moved = t.contract(x, matrix, [(d, 1)])
+            order = [*range(d), x.rank - 1, *range(d, x.rank - 1)]
+            x = moved.transpose(order)
+        return x.cast(node.dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _adaptive_samples(cls)
+
+
+def _averaging(first: Value, end: Value, column: Value, x: Term) -> Term:
+    if isinstance(first, Term) or isinstance(end, Term):
+        f, e = t.as_term(first).expand(1), t.as_term(end).expand(1)
+        c = t.as_term(column)
+        inside = (c >= f) & (c < e)
+        return inside.cast(x.dtype) / (e - f).cast(x.dtype)
+    f, e, c = np.asarray(first)[:, None], np.asarray(end)[:, None], np.asarray(column)
+    return t.as_term(((c >= f) & (c < e)) / (e - f), x.dtype)
+
+
+@dataclass(frozen=True)
+class AdaptiveMaxPool(AdaptivePool):
+    """The largest element of each adaptive window: x[N,C,*S] -> [N,C,*output_size]."""
+
+    name: ClassVar[str] = "adaptive_max_pool"
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return finish(_adaptive_reference(widen(inputs[0]), self.output_size, False), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        regular, general = self.windows(node.shape)
+        x = self.fold(Term(node), "max", regular)
+        for d in general:
+            # each window as a row of indices, the last one repeated to the longest window's length
+            size, out = node.shape[d], self.output_size[d - 2]
+            first, end = _bounds(size, out)
+            if isinstance(size, int) and isinstance(out, int):
+                longest: DimLike = max((b - a for a, b in _spans(size, out)), default=1)
+            else:
+                longest = dim_max((size + out - 1) // out + 1, 1)
+            f, e = t.as_term(first).expand(1), t.as_term(end).expand(1)
+            if isinstance(first, np.ndarray) and isinstance(end, np.ndarray) and isinstance(longest, int):
+                rows: Value = np.minimum(first[:, None] + np.arange(longest), end[:, None] - 1)
+            else:
+                rows = t.minimum(f + t.as_term(t.arange(longest)), e - 1)
+            x = t.take(x, rows, d).max((d + 1,), keepdims=False)
+        return x.node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _adaptive_samples(cls)
+        yield cls((3, 2)), (np.arange(60, dtype=np.int32).reshape(1, 2, 6, 5),)
+
+
+__all__ = [
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+    "AvgPool",
+    "LpPool",
+    "MaxPool",
+    "MaxPoolIndices",
+]

@@ -1,0 +1,132 @@
+"""The softmax family. Rows with +inf or only -inf give NaN, as in PyTorch and ONNX; narrow floats go through f32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from ingot.ir.node import Node, Op
+from ingot.ir.types import TensorType, dtype_of
+from ingot.ops.core.base import check_count, check_dims, finish
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+_INF = float("inf")
+
+
+def _rows() -> np.ndarray:
+    x = np.random.default_rng(0).normal(size=(4, 7, 3)) * 3
+    x[0, 2, 0], x[1, :, 1], x[2, 3, 2], x[3, 0, 0] = -_INF, -_INF, _INF, np.nan
+    x[3, :, 1] += 1000
+    return x
+
+
+@dataclass(frozen=True)
+class Normalizer(Op):
+    """Base of softmax and log_softmax: f[*] -> f[*] along one axis (non-negative)."""
+
+    axis: int = -1
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        check_dims(self, (self.axis,), x.rank, "axis")
+        self.expect(x.dtype.is_float, f"expected a float operand, got {x}; convert it first")
+        return x
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for axis in range(3):
+            yield cls(axis), (_rows().astype(np.float32),)
+        yield cls(1), (_rows().astype(np.float16),)
+        yield cls(2), (_rows().astype(ml_dtypes.bfloat16),)
+        yield cls(1), (_rows(),)
+        yield cls(1), (np.zeros((3, 0), np.float32),)
+        yield cls(0), (np.zeros((3, 0), np.float32),)
+        yield cls(0), (np.ones((1,), np.float32),)
+
+
+@dataclass(frozen=True)
+class Softmax(Normalizer):
+    """e^(x - max) over its sum, along `axis`."""
+
+    name: ClassVar[str] = "softmax"
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x = t.exact(inputs[0])
+        with np.errstate(all="ignore"):
+            e = np.exp(x - x.max(self.axis, keepdims=True, initial=-_INF))
+            return finish(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x = t.floating(inputs[0])
+        e = t.exp(x - x.max((self.axis,)))
+        return (e / e.sum((self.axis,))).cast(inputs[0].dtype).node
+
+
+@dataclass(frozen=True)
+class LogSoftmax(Normalizer):
+    """x - max - log(sum e^(x - max)), along `axis`."""
+
+    name: ClassVar[str] = "log_softmax"
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x = t.exact(inputs[0])
+        with np.errstate(all="ignore"):
+            d = x - x.max(self.axis, keepdims=True, initial=-_INF)
+            return finish(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x = t.floating(inputs[0])
+        d = x - x.max((self.axis,))
+        return (d - t.log(t.exp(d).sum((self.axis,)))).cast(inputs[0].dtype).node
+
+
+@dataclass(frozen=True)
+class LogSumExp(Op):
+    """log(sum e^x) over `axes`, without overflow: -inf of nothing and of only -inf, inf where there is one."""
+
+    name: ClassVar[str] = "log_sum_exp"
+    axes: tuple[int, ...]
+    keepdims: bool = False
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        check_dims(self, self.axes, x.rank, "axes")
+        self.expect(x.dtype.is_float, f"expected a float operand, got {x}; convert it first")
+        if self.keepdims:
+            return x.with_shape(tuple(1 if i in self.axes else d for i, d in enumerate(x.shape)))
+        return x.with_shape(tuple(d for i, d in enumerate(x.shape) if i not in self.axes))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x = t.exact(inputs[0])
+        with np.errstate(all="ignore"):
+            top = x.max(self.axes, keepdims=True, initial=-_INF)
+            top = np.where(np.isinf(top), 0, top)
+            out = np.log(np.exp(x - top).sum(self.axes, keepdims=True)) + top
+        return finish(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x = t.floating(inputs[0])
+        raw = x.max(self.axes)
+        top = t.where(t.equals(t.absolute(raw), _INF), 0.0, raw)
+        assert isinstance(top, Term)
+        out = t.log(t.exp(x - top).sum(self.axes)) + top
+        kept = tuple(d for i, d in enumerate(x.shape) if i not in self.axes)
+        return (out if self.keepdims else out.reshape(kept)).cast(inputs[0].dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        x = _rows().astype(np.float32)
+        for axes in ((0,), (1,), (0, 2), (0, 1, 2), ()):
+            yield cls(axes, True), (x,)
+            yield cls(axes), (x,)
+        yield cls((1,)), (np.zeros((2, 0), np.float32),)
+        yield cls((1,)), (_rows().astype(np.float16),)
+        yield cls((1,)), (_rows(),)
