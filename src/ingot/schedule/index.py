@@ -121,12 +121,55 @@ def first_lane(e: Expr) -> Expr:
 
 
 def linear(index: tuple[Expr, ...], strides: tuple[DimLike, ...], offset: DimLike = 0) -> Expr:
-    """offset + sum of index * stride."""
+    """offset + sum of index * stride. Neighbouring parts of one `split` that lie side by side are joined again."""
     total: Expr = dim_expr(offset)
-    for i, s in zip(index, strides, strict=True):
+    at = len(index) - 1
+    while at >= 0:
+        e, s = index[at], strides[at]
+        whole = _part(e)
+        at -= 1
+        while whole is not None and at >= 0 and isinstance(s, int):
+            flat, inner, size = whole
+            before = _part(index[at])
+            if before is None or before[0] is not flat or size is None or before[1] != inner * size:
+                break
+            if strides[at] != s * size:
+                break
+            e = _joined(flat, inner, None if before[2] is None else size * before[2])
+            whole = _part(e) or (flat, inner, None)
+            at -= 1
+            if whole[2] is None:
+                break
         if s != 0:
-            total = add(total, mul(i, dim_expr(s)))
+            total = add(total, mul(e, dim_expr(s)))
     return total
+
+
+def split(flat: Expr, extents: tuple[int | Dim, ...]) -> tuple[Expr, ...]:
+    """Row-major coordinates of a scalar `flat` in a box of static extents (the first does not matter), in a form that
+    `linear` can join again."""
+    out: list[Expr] = []
+    inner = 1
+    for d in reversed(extents[1:]):
+        out.append(_joined(flat, inner, int(d)))
+        inner *= int(d)
+    return (_joined(flat, inner, None), *reversed(out))
+
+
+def _joined(flat: Expr, inner: int, size: int | None) -> Expr:
+    """(flat // inner) % size."""
+    e = k.binary("div", flat, integer(inner))
+    return e if size is None else k.binary("rem", e, integer(size))
+
+
+def _part(e: Expr) -> tuple[Expr, int, int | None] | None:
+    """(flat, inner, size) of an expression made by `_joined`; size None: the outermost part."""
+    size: int | None = None
+    if isinstance(e, Binary) and e.fn == "rem" and isinstance(e.b, Lit):
+        size, e = int(e.b.value), e.a
+    if isinstance(e, Binary) and e.fn == "div" and isinstance(e.b, Lit):
+        return e.a, int(e.b.value), size
+    return (e, 1, size) if size is not None else None
 
 
 def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str, int]) -> tuple[Expr, ...]:
@@ -148,5 +191,5 @@ def is_symbolic(d: DimLike) -> bool:
 
 __all__ = [
     "ZERO", "add", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "is_symbolic", "lane_step",
-    "linear", "mul", "multiple_of", "rem", "sub",
+    "linear", "mul", "multiple_of", "rem", "split", "sub",
 ]  # fmt: skip

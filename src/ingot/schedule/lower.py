@@ -7,10 +7,12 @@ from collections.abc import Callable
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.schedule.gemm import lower_contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
+from ingot.schedule.window import lower_pool
 from ingot.support.errors import CompileError
 
 Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
@@ -19,10 +21,13 @@ PackingStrategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], tuple
 STRATEGIES: dict[str, Strategy] = {
     "pointwise": lower_pointwise,
     "rows": lower_rows,
+    "window": lower_pool,
 }
 
 
-PACKING: dict[str, PackingStrategy] = {}
+PACKING: dict[str, PackingStrategy] = {
+    "contraction": lower_contraction,
+}
 
 
 def lower(

@@ -149,38 +149,38 @@ def chunked_loops(
     lanes: int,
     machine: Machine,
     write: Callable[[Block, Index, Expr | None], None],
+    work: int = 1,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
     The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are few
-    and the vector dimension is long, that is cut too.
+    and the vector dimension is long, that is cut too. `work`: operations an element costs.
     """
     if not shape:
         write(top, (), None)
         return integer(1)
     order = [d for d in range(len(shape)) if d != axis]
+    goal = max(CHUNK // work, 4 * lanes)
     long = estimate(shape[axis])
     prefix: list[int] = []
-    count = 1
     for d in order:
         inner = long
         for e in order[len(prefix) :]:
             inner *= estimate(shape[e])
-        if inner <= CHUNK and count >= 1:
+        if inner <= goal:
             break
         prefix.append(d)
-        count *= estimate(shape[d])
     rest = [d for d in order if d not in prefix]
     inner = long
     for d in rest:
         inner *= estimate(shape[d])
-    run = max(1, CHUNK // max(inner, 1))
+    run = max(1, goal // max(inner, 1))
     block_size = shape[axis]
     vector_blocks: DimLike = 1
-    if not rest and inner > 2 * CHUNK:
-        size = CHUNK
+    if not rest and inner > 2 * goal:
+        size = -(-goal // lanes) * lanes
         if isinstance(shape[axis], int):
-            size = -(-inner // -(-inner // CHUNK))
+            size = -(-inner // -(-inner // goal))
             size = -(-size // (4 * lanes)) * 4 * lanes
         block_size, vector_blocks = size, ceildiv(shape[axis], size)
     rows = product(shape[d] for d in prefix)

@@ -32,7 +32,7 @@ from ingot.support.errors import CompileError
 UNROLL = 4  # independent accumulators: they hide the latency of an add
 CACHE = 16384  # elements of a row that may be kept on the stack between passes
 
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class _Fold:
             value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
         old = block.let(k.load(self.value, ZERO), "o")
         if self.position is None:
-            block.store(self.value, ZERO, k.binary(_COMBINE[kind], old, value))
+            block.store(self.value, ZERO, k.binary(COMBINE[kind], old, value))
             return
         # the first element, a better one, or a NaN where there was none so far
         value = block.let(value)
@@ -350,7 +350,7 @@ class _Fold:
         if self.position is not None:
             return block.let(k.load(self.position, ZERO), "w")
         total = block.let(k.load(self.value, ZERO), "o")
-        return k.reduce(_COMBINE[self.node.op.kind], total) if horizontal else total
+        return k.reduce(COMBINE[self.node.op.kind], total) if horizontal else total
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:

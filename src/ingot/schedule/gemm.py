@@ -1,0 +1,266 @@
+"""Contraction groups: dot_general and convolution as one kind of loop nest, with the pointwise ops behind them.
+
+The op's dimension numbers become strides of axes (batch, rows, columns, reduction); the layouts of the operands in memory,
+views included, are in these strides, so a transposed operand or a convolution's window costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Buffer, Expr, Kernel, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import DType, i32, i64
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.contraction import Operand, emit_contraction
+from ingot.schedule.emit import Index
+from ingot.schedule.index import ZERO
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.machine import Machine
+from ingot.schedule.pack import pack_key, pack_panels
+from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
+from ingot.schedule.reduction import accumulator
+from ingot.schedule.tile import Axis, Contraction, plan_contraction
+from ingot.schedule.window import (
+    bind_result,
+    is_depthwise,
+    lower_depthwise,
+    operand_memory,
+    result_index,
+    store_results,
+)
+
+CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """A contraction's axes with the strides of both operands; `index` turns an index of (batch, rows, columns) into
+    one of the op's result."""
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
+    index: Callable[[Index], Index]
+
+
+def lower_contraction(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """A matmul or convolution and its epilogue."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
+    if is_depthwise(anchor):
+        return lower_depthwise(body, ins, outs, constant, machine)
+    a_node, b_node = anchor.inputs
+    a_at, a_layout = operand_memory(body, a_node, ins)
+    b_at, b_layout = operand_memory(body, b_node, ins)
+    operands = Operands.of(body)
+    make = _dot if isinstance(anchor.op, ops.DotGeneral) else _convolution
+    loops = make(anchor, a_layout, b_layout)
+    packed = constant[b_at]
+    before: tuple[Step, ...] = ()
+    temps: tuple[DimLike, ...] = ()
+    b_buffer, b_offset, b_arg = operands.ins[b_at], b_layout.offset, Arg("in", b_at)
+    if not packed and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
+        before, b_layout = _side_by_side(anchor, b_node, b_layout, b_at, machine)
+        loops = make(anchor, a_layout, b_layout)
+        temps = (b_node.type.nbytes,)
+        b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("temp", 0)
+    loops = _flat_rows(loops)
+    c = Contraction(
+        loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
+    )
+    plan = plan_contraction(c, machine)
+    packs: tuple[Pack, ...] = ()
+    if packed:
+        offset = int(b_layout.offset) if isinstance(b_layout.offset, int) else 0
+        packs = (Pack(b_at, pack_key(c, plan, offset), lambda w: pack_panels(w, c, plan, offset)),)
+        b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("pack", 0)
+    chunk, top = k.var("chunk"), Block()
+    em = operands.emitter(body, ins)
+
+    def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+        value = block.let(k.cast(acc, anchor.dtype), "acc")
+        bind_result(em, block, anchor, value)
+        index = result_index(block, body.outputs[0], anchor, loops.index(place))
+        store_results(em, block, body, operands.outs, outs, index, mask)
+
+    a = Operand(operands.ins[a_at], a_layout.offset)
+    chunks = emit_contraction(top, chunk, c, plan, a, Operand(b_buffer, b_offset), write)
+    # an operand that only the contraction's own B was read from has no place among the kernel's parameters
+    params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
+    if b_buffer not in operands.params:
+        used_elsewhere = _reads(body, b_node, anchor) or a_at == b_at
+        params = [(b, arg) for b, arg in params if used_elsewhere or arg != Arg("in", b_at)]
+        params.append((b_buffer, b_arg))
+    extents = tuple(x.extent for x in (*c.batch, *c.rows, *c.cols, *c.reduce))
+    dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
+    kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, plan.scratch_bytes)
+    return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs)
+
+
+def _reads(body: Graph, node: Node, anchor: Node) -> bool:
+    """Whether the epilogue reads the value under `node` too."""
+    base = node
+    while base.inputs:
+        base = base.inputs[0]
+    chain = {node}
+    while node.inputs:
+        node = node.inputs[0]
+        chain.add(node)
+    return any(base in n.inputs and n is not anchor and n not in chain for n in body.nodes()) or base in body.outputs
+
+
+def _accumulates(anchor: Node) -> DType:
+    if anchor.dtype.is_float:
+        return accumulator(anchor.dtype)
+    return anchor.dtype if anchor.dtype in (i32, i64) else i32
+
+
+def _side_by_side(
+    anchor: Node, b: Node, layout: Layout, b_at: int, machine: Machine
+) -> tuple[tuple[Step, ...], Layout]:
+    """A step that copies B so that its columns lie side by side, and B's layout in the copy."""
+    last = _column_dim(anchor)
+    order = (*(d for d in range(b.type.rank) if d != last), last)
+    x = Input("b", b.type)()
+    body = Graph((x,), (ops.Transpose(order)(x),))
+    dense = Layout.contiguous(body.outputs[0].shape)
+    copy = lower_pointwise(body, (layout,), (dense,), machine)
+    (step,) = copy.steps
+    back = tuple(order.index(d) for d in range(b.type.rank))
+    return (Step(step.kernel, (Arg("in", b_at), Arg("temp", 0))),), dense.transpose(back)
+
+
+def _column_dim(anchor: Node) -> int:
+    """B's dimension that vectors run along."""
+    op = anchor.op
+    a, b = anchor.inputs
+    if isinstance(op, ops.DotGeneral):
+        _, free = op.free(a.type.rank, b.type.rank)
+        sized = [d for d in free if b.shape[d] != 1] or list(free) or [b.type.rank - 1]
+        return sized[-1]
+    assert isinstance(op, ops.Convolution)
+    return op.rhs_layout.index("O")
+
+
+def _dot(anchor: Node, a: Layout, b: Layout) -> _Loops:
+    op = anchor.op
+    assert isinstance(op, ops.DotGeneral)
+    free_a, free_b = op.free(len(a.shape), len(b.shape))
+    batch = tuple(Axis(a.shape[i], a.strides[i], b.strides[j]) for i, j in zip(*op.batch, strict=True))
+    rows = tuple(Axis(a.shape[i], a.strides[i], 0) for i in free_a)
+    cols = tuple(Axis(b.shape[j], 0, b.strides[j]) for j in free_b)
+    reduce = tuple(Axis(a.shape[i], a.strides[i], b.strides[j]) for i, j in zip(*op.contract, strict=True))
+    return _sized(batch, rows, cols, reduce, anchor.type.rank, lambda full: full)
+
+
+def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
+    """Rows: batch and output positions; reduction: window positions and input channels; groups: the batch axis."""
+    op = anchor.op
+    assert isinstance(op, ops.Convolution)
+    spatial = op.spatial
+    at = {c: i for i, c in enumerate(op.lhs_layout)}
+    wt = {c: i for i, c in enumerate(op.rhs_layout)}
+    out = {c: i for i, c in enumerate(op.out_layout)}
+    groups = op.feature_groups
+    o, i = wt["O"], wt["I"]
+    per_out = _exact(b.shape[o], groups)
+    batch = (Axis(groups, a.strides[at["C"]] * b.shape[i], b.strides[o] * per_out),)
+    rows = (
+        Axis(a.shape[at["N"]], a.strides[at["N"]]),
+        *(
+            Axis(anchor.shape[out[c]], a.strides[at[c]] * s)
+            for c, s in zip(spatial, op.strides, strict=True)
+        ),
+    )
+    cols = (Axis(per_out, 0, b.strides[o]),)
+    reduce = (
+        *(
+            Axis(b.shape[wt[c]], a.strides[at[c]] * d, b.strides[wt[c]])
+            for c, d in zip(spatial, op.rhs_dilation, strict=True)
+        ),
+        Axis(b.shape[i], a.strides[at["C"]], b.strides[i]),
+    )
+
+    def index(full: Index) -> Index:
+        group, n, *positions, channel = full
+        result: list[Expr] = [ZERO] * anchor.type.rank
+        result[out["N"]] = n
+        for c, e in zip(spatial, positions, strict=True):
+            result[out[c]] = e
+        result[out["C"]] = ix.add(ix.mul(group, integer(per_out)), channel)
+        return tuple(result)
+
+    return _sized(batch, rows, cols, reduce, anchor.type.rank + 1, index)
+
+
+def _exact(total: DimLike, groups: int) -> int:
+    return int(total) // groups  # type: ignore[arg-type]
+
+
+def _sized(
+    batch: tuple[Axis, ...],
+    rows: tuple[Axis, ...],
+    cols: tuple[Axis, ...],
+    reduce: tuple[Axis, ...],
+    rank: int,
+    index: Callable[[Index], Index],
+) -> _Loops:
+    """Loops without axes of extent 1; the index is filled with zeros for them."""
+    full = (*batch, *rows, *cols)
+    kept = [d for d, x in enumerate(full) if x.extent != 1]
+
+    def restore(place: Index) -> Index:
+        out: list[Expr] = [ZERO] * len(full)
+        at = list(place)
+        for count, group in ((len(batch), 0), (len(rows), 1), (len(cols), 2)):
+            start = (0, len(batch), len(batch) + len(rows))[group]
+            mine = [d for d in kept if start <= d < start + count]
+            for d in mine or ([] if group == 0 else [start + count - 1]):
+                e = at.pop(0)
+                if start <= d < start + count:
+                    out[d] = e
+        return index(tuple(out))
+
+    def sized(axes: tuple[Axis, ...], fallback: Axis | None) -> tuple[Axis, ...]:
+        found = tuple(x for x in axes if x.extent != 1)
+        return found or ((fallback,) if fallback else ())
+
+    return _Loops(
+        sized(batch, None),
+        sized(rows, Axis(1, 0, 0)),
+        sized(cols, Axis(1, 0, 1)),
+        sized(reduce, Axis(1, 0, 0)),
+        restore,
+    )
+
+
+def _flat_rows(loops: _Loops) -> _Loops:
+    """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence."""
+    rows = list(loops.rows)
+    extents: list[DimLike] = []
+    while len(rows) > 1 and isinstance(rows[-1].extent, int) and rows[-2].a == rows[-1].a * rows[-1].extent:
+        last, before = rows.pop(), rows.pop()
+        extents.insert(0, last.extent)
+        rows.append(Axis(before.extent * last.extent, last.a, 0))
+    if not extents:
+        return loops
+    first = len(loops.batch) + len(rows) - 1
+    inner = loops.index
+
+    def index(place: Index) -> Index:
+        return inner((*place[:first], *ix.split(place[first], (1, *extents)), *place[first + 1 :]))
+
+    return _Loops(loops.batch, tuple(rows), loops.cols, loops.reduce, index)
+
+
+__all__ = ["CONTRACTIONS", "lower_contraction"]

@@ -1,0 +1,331 @@
+"""Window groups: pools and depthwise convolutions, with the pointwise ops behind them.
+
+    depthwise, channels last:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
+
+Vectors run along the innermost dimension. A depthwise tile keeps several output positions in registers, so that every
+input vector of a row is loaded once for all taps that use it. Depthwise inputs carry their padding (see passes/layout);
+pools check their borders, by scalar branches where the vector dimension has no window.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType
+from ingot.ops.core.base import identity_of
+from ingot.ops.views import strided
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index, Leaf, both, load_at, reshape_index, store_at
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params, vector_loop
+from ingot.schedule.reduction import COMBINE, accumulator
+from ingot.support.errors import CompileError
+
+WORK = 1 << 16  # multiply-adds a depthwise chunk should have
+
+
+def operand_memory(body: Graph, operand: Node, ins: tuple[Layout, ...]) -> tuple[int, Layout]:
+    """The input that an anchor's operand lies in, and its layout there. Raises CompileError where it has no strides."""
+    found = strided(operand, dict(zip(body.inputs, ins, strict=True)))
+    if found is None or found[0] not in body.inputs:
+        raise CompileError("an operand that lies in memory with strides was expected", where=operand.loc)
+    return body.inputs.index(found[0]), found[1]
+
+
+def bind_result(em: Emitter, block: Block, anchor: Node, value: Expr) -> None:
+    """Let `anchor` have `value` at whatever index it is read: its epilogue is aligned with it."""
+    em.bind(anchor, Leaf(lambda b, index, mask: value, home=block, pinned=True))
+
+
+def store_results(
+    em: Emitter, block: Block, body: Graph, outs: tuple[Buffer, ...], layouts: tuple[Layout, ...], index: Index,
+    mask: Expr | None,
+) -> None:
+    """Evaluate the group's results at `index` and store them."""
+    for root, buffer, layout in zip(body.outputs, outs, layouts, strict=True):
+        value = em.value(block, root, index, mask)
+        store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask)
+
+
+def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
+    """Where in the group's result the anchor's element at `index` belongs: the way back through reshapes and
+    transposes."""
+    path: list[Node] = []
+
+    def find(node: Node) -> bool:
+        if node is anchor:
+            return True
+        if any(find(i) for i in node.inputs):
+            path.append(node)
+            return True
+        return False
+
+    find(root)
+    for node in path:  # from the anchor to the root
+        if isinstance(node.op, ops.Reshape):
+            index = reshape_index(block, node.shape, node.inputs[0].shape, index)
+        elif isinstance(node.op, ops.Transpose):
+            index = tuple(index[p] for p in node.op.permutation)
+    return index
+
+
+def lower_pool(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """A ReduceWindow and its epilogue."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, ops.ReduceWindow))
+    op = anchor.op
+    assert isinstance(op, ops.ReduceWindow)
+    x = anchor.inputs[0]
+    which, layout = operand_memory(body, x, ins)
+    operands = Operands.of(body)
+    em = operands.emitter(body, ins)
+    chunk, top = k.var("chunk"), Block()
+    dtype = accumulator(x.dtype)
+    rank = anchor.type.rank
+    axis = rank - 1
+    lanes = lanes_for(body, machine)
+
+    def write(block: Block, index: Index, mask: Expr | None) -> None:
+        width = index[axis].lanes
+        acc = block.alloc("acc", dtype, 1, lanes=width)
+        start = Lit(dtype, width, identity_of(op.kind, dtype))
+        block.store(acc, ZERO, start)
+
+        def tap(b: Block, at: tuple[Expr, ...]) -> None:
+            where: list[Expr] = []
+            scalar: Expr | None = None
+            inside = mask
+            for d in range(rank):
+                e = ix.mul(index[d], integer(op.strides[d]))
+                e = ix.add(e, ix.mul(at[d], integer(op.dilation[d])))
+                low, high = op.padding[d]
+                e = ix.sub(e, dim_expr(low))
+                if op.base_dilation[d] != 1:
+                    step = integer(op.base_dilation[d])
+                    whole = k.binary("eq", k.binary("rem", e, step), ZERO)
+                    inside = both(inside, k.binary("and", whole, k.binary("ge", e, ZERO)))
+                    e = k.binary("div", e, step)
+                checks = []
+                if low != 0:
+                    checks.append(k.binary("ge", e, ZERO))
+                if high != 0 or low != 0 or op.base_dilation[d] != 1:
+                    checks.append(k.binary("lt", e, dim_expr(x.shape[d])))
+                for check in checks:
+                    if check.lanes == 1:
+                        scalar = both(scalar, check)
+                    else:
+                        inside = both(inside, check)
+                where.append(e)
+
+            def accumulate(c: Block) -> None:
+                live = None if inside is None else c.let(inside, "in")
+                flat = ix.linear(tuple(where), layout.strides, layout.offset)
+                value = k.cast(k.splat(load_at(c, operands.ins[which], flat, live), width), dtype)
+                if live is not None and live is not mask:
+                    value = k.select(live, value, start)
+                c.store(acc, ZERO, k.binary(COMBINE[op.kind], k.load(acc, ZERO), value))
+
+            if scalar is None:
+                accumulate(b)
+            else:
+                b.when(scalar, accumulate)
+
+        taps(block, op.window, tap)
+        value = block.let(k.cast(k.load(acc, ZERO), x.dtype), "pool")
+        bind_result(em, block, anchor, value)
+        index = result_index(block, body.outputs[0], anchor, index)
+        store_results(em, block, body, operands.outs, outs, index, mask)
+
+    chunks = chunked_loops(top, chunk, anchor.shape, axis, lanes, machine, write, work=int(np.prod(op.window)))
+    dims = symbol_params(*body_dims(body, (*ins, *outs)), *anchor.shape)
+    kernel = Kernel("pool", operands.params, dims, chunk, chunks, top.body)
+    return Lowered((Step(kernel, operands.args),))
+
+
+def taps(block: Block, window: tuple[int, ...], body: Callable[[Block, tuple[Expr, ...]], None]) -> None:
+    """Loops over the positions of a window; small windows are unrolled."""
+    if int(np.prod(window)) <= 16:
+        for at in itertools.product(*(range(n) for n in window)):
+            body(block, tuple(integer(i) for i in at))
+        return
+
+    def nest(b: Block, at: tuple[Expr, ...]) -> None:
+        if len(at) == len(window):
+            body(b, at)
+            return
+        b.loop("t", 0, window[len(at)], 1, lambda c, e: nest(c, (*at, e)))
+
+    nest(block, ())
+
+
+def is_depthwise(node: Node) -> bool:
+    """A convolution, channels last, in which every output channel reads its own input channel."""
+    op = node.op
+    if not isinstance(op, ops.Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
+        return False
+    x, w = node.inputs
+    own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
+    return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout
+
+
+def lower_depthwise(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [taps..., channels]."""
+    anchor = next(n for n in body.nodes() if is_depthwise(n))
+    return _Depthwise(anchor, body, ins, outs, constant, machine).lower()
+
+
+class _Depthwise:
+    def __init__(
+        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
+        constant: tuple[bool, ...], machine: Machine,
+    ):
+        op = anchor.op
+        assert isinstance(op, ops.Convolution)
+        self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
+        x, w = anchor.inputs
+        self.window = tuple(int(w.shape[d]) for d in self._spatial(op.rhs_layout))  # static by construction
+        self.x_index, self.x_layout = operand_memory(body, x, ins)
+        self.w_index, w_layout = operand_memory(body, w, ins)
+        self.operands = Operands.of(body)
+        self.em = self.operands.emitter(body, ins)
+        self.dtype: DType = accumulator(anchor.dtype)
+        self.channels = int(anchor.shape[-1])
+        order = (*self._spatial(op.rhs_layout), op.rhs_layout.index("O"), op.rhs_layout.index("I"))
+        self.packs: tuple[Pack, ...] = ()
+        self.weights = self.operands.ins[self.w_index]
+        if constant[self.w_index] and w in body.inputs:
+            pack = Pack(self.w_index, f"taps{order}", lambda a: np.ascontiguousarray(a.transpose(order)))
+            self.packs = (pack,)
+            w_layout = Layout.contiguous(tuple(w.shape[d] for d in order))
+        else:
+            w_layout = w_layout.transpose(order)
+        self.w_layout = w_layout
+        self.lanes = machine.lanes(self.dtype)
+        self.ins, self.order = ins, order
+
+    @staticmethod
+    def _spatial(layout: str) -> tuple[int, ...]:
+        return tuple(sorted((d for d, c in enumerate(layout) if c.isdigit() or c not in "NCOI")))
+
+    def lower(self) -> Lowered:
+        shape = self.anchor.shape  # n, spatial..., c
+        outer = shape[1:-2]
+        width = shape[-2]
+        self.tile = self._tile(width)
+        rows = product((shape[0], *outer))
+        per_row = estimate(width) * self.channels * int(np.prod(self.window))
+        run = max(1, WORK // per_row)
+        if isinstance(rows, int):
+            run = max(1, min(run, rows // (4 * self.machine.threads)))
+        chunk, top = k.var("chunk"), Block()
+
+        def row(block: Block, at: Expr) -> None:
+            index = ix.delinearize(at, (shape[0], *outer), block.multiples)
+            index = tuple(block.let(e, "r") for e in index)
+            vector_loop(
+                block, ZERO, self.channels, self.lanes, self.machine, lambda b, c, m: self._line(b, index, c, m)
+            )
+
+        first = top.let(k.mul(chunk, integer(run)), "first")
+        if run == 1:
+            row(top, first)
+        else:
+            last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
+            top.loop("row", first, last, 1, row)
+        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
+        kernel = Kernel("depthwise", self.operands.params, dims, chunk, dim_expr(ceildiv(rows, run)), top.body)
+        args = tuple(
+            Arg("pack", 0) if self.packs and a == Arg("in", self.w_index) else a for a in self.operands.args
+        )
+        return Lowered((Step(kernel, args),), packs=self.packs)
+
+    def _tile(self, width: DimLike) -> int:
+        """Output positions kept in registers: the most that waste little of the row."""
+        most = min(self.machine.registers // 3, 10)
+        if not isinstance(width, int):
+            return min(most, 8)
+        if width <= most + 2:
+            return max(1, width)
+        return min(range(4, most + 1), key=lambda t: (-(-width // t) * t / width + 0.3 / t, -t))
+
+    def _line(self, block: Block, row: Index, c: Expr, mask: Expr | None) -> None:
+        """One row of outputs for one vector of channels."""
+        width = self.anchor.shape[-2]
+        whole = dim_expr(width) if not isinstance(width, int) else integer(width // self.tile * self.tile)
+        if not isinstance(width, int):
+            tile = integer(self.tile)
+            whole = block.let(k.mul(k.binary("div", whole, tile), tile), "whole")
+        block.loop("ow", ZERO, whole, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask))
+        if not isinstance(width, int):
+            block.loop("ow", whole, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask))
+        elif width % self.tile:
+            self._positions(block, row, whole, width % self.tile, c, mask)
+
+    def _positions(self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None) -> None:
+        """`count` neighbouring outputs: accumulate all taps, then the epilogue."""
+        op, lanes = self.op, c.lanes
+        acc = block.alloc("acc", self.dtype, count, lanes=lanes)
+        for t in range(count):
+            block.store(acc, integer(t), Lit(self.dtype, lanes, 0.0 if self.dtype.is_float else 0))
+        outer_window, last = self.window[:-1], self.window[-1]
+        stride, dilation = op.strides[-1], op.rhs_dilation[-1]
+
+        def line(b: Block, at: tuple[Expr, ...]) -> None:
+            spatial = [
+                ix.add(ix.mul(r, integer(s)), ix.mul(a, integer(d)))
+                for r, a, s, d in zip(row[1:], at, op.strides[:-1], op.rhs_dilation[:-1], strict=True)
+            ]
+            first = ix.mul(ow, integer(stride))
+            base = b.let(
+                ix.linear((row[0], *spatial, first), self.x_layout.strides[:-1], self.x_layout.offset), "x"
+            )
+            step, channel = self.x_layout.strides[-2], ix.mul(c, dim_expr(self.x_layout.strides[-1]))
+            weights = [
+                load_at(b, self.weights, ix.linear((*at, integer(kw), c, ZERO), self.w_layout.strides), mask)
+                for kw in range(last)
+            ]
+            weights = [b.let(k.cast(k.splat(w, lanes), self.dtype)) for w in weights]
+            for position in range((count - 1) * stride + (last - 1) * dilation + 1):
+                uses = [
+                    (t, kw) for t in range(count) for kw in range(last) if t * stride + kw * dilation == position
+                ]
+                if not uses:
+                    continue
+                flat = ix.add(ix.add(base, ix.mul(integer(position), dim_expr(step))), channel)
+                x = b.let(k.cast(load_at(b, self.operands.ins[self.x_index], flat, mask), self.dtype), "x")
+                for t, kw in uses:
+                    b.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
+
+        if int(np.prod(outer_window)) * last * count <= 96:
+            for at in itertools.product(*(range(n) for n in outer_window)):
+                line(block, tuple(integer(i) for i in at))
+        else:
+            self._outer_taps(block, outer_window, (), line)
+        for t in range(count):
+            index = (*row, ix.add(ow, integer(t)), c)
+            value = block.let(k.cast(k.load(acc, integer(t)), self.anchor.dtype), "dw")
+            bind_result(self.em, block, self.anchor, value)
+            index = result_index(block, self.body.outputs[0], self.anchor, index)
+            store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
+
+    def _outer_taps(
+        self, block: Block, window: tuple[int, ...], at: tuple[Expr, ...],
+        body: Callable[[Block, tuple[Expr, ...]], None],
+    ) -> None:
+        if len(at) == len(window):
+            body(block, at)
+            return
+        block.loop("kh", 0, window[len(at)], 1, lambda b, e: self._outer_taps(b, window, (*at, e), body))
