@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) ->
     A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
     ArtifactError, with nothing left behind, when the system refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         _write(temporary, parts)
         os.replace(temporary, path)
