@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import torch
 from torch import Tensor
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import _DimHint as DimHint
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
@@ -53,7 +54,7 @@ def export_torch(model: Model) -> ExportedProgram:
     inputs = model.inputs(TRACE_BATCH, model.length if model.net.fixed else model.variant[1])
     try:
         return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes(model))
-    except (torch._dynamo.exc.UserError, ConstraintViolationError):
+    except (UserError, ConstraintViolationError):
         free = tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in model.exported_axes)
         return torch.export.export(module, inputs, dynamic_shapes=free)
 

@@ -200,7 +200,8 @@ class Inductor(Eager):
     """torch.compile with freezing and static shapes; the caller makes its cache cold with TORCHINDUCTOR_CACHE_DIR."""
 
     def compile(self) -> None:
-        importlib.import_module("torch._inductor.config").freezing = True
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.freezing = True
         self.mode = self.torch.no_grad  # freezing asks for no_grad
         self.call = self.torch.compile(self.module, dynamic=False)
         self.run()  # the first call compiles
@@ -210,7 +211,8 @@ class InductorAutotuned(Inductor):
     """Inductor with freezing and max-autotune, which adds its packed-GEMM templates: minutes of compile time."""
 
     def compile(self) -> None:
-        importlib.import_module("torch._inductor.config").max_autotune = True
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.max_autotune = True
         super().compile()
 
 

@@ -87,6 +87,14 @@ def _noise(cores: float) -> str:
     return f"[bold red]{text}[/]" if cores > 0.1 else text
 
 
+def _mean(ratios: list[float], models: int) -> str:
+    """Geometric mean; says of how many models where some are missing, as such a mean compares with no other."""
+    if not ratios:
+        return "-"
+    share = "" if len(ratios) == models else f" ({len(ratios)} of {models})"
+    return f"{geometric_mean(ratios):.2f}x{share}"
+
+
 def _latency(report: Report, peers: list[str]) -> Table:
     """Medians in ms, the rate of the fastest, and each peer's speed relative to the best of the *others*."""
     title = "median ms (x: times as fast as the best other peer)"
@@ -107,7 +115,7 @@ def _latency(report: Report, peers: list[str]) -> Table:
         rate = model.gflop / seconds if seconds else None
         shape = f"{model.name} b{model.batch}" + (f" l{model.length}" if model.length else "")
         table.add_row(shape, f"{model.gflop:.2f}", *cells, _cell(rate, "{:.0f}"), _noise(model.other_cores))
-    means = [_cell(geometric_mean(values) if values else None, "{:.2f}x") for values in ratios.values()]
+    means = [_mean(values, len(report.models)) for values in ratios.values()]
     table.add_section()
     table.add_row("geometric mean", "", *means, "", "")
     return table

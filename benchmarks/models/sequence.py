@@ -1,5 +1,8 @@
 """Audio encoders, recurrent networks and other sequence models."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,18 +15,21 @@ class WhisperEncoder(nn.Module):
     transformers' own forward admits only the full 30 s; the layers are the same, the positions are sliced.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: Any) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.conv1: nn.Conv1d = encoder.conv1
+        self.conv2: nn.Conv1d = encoder.conv2
+        self.positions: nn.Embedding = encoder.embed_positions
+        self.layers: nn.ModuleList = encoder.layers
+        self.norm: nn.LayerNorm = encoder.layer_norm
 
     def forward(self, mel: Tensor) -> Tensor:
-        encoder = self.encoder
-        x = nn.functional.gelu(encoder.conv1(mel))
-        x = nn.functional.gelu(encoder.conv2(x)).permute(0, 2, 1)
-        x = x + encoder.embed_positions.weight[: x.shape[1]]
-        for layer in encoder.layers:
+        x = nn.functional.gelu(self.conv1(mel))
+        x = nn.functional.gelu(self.conv2(x)).permute(0, 2, 1)
+        x = x + self.positions.weight[: x.shape[1]]
+        for layer in self.layers:
             x = layer(x, None)
-        return encoder.layer_norm(x)
+        return self.norm(x)
 
 
 def features(channels: int):
@@ -72,7 +78,9 @@ def hf_wave(config: str, arch: str, **options: object) -> Net:
 class Recurrent(nn.Module):
     """A recurrent stack: x (N, L, size) -> every step's output (N, L, hidden * directions)."""
 
-    def __init__(self, kind: type[nn.RNNBase], size: int, hidden: int, layers: int, bidirectional: bool) -> None:
+    def __init__(
+        self, kind: Callable[..., nn.RNNBase], size: int, hidden: int, layers: int, bidirectional: bool
+    ) -> None:
         super().__init__()
         self.rnn = kind(size, hidden, layers, batch_first=True, bidirectional=bidirectional)
 
@@ -145,6 +153,7 @@ class Recommender(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, 32), nn.ReLU())
         self.tables = nn.ModuleList(nn.Embedding(1000, 32) for _ in range(8))
         self.top = nn.Sequential(nn.Linear(32 + 36, 128), nn.ReLU(), nn.Linear(128, 1), nn.Sigmoid())
+        self.pairs: Tensor
         self.register_buffer("pairs", torch.tril_indices(9, 9, offset=-1))
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
