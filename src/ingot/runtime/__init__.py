@@ -1,0 +1,1 @@
+"""Runs compiled programs with numpy alone."""

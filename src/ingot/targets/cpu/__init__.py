@@ -1,0 +1,1 @@
+"""CPU target: LLVM IR, the driver, the assembler and the linker."""
