@@ -30,6 +30,7 @@ class Add(BinaryOp):
     """Sum; integers wrap; `or` on bool."""
 
     name: ClassVar[str] = "add"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "fiub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -55,6 +56,7 @@ class Mul(BinaryOp):
     """Product; integers wrap; `and` on bool."""
 
     name: ClassVar[str] = "multiply"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "fiub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -112,6 +114,7 @@ class Max(BinaryOp):
     """The larger; NaN if either is NaN; `or` on bool."""
 
     name: ClassVar[str] = "maximum"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "fiub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -126,6 +129,7 @@ class Min(BinaryOp):
     """The smaller; NaN if either is NaN; `and` on bool."""
 
     name: ClassVar[str] = "minimum"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "fiub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -174,6 +178,7 @@ class Atan2(BinaryOp):
 @dataclass(frozen=True)
 class And(BinaryOp):
     name: ClassVar[str] = "and"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -186,6 +191,7 @@ class And(BinaryOp):
 @dataclass(frozen=True)
 class Or(BinaryOp):
     name: ClassVar[str] = "or"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -198,6 +204,7 @@ class Or(BinaryOp):
 @dataclass(frozen=True)
 class Xor(BinaryOp):
     name: ClassVar[str] = "xor"
+    commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -88,6 +88,7 @@ class BroadcastInDim(CoreOp):
     """result[i0, i1, ...] = x[i_dims[0], i_dims[1], ...], where a size of 1 in x repeats."""
 
     name: ClassVar[str] = "broadcast_in_dim"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     shape: Shape
     dims: tuple[int, ...]
@@ -136,6 +137,7 @@ class Reshape(CoreOp):
     """The same elements in row-major order with another shape."""
 
     name: ClassVar[str] = "reshape"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     shape: Shape
 
@@ -161,6 +163,7 @@ class Transpose(CoreOp):
     """result.shape[i] = x.shape[permutation[i]]."""
 
     name: ClassVar[str] = "transpose"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     permutation: Perm
 
@@ -197,6 +200,7 @@ class Slice(CoreOp):
     """x[start:limit:strides] on every axis; 0 <= start <= limit <= size, strides >= 1."""
 
     name: ClassVar[str] = "slice"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     start: Shape
     limit: Shape
@@ -326,6 +330,7 @@ class Reverse(CoreOp):
     """The order along `dims` reversed."""
 
     name: ClassVar[str] = "reverse"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     dims: tuple[int, ...]
 
@@ -351,6 +356,7 @@ class DynamicSlice(CoreOp):
     """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then a start per axis."""
 
     name: ClassVar[str] = "dynamic_slice"
+    rearranges: ClassVar[bool] = True
     category: ClassVar[Category] = Category.GATHER
     sizes: Shape
 
