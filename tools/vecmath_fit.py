@@ -1,0 +1,216 @@
+"""Fit the polynomials and rational functions of ops/core/vecmath.py. Needs mpmath; prints the tables.
+
+    python tools/vecmath_fit.py [name...]
+
+Near-minimax fits: least squares on Chebyshev points, reweighted towards the largest error (Lawson's algorithm).
+Coefficients are rounded to the working type one by one, lowest first, and the others fitted again around them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import mpmath as mp
+import numpy as np
+
+mp.mp.prec = 160
+Function = Callable[[mp.mpf], mp.mpf]
+
+
+def nodes(a: float, b: float, count: int) -> list[mp.mpf]:
+    half, mid = (mp.mpf(b) - a) / 2, (mp.mpf(b) + a) / 2
+    return [mid + half * mp.cos(mp.pi * (i + mp.mpf(1) / 2) / count) for i in range(count)]
+
+
+def _weighted(columns: list[list[mp.mpf]], target: list[mp.mpf], weight: list[mp.mpf]) -> tuple[list, list]:
+    """Weighted minimax solution of columns . c = target, and its errors."""
+    n, rows = len(columns), len(target)
+    lawson = [mp.mpf(1)] * rows
+    best, best_errors, best_max = None, None, None
+    for _ in range(24):
+        w = [weight[i] ** 2 * lawson[i] for i in range(rows)]
+        matrix = mp.matrix(n, n)
+        right = mp.matrix(n, 1)
+        for p in range(n):
+            wp = [w[i] * columns[p][i] for i in range(rows)]
+            right[p] = mp.fsum(x * y for x, y in zip(wp, target, strict=True))
+            for q in range(p, n):
+                matrix[p, q] = matrix[q, p] = mp.fsum(x * y for x, y in zip(wp, columns[q], strict=True))
+        c = mp.lu_solve(matrix, right)
+        errors = [weight[i] * (sum(columns[p][i] * c[p] for p in range(n)) - target[i]) for i in range(rows)]
+        biggest = max(abs(e) for e in errors)
+        if best_max is None or biggest < best_max:
+            best, best_errors, best_max = [c[p] for p in range(n)], errors, biggest
+        if not biggest:
+            break
+        lawson = [v * abs(e) / biggest + mp.mpf(2) ** -60 for v, e in zip(lawson, errors, strict=True)]
+    return best, best_errors
+
+
+def rounded(value: mp.mpf, dtype: type) -> float:
+    # via f64: the double rounding is harmless, later coefficients absorb it
+    return float(dtype(float(value)))
+
+
+def polynomial(
+    f: Function, a: float, b: float, terms: int, dtype: type, relative: Function | None = None, fixed: Sequence = ()
+) -> list[float]:
+    """Coefficients, lowest first, of f on [a, b], minimising |p - f| / |relative|; the first ones may be `fixed`."""
+    xs = nodes(a, b, 8 * terms)
+    wanted = [f(x) for x in xs]
+    weight = [1 / abs(relative(x)) if relative else mp.mpf(1) for x in xs]
+    done = [float(v) for v in fixed]
+    error = mp.mpf(0)
+    while len(done) < terms:
+        target = [y - sum(c * x**i for i, c in enumerate(done)) for x, y in zip(xs, wanted, strict=True)]
+        columns = [[x**i for x in xs] for i in range(len(done), terms)]
+        solution, errors = _weighted(columns, target, weight)
+        error = max(abs(e) for e in errors)
+        # high coefficients matter little: round the tail at once
+        take = 1 if len(done) < 3 else len(solution)
+        done += [rounded(c, dtype) for c in solution[:take]]
+    print(f"#   fit error 2^{float(mp.log(error, 2)):.1f}")
+    return done
+
+
+def rational(
+    f: Function, a: float, b: float, top: int, bottom: int, dtype: type, relative: Function | None = None
+) -> tuple[list[float], list[float]]:
+    """p/q near f with q[0] = 1: |p/q - f| / |relative| small (linearised, reweighted by the last q)."""
+    xs = nodes(a, b, 10 * (top + bottom))
+    ys = [f(x) for x in xs]
+    base = [1 / abs(relative(x)) if relative else 1 / abs(y) for x, y in zip(xs, ys, strict=True)]
+    q = [mp.mpf(1)] * len(xs)
+    solution: list = []
+    errors: list = []
+    for _ in range(6):
+        columns = [[x**i for x in xs] for i in range(top)]
+        columns += [[-y * x**i for x, y in zip(xs, ys, strict=True)] for i in range(1, bottom)]
+        solution, errors = _weighted(columns, ys, [w / abs(v) for w, v in zip(base, q, strict=True)])
+        q = [1 + sum(solution[top + i - 1] * x**i for i in range(1, bottom)) for x in xs]
+    print(f"#   fit error 2^{float(mp.log(max(abs(e) for e in errors), 2)):.1f}")
+    return [rounded(c, dtype) for c in solution[:top]], [1.0] + [rounded(c, dtype) for c in solution[top:]]
+
+
+def show(name: str, values: Sequence[float]) -> None:
+    print(f"{name} = ({', '.join(repr(v) for v in values)})")
+
+
+def _exp_tail(r: mp.mpf) -> mp.mpf:
+    """(e^r - 1 - r) / r^2"""
+    if abs(r) < mp.mpf(2) ** -20:
+        return mp.mpf(1) / 2 + r / 6 + r * r / 24
+    return (mp.exp(r) - 1 - r) / (r * r)
+
+
+def _log_tail(f: mp.mpf) -> mp.mpf:
+    """(log(1 + f) - f + f^2/2) / f^3"""
+    if abs(f) < mp.mpf(2) ** -20:
+        return mp.mpf(1) / 3 - f / 4 + f * f / 5
+    return (mp.log1p(f) - f + f * f / 2) / f**3
+
+
+def _odd(f: Function) -> Function:
+    """z -> (f(sqrt z) / sqrt z - 1) / z, the series of an odd function after its first term."""
+
+    def g(z: mp.mpf) -> mp.mpf:
+        x = mp.sqrt(z)
+        if x < mp.mpf(2) ** -24:
+            x = mp.mpf(2) ** -24
+        return (f(x) / x - 1) / (x * x)
+
+    return g
+
+
+def _cos_tail(z: mp.mpf) -> mp.mpf:
+    z = max(z, mp.mpf(2) ** -30)
+    return (mp.cos(mp.sqrt(z)) - 1 + z / 2) / (z * z)
+
+
+def _quotient(f: Function) -> Function:
+    def g(z: mp.mpf) -> mp.mpf:
+        x = mp.sqrt(max(z, mp.mpf(2) ** -60))
+        return f(x) / x
+
+    return g
+
+
+def _atanh_tail(z: mp.mpf) -> mp.mpf:
+    """log((1+s)/(1-s)) = 2 s + 2 s z R(z), z = s^2"""
+    x = mp.sqrt(max(z, mp.mpf(2) ** -60))
+    return (mp.atanh(x) / x - 1) / (x * x)
+
+
+def _erfc_scaled(u: mp.mpf) -> mp.mpf:
+    """erfc(x) exp(x^2) as a function of u = (x - 2) / (x + 2)"""
+    x = 2 * (1 + u) / (1 - u)
+    return mp.erfc(x) * mp.exp(x * x)
+
+
+LN2 = float(np.log(2.0))
+F32, F64 = np.float32, np.float64
+
+
+def fit_exp() -> None:
+    wide, narrow = LN2 * 1.0001, LN2 / 2 * 1.0001
+    relative = lambda r: mp.exp(r) / max(r * r, mp.mpf(2) ** -30)  # noqa: E731
+    show("EXP_F32", polynomial(_exp_tail, -wide, wide, 6, F32, relative))
+    show("EXP_F64", polynomial(_exp_tail, -wide, wide, 12, F64, relative))
+    relative = lambda r: mp.expm1(r) / (r * r) if abs(r) > 1e-9 else mp.mpf(1e9)  # noqa: E731
+    show("EXPM1_F32", polynomial(_exp_tail, -narrow, narrow, 5, F32, relative))
+    show("EXPM1_F64", polynomial(_exp_tail, -narrow, narrow, 10, F64, relative))
+
+
+def fit_log() -> None:
+    a, b = float(mp.sqrt(0.5)) - 1, float(mp.sqrt(2)) - 1
+    relative = lambda f: mp.log1p(f) / f**3 if abs(f) > 1e-9 else mp.mpf(1e18)  # noqa: E731
+    show("LOG_F32", polynomial(_log_tail, a, b, 8, F32, relative))
+    rest = lambda z: (_atanh_tail(z) - mp.mpf(1) / 3) / z if z > 1e-12 else mp.mpf(1) / 5  # noqa: E731
+    show("LOG_F64_REST", polynomial(rest, 0, 0.02944, 9, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40) ** 2))
+    show("LOG_F64", polynomial(_atanh_tail, 0, 0.02944, 8, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40)))
+
+
+def fit_trig() -> None:
+    top = float((mp.pi / 4) ** 2) * 1.0001
+    show("SIN_F32", polynomial(_odd(mp.sin), 0, top, 3, F32, lambda z: 1 / max(z, mp.mpf(2) ** -30)))
+    show("SIN_F64", polynomial(_odd(mp.sin), 0, top, 7, F64, lambda z: 1 / max(z, mp.mpf(2) ** -30)))
+    show("COS_F32", polynomial(_cos_tail, 0, top, 3, F32, lambda z: 1 / max(z, mp.mpf(2) ** -15) ** 2))
+    show("COS_F64", polynomial(_cos_tail, 0, top, 7, F64, lambda z: 1 / max(z, mp.mpf(2) ** -15) ** 2))
+
+
+def fit_inverse_trig() -> None:
+    relative = lambda z: 1 / max(z, mp.mpf(2) ** -30)  # noqa: E731
+    show("ASIN_F32", polynomial(_odd(mp.asin), 0, 0.25, 5, F32, relative))
+    show("ASIN_F64", polynomial(_odd(mp.asin), 0, 0.25, 13, F64, relative))
+    top = float(mp.tan(mp.pi / 8) ** 2) * 1.0001
+    show("ATAN_F32", polynomial(_odd(mp.atan), 0, top, 5, F32, relative))
+    show("ATAN_F64", polynomial(_odd(mp.atan), 0, top, 13, F64, relative))
+
+
+def fit_tanh() -> None:
+    for top, bottom in ((6, 4), (7, 4)):
+        p, q = rational(_quotient(mp.tanh), 0, 9.02**2, top, bottom, F32)
+        show(f"TANH_P {top}", p)
+        show("TANH_Q", q)
+
+
+def fit_erf() -> None:
+    for top, bottom in ((6, 5), (7, 5), (6, 6)):
+        p, q = rational(_quotient(mp.erf), 0, 3.93**2, top, bottom, F32)
+        show(f"ERF_P {top}", p)
+        show("ERF_Q", q)
+    show("ERF_SMALL_F64", polynomial(_quotient(mp.erf), 0, 1.0, 14, F64))
+    a, b = (1.0 - 2) / (1 + 2), (6.0 - 2) / (6 + 2)
+    show("ERFC_F64", polynomial(_erfc_scaled, a, b, 20, F64, _erfc_scaled))
+
+
+def main() -> None:
+    fits = {k[4:]: v for k, v in globals().items() if k.startswith("fit_")}
+    for name in sys.argv[1:] or fits:
+        print(f"# {name}")
+        fits[name]()
+
+
+if __name__ == "__main__":
+    main()
