@@ -207,3 +207,31 @@ def test_transposed_output() -> None:
     a, b, out = random(m, kk), random(kk, n), place(np.full((n, m), np.nan, np.float32))
     run(kernel, [a, place(pack_panels(b, c, plan)), out])
     np.testing.assert_allclose(out, (a @ b).T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [45, "m"])
+def test_reduction_in_blocks(rows: object) -> None:
+    """Partial sums in scratch, with left-over rows and columns; several row blocks and column panels."""
+    m = symbol("m") if rows == "m" else rows
+    c = matmul(m, 70, 96)
+    plan = replace(
+        plan_contraction(c, AVX512), width=6, vectors=2, row_block=24, panels=2, unroll=4, k_block=24,
+        prefetch=2, scratch_bytes=24 * 32 * 4,
+    )  # fmt: skip
+    kernel, _ = build(c, AVX512, (70, 1), plan=plan)
+    kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
+    a, b, out = random(45, 96), random(96, 70), place(np.full((45, 70), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(b, c, plan)), out], {"m": 45})
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_convolution_in_blocks_of_kernel_rows() -> None:
+    conv = (1, 9, 9, 16, 40, 3, 1, 1)
+    c, oh, ow = convolution(conv)
+    plan = replace(plan_contraction(c, AVX512), lines=1, width=7, vectors=2, k_block=1, row_run=3, row_block=ow)
+    plan = replace(plan, scratch_bytes=3 * 7 * 32 * 4)
+    x, weights = random(1, 9, 9, 16), random(3, 3, 16, 40)
+    kernel, _ = build(c, AVX512, (40, oh * ow * 40, ow * 40, 40, 1), plan=plan)
+    out = place(np.full((1, oh, ow, 40), np.nan, np.float32))
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(weights, c, plan)), out])
+    np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)

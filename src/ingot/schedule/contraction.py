@@ -17,7 +17,7 @@ vector.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, floordiv, product
@@ -51,6 +51,31 @@ class _Columns:
     width: int
     tail: int = 0
     masked: bool = False
+    ahead: Expr | None = None  # where in B the next panel starts, to be prefetched
+    first: Expr | None = None  # blocked reduction: whether this is the first block, whether it is the last
+    last: Expr | None = None
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows of one register tile: `lines` of the last but one row axis by `rows` of the last, from (*at, w).
+
+    a: its first element in A. row: its first row, counted along the last axis from the start of the chunk.
+    """
+
+    at: Index
+    w: Expr
+    lines: int
+    rows: int
+    a: Expr
+    row: Expr
+
+
+def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], None]) -> None:
+    def line(b: Block, i: Expr) -> None:
+        b.loop("j", 0, tile.rows, 1, lambda x, j: body(x, i, j), unroll=True)
+
+    block.loop("i", 0, tile.lines, 1, line, unroll=True)
 
 
 def emit_contraction(
@@ -75,12 +100,18 @@ class _Nest:
         self.lines = c.rows[-2] if len(c.rows) > 1 else Axis(1)
         self.groups = (*(x.extent for x in c.rows[:-2]), ceildiv(self.lines.extent, plan.lines))
         self.group_count = product(self.groups)
+        self.batch: Index = ()
+        self.outer: Index = ()
+        self.a_base: Expr = ZERO
+        self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
         if not c.packed and c.cols[-1].b != 1:
             raise CompileError("run-time B", expected="columns side by side (stride 1)", got=f"stride {c.cols[-1].b}")
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch, outer columns, column block, row block, inner block), the last fastest."""
         plan, c = self.plan, self.c
+        if plan.k_block:
+            self.sums = top.alloc("sums", c.acc, plan.scratch_bytes // c.acc.nbytes, scratch=0)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
@@ -90,17 +121,13 @@ class _Nest:
         where = [top.let(e, "c") for e in delinearize(chunk, extents, top.multiples)]
         if product(extents) == 1:
             where = [ZERO] * len(extents)
-        batch, outer = tuple(where[: len(c.batch)]), tuple(where[len(c.batch) : -3])
+        self.batch, self.outer = tuple(where[: len(c.batch)]), tuple(where[len(c.batch) : -3])
         column_block, row_block, inner_block = where[-3:]
         groups = self._span(top, row_block, plan.row_run, self.group_count)
         inner = self._span(top, inner_block, plan.row_block, self.inner.extent)
-        a_base = top.let(linear(batch, tuple(x.a for x in c.batch), self.a.offset), "a")
-        b_base = self._b_base(top, batch, outer)
-
-        def rows(block: Block, columns: _Columns) -> None:
-            self._rows(block, columns, batch, outer, groups, inner, a_base)
-
-        self._panels(top, column_block, b_base, rows)
+        self.a_base = top.let(linear(self.batch, tuple(x.a for x in c.batch), self.a.offset), "a")
+        b_base = self._b_base(top, self.batch, self.outer)
+        self._panels(top, column_block, b_base, lambda b, columns, a: self._rows(b, columns, a, groups, inner))
         return dim_expr(product(extents))
 
     def _span(self, top: Block, at: Expr, size: DimLike, extent: DimLike) -> tuple[Expr, Expr]:
@@ -129,7 +156,9 @@ class _Nest:
 
     # Columns
 
-    def _panels(self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, _Columns], None]) -> None:
+    def _panels(
+        self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, _Columns, Expr], None]
+    ) -> None:
         plan = self.plan
         low, high = self._span(top, column_block, plan.panels, self.all_panels)
         dynamic = not isinstance(self.columns, int)
@@ -142,7 +171,7 @@ class _Nest:
             width = vectors * plan.lanes
             step: DimLike = self.c.k * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
-            rows(block, _Columns(vectors, base, start, width, tail, masked))
+            self._blocks(block, _Columns(vectors, base, start, width, tail, masked), rows)
 
         if not dynamic and not rest:
             top.loop("p", low, high, 1, lambda b, p: panel(b, p, plan.vectors, 0, False))
@@ -159,6 +188,28 @@ class _Nest:
         vectors = -(-rest // plan.lanes)
         self._maybe(top, k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
 
+    def _blocks(self, block: Block, columns: _Columns, rows: Callable[[Block, _Columns, Expr], None]) -> None:
+        """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache."""
+        plan, axis = self.plan, self.reduce[0]
+        blocks = floordiv(axis.extent, plan.k_block) if plan.k_block else 1
+        part = floordiv(self.c.k, blocks) * columns.width  # elements of a packed panel
+
+        def one(b: Block, i: Expr) -> None:
+            here = columns
+            if blocks != 1:
+                first = k.binary("eq", i, ZERO)
+                last = k.binary("eq", i, dim_expr(blocks - 1))
+                here = replace(columns, first=first, last=last)
+            if self.c.packed:
+                base = b.let(add(columns.base, mul(i, dim_expr(part))), "bk")
+                ahead = b.let(add(base, dim_expr(part)), "next") if plan.prefetch else None
+                here = replace(here, base=base, ahead=ahead)
+            elif blocks != 1:
+                here = replace(here, base=b.let(add(columns.base, mul(i, dim_expr(axis.b * plan.k_block))), "bk"))
+            rows(b, here, b.let(add(self.a_base, mul(i, dim_expr(axis.a * plan.k_block))), "ak"))
+
+        block.loop("kb", 0, blocks, 1, one)
+
     @staticmethod
     def _maybe(block: Block, condition: Expr, then: Callable[[Block], None]) -> None:
         if isinstance(condition, Lit):
@@ -170,27 +221,23 @@ class _Nest:
     # Rows
 
     def _rows(
-        self,
-        block: Block,
-        columns: _Columns,
-        batch: Index,
-        outer: Index,
-        groups: tuple[Expr, Expr],
-        inner: tuple[Expr, Expr],
-        a_base: Expr,
+        self, block: Block, columns: _Columns, a_base: Expr, groups: tuple[Expr, Expr], inner: tuple[Expr, Expr]
     ) -> None:
+        """Tiles over a run of line groups and a range of the last row axis."""
         plan = self.plan
         strides = tuple(x.a for x in self.c.rows[:-1])
+        per_group = k.binary("div", add(k.sub(inner[1], inner[0]), integer(plan.width - 1)), integer(plan.width))
 
         def group(b: Block, g: Expr) -> None:
             at = [b.let(e, "g") for e in delinearize(g, self.groups, b.multiples)] if len(self.c.rows) > 1 else []
             if at:
                 at[-1] = b.let(mul(at[-1], integer(plan.lines)), "l")
             base = b.let(add(a_base, linear(tuple(at), strides)), "ar")
+            first = mul(k.sub(g, groups[0]), mul(per_group, integer(plan.width)))
             left = self.lines.extent % plan.lines if isinstance(self.lines.extent, int) else 0
 
             def lines(n: int) -> Callable[[Block], None]:
-                return lambda x: self._line(x, columns, batch, outer, tuple(at), n, inner, base)
+                return lambda x: self._line(x, columns, tuple(at), n, inner, base, first)
 
             if not left:
                 lines(plan.lines)(b)
@@ -204,23 +251,14 @@ class _Nest:
         block.loop("g", *groups, 1, group)
 
     def _line(
-        self,
-        block: Block,
-        columns: _Columns,
-        batch: Index,
-        outer: Index,
-        at: Index,
-        lines: int,
-        inner: tuple[Expr, Expr],
-        base: Expr,
+        self, block: Block, columns: _Columns, at: Index, lines: int, inner: tuple[Expr, Expr], base: Expr, first: Expr
     ) -> None:
-        """Tiles along the last row axis."""
-        plan, (low, high) = self.plan, inner
-        width = plan.width
+        """Tiles along the last row axis. `first`: the rows of the chunk before them."""
+        width, (low, high) = self.plan.width, inner
 
         def tile(b: Block, w: Expr, rows: int) -> None:
             row = b.let(add(base, mul(w, dim_expr(self.inner.a))), "r")
-            self._tile(b, columns, batch, outer, at, w, lines, rows, row)
+            self._tile(b, columns, _Tile(at, w, lines, rows, row, add(first, k.sub(w, low))))
 
         if isinstance(self.inner.extent, int):
             # a chunk's block of rows is a multiple of the width, but for the last
@@ -245,91 +283,126 @@ class _Nest:
 
     # One register tile
 
-    def _tile(
-        self,
-        block: Block,
-        columns: _Columns,
-        batch: Index,
-        outer: Index,
-        at: Index,
-        w: Expr,
-        lines: int,
-        rows: int,
-        a_row: Expr,
-    ) -> None:
-        c, plan, lanes = self.c, self.plan, self.plan.lanes
-        nv, m = columns.vectors, lines * rows
-        acc = block.alloc("acc", c.acc, m * nv, lanes=lanes)
-        bv = block.alloc("bv", c.acc, nv, lanes=lanes)
-        zero = k.lit(0.0 if c.acc.is_float else 0, c.acc, lanes)
-        block.loop("i", 0, m * nv, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
-        step_b = columns.width  # between neighbouring k of a packed panel
+    def _tile(self, block: Block, columns: _Columns, tile: _Tile) -> None:
+        acc_type, lanes = self.c.acc, self.plan.lanes
+        size = tile.lines * tile.rows * columns.vectors
+        acc = block.alloc("acc", acc_type, size, lanes=lanes)
+        bv = block.alloc("bv", acc_type, columns.vectors, lanes=lanes)
+        zero = k.lit(0.0 if acc_type.is_float else 0, acc_type, lanes)
+        place = mul(tile.row, integer(self.plan.lines * self.plan.panel))
 
-        def multiply(b: Block, a_index: Expr, b_index: Expr) -> None:
-            whole = nv - 1 if columns.tail and not c.packed else nv
-            b.loop("v", 0, whole, 1, lambda x, v: x.store(bv, v, self._load_b(x, columns, b_index, v)), unroll=True)
-            if whole < nv:
-                b.store(bv, integer(whole), self._load_tail(b, columns, b_index, whole))
+        def partial(i: Expr) -> Expr:
+            return add(place, mul(i, integer(lanes)))
 
-            def row(x: Block, i: Expr, j: Expr) -> None:
-                r = add(mul(i, integer(rows)), j)
-                offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
-                value = x.let(k.splat(k.cast(k.load(self.a.buffer, add(a_index, offset)), c.acc), lanes), "s")
+        def clear(x: Block) -> None:
+            x.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
 
-                def one(y: Block, v: Expr) -> None:
-                    slot = add(mul(r, integer(nv)), v)
-                    y.store(acc, slot, k.fma(value, k.load(bv, v), k.load(acc, slot)))
+        def resume(x: Block) -> None:
+            x.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, k.load(self.sums, partial(i), lanes)), unroll=True)
 
-                x.loop("v", 0, nv, 1, one, unroll=True)
+        def suspend(x: Block) -> None:
+            x.loop("i", 0, size, 1, lambda b, i: b.store(self.sums, partial(i), k.load(acc, i)), unroll=True)
 
-            def line(x: Block, i: Expr) -> None:
-                x.loop("j", 0, rows, 1, lambda y, j: row(y, i, j), unroll=True)
+        if columns.first is None:
+            clear(block)
+        else:
+            block.when(columns.first, clear, resume)
+        step: DimLike = columns.width  # between neighbouring k of a packed panel
+        ahead = None
+        if columns.ahead is not None:
+            share = self._ahead_per_k()
+            # tiles beyond the panel's end prefetch its last part again, which costs nothing
+            most = ceildiv(columns.width, share) - 1
+            number = k.binary("div", tile.row, integer(self.plan.width))
+            part = k.binary("min", number, dim_expr(most))
+            turns = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
+            ahead = block.let(add(columns.ahead, mul(part, dim_expr(turns * share))), "pf")
 
-            b.loop("i", 0, lines, 1, line, unroll=True)
-
-        def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, b_step: DimLike) -> None:
+        def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
             axis = axes[0]
             inside = product(x.extent for x in axes[1:])
-            b_axis: DimLike = inside * b_step if c.packed else axis.b
-            if len(axes) > 1:
-
-                def deeper(x: Block, i: Expr) -> None:
-                    a_next = add(a_index, mul(i, dim_expr(axis.a)))
-                    nest(x, axes[1:], a_next, add(b_index, mul(i, dim_expr(b_axis))), b_step)
-
-                b.loop("k", 0, axis.extent, 1, deeper)
-                return
+            extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
+            b_step: DimLike = inside * step if self.c.packed else axis.b
 
             def turn(x: Block, i: Expr) -> None:
+                a_next, b_next = add(a_index, mul(i, dim_expr(axis.a))), add(b_index, mul(i, dim_expr(b_step)))
+                nest(x, axes[1:], a_next, b_next, add(at_k, mul(i, dim_expr(inside))))
+
+            def innermost(x: Block, i: Expr) -> None:
+                if ahead is not None:
+                    self._prefetch(x, ahead, add(at_k, i))
+
                 def once(y: Block, u: Expr) -> None:
-                    at_k = add(i, u)
-                    multiply(y, add(a_index, mul(at_k, dim_expr(axis.a))), add(b_index, mul(at_k, dim_expr(b_axis))))
+                    here = add(i, u)
+                    a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
+                    self._multiply(y, columns, tile, acc, bv, add(a_index, a_next), add(b_index, b_next))
 
-                x.loop("u", 0, plan.unroll, 1, once, unroll=True)
+                x.loop("u", 0, self.plan.unroll, 1, once, unroll=True)
 
-            b.loop("k", 0, axis.extent, plan.unroll, turn)
+            if len(axes) > 1:
+                b.loop("k", 0, extent, 1, turn)
+            else:
+                b.loop("k", 0, extent, self.plan.unroll, innermost)
 
-        nest(block, self.reduce, a_row, columns.base, step_b)
+        nest(block, self.reduce, tile.a, columns.base, ZERO)
+        if columns.last is None:
+            self._epilogue(block, columns, tile, acc)
+        else:
+            block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
+
+    def _ahead_per_k(self) -> int:
+        """Elements of the next panel that a tile prefetches for each k."""
+        return max(1, self.plan.prefetch * (64 // self.c.b.nbytes) // self.plan.unroll)
+
+    def _prefetch(self, block: Block, ahead: Expr, at_k: Expr) -> None:
+        line = 64 // self.c.b.nbytes
+        start = add(ahead, mul(at_k, integer(self._ahead_per_k())))
+        for i in range(self.plan.prefetch):
+            block.stmts.append(k.Prefetch(self.b.buffer, add(start, integer(i * line))))
+
+    def _multiply(
+        self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer, bv: Buffer, a_index: Expr, b_index: Expr
+    ) -> None:
+        """acc += the outer product of one column of A's tile and one row of B's panel."""
+        lanes, nv = self.plan.lanes, columns.vectors
+        whole = nv - 1 if columns.tail and not self.c.packed else nv
+        block.loop("v", 0, whole, 1, lambda x, v: x.store(bv, v, self._load_b(columns, b_index, v)), unroll=True)
+        if whole < nv:
+            block.store(bv, integer(whole), self._load_tail(block, columns, b_index, whole))
+
+        def row(x: Block, i: Expr, j: Expr) -> None:
+            r = add(mul(i, integer(tile.rows)), j)
+            offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
+            value = k.cast(k.load(self.a.buffer, add(a_index, offset)), self.c.acc)
+            value = x.let(k.splat(value, lanes), "s")
+
+            def one(y: Block, v: Expr) -> None:
+                slot = add(mul(r, integer(nv)), v)
+                y.store(acc, slot, k.fma(value, k.load(bv, v), k.load(acc, slot)))
+
+            x.loop("v", 0, nv, 1, one, unroll=True)
+
+        _each_row(block, tile, row)
+
+    def _epilogue(self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer) -> None:
+        lanes, nv, at = self.plan.lanes, columns.vectors, tile.at
 
         def finish(b: Block, v: Expr, full: bool) -> None:
             n = add(columns.start, mul(v, integer(lanes)))
 
             def row(x: Block, i: Expr, j: Expr) -> None:
-                value = k.load(acc, add(mul(add(mul(i, integer(rows)), j), integer(nv)), v))
-                place = (*batch, *at[:-1], *((add(at[-1], i),) if at else ()), add(w, j), *outer)
-                self._finish(x, place, n, value, columns, full)
+                value = k.load(acc, add(mul(add(mul(i, integer(tile.rows)), j), integer(nv)), v))
+                line = (*at[:-1], add(at[-1], i)) if at else ()
+                self._finish(x, (*self.batch, *line, add(tile.w, j), *self.outer), n, value, columns, full)
 
-            b.loop(
-                "i", 0, lines, 1,
-                lambda x, i: x.loop("j", 0, rows, 1, lambda y, j: row(y, i, j), unroll=True), unroll=True,
-            )  # fmt: skip
+            _each_row(b, tile, row)
 
         whole = nv - 1 if columns.tail else nv
         block.loop("v", 0, whole, 1, lambda b, v: finish(b, v, True), unroll=True)
         if columns.tail:
             finish(block, integer(whole), False)
 
-    def _load_b(self, block: Block, columns: _Columns, index: Expr, v: Expr) -> Expr:
+    def _load_b(self, columns: _Columns, index: Expr, v: Expr) -> Expr:
         lanes = self.plan.lanes
         mask = None
         if columns.masked:

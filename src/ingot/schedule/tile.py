@@ -10,7 +10,7 @@ and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -65,8 +65,9 @@ class Contraction:
 class Plan:
     """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
     unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
-    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. scratch_bytes: what a
-    worker needs.
+    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. prefetch: cache lines of
+    the next panel per turn of the innermost loop. k_block: turns of
+    the outermost reduction loop of which sums are kept in scratch (0: all at once). scratch_bytes: what a worker needs.
     """
 
     lanes: int
@@ -78,6 +79,8 @@ class Plan:
     row_block: DimLike
     panels: int
     masks: bool
+    prefetch: int = 0
+    k_block: int = 0
     scratch_bytes: int = 0
 
     @property
@@ -232,9 +235,50 @@ def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
         run, block = max(1, tiles // across), c.rows[-1].extent
     else:
         run, block = 1, tiles * p.width
-    if isinstance(block, int) and block >= inner:
-        block = c.rows[-1].extent
-    return Plan(p.lanes, p.lines, p.width, p.vectors, p.unroll, run, block, per_chunk, p.masks, p.scratch_bytes)
+    if isinstance(c.rows[-1].extent, int):
+        block = c.rows[-1].extent if isinstance(block, int) and block >= inner else block
+    else:
+        block = min(tiles, across) * p.width  # a fixed size: rows beyond the estimate are more chunks
+    p = replace(p, row_run=run, row_block=block, panels=per_chunk, prefetch=_prefetch(c, p, tiles))
+    return _blocked(c, machine, p, tiles)
+
+
+def _blocked(c: Contraction, machine: Machine, p: Plan, tiles: int) -> Plan:
+    """Cut a long reduction so that a chunk's rows of A and a panel of B fit the second-level cache together."""
+    axes = merge_axes(c.reduce)
+    outer, k = axes[0].extent, c.k
+    if not isinstance(outer, int) or not isinstance(k, int) or tiles < 2:
+        return p
+    a_bytes = min(_span(c, rows=True), tiles * p.lines * p.width * k) * c.a.nbytes
+    b_bytes = k * p.panel * c.b.nbytes
+    step = p.unroll if len(axes) == 1 else 1
+    for n in range(1, outer // step + 1):
+        if outer % n or (outer // n) % step:
+            continue
+        small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.9 * machine.l2)
+        if small or k // n < 2 * MIN_K_BLOCK:
+            block = outer // n if n > 1 else 0
+            return replace(p, k_block=block, scratch_bytes=tiles_bytes(c, p, tiles) if block else 0)
+    return p
+
+
+MIN_K_BLOCK = 256
+
+
+def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
+    """Scratch for the partial sums of a chunk's tiles of one panel."""
+    return (tiles + 1) * p.lines * p.width * p.panel * c.acc.nbytes
+
+
+def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
+    """Cache lines of the next panel that each turn fetches, so that the row tiles of a chunk fetch it all in time.
+
+    Without it the first tile of a panel runs at the speed of memory. Where tiles are many that is a small part.
+    """
+    if not c.packed or not 2 <= tiles <= 64:
+        return 0
+    lines = p.unroll * p.panel * c.b.nbytes / 64
+    return max(1, round(lines / tiles + 0.49))
 
 
 def _span(c: Contraction, rows: bool) -> int:
