@@ -20,6 +20,17 @@ from ingot.ops.nn.activation import (
 )
 from ingot.ops.nn.attention import Attention
 from ingot.ops.nn.conv import Conv, ConvTranspose
+from ingot.ops.nn.gridsample import GridSample
+from ingot.ops.nn.index import (
+    GatherElements,
+    GatherND,
+    OneHot,
+    ScatterElements,
+    ScatterND,
+    Take,
+    TopK,
+    Trilu,
+)
 from ingot.ops.nn.matmul import Einsum, MatMul
 from ingot.ops.nn.norm import (
     BatchNorm,
@@ -31,9 +42,14 @@ from ingot.ops.nn.norm import (
     RMSNorm,
 )
 from ingot.ops.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.resize import PadMode, Resize
+from ingot.ops.nn.rnn import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "AdaptiveAvgPool",
     "AdaptiveMaxPool",
     "Attention",
@@ -44,7 +60,10 @@ __all__ = [
     "ConvTranspose",
     "Einsum",
     "Elu",
+    "GatherElements",
+    "GatherND",
     "Gelu",
+    "GridSample",
     "GroupNorm",
     "HardSigmoid",
     "HardSwish",
@@ -61,14 +80,23 @@ __all__ = [
     "MaxPool",
     "MaxPoolIndices",
     "Mish",
+    "OneHot",
     "PRelu",
+    "PadMode",
     "RMSNorm",
+    "Recurrent",
     "Relu",
+    "Resize",
+    "ScatterElements",
+    "ScatterND",
     "Selu",
     "Silu",
     "Softmax",
     "Softplus",
     "Softshrink",
     "Softsign",
+    "Take",
     "ThresholdedRelu",
+    "TopK",
+    "Trilu",
 ]

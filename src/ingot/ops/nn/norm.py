@@ -89,12 +89,12 @@ class LayerNorm(Op):
         return finish(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        y = _standardize(t.floating(inputs[0]), self.axes, self.eps)
-        if len(inputs) > 1:
-            y = y * _normalized(inputs[1], y, self.axes)
-        if len(inputs) > 2:
-            y = y + _normalized(inputs[2], y, self.axes)
-        return y.cast(inputs[0].dtype).node
+        x, *parameters = inputs
+        y = _standardize(t.floating(x), self.axes, self.eps)
+        for i, p in enumerate(parameters):
+            column = _normalized(p, y, self.axes)
+            y = y + column if i else y * column
+        return y.cast(x.dtype).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -154,11 +154,12 @@ class RMSNorm(Op):
         return finish(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        first, *rest = inputs
+        x = t.floating(first)
         y = x * t.rsqrt((x * x).mean(self.axes) + self.eps)
-        if len(inputs) > 1:
-            y = y * _normalized(inputs[1], y, self.axes)
-        return y.cast(inputs[0].dtype).node
+        for p in rest:
+            y = y * _normalized(p, y, self.axes)
+        return y.cast(first.dtype).node
 
     @classmethod
     def samples(cls) -> Samples:

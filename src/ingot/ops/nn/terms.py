@@ -312,6 +312,16 @@ def equals(a: Operand, b: Operand) -> Value:
     return b.equals(a) if isinstance(b, Term) else np.equal(a, b)
 
 
+def both(a: Value, b: Value) -> Value:
+    """Elementwise and of bools."""
+    return _binary(And(), a, b) if is_term(a, b) else np.logical_and(a, b)  # type: ignore[arg-type]
+
+
+def either(a: Value, b: Value) -> Value:
+    """Elementwise or of bools."""
+    return _binary(Or(), a, b) if is_term(a, b) else np.logical_or(a, b)  # type: ignore[arg-type]
+
+
 def where(condition: Value, a: Operand, b: Operand) -> Value:
     """Elementwise choice, broadcasting all three."""
     if not is_term(condition, a, b):

@@ -1,0 +1,166 @@
+"""Sampling an image at arbitrary coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as cartesian
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node, Op
+from ingot.ir.types import TensorType, dtype_of, i64
+from ingot.ops.core.base import check_count, finish
+from ingot.ops.core.indexing import Gather
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Operand, Term, Value
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+_A = -0.75
+
+
+@dataclass(frozen=True)
+class GridSample(Op):
+    """x[N,C,*S] at grid[N,*T,len(S)] -> [N,C,*T]; grid holds (..., y, x) reversed, in [-1, 1] over each size.
+
+    mode: nearest (ties to even), linear, cubic (Keys' kernel, a = -0.75). padding outside x: zeros, border, reflection.
+    align_corners: -1 and 1 are the centres of the corner elements, else their outer edges (PyTorch, ONNX).
+    """
+
+    name: ClassVar[str] = "grid_sample"
+    mode: str = "linear"
+    padding: str = "zeros"
+    align_corners: bool = False
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        x, grid = inputs
+        self.expect(self.mode in ("nearest", "linear", "cubic"), f"mode: expected nearest, linear, cubic: {self.mode}")
+        choices = ("zeros", "border", "reflection")
+        self.expect(self.padding in choices, f"padding: expected one of {' '.join(choices)}, got {self.padding}")
+        self.expect(x.dtype.is_float and grid.dtype.is_float, f"expected float operands, got {x} and {grid}")
+        fits = x.rank >= 3 and grid.rank == x.rank and grid.shape[-1] == x.rank - 2 and x.shape[0] == grid.shape[0]
+        self.expect(fits, f"expected x [N,C,*S] and a grid [N,*T,{x.rank - 2}], got {x} and {grid}")
+        return x.with_shape((*x.shape[:2], *grid.shape[1:-1]))
+
+    def _coordinate(self, g: Value, size: DimLike) -> Value:
+        """The input coordinate of a grid value."""
+        n = t.size(size, _dtype(g))
+        if self.align_corners:
+            at = (g + 1) * ((n - 1) * 0.5)
+        else:
+            at = ((g + 1) * n - 1) * 0.5
+        if self.mode == "cubic":
+            # taps are padded one by one
+            return at
+        return self._padded(at, size)
+
+    def _padded(self, at: Value, size: DimLike) -> Value:
+        """A coordinate brought inside x, unless padding is zeros."""
+        if self.padding == "zeros":
+            return at
+        n = t.size(size, _dtype(at))
+        if self.padding == "reflection":
+            low = 0.0 if self.align_corners else -0.5
+            span = n - 1 if self.align_corners else n
+            # a size of 1 has no room to reflect in
+            room = t.maximum(span, 1) if self.align_corners else span
+            away = t.absolute(at - low)
+            turns = t.floor(away / room)
+            rest = away - turns * room
+            odd = turns - t.floor(turns * 0.5) * 2
+            back = t.where(t.equals(odd, 0), rest + low, span - rest + low)
+            at = t.where(t.equals(span, 0), at * 0, back) if self.align_corners else back
+        return t.clamp(0, at, n - 1)
+
+    def _axis(self, g: Value, size: DimLike) -> list[tuple[Value, Value, Value]]:
+        """(index inside x, weight, whether the tap is inside x) triples of one axis."""
+        at = self._coordinate(g, size)
+        if self.mode == "nearest":
+            return [self._tap(t.round_even(at), None, size)]
+        floor = t.floor(at)
+        ratio = at - floor
+        if self.mode == "linear":
+            return [self._tap(floor, 1 - ratio, size), self._tap(floor + 1, ratio, size)]
+        return [self._tap(self._padded(floor + k, size), _keys(ratio - k), size) for k in (-1, 0, 1, 2)]
+
+    def _tap(self, at: Value, weight: Value | None, size: DimLike) -> tuple[Value, Value, Value]:
+        n = t.size(size, _dtype(at))
+        inside = t.both(at >= 0, at <= n - 1)
+        index = t.convert(t.where(inside, at, t.clamp(0, t.where(t.equals(at, at), at, 0.0), n - 1)), i64)
+        return index, inside if weight is None else weight, inside
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, grid = t.exact(inputs[0]), t.exact(inputs[1])
+        spatial = x.ndim - 2
+        out = np.zeros((*x.shape[:1], *grid.shape[1:-1], x.shape[1]))
+        n = np.arange(x.shape[0]).reshape(-1, *(1,) * spatial)
+        last = np.moveaxis(x, 1, -1)
+        with np.errstate(all="ignore"):
+            axes = [self._axis(grid[..., spatial - 1 - i], x.shape[i + 2]) for i in range(spatial)]
+            for taps in cartesian(*axes):
+                value = last[(n, *(np.asarray(index) for index, _, _ in taps))]
+                for _, weight, inside in taps:
+                    value = np.where(np.asarray(inside)[..., None], value, 0)
+                    if self.mode != "nearest":
+                        value = value * np.asarray(weight)[..., None]
+                out = out + value
+        return finish(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x, grid = t.floating(inputs[0]), t.floating(inputs[1])
+        grid = grid.cast(x.dtype)
+        spatial = x.rank - 2
+        form = grid.shape[:-1]
+        parts = [grid.slice(spatial + 1, i, i + 1).reshape(form) for i in range(spatial)]
+        axes = [self._axis(parts[spatial - 1 - i], x.shape[i + 2]) for i in range(spatial)]
+        sizes = (1, x.shape[1], *(1,) * spatial)
+        dims = tuple(range(2, x.rank))
+        gather = Gather((1,), dims, (0,), (0,), dims, spatial + 1, sizes)
+        shape = (*x.shape[:2], *form[1:])
+        along = (0, *range(2, x.rank))
+        out: Term | None = None
+        for taps in cartesian(*axes):
+            index = t.concat([t.as_term(at).expand(spatial + 1) for at, _, _ in taps], spatial + 1)
+            value = Term(gather(x.node, index.node))
+            for _, weight, inside in taps:
+                if self.padding == "zeros":
+                    kept = t.where(t.as_term(inside).spread(shape, along), value, 0.0)
+                    assert isinstance(kept, Term)
+                    value = kept
+                if self.mode != "nearest":
+                    value = value * t.as_term(weight).spread(shape, along)
+            out = value if out is None else out + value
+        assert out is not None
+        return out.cast(inputs[0].dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(2, 3, 5, 4)).astype(np.float32)
+        grid = (rng.normal(size=(2, 3, 6, 2)) * 1.2).astype(np.float32)
+        grid[0, 0, 0], grid[0, 0, 1], grid[0, 0, 2] = (1, 1), (-1, -1), (0, 9.3)
+        for mode in ("nearest", "linear", "cubic"):
+            for padding in ("zeros", "border", "reflection"):
+                for align in (False, True):
+                    yield cls(mode, padding, align), (x, grid)
+        volume = rng.normal(size=(1, 2, 3, 4, 5)).astype(np.float32)
+        at = rng.normal(size=(1, 2, 2, 3, 3)).astype(np.float32)
+        yield cls("linear", "border"), (volume, at)
+        yield cls("nearest"), (volume, at)
+        yield cls("linear", "reflection", True), (x[:, :, :1], grid)
+        yield cls(), (x.astype(np.float16), grid.astype(np.float16))
+
+
+def _keys(distance: Value) -> Value:
+    """Keys' cubic kernel (1981)."""
+    x = t.absolute(distance)
+    near = ((_A + 2) * x - (_A + 3)) * x * x + 1
+    far = ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A
+    return t.where(x <= 1, near, far)
+
+
+def _dtype(x: Operand):
+    return x.dtype if isinstance(x, Term) else dtype_of(np.asarray(x))
