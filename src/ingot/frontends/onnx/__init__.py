@@ -1,0 +1,13 @@
+"""ONNX models as graphs: `import_onnx`."""
+
+from ingot.support.errors import ImportModelError
+
+try:
+    import onnx  # noqa: F401
+except ImportError as e:
+    fix = "pip install 'ingot-compiler[onnx]'"
+    raise ImportModelError("reading ONNX models needs the onnx package", fix=fix) from e
+
+from ingot.frontends.onnx.importer import import_onnx
+
+__all__ = ["import_onnx"]

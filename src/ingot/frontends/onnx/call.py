@@ -1,0 +1,357 @@
+"""What a row of the ONNX import table sees: one node's inputs, attributes and opset version.
+
+    @onnx_op("Softmax", since=13)
+    def softmax(c: Call) -> Result: ...
+
+A row holds from its `since` version to the next row's of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import onnx
+
+from ingot import ops
+from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
+from ingot.frontends.onnx.tensors import ExternalData, Unsupported, to_array
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Const, Node, const
+from ingot.ir.types import Shape, TensorType
+
+Attribute = (
+    int
+    | float
+    | str
+    | bytes
+    | np.ndarray
+    | onnx.GraphProto
+    | tuple[int, ...]
+    | tuple[float, ...]
+    | tuple[str, ...]
+    | onnx.TypeProto
+)
+
+
+class Value:
+    """One ONNX value: a node, a symbolic value, or both; each is made from the other when it is asked for."""
+
+    __slots__ = ("_known", "_load", "_node", "_sym")
+
+    def __init__(
+        self, node: Node | None = None, sym: Sym | None = None, load: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        self._node = node
+        self._sym = sym
+        self._load = load
+        self._known = sym is not None
+
+    @property
+    def node(self) -> Node:
+        """As a tensor."""
+        if self._node is None:
+            self._node = const(self._load()) if self._load is not None else materialize(self._sym)
+        return self._node
+
+    @property
+    def sym(self) -> Sym | None:
+        """As known elements: those that were tracked, or those of a small constant; else None."""
+        if not self._known:
+            self._known = True
+            op = self.node.op
+            if isinstance(op, Const) and op.value.size <= LIMIT:
+                self._sym = Sym.of_array(op.value)
+        return self._sym
+
+    @property
+    def type(self) -> TensorType:
+        if self._node is None and self._sym is not None:
+            return TensorType(self._sym.dtype, self._sym.shape)
+        return self.node.type
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence_:
+    """An ONNX sequence whose length is known: its members. An optional is one of at most one member."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The result of a node that could not be imported; nodes that read it are skipped."""
+
+
+AnyValue = Value | Sequence_ | Missing
+Result = Node | Value | Sequence_ | Sequence[Node | Value | Sequence_ | None]
+# None: the row leaves this use of the op to the body that ONNX defines the op by
+Row = Callable[["Call"], Result | None]
+
+
+def materialize(sym: Sym | None) -> Node:
+    """A symbolic value as a tensor: a constant, or sizes read at run time and put together."""
+    assert sym is not None
+    if sym.is_constant:
+        return const(sym.to_array())
+    parts: list[Node] = []
+    for v in sym.items.reshape(-1):
+        if isinstance(v, Dim):
+            size = ops.DimValue(v)()
+        elif isinstance(v, bool | int | float):
+            size = const(v, sym.dtype.numpy)
+        else:
+            size = ops.div(
+                ops.cast(materialize(Sym.of(T.i64, [v.num])), sym.dtype),
+                ops.cast(materialize(Sym.of(T.i64, [v.den])), sym.dtype),
+            )
+            size = ops.Reshape(())(size)
+        if size.dtype != sym.dtype:
+            size = ops.Convert(sym.dtype)(size)
+        parts.append(size)
+    if not sym.shape:
+        return parts[0]
+    flat = [ops.Reshape((1,))(p) for p in parts]
+    line = flat[0] if len(flat) == 1 else ops.Concat(0)(*flat)
+    return line if len(sym.shape) == 1 else ops.Reshape(sym.shape)(line)
+
+
+class Importer(Protocol):
+    """What control-flow rows need of the importer."""
+
+    external: ExternalData
+
+    def run(
+        self, graph: onnx.GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
+    ) -> list[AnyValue]:
+        """The outputs of a subgraph of `call`; outer values that it reads go through `capture`."""
+        ...
+
+    def assume(self, size: DimLike) -> bool:
+        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ONNX node being imported."""
+
+    proto: onnx.NodeProto
+    version: int
+    loc: str
+    inputs: tuple[AnyValue | None, ...]
+    importer: Importer
+    scope: object = None
+    # attributes of the function that is being inlined, for references to them
+    outer: Mapping[str, onnx.AttributeProto] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    # inputs
+
+    def has(self, i: int) -> bool:
+        """Whether optional input `i` is given."""
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    def value(self, i: int) -> Value:
+        """Input `i`. Raises Unsupported where it is missing or a sequence."""
+        v = self.inputs[i] if i < len(self.inputs) else None
+        if v is None:
+            raise Unsupported(f"input {i} is missing")
+        if not isinstance(v, Value):
+            raise Unsupported(f"input {i} is a sequence")
+        return v
+
+    def x(self, i: int = 0) -> Node:
+        """Input `i` as a tensor."""
+        return self.value(i).node
+
+    def opt(self, i: int) -> Node | None:
+        """Optional input `i` as a tensor."""
+        return self.x(i) if self.has(i) else None
+
+    def xs(self) -> list[Node]:
+        """Every input as a tensor."""
+        return [self.x(i) for i in range(len(self.inputs))]
+
+    def sequence(self, i: int = 0) -> tuple[Value, ...]:
+        v = self.inputs[i] if i < len(self.inputs) else None
+        if not isinstance(v, Sequence_):
+            raise Unsupported(f"input {i} is not a sequence of known length")
+        return v.items
+
+    def type(self, i: int = 0) -> TensorType:
+        return self.value(i).type
+
+    def shape(self, i: int = 0) -> Shape:
+        return self.type(i).shape
+
+    def rank(self, i: int = 0) -> int:
+        return len(self.shape(i))
+
+    def sym(self, i: int) -> Sym:
+        """Input `i`'s known elements. Raises Unsupported where they are known only at run time."""
+        found = self.value(i).sym
+        if found is None:
+            name = self.proto.input[i]
+            raise Unsupported(
+                f"its input {name!r} must be known at compile time; pass constants={{{name!r}: ...}} if it is an input"
+            )
+        return found
+
+    def dims(self, i: int) -> tuple[DimLike, ...]:
+        """Input `i` as sizes, flattened."""
+        try:
+            return self.sym(i).dims()
+        except Unknown:
+            raise Unsupported(f"its input {self.proto.input[i]!r} must hold sizes") from None
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """Input `i` as plain integers, flattened."""
+        out = self.dims(i)
+        if any(isinstance(d, Dim) for d in out):
+            raise Unsupported(
+                f"its input {self.proto.input[i]!r} depends on a dynamic size: [{', '.join(map(str, out))}]"
+            )
+        return tuple(int(d) for d in out)
+
+    def array(self, i: int) -> np.ndarray:
+        """Input `i` as a constant of any size. Raises Unsupported where it is none."""
+        op = self.x(i).op
+        if not isinstance(op, Const):
+            name = self.proto.input[i]
+            raise Unsupported(
+                f"its input {name!r} must be a constant; pass constants={{{name!r}: ...}} if it is an input"
+            )
+        return op.value
+
+    # attributes
+
+    def _attribute(self, name: str) -> Attribute | None:
+        for a in self.proto.attribute:
+            if a.name == name:
+                if a.ref_attr_name:
+                    found = self.outer.get(a.ref_attr_name)
+                    return None if found is None else attribute_value(found, self.importer.external)
+                return attribute_value(a, self.importer.external)
+        return None
+
+    def attr(self, name: str) -> Attribute | None:
+        """An attribute of any kind; None where it is absent."""
+        return self._attribute(name)
+
+    def has_attr(self, name: str) -> bool:
+        return self._attribute(name) is not None
+
+    def int(self, name: str, default: int | None = None) -> int:
+        return self._typed(name, default, int)
+
+    def float(self, name: str, default: float | None = None) -> float:
+        return float(self._typed(name, default, (int, float)))
+
+    def flag(self, name: str, default: int = 0) -> bool:
+        return bool(self.int(name, default))
+
+    def str(self, name: str, default: str | None = None) -> str:
+        return self._typed(name, default, str)
+
+    def int_list(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        found = self._typed(name, tuple(default) if default is not None else None, tuple)
+        return tuple(int(v) for v in found)
+
+    def float_list(self, name: str) -> tuple[float, ...] | None:
+        found = self._attribute(name)
+        return tuple(float(v) for v in found) if isinstance(found, tuple) else None  # type: ignore[arg-type]
+
+    def graph(self, name: str) -> onnx.GraphProto:
+        return self._typed(name, None, onnx.GraphProto)
+
+    def _typed(self, name, default, kind):
+        found = self._attribute(name)
+        if found is None:
+            if default is None:
+                raise Unsupported(f"attribute {name!r} is missing")
+            return default
+        if not isinstance(found, kind):
+            raise Unsupported(f"attribute {name!r} has the wrong type")
+        return found
+
+    def axis(self, name: str, default: int | None, rank: int) -> int:
+        """An axis attribute as 0 <= axis < rank."""
+        return normal_axis(self.int(name, default), rank)
+
+    @property
+    def result_count(self) -> int:
+        return len(self.proto.output)
+
+    def wants(self, i: int) -> bool:
+        """Whether result `i` has a name."""
+        return i < len(self.proto.output) and bool(self.proto.output[i])
+
+
+def normal_axis(axis: int, rank: int) -> int:
+    """`axis` counted from the front. Raises Unsupported outside [-rank, rank)."""
+    if not -rank <= axis < max(rank, 1):
+        raise Unsupported(f"axis {axis} is outside a tensor of rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def normal_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    return tuple(normal_axis(a, rank) for a in axes)
+
+
+def attribute_value(a: onnx.AttributeProto, external: ExternalData) -> Attribute:
+    """An attribute as Python data. Raises Unsupported for a kind that no row reads."""
+    kind = onnx.AttributeProto
+    match a.type:
+        case kind.INT:
+            return int(a.i)
+        case kind.FLOAT:
+            return float(a.f)
+        case kind.STRING:
+            return a.s.decode("utf-8", "surrogateescape")
+        case kind.INTS:
+            return tuple(int(v) for v in a.ints)
+        case kind.FLOATS:
+            return tuple(float(v) for v in a.floats)
+        case kind.STRINGS:
+            return tuple(s.decode("utf-8", "surrogateescape") for s in a.strings)
+        case kind.TENSOR:
+            return to_array(a.t, external)
+        case kind.GRAPH:
+            return a.g
+        case kind.TYPE_PROTO:
+            return a.tp
+    raise Unsupported(f"attribute {a.name!r} of kind {kind.AttributeType.Name(a.type)}")
+
+
+ROWS: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+
+
+def onnx_op(*names: str, since: int = 1, domain: str = "") -> Callable[[Row], Row]:
+    """Register a row for the ops `names` of `domain` from opset version `since` on."""
+
+    def add(row: Row) -> Row:
+        for name in names:
+            register(name, row, since=since, domain=domain)
+        return row
+
+    return add
+
+
+def register(name: str, row: Row, *, since: int = 1, domain: str = "") -> None:
+    rows = ROWS.setdefault((domain, name), [])
+    if any(s == since for s, _ in rows):
+        raise ValueError(f"two rows for {domain or 'ai.onnx'}.{name} since version {since}")
+    rows.append((since, row))
+    rows.sort(key=lambda r: -r[0])
+
+
+def find_row(domain: str, name: str, version: int) -> Row | None:
+    """The row that holds for `name` in opset `version`."""
+    rows = ROWS.get((domain, name), [])
+    return next((row for since, row in rows if since <= version), None)

@@ -1,0 +1,76 @@
+"""Functions: which nodes of a graph are needed, and the bodies that ONNX defines ops by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from ingot.frontends.onnx.call import AnyValue, Value
+from ingot.frontends.onnx.tensors import CODES
+
+
+def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
+    """Indices of the nodes that `outputs` depend on."""
+    wanted = set(outputs)
+    kept: set[int] = set()
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if not wanted.isdisjoint(node.output):
+            kept.add(i)
+            wanted.update(_reads(node))
+    return kept
+
+
+def _reads(node: onnx.NodeProto) -> Iterable[str]:
+    yield from node.input
+    for a in node.attribute:
+        for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
+            yield from (o.name for o in graph.output)
+            for inner in graph.node:
+                yield from _reads(inner)
+
+
+def resolved(proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """`proto` with references to the attributes of the function around it replaced by their values."""
+    if not any(a.ref_attr_name for a in proto.attribute):
+        return proto
+    out = onnx.NodeProto()
+    out.CopyFrom(proto)
+    del out.attribute[:]
+    for a in proto.attribute:
+        found = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
+        if found is not None:
+            out.attribute.add().CopyFrom(found)
+            out.attribute[-1].name = a.name
+    return out
+
+
+def schema_body(
+    proto: onnx.NodeProto, domain: str, version: int, inputs: tuple[AnyValue | None, ...]
+) -> onnx.FunctionProto | None:
+    """The body that ONNX defines the op by, if it does; some bodies depend on the inputs' types."""
+    if not onnx.defs.has(proto.op_type, version, domain):
+        return None
+    # the binding's stub does not list the function accessors
+    schema: Any = onnx.defs.get_schema(proto.op_type, version, domain)
+    if schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= version]
+        if versions:
+            return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
+    if schema.has_context_dependent_function:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+        if not versions:
+            return None
+        types = [_type_proto(v).SerializeToString() for v in inputs]
+        body = schema.get_context_dependent_function_with_opset_version(max(versions), proto.SerializeToString(), types)
+        return onnx.FunctionProto.FromString(body)
+    return None
+
+
+def _type_proto(v: AnyValue | None) -> onnx.TypeProto:
+    if not isinstance(v, Value):
+        return onnx.TypeProto()
+    t = v.type
+    return onnx.helper.make_tensor_type_proto(CODES[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])

@@ -1,0 +1,33 @@
+"""The import table: importing a family registers its rows."""
+
+from ingot.frontends.onnx.rows import (
+    attention,
+    contrib,
+    control,
+    elementwise,
+    indexing,
+    nn,
+    norm,
+    quant,
+    recurrent,
+    reduction,
+    resize,
+    shape,
+    signal,
+)
+
+__all__ = [
+    "attention",
+    "contrib",
+    "control",
+    "elementwise",
+    "indexing",
+    "nn",
+    "norm",
+    "quant",
+    "recurrent",
+    "reduction",
+    "resize",
+    "shape",
+    "signal",
+]

@@ -1,0 +1,220 @@
+"""Attention and rotary embeddings, standard and com.microsoft."""
+
+from __future__ import annotations
+
+from functools import reduce as fold_left
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of, iota
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node
+
+MS = "com.microsoft"
+
+
+def split_heads(x: Node, heads: int) -> Node:
+    """[B, S, heads*D] -> [B, heads, S, D]."""
+    b, s, _ = x.shape
+    return ops.transpose(ops.reshape(x, (b, s, heads, -1)), (0, 2, 1, 3))
+
+
+def merge_heads(x: Node) -> Node:
+    """[B, heads, S, D] -> [B, S, heads*D]."""
+    b, h, s, d = x.shape
+    return ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (b, s, h * d))
+
+
+def _padded_mask(mask: Node, keys: DimLike) -> Node:
+    """A mask as [B|1, H|1, Sq|1, Skv]; keys beyond its last column are masked."""
+    have = mask.shape[-1]
+    if have != 1 and have != keys:
+        fill = ops.scalar(False, T.boolean) if mask.dtype == T.boolean else ops.scalar(-np.inf, mask.dtype)
+        rank = len(mask.shape)
+        mask = ops.pad(mask, (0,) * rank, (*(0,) * (rank - 1), keys - have), fill)
+    rank = len(mask.shape)
+    return ops.expand_dims(mask, tuple(range(4 - rank))) if rank < 4 else mask
+
+
+def _joined(mask: Node | None, keep: list[Node], dtype: T.DType) -> Node | None:
+    """The mask and the keep-conditions as one mask."""
+    if not keep:
+        return mask
+    both = fold_left(ops.and_, keep)
+    if mask is None:
+        return both
+    if mask.dtype == T.boolean:
+        return ops.and_(mask, both)
+    return ops.where(both, mask, ops.scalar(-np.inf, dtype))
+
+
+@onnx_op("Attention", since=23)
+def attention(c: Call) -> Result | None:
+    if c.wants(3):
+        # the scores as a result: ONNX's own definition in plain ops
+        return None
+    q, k, v = c.x(0), c.x(1), c.x(2)
+    flat = len(q.shape) == 3
+    if flat:
+        q = split_heads(q, c.int("q_num_heads"))
+        k, v = (split_heads(t, c.int("kv_num_heads")) for t in (k, v))
+    new_keys = k.shape[2]
+    past: DimLike = 0
+    if c.has(4):
+        past = c.shape(4)[2]
+        k, v = ops.concat([c.x(4), k], 2), ops.concat([c.x(5), v], 2)
+    queries, keys = q.shape[2], k.shape[2]
+    mask = _padded_mask(c.x(3), keys) if c.has(3) else None
+    if mask is not None and mask.dtype not in (T.boolean, q.dtype):
+        mask = ops.cast(mask, q.dtype)
+    left, right = c.int("left_window_size", -1), c.int("right_window_size", -1)
+    causal, aligned = "none", c.flag("is_causal")
+    keep: list[Node] = []
+    offset: Node | DimLike = past
+    if c.has(6):
+        lengths = ops.reshape(ops.cast(c.x(6), T.i64), (-1, 1, 1, 1))
+        keep.append(ops.compare("LT", iota((1, 1, 1, keys), 3), lengths))
+        if not c.has(4):
+            offset = ops.sub(lengths, queries)
+    if aligned and not c.has(6) and (past == 0 or new_keys == queries):
+        causal, aligned = ("upper_left" if past == 0 else "lower_right"), False
+    if aligned or left >= 0 or right >= 0:
+        # a query at row i stands at position i + offset among the keys
+        position = ops.add(iota((1, 1, queries, 1), 2), offset)
+        key = iota((1, 1, 1, keys), 3)
+        if aligned:
+            keep.append(ops.compare("LE", key, position))
+        if left >= 0:
+            keep.append(ops.compare("LE", ops.sub(position, key), left))
+        if right >= 0:
+            keep.append(ops.compare("LE", ops.sub(key, position), right))
+    y = scaled_attention(c, q, k, v, _joined(mask, keep, q.dtype), causal)
+    return [merge_heads(y) if flat else y, k, v]
+
+
+def scaled_attention(c: Call, q: Node, k: Node, v: Node, mask: Node | None, causal: str) -> Node:
+    (width,) = ints_of(q.shape[3:], "the head size")
+    scale = c.float("scale") if c.has_attr("scale") else 1.0 / np.sqrt(width)
+    extra = () if mask is None else (mask,)
+    return ops.Attention(causal=causal, scale=float(scale), softcap=c.float("softcap", 0.0))(q, k, v, *extra)
+
+
+# rotary embeddings
+
+
+def rotate(x: Node, cos: Node, sin: Node, interleaved: bool) -> Node:
+    """x [B, S, H, R] turned by angles cos, sin [B|1, S, 1, R/2]."""
+    half = x.shape[-1] // 2
+    if interleaved:
+        pairs = ops.reshape(x, (*x.shape[:-1], half, 2))
+        a, b = (ops.index_axis(pairs, -1, i) for i in (0, 1))
+    else:
+        a, b = ops.split(x, (half, half), -1)
+    real = ops.sub(ops.mul(a, cos), ops.mul(b, sin))
+    imaginary = ops.add(ops.mul(a, sin), ops.mul(b, cos))
+    if interleaved:
+        return ops.reshape(ops.stack([real, imaginary], -1), x.shape)
+    return ops.concat([real, imaginary], -1)
+
+
+def _rotary(c: Call, x: Node, cos: Node, sin: Node, positions: Node | None) -> Node:
+    """x [B, H, S, D] or [B, S, H*D]; cos, sin: tables [P, R/2] read at `positions`, or [B, S, R/2] without."""
+    four = len(x.shape) == 4
+    heads = c.int("num_heads", 0)
+    width = c.int("rotary_embedding_dim", 0)
+    if four:
+        work = ops.transpose(x, (0, 2, 1, 3))
+    else:
+        if not heads:
+            heads_found = _heads_of(x, cos, width)
+            heads = heads_found
+        work = ops.reshape(x, (*x.shape[:2], heads, -1))
+    if positions is not None:
+        cos, sin = (ops.Take(0)(t, positions) for t in (cos, sin))
+    cos, sin = (ops.expand_dims(ops.cast(t, x.dtype), 2) for t in (cos, sin))
+    size = work.shape[-1]
+    width = width or int(ints_of((size,), "the head size")[0])
+    turned = rotate(ops.slice_axis(work, -1, 0, width), cos, sin, c.flag("interleaved"))
+    if width != size:
+        turned = ops.concat([turned, ops.slice_axis(work, -1, width, size)], -1)
+    return ops.transpose(turned, (0, 2, 1, 3)) if four else ops.reshape(turned, x.shape)
+
+
+def _heads_of(x: Node, cos: Node, width: int) -> int:
+    if width:
+        raise Unsupported("attribute 'num_heads' is missing")
+    size, half = ints_of((x.shape[-1], cos.shape[-1]), "the head size")
+    return size // (2 * half)
+
+
+@onnx_op("RotaryEmbedding", since=23)
+def rotary_embedding(c: Call) -> Result:
+    return _rotary(c, c.x(0), c.x(1), c.x(2), c.opt(3))
+
+
+@onnx_op("RotaryEmbedding", domain=MS)
+def rotary_embedding_ms(c: Call) -> Result:
+    x, at, cos, sin = (c.x(i) for i in range(4))
+    if c.rank(1) < 2:
+        # one offset: positions count on from it
+        length = x.shape[2] if len(x.shape) == 4 else x.shape[1]
+        line = ops.add(ops.expand_dims(ops.arange(length), 0), ops.reshape(ops.cast(at, T.i64), (1, 1)))
+        at = line
+    return _rotary(c, x, cos, sin, at)
+
+
+@onnx_op("MultiHeadAttention", domain=MS)
+def multi_head_attention(c: Call) -> Result:
+    """q [B, S, H*D], k, v likewise or [B, H, S, D]; bias for all three; key padding or additive mask; past k, v."""
+    heads = c.int("num_heads")
+    q, k, v = c.x(0), c.opt(1), c.opt(2)
+    if k is None or v is None:
+        raise Unsupported("packed queries, keys and values")
+    widths = [t.shape[-1] if len(t.shape) == 3 else heads * t.shape[-1] for t in (q, k, v)]
+    if c.has(3):
+        parts = ops.split(c.x(3), widths, 0)
+        q, k, v = (ops.add(t, p) if len(t.shape) == 3 else t for t, p in zip((q, k, v), parts, strict=True))
+    q, k, v = (split_heads(t, heads) if len(t.shape) == 3 else t for t in (q, k, v))
+    if c.has(6):
+        k, v = ops.concat([c.x(6), k], 2), ops.concat([c.x(7), v], 2)
+    mask: Node | None = c.opt(5)
+    if c.has(4):
+        if c.rank(4) != 2:
+            raise Unsupported(f"a key padding mask of rank {c.rank(4)} (expected [batch, keys])")
+        keep = ops.expand_dims(ops.compare("NE", c.x(4), ops.scalar(0, c.type(4).dtype)), (1, 2))
+        if mask is None:
+            mask = keep
+        else:
+            low = ops.scalar(c.float("mask_filter_value", -10000.0), mask.dtype)
+            mask = ops.add(mask, ops.where(keep, ops.scalar(0.0, mask.dtype), low))
+    causal = "lower_right" if c.flag("unidirectional") else "none"
+    y = scaled_attention(c, q, k, v, mask, causal)
+    return [merge_heads(y), k, v]
+
+
+@onnx_op("Attention", domain=MS)
+def attention_ms(c: Call) -> Result:
+    """x [B, S, I] W [I, 3*H*D] + b, then self-attention; a 2-d mask keeps keys."""
+    x, heads = c.x(0), c.int("num_heads")
+    if c.has(4) or c.has(5):
+        raise Unsupported("a past or an additive mask")
+    if c.has_attr("qkv_hidden_sizes"):
+        sizes: tuple[DimLike, ...] = c.int_list("qkv_hidden_sizes")
+    else:
+        third = c.shape(1)[1] // 3
+        sizes = (third, third, third)
+    packed = ops.MatMul()(x, c.x(1))
+    if c.has(2):
+        packed = ops.add(packed, c.x(2))
+    q, k, v = (split_heads(t, heads) for t in ops.split(packed, sizes, -1))
+    mask: Node | None = None
+    if c.has(3):
+        if c.rank(3) != 2 or (isinstance(c.shape(3)[1], Dim) and c.shape(3)[1] != x.shape[1]):
+            raise Unsupported(f"a mask of shape {list(c.shape(3))} (expected [batch, keys])")
+        mask = ops.expand_dims(ops.compare("NE", c.x(3), ops.scalar(0, c.type(3).dtype)), (1, 2))
+    y = scaled_attention(c, q, k, v, mask, "lower_right" if c.flag("unidirectional") else "none")
+    return merge_heads(y)

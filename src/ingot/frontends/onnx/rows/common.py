@@ -1,0 +1,40 @@
+"""What several families of rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot import ops
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.ir.types import DType, Shape, TensorType
+
+
+def iota(shape: Shape, axis: int, dtype: DType = T.i64) -> Node:
+    """Each element's index along `axis`."""
+    return ops.Iota(TensorType(dtype, tuple(shape)), axis)()
+
+
+def in_dtype(dtype: DType, fn: Callable[..., Node], *xs: Node) -> Node:
+    """`fn` computed in `dtype`, its result in the first operand's dtype."""
+    return ops.cast(fn(*(ops.cast(x, dtype) for x in xs)), xs[0].dtype)
+
+
+def channel_vector(v: Node, rank: int, axis: int = 1) -> Node:
+    """A vector shaped to broadcast along `axis` of a tensor of `rank`."""
+    return ops.reshape(v, tuple(-1 if i == axis else 1 for i in range(rank))) if rank > 1 else v
+
+
+def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:
+    """Static sizes. Raises Unsupported where one is symbolic."""
+    if not all(isinstance(d, int) for d in dims):
+        raise Unsupported(f"{what} must be static, got [{', '.join(map(str, dims))}]")
+    return tuple(int(d) for d in dims)  # type: ignore[arg-type]
+
+
+def wrap_indices(indices: Node, size: DimLike) -> Node:
+    """Negative indices counted from the end, as i64."""
+    i = ops.cast(indices, T.i64)
+    return i if indices.dtype.kind == "u" else ops.where(ops.compare("LT", i, 0), ops.add(i, size), i)

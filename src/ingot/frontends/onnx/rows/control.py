@@ -1,0 +1,386 @@
+"""If, Loop and Scan.
+
+A condition or trip count that is known at import leaves no control flow: the branch is inlined, a short loop unrolled.
+Otherwise If becomes Case and loops become While, whose graphs take every outer value that they read as an operand:
+
+    Loop(n, cond, v...)  ->  While(i < n and cond; i + 1, cond', v'..., captured..., results written at i)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from ingot import ops
+from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, normal_axis, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of
+from ingot.frontends.onnx.symbolic import Sym
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Const, Graph, Input, Node, const
+from ingot.ir.types import TensorType
+
+# unrolling is better code until it is too much of it
+_UNROLL_STEPS = 64
+_UNROLL_NODES = 2000
+
+
+@dataclass
+class _Captures:
+    """Outer values that a subgraph reads, each an input of its graph; constants and known sizes need none."""
+
+    loc: str
+    inputs: dict[Node, Node] = field(default_factory=dict)
+
+    def __call__(self, v: Value) -> Value:
+        if v.sym is not None or isinstance(v.node.op, Const):
+            return v
+        if v.node not in self.inputs:
+            self.inputs[v.node] = Input(f"{self.loc}.{len(self.inputs)}", v.node.type)()
+        return Value(self.inputs[v.node])
+
+
+def _tensors(values: Sequence[AnyValue], what: str) -> list[Node]:
+    out: list[Node] = []
+    for v in values:
+        if not isinstance(v, Value):
+            raise Unsupported(f"{what} that is a sequence or could not be imported")
+        out.append(v.node)
+    return out
+
+
+@onnx_op("If")
+def if_(c: Call) -> Result:
+    pred = c.value(0)
+    if pred.sym is not None and pred.sym.is_constant:
+        branch = "then_branch" if bool(pred.sym.items.reshape(-1)[0]) else "else_branch"
+        return _results(c.importer.run(c.graph(branch), c, {}, lambda v: v))
+    captures = _Captures(c.loc)
+    branches = [c.importer.run(c.graph(name), c, {}, captures) for name in ("else_branch", "then_branch")]
+    outputs = [_tensors(b, "an If with a result") for b in branches]
+    types = [tuple(n.type for n in b) for b in outputs]
+    if types[0] != types[1]:
+        raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
+    takes = tuple(captures.inputs.values())
+    graphs = tuple(Graph(takes, tuple(b)) for b in outputs)
+    index = ops.cast(ops.reshape(pred.node, ()), T.i32)
+    return ops.Case(graphs)(index, *captures.inputs).results
+
+
+def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None]:
+    if any(isinstance(v, Missing) for v in values):
+        raise Unsupported("its body could not be imported")
+    return [v for v in values if not isinstance(v, Missing)]
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """What one loop is made of; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
+
+    call: Call
+    body: onnx.GraphProto
+    count: DimLike | None
+    # None where the body takes no condition (Scan)
+    condition: Value | None
+    carried: tuple[AnyValue, ...]
+    scanned: tuple[tuple[Node, int, bool], ...] = ()
+    axes: tuple[int, ...] = ()
+    backwards: tuple[bool, ...] = ()
+
+    @property
+    def is_loop(self) -> bool:
+        return self.condition is not None
+
+    def inputs(
+        self, i: Value, cond: Value, carried: Sequence[AnyValue], slices: Sequence[Value]
+    ) -> dict[str, AnyValue]:
+        given: list[AnyValue] = [i, cond, *carried] if self.is_loop else [*carried, *slices]
+        return dict(zip((p.name for p in self.body.input), given, strict=True))
+
+    def split(self, outputs: list[AnyValue]) -> tuple[Value | None, list[AnyValue], list[AnyValue]]:
+        """(condition, carried, stacked) of the body's outputs."""
+        cond: Value | None = None
+        if self.is_loop:
+            first = outputs[0]
+            if not isinstance(first, Value):
+                raise Unsupported("its body could not be imported")
+            cond, outputs = first, outputs[1:]
+        n = len(self.carried)
+        return cond, outputs[:n], outputs[n:]
+
+
+def _true() -> Value:
+    return Value(sym=Sym.of(T.boolean, np.array(True, dtype=object)))
+
+
+def _index(i: int) -> Value:
+    return Value(sym=Sym.of(T.i64, np.array(i, dtype=object)))
+
+
+def _known_bool(v: Value) -> bool | None:
+    return bool(v.sym.items.reshape(-1)[0]) if v.sym is not None and v.sym.is_constant else None
+
+
+def _iterate(it: _Iteration) -> Result:
+    unrolled = _unroll(it)
+    return _while(it) if unrolled is None else unrolled
+
+
+def _unroll(it: _Iteration) -> Result | None:
+    """The loop written out; None where its length is unknown or too large."""
+    limit = min(_UNROLL_STEPS, max(1, _UNROLL_NODES // max(1, len(it.body.node))))
+    if it.count is not None and (not isinstance(it.count, int) or it.count > limit):
+        return None
+    go = _known_bool(it.condition) if it.condition is not None else True
+    if go is None:
+        return None
+    carried: list[AnyValue] = list(it.carried)
+    stacks: list[list[Value]] = [[] for _ in it.axes]
+    step = 0
+    while go and (it.count is None or step < it.count):
+        if step >= limit:
+            return None
+        slices = [Value(_at(x, axis, step, back)) for x, axis, back in it.scanned]
+        cond, carried, stacked = it.split(
+            it.call.importer.run(it.body, it.call, it.inputs(_index(step), _true(), carried, slices), lambda v: v)
+        )
+        _results([*carried, *stacked])
+        for items, v in zip(stacks, stacked, strict=True):
+            if not isinstance(v, Value):
+                raise Unsupported("a loop that stacks sequences")
+            items.append(v)
+        if cond is not None:
+            known = _known_bool(cond)
+            if known is None:
+                return None
+            go = known
+        step += 1
+    if step == 0 and stacks:
+        return None
+    out: list[Node | Value | Sequence_ | None] = _results(carried)
+    for items, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
+        parts = [v.node for v in (items[::-1] if back else items)]
+        out.append(ops.stack(parts, axis))
+    return out
+
+
+def _at(x: Node, axis: int, i: int, back: bool) -> Node:
+    return ops.index_axis(x, axis, x.shape[axis] - 1 - i if back else i)
+
+
+def _while(it: _Iteration) -> Result:
+    c = it.call
+    loc = c.loc
+    step, go = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
+    starts = _tensors(it.carried, "a loop that is not unrolled, with a carried value")
+    names = [Input(f"{loc}.carried{k}", n.type)() for k, n in enumerate(starts)]
+    captures = _Captures(f"{loc}.captured")
+    for x, _, _ in it.scanned:
+        captures(Value(x))
+    slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
+    inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
+    cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
+    ends = _tensors(carried, "a loop with a carried value")
+    for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
+        if a.type != b.type:
+            raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
+    results = _tensors(stacked, "a loop with a stacked value")
+    forever = cond is None or _known_bool(cond) is True or cond.node is go
+    if results and (it.count is None or not forever or (it.condition and _known_bool(it.condition) is not True)):
+        trips = f"; pass constants={{{c.proto.input[0]!r}: ...}} if it is an input" if c.has(0) else ""
+        raise Unsupported(f"a loop that stacks results a number of times that only the run knows{trips}")
+    buffers, writes = _stacks(it, results, step)
+    next_step = ops.add(step, 1)
+    next_go = go if cond is None else ops.reshape(cond.node, ())
+    captured = tuple(captures.inputs.values())
+    state = (step, go, *names, *captured, *buffers)
+    body = Graph(state, (next_step, next_go, *ends, *captured, *writes))
+    test = go
+    if it.count is not None:
+        test = ops.and_(go, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
+    elif it.is_loop and c.has(0):
+        # a trip count known at run time only
+        trip = Input(f"{loc}.trip", TensorType(T.i64))()
+        state = (*state, trip)
+        body = Graph(state, (*body.outputs, trip))
+        test = ops.and_(go, ops.compare("LT", step, trip))
+    first_go = const(True) if it.condition is None else ops.reshape(it.condition.node, ())
+    operands = [const(np.int64(0)), first_go, *starts, *captures.inputs]
+    operands += [ops.full(b.shape, 0 if b.dtype != T.boolean else False, b.dtype) for b in buffers]
+    if len(operands) < len(state):
+        operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
+    done = ops.While(Graph(state, (test,)), body)(*operands).results
+    first_buffer = 2 + len(names) + len(captured)
+    return [*done[2 : 2 + len(names)], *done[first_buffer : first_buffer + len(buffers)]]
+
+
+def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
+    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if back else step
+    zero = const(np.int64(0))
+    sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
+    one = ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(x.shape))))
+    return ops.squeeze(one, (axis,))
+
+
+def _stacks(it: _Iteration, results: Sequence[Node], step: Node) -> tuple[list[Node], list[Node]]:
+    """One buffer per stacked result, and the buffer with this step's result written."""
+    buffers: list[Node] = []
+    writes: list[Node] = []
+    zero = const(np.int64(0))
+    for k, (r, axis, back) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
+        assert it.count is not None
+        place = normal_axis(axis, len(r.shape) + 1)
+        shape = (*r.shape[:place], it.count, *r.shape[place:])
+        buffer = Input(f"{it.call.loc}.stacked{k}", TensorType(r.dtype, shape))()
+        at = ops.sub(ops.sub(ops.scalar(it.count, T.i64), 1), step) if back else step
+        starts = [at if i == place else zero for i in range(len(shape))]
+        buffers.append(buffer)
+        writes.append(ops.DynamicUpdateSlice()(buffer, ops.expand_dims(r, place), *starts))
+    return buffers, writes
+
+
+@onnx_op("Loop")
+def loop(c: Call) -> Result:
+    count: DimLike | None = None
+    if c.has(0):
+        trip = c.value(0).sym
+        count = trip.dims()[0] if trip is not None else None
+    condition = c.value(1) if c.has(1) else _true()
+    carried = tuple(v for v in c.inputs[2:] if v is not None)
+    body = c.graph("body")
+    stacked = len(body.output) - 1 - len(carried)
+    known = _Iteration(
+        c, body, count, condition, carried, axes=(0,) * stacked, backwards=(False,) * stacked
+    )
+    if c.has(0) and count is None:
+        return _while(known)
+    return _iterate(known)
+
+
+@onnx_op("Scan", since=9)
+def scan(c: Call) -> Result:
+    body = c.graph("body")
+    n = c.int("num_scan_inputs")
+    split = len(c) - n
+    carried = tuple(v for v in c.inputs[:split] if v is not None)
+    stacked = len(body.output) - split
+    axes = c.int_list("scan_input_axes", (0,) * n)
+    backs = c.int_list("scan_input_directions", (0,) * n)
+    scanned: list[tuple[Node, int, bool]] = []
+    for k in range(n):
+        x = c.x(split + k)
+        scanned.append((x, normal_axis(axes[k], len(x.shape)), bool(backs[k])))
+    sizes = {x.shape[axis] for x, axis, _ in scanned}
+    if len(sizes) != 1:
+        raise Unsupported(f"a scan over inputs of different lengths {sorted(map(str, sizes))}")
+    return _iterate(
+        _Iteration(
+            c,
+            body,
+            sizes.pop(),
+            None,
+            carried,
+            tuple(scanned),
+            c.int_list("scan_output_axes", (0,) * stacked),
+            tuple(bool(d) for d in c.int_list("scan_output_directions", (0,) * stacked)),
+        )
+    )
+
+
+# sequences and optionals of known length
+
+
+def _position(c: Call, i: int, length: int, default: int) -> int:
+    at = c.ints(i)[0] if c.has(i) else default
+    if not -length <= at <= length:
+        raise Unsupported(f"position {at} in a sequence of {length}")
+    return at + length if at < 0 else at
+
+
+@onnx_op("SequenceEmpty", since=11)
+def sequence_empty(c: Call) -> Result:
+    return Sequence_(())
+
+
+@onnx_op("SequenceConstruct", since=11)
+def sequence_construct(c: Call) -> Result:
+    return Sequence_(tuple(c.value(i) for i in range(len(c))))
+
+
+@onnx_op("SequenceAt", since=11)
+def sequence_at(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 1, len(items), 0)
+    if at >= len(items):
+        raise Unsupported(f"position {at} in a sequence of {len(items)}")
+    return [items[at]]
+
+
+@onnx_op("SequenceInsert", since=11)
+def sequence_insert(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 2, len(items), len(items))
+    return Sequence_((*items[:at], c.value(1), *items[at:]))
+
+
+@onnx_op("SequenceErase", since=11)
+def sequence_erase(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 1, len(items), len(items) - 1)
+    return Sequence_((*items[:at], *items[at + 1 :]))
+
+
+@onnx_op("SequenceLength", since=11)
+def sequence_length(c: Call) -> Result:
+    return [_index(len(c.sequence()))]
+
+
+@onnx_op("ConcatFromSequence", since=11)
+def concat_from_sequence(c: Call) -> Result:
+    items = [v.node for v in c.sequence()]
+    if c.flag("new_axis"):
+        return ops.stack(items, c.int("axis"))
+    return ops.concat(items, c.int("axis"))
+
+
+@onnx_op("SplitToSequence", since=11)
+def split_to_sequence(c: Call) -> Result:
+    x = c.x()
+    axis = c.axis("axis", 0, c.rank())
+    (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
+    if c.has(1):
+        given = c.ints(1)
+        whole = c.rank(1) == 0
+        sizes = [min(given[0], size - k) for k in range(0, size, given[0])] if whole else list(given)
+        return Sequence_(tuple(Value(p) for p in ops.split(x, sizes, axis)))
+    parts = ops.split(x, [1] * size, axis)
+    keep = c.flag("keepdims", 1)
+    return Sequence_(tuple(Value(p if keep else ops.squeeze(p, (axis,))) for p in parts))
+
+
+@onnx_op("Optional", since=15)
+def optional(c: Call) -> Result:
+    return Sequence_(() if not c.has(0) else (c.value(0),))
+
+
+@onnx_op("OptionalHasElement", since=15)
+def optional_has_element(c: Call) -> Result:
+    found = c.inputs[0] if c.inputs else None
+    there = found is not None and not (isinstance(found, Sequence_) and not found.items)
+    return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
+
+
+@onnx_op("OptionalGetElement", since=15)
+def optional_get_element(c: Call) -> Result:
+    found = c.inputs[0]
+    if isinstance(found, Sequence_):
+        if len(found.items) != 1:
+            raise Unsupported("an optional that holds nothing")
+        return [found.items[0]]
+    return [c.value(0)]
+
+

@@ -1,0 +1,300 @@
+"""Elementwise ops: arithmetic, comparison, logic, casts, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce as fold_left
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op, register
+from ingot.frontends.onnx.rows.common import in_dtype, iota
+from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.ir import types as T
+from ingot.ir.dims import product
+from ingot.ir.node import Node
+from ingot.ir.types import DType
+from ingot.ops.core.base import CoreOp
+
+_UNARY: dict[str, type[CoreOp]] = {
+    "Abs": ops.Abs,
+    "Acos": ops.Acos,
+    "Acosh": ops.Acosh,
+    "Asin": ops.Asin,
+    "Asinh": ops.Asinh,
+    "Atan": ops.Atan,
+    "Atanh": ops.Atanh,
+    "BitwiseNot": ops.Not,
+    "Ceil": ops.Ceil,
+    "Cos": ops.Cos,
+    "Cosh": ops.Cosh,
+    "Erf": ops.Erf,
+    "Exp": ops.Exp,
+    "Floor": ops.Floor,
+    "IsNaN": ops.IsNan,
+    "Log": ops.Log,
+    "Neg": ops.Neg,
+    "Not": ops.Not,
+    "Round": ops.RoundEven,
+    "Sigmoid": ops.Logistic,
+    "Sign": ops.Sign,
+    "Sin": ops.Sin,
+    "Sinh": ops.Sinh,
+    "Sqrt": ops.Sqrt,
+    "Tan": ops.Tan,
+    "Tanh": ops.Tanh,
+}
+for _name, _cls in _UNARY.items():
+    register(_name, lambda c, cls=_cls: cls()(c.x()))
+
+_BINARY: dict[str, Callable[[Node, Node], Node]] = {
+    "Add": ops.add,
+    "Sub": ops.sub,
+    "Mul": ops.mul,
+    "Div": ops.div,
+    "And": ops.and_,
+    "Or": ops.or_,
+    "Xor": ops.xor,
+    "BitwiseAnd": ops.and_,
+    "BitwiseOr": ops.or_,
+    "BitwiseXor": ops.xor,
+    "Equal": lambda a, b: ops.compare("EQ", a, b),
+    "Greater": lambda a, b: ops.compare("GT", a, b),
+    "GreaterOrEqual": lambda a, b: ops.compare("GE", a, b),
+    "Less": lambda a, b: ops.compare("LT", a, b),
+    "LessOrEqual": lambda a, b: ops.compare("LE", a, b),
+}
+for _name, _fn in _BINARY.items():
+    register(_name, lambda c, fn=_fn: fn(c.x(0), c.x(1)))
+
+_VARIADIC: dict[str, Callable[[Node, Node], Node]] = {"Max": ops.maximum, "Min": ops.minimum, "Sum": ops.add}
+for _name, _fn in _VARIADIC.items():
+    register(_name, lambda c, fn=_fn: fold_left(fn, c.xs()))
+
+
+@onnx_op("Mean")
+def mean(c: Call) -> Result:
+    return ops.div(fold_left(ops.add, c.xs()), len(c))
+
+
+@onnx_op("Identity")
+def identity(c: Call) -> Result:
+    found = c.inputs[0]
+    if found is None:
+        raise Unsupported("input 0 is missing")
+    return [found]  # type: ignore[list-item]
+
+
+@onnx_op("Reciprocal")
+def reciprocal(c: Call) -> Result:
+    return ops.div(ops.scalar(1, c.type().dtype), c.x())
+
+
+@onnx_op("Pow")
+def pow_(c: Call) -> Result:
+    x, y = c.x(0), c.x(1)
+    if x.dtype == y.dtype:
+        return ops.pow(x, y)
+    if x.dtype.is_integer and y.dtype.is_integer:
+        return ops.pow(x, ops.cast(y, x.dtype))
+    if x.dtype.is_float and x.dtype.bits >= 32:
+        return ops.pow(x, ops.cast(y, x.dtype))
+    wide = T.f64 if T.f64 in (x.dtype, y.dtype) or x.dtype.is_integer else T.f32
+    return in_dtype(wide, ops.pow, x, y)
+
+
+@onnx_op("Mod")
+def mod(c: Call) -> Result:
+    return (ops.rem if c.flag("fmod") else ops.floor_mod)(c.x(0), c.x(1))
+
+
+@onnx_op("BitShift")
+def bit_shift(c: Call) -> Result:
+    a, b = ops.promote(c.x(0), c.x(1))
+    if c.str("direction") == "LEFT":
+        return ops.ShiftLeft()(a, b)
+    return (ops.ShiftRightArithmetic() if a.dtype.kind == "i" else ops.ShiftRightLogical())(a, b)
+
+
+@onnx_op("BitCast")
+def bit_cast(c: Call) -> Result:
+    x, dtype = c.x(), dtype_from_code(c.int("to"))
+    if T.boolean in (x.dtype, dtype):
+        # bytes of 0 and 1 either way
+        return ops.cast(x, dtype)
+    return ops.BitcastConvert(dtype)(x)
+
+
+@onnx_op("IsInf")
+def is_inf(c: Call) -> Result:
+    x = c.x()
+    positive, negative = c.flag("detect_positive", 1), c.flag("detect_negative", 1)
+    hits = [ops.compare("EQ", x, s * np.inf) for s, on in ((1.0, positive), (-1.0, negative)) if on]
+    if not hits:
+        return ops.full(x.shape, False, T.boolean)
+    return fold_left(ops.or_, hits)
+
+
+@onnx_op("Where")
+def where(c: Call) -> Result:
+    return ops.where(c.x(0), c.x(1), c.x(2))
+
+
+# casts
+
+
+def convert(x: Node, dtype: DType, saturate: bool) -> Node:
+    """Cast; to an 8-bit float, finite and infinite values beyond its range become its largest when `saturate`."""
+    if dtype in (T.f8e4m3fn, T.f8e5m2) and saturate and x.dtype.is_float and x.dtype.bits > 8:
+        most = 448.0 if dtype == T.f8e4m3fn else 57344.0
+        bounded = ops.minimum(ops.maximum(x, -most), most)
+        x = ops.where(ops.IsNan()(x), x, bounded)
+    if dtype.bits < 8 and x.dtype.is_float:
+        # the low bits of the whole number, as every integer cast
+        x = ops.cast(x, T.i32)
+    if dtype is T.boolean and x.dtype != T.boolean:
+        return ops.compare("NE", x, ops.scalar(0, x.dtype))
+    return ops.cast(x, dtype)
+
+
+@onnx_op("Cast")
+def cast_row(c: Call) -> Result:
+    return convert(c.x(), dtype_from_code(c.int("to")), c.flag("saturate", 1))
+
+
+@onnx_op("CastLike")
+def cast_like(c: Call) -> Result:
+    return convert(c.x(), c.type(1).dtype, c.flag("saturate", 1))
+
+
+# clamping
+
+
+def _limit(x: Node, low: Node | float | None, high: Node | float | None) -> Node:
+    # not clamp: where low > high ONNX gives high
+    if low is not None:
+        x = ops.maximum(x, low)
+    return x if high is None else ops.minimum(x, high)
+
+
+@onnx_op("Clip")
+def clip_6(c: Call) -> Result:
+    low = c.float("min") if c.has_attr("min") else None
+    return _limit(c.x(), low, c.float("max") if c.has_attr("max") else None)
+
+
+@onnx_op("Clip", since=11)
+def clip(c: Call) -> Result:
+    return _limit(c.x(), c.opt(1), c.opt(2))
+
+
+# activations
+
+_ACTIVATIONS: dict[str, Callable[[Call], Callable[..., Node]]] = {
+    "Relu": lambda c: ops.Relu(),
+    "Elu": lambda c: ops.Elu(c.float("alpha", 1.0)),
+    "Celu": lambda c: ops.Celu(c.float("alpha", 1.0)),
+    "LeakyRelu": lambda c: ops.LeakyRelu(c.float("alpha", 0.01)),
+    "HardSwish": lambda c: ops.HardSwish(),
+    "HardSigmoid": lambda c: ops.HardSigmoid(c.float("alpha", 0.2), c.float("beta", 0.5)),
+    "Mish": lambda c: ops.Mish(),
+    "Softsign": lambda c: ops.Softsign(),
+    "ThresholdedRelu": lambda c: ops.ThresholdedRelu(c.float("alpha", 1.0)),
+    "Gelu": lambda c: ops.Gelu(c.str("approximate", "none")),
+}
+for _name, _make in _ACTIVATIONS.items():
+    register(_name, lambda c, make=_make: make(c)(c.x()))
+
+
+@onnx_op("Softplus")
+def softplus(c: Call) -> Result:
+    # max(x, 0) + log1p(exp(-|x|)): no overflow and no threshold
+    x = c.x()
+    return ops.add(ops.maximum(x, 0.0), ops.Log1p()(ops.Exp()(ops.Neg()(ops.Abs()(x)))))
+
+
+@onnx_op("Selu")
+def selu(c: Call) -> Result:
+    x, alpha, gamma = c.x(), c.float("alpha", 1.6732631921768188), c.float("gamma", 1.0507010221481323)
+    negative = ops.mul(ops.Expm1()(ops.minimum(x, 0.0)), alpha)
+    return ops.mul(ops.where(ops.compare("GT", x, 0.0), x, negative), gamma)
+
+
+@onnx_op("PRelu")
+def prelu(c: Call) -> Result:
+    x = c.x()
+    slope = c.x(1)
+    return ops.where(ops.compare("LT", x, ops.scalar(0, x.dtype)), ops.mul(x, slope), x)
+
+
+@onnx_op("Shrink")
+def shrink(c: Call) -> Result:
+    x = c.x()
+    lambd, bias = c.float("lambd", 0.5), c.float("bias", 0.0)
+    zero = ops.scalar(0, x.dtype)
+    wide = x if x.dtype.is_float else ops.cast(x, T.f64)
+    down, up = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
+    above, below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
+    return ops.where(above, down, ops.where(below, up, zero))
+
+
+@onnx_op("Swish")
+def swish(c: Call) -> Result:
+    x, alpha = c.x(), c.float("alpha", 1.0)
+    return ops.Silu()(x) if alpha == 1.0 else ops.mul(x, ops.Logistic()(ops.mul(x, alpha)))
+
+
+# along an axis
+
+
+def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
+    """Before opset 13 the input was seen as a matrix, split at `axis`, and the op ran over its rows."""
+    x = c.x()
+    axis = c.int("axis", 1)
+    axis = axis + c.rank() if axis < 0 else axis
+    matrix = (product(x.shape[:axis]), product(x.shape[axis:]))
+    return ops.reshape(fn(ops.reshape(x, matrix)), x.shape)
+
+
+def _hardmax(x: Node, axis: int) -> Node:
+    best = ops.arg_reduce("max", x, axis, keepdims=True)
+    return ops.cast(ops.compare("EQ", iota(x.shape, axis), best), x.dtype)
+
+
+_AXIS: dict[str, Callable[[Node, int], Node]] = {
+    "Softmax": lambda x, axis: ops.Softmax(axis)(x),
+    "LogSoftmax": lambda x, axis: ops.LogSoftmax(axis)(x),
+    "Hardmax": _hardmax,
+}
+for _name, _along in _AXIS.items():
+    register(_name, lambda c, fn=_along: _flattened(c, lambda x: fn(x, 1)))
+    register(_name, lambda c, fn=_along: fn(c.x(), c.axis("axis", -1, c.rank())), since=13)
+
+
+@onnx_op("Dropout", since=1)
+def dropout_7(c: Call) -> Result:
+    return [c.x(), ops.full(c.shape(), True, T.boolean)]
+
+
+@onnx_op("Dropout", since=12)
+def dropout(c: Call) -> Result:
+    training = c.has(2) and any(c.ints(2))
+    if training and not (c.has(1) and not c.array(1).any()):
+        raise Unsupported("dropout in training mode")
+    return [c.x(), ops.full(c.shape(), True, T.boolean)]
+
+
+@onnx_op("Constant")
+def constant(c: Call) -> Result:
+    # numbers are folded; what arrives here has no tensor form
+    raise Unsupported("a constant of this kind")
+
+
+@onnx_op("Trilu", since=14)
+def trilu(c: Call) -> Result:
+    x = c.x()
+    k = c.ints(1)[0] if c.has(1) else 0
+    i, j = (iota(x.shape[-2:], a) for a in (0, 1))
+    keep = ops.compare("GE" if c.flag("upper", 1) else "LE", j, ops.add(i, k))
+    return ops.where(keep, x, ops.scalar(0, x.dtype))

@@ -1,0 +1,296 @@
+"""Convolutions, pools and products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.rows.common import channel_vector, in_dtype, ints_of
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
+from ingot.ir.node import Node, const
+
+Pairs = tuple[tuple[int, int], ...]
+Padding = tuple[tuple[DimLike, DimLike], ...]
+
+
+def padding_of(
+    c: Call, sizes: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> Padding:
+    """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size."""
+    auto = c.str("auto_pad", "NOTSET")
+    n = len(kernel)
+    if auto in ("NOTSET", ""):
+        pads = c.int_list("pads", (0,) * 2 * n)
+        if len(pads) != 2 * n:
+            raise Unsupported(f"pads: expected {2 * n} amounts, got {len(pads)}")
+        return tuple(zip(pads[:n], pads[n:], strict=True))
+    if auto == "VALID":
+        return ((0, 0),) * n
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(f"auto_pad {auto!r}")
+    out: list[tuple[DimLike, DimLike]] = []
+    for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
+        window = (k - 1) * d + 1
+        total = window - 1 if s == 1 else dim_max((ceildiv(size, s) - 1) * s + window - size, 0)
+        small = total // 2
+        out.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+    return tuple(out)
+
+
+def static_padding(padding: Padding) -> Pairs:
+    ints_of([p for pair in padding for p in pair], "padding")
+    return tuple((int(lo), int(hi)) for lo, hi in padding)
+
+
+def _per_axis(c: Call, name: str, n: int) -> tuple[int, ...]:
+    found = c.int_list(name, (1,) * n)
+    if len(found) != n:
+        raise Unsupported(f"{name}: expected {n} numbers, got {len(found)}")
+    return found
+
+
+def _pad_first(x: Node, padding: Padding, fill: float) -> tuple[Node, Pairs]:
+    """Dynamic padding as an op of its own, static padding as it is."""
+    if not any(isinstance(p, Dim) for pair in padding for p in pair):
+        return x, static_padding(padding)
+    low, high = ((0, 0, *(pair[i] for pair in padding)) for i in (0, 1))
+    return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
+
+
+def convolution(c: Call, x: Node, w: Node) -> Node:
+    """Conv's attributes applied to `x` and `w`, without bias."""
+    kernel = ints_of(w.shape[2:], "the kernel")
+    n = len(kernel)
+    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    x, padding = _pad_first(x, padding_of(c, x.shape[2:], kernel, strides, dilation), 0)
+    return ops.Conv(strides, padding, dilation, c.int("group", 1))(x, w)
+
+
+@onnx_op("Conv")
+def conv(c: Call) -> Result:
+    x, b = c.x(0), c.opt(2)
+    y = convolution(c, x, c.x(1))
+    return y if b is None else ops.add(y, channel_vector(b, len(x.shape)))
+
+
+@onnx_op("ConvTranspose")
+def conv_transpose(c: Call) -> Result:
+    x, w, b = c.x(0), c.x(1), c.opt(2)
+    kernel = ints_of(w.shape[2:], "the kernel")
+    n = len(kernel)
+    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    extra = list(c.int_list("output_padding", (0,) * n))
+    auto = c.str("auto_pad", "NOTSET")
+    wanted = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
+    if wanted is None and auto.startswith("SAME"):
+        wanted = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
+    if wanted is None:
+        padding = static_padding(padding_of(c, x.shape[2:], kernel, strides, dilation))
+    else:
+        sizes = ints_of(x.shape[2:], "the size of a transposed convolution with output_shape")
+        pairs: list[tuple[int, int]] = []
+        for i in range(n):
+            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted[i]
+            if total < 0:
+                extra[i] -= total
+                total = 0
+            half = total // 2
+            pairs.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
+        padding = tuple(pairs)
+    y = ops.ConvTranspose(strides, padding, tuple(extra), dilation, c.int("group", 1))(x, w)
+    return y if b is None else ops.add(y, channel_vector(b, len(x.shape)))
+
+
+# pools
+
+
+def _pool(c: Call) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
+    kernel = c.int_list("kernel_shape")
+    n = len(kernel)
+    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    return kernel, strides, padding_of(c, c.shape()[2:], kernel, strides, dilation), dilation
+
+
+@onnx_op("MaxPool")
+def max_pool(c: Call) -> Result:
+    x = c.x()
+    kernel, strides, padding, dilation = _pool(c)
+    ceil = c.flag("ceil_mode")
+    if not c.wants(1):
+        least = -np.inf if x.dtype.is_float else np.iinfo(x.dtype.numpy).min
+        x, pairs = _pad_first(x, padding, float(least) if x.dtype.is_float else int(least))
+        return ops.MaxPool(kernel, strides, pairs, dilation, ceil)(x)
+    y, index = ops.MaxPoolIndices(kernel, strides, static_padding(padding), dilation, ceil)(x).results
+    spatial = x.shape[2:]
+    if c.flag("storage_order"):
+        index = _column_major(index, spatial)
+    # ONNX counts over the whole tensor
+    planes = (*x.shape[:2], *(1,) * len(spatial))
+    plane = ops.reshape(ops.arange(product(x.shape[:2])), planes)
+    return [y, ops.add(index, ops.mul(plane, product(spatial)))]
+
+
+def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
+    out: Node | None = None
+    below: DimLike = product(spatial)
+    above: DimLike = 1
+    rest = index
+    for size in spatial:
+        below = product(spatial[len(spatial) - 1 :]) if below == 0 else below // size
+        coordinate, rest = ops.div(rest, below), ops.rem(rest, below)
+        term = ops.mul(coordinate, above)
+        out = term if out is None else ops.add(out, term)
+        above = above * size
+    assert out is not None
+    return out
+
+
+@onnx_op("AveragePool")
+def average_pool(c: Call) -> Result:
+    kernel, strides, padding, dilation = _pool(c)
+    pool = ops.AvgPool(
+        kernel,
+        strides,
+        static_padding(padding),
+        dilation,
+        ceil_mode=c.flag("ceil_mode"),
+        count_include_pad=c.flag("count_include_pad"),
+    )
+    return pool(c.x())
+
+
+@onnx_op("LpPool")
+def lp_pool(c: Call) -> Result:
+    kernel, strides, padding, dilation = _pool(c)
+    pool = ops.LpPool(
+        kernel, strides, static_padding(padding), dilation, ceil_mode=c.flag("ceil_mode"), p=c.int("p", 2)
+    )
+    return pool(c.x())
+
+
+def _spatial(c: Call) -> tuple[int, ...]:
+    return tuple(range(2, c.rank()))
+
+
+@onnx_op("GlobalAveragePool")
+def global_average_pool(c: Call) -> Result:
+    return ops.mean(c.x(), _spatial(c), keepdims=True)
+
+
+@onnx_op("GlobalMaxPool")
+def global_max_pool(c: Call) -> Result:
+    return ops.reduce_max(c.x(), _spatial(c), keepdims=True)
+
+
+@onnx_op("GlobalLpPool")
+def global_lp_pool(c: Call) -> Result:
+    p = float(c.int("p", 2))
+    total = ops.reduce_sum(ops.pow(ops.Abs()(c.x()), p), _spatial(c), keepdims=True)
+    return ops.pow(total, 1.0 / p)
+
+
+@onnx_op("MaxUnpool", since=9)
+def max_unpool(c: Call) -> Result:
+    x, index = c.x(0), c.x(1)
+    kernel = c.int_list("kernel_shape")
+    n = len(kernel)
+    strides, pads = _per_axis(c, "strides", n), c.int_list("pads", (0,) * 2 * n)
+    plain: list[DimLike] = list(x.shape[:2])
+    for i in range(n):
+        plain.append((x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + n])
+    shape = tuple(c.dims(2)) if c.has(2) else tuple(plain)
+    flat = ops.full((product(plain),), 0, x.dtype)
+    spread = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
+    small = ops.reshape(spread, tuple(plain))
+    # indices count in the unpadded result; a larger output_shape holds it in its corner
+    return ops.pad(small, (0,) * len(shape), tuple(a - b for a, b in zip(shape, plain, strict=True)))
+
+
+# products
+
+
+@onnx_op("MatMul")
+def matmul(c: Call) -> Result:
+    return ops.MatMul()(c.x(0), c.x(1))
+
+
+@onnx_op("Gemm")
+def gemm(c: Call) -> Result:
+    a, b, bias = c.x(0), c.x(1), c.opt(2)
+    sides = (0 if c.flag("transA") else 1,), (1 if c.flag("transB") else 0,)
+    y = ops.DotGeneral(contract=sides)(a, b)
+    alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
+    y = _scaled(y, alpha)
+    return y if bias is None or beta == 0.0 else ops.add(y, _scaled(bias, beta))
+
+
+def _scaled(x: Node, factor: float) -> Node:
+    if factor == 1.0:
+        return x
+    if x.dtype.is_integer:
+        return in_dtype(T.f64, lambda v: ops.mul(v, factor), x)
+    return ops.mul(x, factor)
+
+
+@onnx_op("Einsum", since=12)
+def einsum(c: Call) -> Result:
+    return ops.Einsum(c.str("equation"))(*c.xs())
+
+
+@onnx_op("Det", since=11)
+def det(c: Call) -> Result:
+    size = ints_of(c.shape()[-2:], "a determinant's matrix")
+    if size[0] != size[1] or size[0] > 3:
+        raise Unsupported(f"the determinant of a {size[0]}x{size[1]} matrix (expected at most 3x3)")
+    x = c.x()
+
+    def item(i: int, j: int) -> Node:
+        return ops.index_axis(ops.index_axis(x, -2, i), -1, j)
+
+    def minor(rows: Sequence[int], cols: Sequence[int]) -> Node:
+        if not rows:
+            return ops.full(x.shape[:-2], 1, x.dtype)
+        out: Node | None = None
+        for k, col in enumerate(cols):
+            term = item(rows[0], col)
+            if len(rows) > 1:
+                term = ops.mul(term, minor(rows[1:], [j for j in cols if j != col]))
+            out = term if out is None else ops.sub(out, term) if k % 2 else ops.add(out, term)
+        assert out is not None
+        return out
+
+    return minor(range(size[0]), range(size[0]))
+
+
+@onnx_op("Col2Im", since=18)
+def col2im(c: Call) -> Result:
+    """Columns [N, C*prod(block), L] summed into images: one scatter over flat positions that are known at import."""
+    x = c.x()
+    image, block = c.ints(1), c.ints(2)
+    n = len(image)
+    dilation, strides = _per_axis(c, "dilations", n), _per_axis(c, "strides", n)
+    pads = c.int_list("pads", (0,) * 2 * n)
+    grown = [s + pads[i] + pads[i + n] for i, s in enumerate(image)]
+    counts = [(g - d * (k - 1) - 1) // s + 1 for g, d, k, s in zip(grown, dilation, block, strides, strict=True)]
+    at = np.zeros((*block, *counts), np.int64)
+    for i in range(n):
+        inside = np.arange(block[i]) * dilation[i]
+        starts = np.arange(counts[i]) * strides[i]
+        at = at * grown[i]
+        at = at + inside.reshape([-1 if a == i else 1 for a in range(2 * n)])
+        at = at + starts.reshape([-1 if a == n + i else 1 for a in range(2 * n)])
+    batch, columns = x.shape[0], x.shape[1]
+    channels = columns // int(np.prod(block))
+    lines = ops.reshape(x, (batch * channels, at.size))
+    zeros = ops.full((batch * channels, int(np.prod(grown))), 0, x.dtype)
+    places = ops.broadcast_to(const(at.reshape(1, -1)), lines.shape)
+    summed = ops.ScatterElements(1, "add")(zeros, places, lines)
+    y = ops.reshape(summed, (batch, channels, *grown))
+    for i in range(n):
+        y = ops.slice_axis(y, 2 + i, pads[i], pads[i] + image[i])
+    return y

@@ -1,0 +1,113 @@
+"""LSTM, GRU and RNN."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir.node import Node
+from ingot.ir.types import Shape
+
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def _operands(c: Call, kind: str) -> tuple[Node, Node, Node, Node, Node, int, bool]:
+    """(x [S,B,I], w, r, b, h0 [D,B,H], hidden, batch first)."""
+    x, w, r = c.x(0), c.x(1), c.x(2)
+    batch_first = c.flag("layout")
+    if batch_first:
+        x = ops.transpose(x, (1, 0, 2))
+    hidden = c.int("hidden_size") if c.has_attr("hidden_size") else r.shape[-1]
+    if not isinstance(hidden, int):
+        raise Unsupported(f"a hidden size of {hidden}")
+    directions = w.shape[0]
+    b = c.x(3) if c.has(3) else ops.full((directions, 2 * _GATES[kind] * hidden), 0, x.dtype)
+    state = _state(c, 5, (directions, x.shape[1], hidden), x, batch_first)
+    return x, w, r, b, state, hidden, batch_first
+
+
+def _state(c: Call, i: int, shape: Shape, x: Node, batch_first: bool) -> Node:
+    if not c.has(i):
+        return ops.full(shape, 0, x.dtype)
+    given = c.x(i)
+    return ops.transpose(given, (1, 0, 2)) if batch_first else given
+
+
+# ONNX's default alpha and beta of the functions that have them
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (1.0, 0.0),
+    "leakyrelu": (0.01, None),
+    "thresholdedrelu": (1.0, None),
+    "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0, None),
+}
+_PLAIN = ("sigmoid", "tanh", "relu", "softsign", "softplus")
+
+
+def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
+    """(name, alpha, beta) of every function in turn; () where the node names none. alpha and beta are given in order,
+    to the functions that have them."""
+    found = c.attr("activations")
+    if not isinstance(found, tuple):
+        return ()
+    alphas, betas = (iter(c.float_list(f"activation_{n}") or ()) for n in ("alpha", "beta"))
+    out: list[tuple[str, float, float]] = []
+    for name in (str(f).lower() for f in found):
+        if name not in _PARAMETERS and name not in _PLAIN:
+            raise Unsupported(f"activation {name}")
+        alpha, beta = _PARAMETERS.get(name, (None, None))
+        first = 0.0 if alpha is None else next(alphas, alpha)
+        out.append((name, first, 0.0 if beta is None else next(betas, beta)))
+    return tuple(out)
+
+
+def _clip(c: Call) -> float | None:
+    return c.float("clip") if c.has_attr("clip") else None
+
+
+def _outputs(y: Node, states: tuple[Node, ...], batch_first: bool) -> Result:
+    """y [S,D,B,H] and states [D,B,H], or batch first: [B,S,D,H] and [B,D,H]."""
+    if not batch_first:
+        return [y, *states]
+    return [ops.transpose(y, (2, 0, 1, 3)), *(ops.transpose(s, (1, 0, 2)) for s in states)]
+
+
+@onnx_op("LSTM", since=7)
+def lstm(c: Call) -> Result:
+    x, w, r, b, h, hidden, first = _operands(c, "LSTM")
+    cell = _state(c, 6, (w.shape[0], x.shape[1], hidden), x, first)
+    op = ops.LSTM(
+        hidden,
+        c.str("direction", "forward"),
+        _clip(c),
+        _activations(c),
+        c.has(4),
+        input_forget=c.flag("input_forget"),
+        has_peephole=c.has(7),
+    )
+    y, *states = op(x, w, r, b, h, cell, *(c.x(i) for i in (4, 7) if c.has(i))).results
+    return _outputs(y, tuple(states), first)
+
+
+@onnx_op("GRU", since=7)
+def gru(c: Call) -> Result:
+    x, w, r, b, h, hidden, first = _operands(c, "GRU")
+    op = ops.GRU(
+        hidden,
+        c.str("direction", "forward"),
+        _clip(c),
+        _activations(c),
+        c.has(4),
+        linear_before_reset=c.flag("linear_before_reset"),
+    )
+    y, *states = op(x, w, r, b, h, *([c.x(4)] if c.has(4) else [])).results
+    return _outputs(y, tuple(states), first)
+
+
+@onnx_op("RNN", since=7)
+def rnn(c: Call) -> Result:
+    x, w, r, b, h, hidden, first = _operands(c, "RNN")
+    op = ops.RNN(hidden, c.str("direction", "forward"), _clip(c), _activations(c), c.has(4))
+    y, *states = op(x, w, r, b, h, *([c.x(4)] if c.has(4) else [])).results
+    return _outputs(y, tuple(states), first)

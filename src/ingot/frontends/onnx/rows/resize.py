@@ -1,0 +1,114 @@
+"""Resize and Upsample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of
+from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, Unknown, cast
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node
+
+
+def _scaled(size: DimLike, scale: Element) -> DimLike:
+    """floor(size * scale)."""
+    if isinstance(size, int) and isinstance(scale, float):
+        return math.floor(size * scale)
+    try:
+        out = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
+    except Unknown:
+        raise Unsupported(f"a dynamic size {size} scaled by {scale}") from None
+    return int(out) if isinstance(out, float) else out  # type: ignore[return-value]
+
+
+def _resize(
+    c: Call,
+    scales: Sequence[Element] | None,
+    sizes: Sequence[DimLike] | None,
+    axes: Sequence[int],
+    coordinates: str,
+    nearest: str,
+) -> Node:
+    x = c.x()
+    mode = c.str("mode", "nearest")
+    given: tuple[float, ...] | None = None
+    if sizes is None:
+        assert scales is not None
+        sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
+        if all(isinstance(s, float) for s in scales):
+            given = tuple(float(s) for s in scales)  # type: ignore[arg-type]
+    kept = [i for i, a in enumerate(axes) if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0)]
+    if not kept:
+        return x
+    return ops.Resize(
+        sizes=tuple(sizes[i] for i in kept),
+        axes=tuple(axes[i] for i in kept),
+        mode=mode,
+        coordinates=coordinates,
+        nearest_mode=nearest,
+        cubic_a=c.float("cubic_coeff_a", -0.75),
+        exclude_outside=c.flag("exclude_outside"),
+        scales=None if given is None else tuple(given[i] for i in kept),
+        antialias=c.flag("antialias"),
+    )(x)
+
+
+def _elements(c: Call, i: int) -> list[Element]:
+    """Scales as floats, sizes or ratios of sizes."""
+    found = cast(c.sym(i), T.f32)
+    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in found.items.reshape(-1)]
+
+
+@onnx_op("Upsample", since=7)
+def upsample_7(c: Call) -> Result:
+    scales = c.float_list("scales") or ()
+    return _resize(c, scales, None, range(c.rank()), "asymmetric", "floor")
+
+
+@onnx_op("Upsample", since=9)
+@onnx_op("Resize", since=10)
+def resize_10(c: Call) -> Result:
+    return _resize(c, _elements(c, 1), None, range(c.rank()), "asymmetric", "floor")
+
+
+@onnx_op("Resize", since=11)
+def resize(c: Call) -> Result:
+    coordinates = c.str("coordinate_transformation_mode", "half_pixel")
+    if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn"):
+        raise Unsupported(f"coordinate_transformation_mode {coordinates!r}")
+    axes = normal_axes(c.int_list("axes"), c.rank()) if c.has_attr("axes") else tuple(range(c.rank()))
+    nearest = c.str("nearest_mode", "round_prefer_floor")
+    if c.has(3):
+        sizes = list(c.dims(3))
+        policy = c.str("keep_aspect_ratio_policy", "stretch")
+        if policy == "stretch":
+            return _resize(c, None, sizes, axes, coordinates, nearest)
+        wanted = ints_of(sizes, "sizes that keep the aspect ratio")
+        now = ints_of([c.shape()[a] for a in axes], "an image whose aspect ratio is kept")
+        ratios = [w / n for w, n in zip(wanted, now, strict=True)]
+        scale = min(ratios) if policy == "not_larger" else max(ratios)
+        # half up, as ONNX's reference
+        fitted = [math.floor(scale * n + 0.5) for n in now]
+        return _with_scale(c, fitted, scale, axes, coordinates, nearest)
+    return _resize(c, _elements(c, 2), None, axes, coordinates, nearest)
+
+
+def _with_scale(
+    c: Call, sizes: Sequence[int], scale: float, axes: Sequence[int], coordinates: str, nearest: str
+) -> Node:
+    return ops.Resize(
+        sizes=tuple(sizes),
+        axes=tuple(axes),
+        mode=c.str("mode", "nearest"),
+        coordinates=coordinates,
+        nearest_mode=nearest,
+        cubic_a=c.float("cubic_coeff_a", -0.75),
+        exclude_outside=c.flag("exclude_outside"),
+        scales=(scale,) * len(sizes),
+        antialias=c.flag("antialias"),
+    )(c.x())

@@ -1,0 +1,377 @@
+"""Shape and data movement: reshape, slice, concat, pad, tile, ranges, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of, iota
+from ingot.frontends.onnx.symbolic import Unknown, cast
+from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, product
+from ingot.ir.node import Node, const
+from ingot.ir.types import Shape
+
+
+@onnx_op("Reshape")
+def reshape(c: Call) -> Result:
+    x = c.x()
+    shape = list(c.dims(1))
+    if not c.flag("allowzero"):
+        # 0 keeps the input's size
+        if any(isinstance(d, int) and d == 0 and i >= c.rank() for i, d in enumerate(shape)):
+            raise Unsupported(f"reshape of {x.type} to {shape}: a 0 beyond the input's rank")
+        shape = [x.shape[i] if isinstance(d, int) and d == 0 else d for i, d in enumerate(shape)]
+    if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
+        rest = [d for d in shape if d != -1]
+        shape = [0 if d == -1 else d for d in shape] if product(rest) != 0 else shape
+    return ops.reshape(x, tuple(shape))
+
+
+@onnx_op("Flatten")
+def flatten(c: Call) -> Result:
+    x = c.x()
+    axis = c.int("axis", 1)
+    axis = axis + c.rank() if axis < 0 else axis
+    return ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+
+
+@onnx_op("Transpose")
+def transpose(c: Call) -> Result:
+    return ops.transpose(c.x(), c.int_list("perm", range(c.rank() - 1, -1, -1)))
+
+
+def _axes(c: Call) -> tuple[int, ...] | None:
+    if c.has(1):
+        return c.ints(1)
+    return c.int_list("axes") if c.has_attr("axes") else None
+
+
+@onnx_op("Squeeze")
+def squeeze(c: Call) -> Result:
+    return ops.squeeze(c.x(), _axes(c))
+
+
+@onnx_op("Unsqueeze")
+def unsqueeze(c: Call) -> Result:
+    return ops.expand_dims(c.x(), _axes(c) or ())
+
+
+@onnx_op("Expand")
+def expand(c: Call) -> Result:
+    return ops.broadcast_to(c.x(), ops.broadcast_shapes(c.shape(0), c.dims(1)))
+
+
+@onnx_op("Concat")
+def concat(c: Call) -> Result:
+    return ops.concat(c.xs(), c.int("axis", 1))
+
+
+@onnx_op("Split")
+def split(c: Call) -> Result:
+    x = c.x()
+    axis = c.axis("axis", 0, c.rank())
+    sizes: Sequence[DimLike] = c.dims(1) if c.has(1) else c.int_list("split", ())
+    if not sizes:
+        count = c.int("num_outputs", c.result_count)
+        each = ceildiv(x.shape[axis], count)
+        if isinstance(each, Dim):
+            even = divides(x.shape[axis], count)
+            if even is None:
+                raise Unsupported(f"split of a dynamic size {x.shape[axis]} into {count} equal parts")
+            sizes = [even] * count
+        else:
+            size = int(x.shape[axis])
+            sizes = [max(0, min(each, size - i * each)) for i in range(count)]
+    return ops.split(x, sizes, axis)
+
+
+# slices
+
+
+def _start(at: DimLike, size: DimLike) -> DimLike:
+    """A slice's start as 0 <= at <= size."""
+    return dim_min(dim_max(_from_end(at, size), 0), size)
+
+
+def _from_end(at: DimLike, size: DimLike) -> DimLike:
+    lo, hi = bounds(at)
+    if hi is not None and hi < 0:
+        return at + size
+    if lo is None or lo < 0:
+        raise Unsupported(f"a slice at {at}, which may be negative or not")
+    return at
+
+
+def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
+    """A slice's end as 0 <= at <= size.
+
+    x[:, :length] of a table with 512 columns has min(length, 512) of them, and x[:-k] max(size - k, 0): neither would
+    meet what has `length` or `size - k` elements. Exporters write them for lengths that fit, so that is recorded as a
+    bound of the symbol where one can be found.
+    """
+    dynamic = isinstance(at, Dim)
+    end = _from_end(at, size)
+    if end is not at and c.importer.assume(end):
+        return end
+    if dynamic and isinstance(size, int) and c.importer.assume(size - end):
+        return end
+    return dim_min(dim_max(end, 0), size)
+
+
+def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
+    """x[start:end:step] along one axis, with ONNX's clamping."""
+    size = x.shape[axis]
+    if step > 0:
+        low = _start(start, size)
+        high = _end(c, end, size)
+        # a negative end is there to meet what is shorter by as much: no empty slice
+        high = high if low == 0 or (isinstance(high, Dim) and c.importer.assume(high - low)) else dim_max(high, low)
+        return _cut(x, axis, low, high, step)
+    first = _last(c, start, size)
+    last = _last(c, end, size)
+    # x[first:last:-s] is the reversed x from its other end
+    return _cut(ops.flip(x, (axis,)), axis, size - 1 - first, dim_max(size - 1 - last, size - 1 - first), -step)
+
+
+def _last(c: Call, at: DimLike, size: DimLike) -> DimLike:
+    """A bound of a slice that goes backwards, as -1 <= at <= size - 1."""
+    _, hi = bounds(at)
+    if hi is not None and hi < 0:
+        at = at + size
+    return dim_min(dim_max(at, -1), size - 1)
+
+
+def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
+    if step == 1 and low == 0 and high == x.shape[axis]:
+        return x
+    rank = len(x.shape)
+    start = tuple(low if i == axis else 0 for i in range(rank))
+    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
+    return ops.Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x)
+
+
+@onnx_op("Slice")
+def slice_1(c: Call) -> Result:
+    starts, ends = c.int_list("starts"), c.int_list("ends")
+    axes = c.int_list("axes", range(len(starts)))
+    return _slice(c, starts, ends, axes, (1,) * len(starts))
+
+
+@onnx_op("Slice", since=10)
+def slice_(c: Call) -> Result:
+    starts, ends = c.dims(1), c.dims(2)
+    axes = c.ints(3) if c.has(3) else tuple(range(len(starts)))
+    steps = c.ints(4) if c.has(4) else (1,) * len(starts)
+    return _slice(c, starts, ends, axes, steps)
+
+
+def _slice(
+    c: Call, starts: Sequence[DimLike], ends: Sequence[DimLike], axes: Sequence[int], steps: Sequence[int]
+) -> Node:
+    x = c.x()
+    for start, end, axis, step in zip(starts, ends, normal_axes(axes, c.rank()), steps, strict=True):
+        if step == 0:
+            raise Unsupported("a slice with step 0")
+        x = slice_one(c, x, axis, start, end, step)
+    return x
+
+
+# padding
+
+
+@onnx_op("Pad")
+def pad_2(c: Call) -> Result:
+    amounts = c.int_list("pads") if c.has_attr("pads") else c.int_list("paddings")
+    return _pad(c, c.x(), amounts, ops.scalar(c.float("value", 0.0), c.type().dtype))
+
+
+@onnx_op("Pad", since=11)
+def pad(c: Call) -> Result:
+    x = c.x()
+    amounts = list(c.dims(1))
+    if c.has(3):
+        axes = normal_axes(c.ints(3), c.rank())
+        spread: list[DimLike] = [0] * (2 * c.rank())
+        for i, a in enumerate(axes):
+            spread[a], spread[a + c.rank()] = amounts[i], amounts[i + len(axes)]
+        amounts = spread
+    value = c.opt(2)
+    fill = ops.scalar(0, x.dtype) if value is None else ops.reshape(value, ())
+    return _pad(c, x, amounts, fill)
+
+
+def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
+    rank = len(x.shape)
+    if len(amounts) != 2 * rank:
+        raise Unsupported(f"pads: expected {2 * rank} amounts, got {len(amounts)}")
+    low, high = tuple(amounts[:rank]), tuple(amounts[rank:])
+    mode = c.str("mode", "constant")
+    if mode == "constant":
+        return ops.pad(x, low, high, fill)
+    crop = [min(d, 0) if isinstance(d, int) else 0 for d in (*low, *high)]
+    for a in range(rank):
+        x = _cut(x, a, -crop[a], x.shape[a] + crop[a + rank], 1)
+    grow = tuple(d if isinstance(d, Dim) else max(d, 0) for d in (*low, *high))
+    return x if not any(d != 0 for d in grow) else ops.PadMode(grow[:rank], grow[rank:], mode)(x)
+
+
+@onnx_op("Tile", since=6)
+def tile(c: Call) -> Result:
+    x = c.x()
+    repeats = c.dims(1)
+    if len(repeats) != c.rank():
+        raise Unsupported(f"repeats: expected {c.rank()} numbers, got {len(repeats)}")
+    if all(isinstance(r, int) and r == 1 for r in repeats):
+        return x
+    spread: Shape = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
+    places = tuple(2 * i + 1 for i in range(c.rank()))
+    whole = ops.BroadcastInDim(spread, places)(x)
+    return ops.reshape(whole, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
+
+
+# values from sizes
+
+
+@onnx_op("ConstantOfShape")
+def constant_of_shape(c: Call) -> Result:
+    value = c.attr("value")
+    array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
+    shape = c.dims(0)
+    return ops.broadcast_to(const(array.reshape(())), shape)
+
+
+@onnx_op("Range")
+def range_(c: Call) -> Result:
+    bounds_ = [c.value(i).sym for i in range(3)]
+    if any(b is None for b in bounds_):
+        return _float_range(c)
+    try:
+        start, limit, delta = (b.dims()[0] for b in bounds_ if b is not None)
+    except Unknown:
+        return _float_range(c)
+    dtype = c.type(0).dtype
+    if isinstance(delta, Dim) or delta == 0:
+        raise Unsupported(f"a range with step {delta}")
+    span = limit - start if delta > 0 else start - limit
+    count = ceildiv(span, abs(delta))
+    if not c.importer.assume(span):
+        count = dim_max(count, 0)
+    steps = ops.arange(count, dtype)
+    if delta != 1:
+        steps = ops.mul(steps, delta)
+    return steps if isinstance(start, int) and start == 0 else ops.add(steps, start)
+
+
+def _float_range(c: Call) -> Node:
+    start, limit, delta = (c.array(i).reshape(()) for i in range(3))
+    if delta == 0:
+        raise Unsupported("a range with step 0")
+    count = max(0, int(np.ceil((np.float64(limit) - np.float64(start)) / np.float64(delta))))
+    return const((np.arange(count) * delta + start).astype(start.dtype))
+
+
+@onnx_op("EyeLike")
+def eye_like(c: Call) -> Result:
+    dtype = dtype_from_code(c.int("dtype")) if c.has_attr("dtype") else c.type().dtype
+    i, j = (iota(c.shape(), a) for a in (0, 1))
+    return ops.cast(ops.compare("EQ", j, ops.add(i, c.int("k", 0))), dtype)
+
+
+# blocks
+
+
+@onnx_op("DepthToSpace")
+def depth_to_space(c: Call) -> Result:
+    x, b = c.x(), c.int("blocksize")
+    n, ch, h, w = x.shape
+    depth = divides(ch, b * b)
+    if depth is None:
+        raise Unsupported(f"{ch} channels do not divide into blocks of {b}x{b}")
+    if c.str("mode", "DCR") == "DCR":
+        parts = ops.transpose(ops.reshape(x, (n, b, b, depth, h, w)), (0, 3, 4, 1, 5, 2))
+    else:
+        parts = ops.transpose(ops.reshape(x, (n, depth, b, b, h, w)), (0, 1, 4, 2, 5, 3))
+    return ops.reshape(parts, (n, depth, h * b, w * b))
+
+
+@onnx_op("SpaceToDepth")
+def space_to_depth(c: Call) -> Result:
+    x, b = c.x(), c.int("blocksize")
+    n, ch, h, w = x.shape
+    rows, cols = divides(h, b), divides(w, b)
+    if rows is None or cols is None:
+        raise Unsupported(f"an image of {h}x{w} does not divide into blocks of {b}x{b}")
+    split_ = ops.reshape(x, (n, ch, rows, b, cols, b))
+    order = (0, 3, 5, 1, 2, 4) if c.str("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return ops.reshape(ops.transpose(split_, order), (n, ch * b * b, rows, cols))
+
+
+@onnx_op("CenterCropPad", since=18)
+def center_crop_pad(c: Call) -> Result:
+    x = c.x()
+    axes = normal_axes(c.int_list("axes", range(c.rank())), c.rank())
+    for axis, wanted in zip(axes, ints_of(c.dims(1), "the sizes"), strict=True):
+        (size,) = ints_of(x.shape[axis : axis + 1], "the cropped axis")
+        if wanted < size:
+            start = (size - wanted) // 2
+            x = _cut(x, axis, start, start + wanted, 1)
+        elif wanted > size:
+            before = (wanted - size) // 2
+            low = tuple(before if i == axis else 0 for i in range(c.rank()))
+            high = tuple(wanted - size - before if i == axis else 0 for i in range(c.rank()))
+            x = ops.pad(x, low, high)
+    return x
+
+
+@onnx_op("ReverseSequence")
+def reverse_sequence(c: Call) -> Result:
+    x, lengths = c.x(0), ops.cast(c.x(1), T.i64)
+    batch, time = c.axis("batch_axis", 1, c.rank()), c.axis("time_axis", 0, c.rank())
+    shape = tuple(d if i in (batch, time) else 1 for i, d in enumerate(x.shape))
+    t = iota(shape, time)
+    n = ops.reshape(lengths, tuple(d if i == batch else 1 for i, d in enumerate(x.shape)))
+    source = ops.where(ops.compare("LT", t, n), ops.sub(ops.sub(n, 1), t), t)
+    return ops.GatherElements(time)(x, ops.broadcast_to(source, x.shape))
+
+
+
+
+def axis_of(c: Call, i: int, rank: int) -> int:
+    """An axis given as input `i`."""
+    return normal_axis(c.ints(i)[0], rank)
+
+
+@onnx_op("CumSum", since=11)
+def cum_sum(c: Call) -> Result:
+    axis = axis_of(c, 1, c.rank())
+    return ops.cumulative("sum", c.x(), axis, c.flag("reverse"), c.flag("exclusive"))
+
+
+@onnx_op("CumProd", since=26)
+def cum_prod(c: Call) -> Result:
+    axis = axis_of(c, 1, c.rank())
+    return ops.cumulative("prod", c.x(), axis, c.flag("reverse"), c.flag("exclusive"))
+
+
+@onnx_op("OneHot", since=9)
+def one_hot(c: Call) -> Result:
+    indices, values = c.x(0), c.x(2)
+    try:
+        # the depth may be a float
+        (depth,) = cast(c.sym(1), T.i64).dims()
+    except Unknown:
+        raise Unsupported("a depth that is no size") from None
+    axis = normal_axis(c.int("axis", -1), c.rank() + 1)
+    i = ops.cast(indices, T.i64)
+    i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+    hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
+    off, on = (ops.index_axis(values, 0, k) for k in (0, 1))
+    return ops.where(hit, on, off)
+
+
