@@ -1,0 +1,71 @@
+"""Ingot: a trained model goes in, one optimized native program comes out.
+
+    import ingot
+    m = ingot.compile("model.onnx")          # or a ModelProto, an nn.Module with example inputs, an ExportedProgram
+    y = m(x)
+    m.save("model.ingot"); m = ingot.load("model.ingot")
+
+Importing this package imports the runtime only: a saved artifact needs neither the compiler nor a framework.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import IngotError
+
+if TYPE_CHECKING:
+    from ingot.compiler import Model
+
+__all__ = ["CompiledModel", "IngotError", "__version__", "compile", "load"]
+
+__version__ = "0.1.0"
+
+
+def compile(
+    model: Model,
+    example_inputs: Any = None,
+    *,
+    target: str = "native",
+    dynamic: Any = None,
+    threads: int | None = None,
+    cache: bool = True,
+    fast_math: bool = False,
+) -> Any:
+    """Compile a trained model to one native program.
+
+    Args:
+        model: a path of an ONNX file, an `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` in eval
+            mode (with `example_inputs`).
+        example_inputs: for an nn.Module, a tuple of positional or a dict of keyword arguments.
+        target: "native", this machine's CPU with all its vector extensions.
+        dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
+            {"batch": 1} fixes them, {"length": (1, 512)} bounds them. PyTorch: {"x": {0: "batch"}}, True, or
+            torch.export.Dim objects; by default none.
+        threads: of the compiled model's calls; by default the physical cores this process may use.
+        cache: keep the compiled program on disk, so that compiling the same model again only loads it.
+        fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
+
+    Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
+    inputs, outputs, save, dump.
+
+    Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read, UnsupportedOpError
+    naming every op that Ingot does not have, CompileError where no code could be made.
+    """
+    from ingot.compiler import compile_model  # the compiler is imported when it is used: loading must stay quick
+
+    return compile_model(
+        model, example_inputs, target=target, dynamic=dynamic, threads=threads, cache=cache, fast_math=fast_math
+    )
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
+    """Load a saved program: milliseconds, numpy alone.
+
+    Raises ArtifactError for a file that is truncated, corrupted, of another version or for another machine.
+    """
+    return CompiledModel(artifact.load(Path(path)), threads=threads)

@@ -107,16 +107,19 @@ class _Linker:
         self.of_owner[owner] = len(self.buffers) - 1
         return len(self.buffers) - 1
 
-    def _buffer(self, node: Node) -> tuple[int, Layout]:
-        """The buffer id and layout of a value of the graph."""
+    def _layout(self, node: Node) -> Layout:
+        return Layout.contiguous(node.shape) if isinstance(node.op, Const) else self.storage.places[node].layout
+
+    def _buffer(self, node: Node) -> int:
+        """The buffer id of a value of the graph, made when a step first asks for it."""
         if isinstance(node.op, Const):
-            return self._weight(node.op.value, None), Layout.contiguous(node.shape)
-        place = self.storage.places[node]
-        found = self.of_owner.get(place.owner)
+            return self._weight(node.op.value, None)
+        owner = self.storage.places[node].owner
+        found = self.of_owner.get(owner)
         if found is None:
-            zeroed = self.storage.halos.get(place.owner)
-            found = self._new(place.owner, _Memory("arena", place.owner.type.nbytes, zeroed=zeroed))
-        return found, place.layout
+            zeroed = self.storage.halos.get(owner)
+            found = self._new(owner, _Memory("arena", owner.type.nbytes, zeroed=zeroed))
+        return found
 
     def _weight(self, value: np.ndarray, pack: Pack | None) -> int:
         key = (id(value), pack.key if pack else "")
@@ -130,12 +133,12 @@ class _Linker:
         """Append the steps of one group."""
         group = node.op
         assert isinstance(group, Group)
-        ins = [self._buffer(i) for i in node.inputs]
-        outs = [self._buffer(o) for o in node.results]
+        results = node.results
+        ins, outs = tuple(map(self._layout, node.inputs)), tuple(map(self._layout, results))
         constant = tuple(isinstance(i.op, Const) for i in node.inputs)
-        key = (group, tuple(lay for _, lay in ins), tuple(lay for _, lay in outs), constant)
+        key = (group, ins, outs, constant)
         if key not in self.lowered:
-            self.lowered[key] = self._lower(node, group, key[1], key[2], constant)
+            self.lowered[key] = self._lower(node, group, ins, outs, constant)
         low = self.lowered[key]
         packed = {i: self._weight(self._constant(node, p), p) for i, p in enumerate(low.packs)}
         temps = [self._temp(t) for t in low.temps]
@@ -143,9 +146,9 @@ class _Linker:
         def resolve(arg: Arg) -> int:
             match arg.kind:
                 case "in":
-                    return ins[arg.index][0]
+                    return self._buffer(node.inputs[arg.index])
                 case "out":
-                    return outs[arg.index][0]
+                    return self._buffer(results[arg.index])
                 case "temp":
                     return temps[arg.index]
                 case "pack":

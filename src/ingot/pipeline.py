@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 from ingot.ir.node import Graph, Op
 from ingot.ir.show import show
@@ -20,8 +23,10 @@ from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.simplify import simplify
 from ingot.runtime.program import Program
-from ingot.schedule.machine import Machine, machine_of
+from ingot.schedule.machine import machine_of
 from ingot.support.native import HostFeatures
+from ingot.targets.cpu.assemble import assemble
+from ingot.targets.cpu.llvm import print_module
 
 Pass = Callable[[Graph], Graph]
 
@@ -57,18 +62,34 @@ def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...] = CPU, trace: Tr
     return graph
 
 
-def build_program(graph: Graph, isa: HostFeatures, threads: int, meta: dict[str, str] | None = None) -> Program:
+def build_program(
+    graph: Graph,
+    isa: HostFeatures,
+    threads: int,
+    *,
+    fast_math: bool = False,
+    trace: Trace | None = None,
+    meta: dict[str, str] | None = None,
+) -> Program:
     """Compile a MODEL graph for a CPU with the features `isa`."""
-    from ingot.targets.cpu.assemble import assemble
-    from ingot.targets.cpu.llvm import print_module
-
-    machine: Machine = machine_of(isa.arch, isa.features, threads)
-    fused = optimize(graph)
-    return link(
+    machine = machine_of(isa.arch, isa.features, threads)
+    fused = optimize(graph, CPU_FAST_MATH if fast_math else CPU, trace)
+    program = link(
         fused,
         machine,
         isa,
         lambda kernels: assemble([print_module(kernels, isa)], isa),
-        stages={"fused": show(fused)},
+        stages={"model": show(graph), "fused": show(fused)},
         meta=meta or {},
     )
+    program.check()
+    return program
+
+
+@cache
+def fingerprint() -> str:
+    """Names this version of the compiler: a digest of its sources, so that a cached program is never older than it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -33,8 +33,8 @@ class _Layouts:
         return self.made[key]
 
     def _convert(self, node: Node, new: Node, have: Perm, perm: Perm) -> Node:
-        op = node.op
-        if isinstance(op, CoreOp) and have == _identity(len(perm)) and isinstance(op, ops.BroadcastInDim | ops.Iota):
+        op = new.op
+        if have == _identity(len(perm)) and isinstance(op, ops.BroadcastInDim | ops.Iota):
             direct = op.yielding(perm)
             if direct is not None:
                 return direct(*new.inputs, loc=node.loc)

@@ -250,7 +250,7 @@ def _flat_rows(loops: _Loops) -> _Loops:
     extents: list[DimLike] = []
     while len(rows) > 1 and isinstance(rows[-1].extent, int) and rows[-2].a == rows[-1].a * rows[-1].extent:
         last, before = rows.pop(), rows.pop()
-        extents.insert(0, last.extent)
+        extents.insert(0, loops.rows[len(rows) + 1].extent)
         rows.append(Axis(before.extent * last.extent, last.a, 0))
     if not extents:
         return loops

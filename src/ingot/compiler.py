@@ -1,0 +1,151 @@
+"""The way from a user's model to a compiled one: choose the frontend, ask the cache, run the pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingot.ir.node import Const, Graph
+from ingot.ir.show import show
+from ingot.pipeline import build_program, fingerprint
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.pool import default_threads
+from ingot.runtime.program import Program
+from ingot.support.cache import DiskCache, cache_key
+from ingot.support.errors import InputError
+from ingot.support.native import HostFeatures
+from ingot.targets.cpu.assemble import host_features
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
+
+
+def compile_model(
+    model: Any, example_inputs: Any, *, target: str, dynamic: Any, threads: int | None, cache: bool, fast_math: bool
+) -> Any:
+    """See `ingot.compile`."""
+    if target != "native":
+        raise InputError("target", expected="native", got=repr(target))
+    options = _Options(default_threads() if threads is None else threads, cache, fast_math)
+    if isinstance(model, str | os.PathLike):
+        return _compile_file(Path(model), dynamic, options)
+    if type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
+        return _compile_graph(_import_onnx(model, dynamic), options)
+    return _compile_torch(model, example_inputs, dynamic, options)
+
+
+@dataclass(frozen=True)
+class _Options:
+    threads: int
+    cache: bool
+    fast_math: bool
+
+    @property
+    def isa(self) -> HostFeatures:
+        return host_features()
+
+
+def _import_onnx(source: Any, dynamic: Any) -> Graph:
+    from ingot.frontends.onnx import import_onnx
+
+    return import_onnx(source, dynamic=dynamic)
+
+
+def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
+    """An ONNX file: the cache is asked by the file's content before anything is parsed."""
+    if not path.is_file():
+        raise InputError("model", expected="a file", got=str(path))
+    if not options.cache or _has_external_data(path):
+        return _compile_graph(_import_onnx(path, dynamic), options)
+    with path.open("rb") as f:
+        content = hashlib.file_digest(f, "blake2b").digest()
+    key = _key(options, content, repr(dynamic).encode())
+    return _cached(key, options, lambda: _build(_import_onnx(path, dynamic), options))
+
+
+def _has_external_data(path: Path) -> bool:
+    """Whether weights may lie in files beside the model: then the graph, not the file, is the cache's key."""
+    return any(p.suffix not in (".onnx", ".ingot", ".md", ".txt", ".json") for p in path.parent.iterdir() if p != path)
+
+
+def _key(options: _Options, *parts: bytes) -> str:
+    isa = options.isa
+    settings = f"{fingerprint()} {isa.arch} {isa.cpu} {isa.features} {options.threads} {options.fast_math}"
+    return cache_key(settings, *parts)
+
+
+def _cached(key: str, options: _Options, build: Callable[[], Program]) -> CompiledModel:
+    disk = DiskCache()
+    program = disk.load(key, artifact.load)
+    if program is None:
+        program = build()
+        disk.store(key, lambda p: artifact.save(program, p))
+    return CompiledModel(program, threads=options.threads)
+
+
+def _build(graph: Graph, options: _Options) -> Program:
+    return build_program(graph, options.isa, options.threads, fast_math=options.fast_math)
+
+
+def _compile_graph(graph: Graph, options: _Options) -> CompiledModel:
+    if not options.cache:
+        return CompiledModel(_build(graph, options), threads=options.threads)
+    return _cached(_key(options, *_graph_parts(graph)), options, lambda: _build(graph, options))
+
+
+def _graph_parts(graph: Graph) -> list[bytes]:
+    """What identifies a graph: its text, in which large constants are numbered, and their contents."""
+    parts = [show(graph).encode()]
+    for n in graph.nodes():
+        if isinstance(n.op, Const) and n.op.value.nbytes > 64:
+            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1)).digest())
+    return parts
+
+
+class TorchModel:
+    """A compiled PyTorch model: called with the model's own arguments, it returns the model's own structure."""
+
+    def __init__(self, compiled: CompiledModel, call: Callable[..., Any]):
+        self.compiled = compiled
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Options) -> TorchModel:
+    from ingot.frontends import torch as frontend
+
+    imported = model if isinstance(model, frontend.ImportedModel) else None
+    if imported is None:
+        program = model
+        if not hasattr(model, "graph_signature"):
+            if example_inputs is None:
+                raise InputError(
+                    "example_inputs",
+                    expected="example inputs for an nn.Module",
+                    got="none",
+                    fix="ingot.compile(net, (x,))",
+                )
+            program = frontend.export_module(model, example_inputs, dynamic)
+        imported = frontend.import_exported(program)
+    compiled = _compile_graph(imported.graph, options)
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        out = compiled(*(t.detach().contiguous() for t in inputs))
+        return out if isinstance(out, tuple) else (out,)
+
+    return TorchModel(compiled, imported.caller(run))
