@@ -74,25 +74,6 @@ def polynomial(
     return done
 
 
-def rational(
-    f: Function, a: float, b: float, top: int, bottom: int, dtype: type, relative: Function | None = None
-) -> tuple[list[float], list[float]]:
-    """p/q near f with q[0] = 1: |p/q - f| / |relative| small (linearised, reweighted by the last q)."""
-    xs = nodes(a, b, 10 * (top + bottom))
-    ys = [f(x) for x in xs]
-    base = [1 / abs(relative(x)) if relative else 1 / abs(y) for x, y in zip(xs, ys, strict=True)]
-    q = [mp.mpf(1)] * len(xs)
-    solution: list = []
-    errors: list = []
-    for _ in range(6):
-        columns = [[x**i for x in xs] for i in range(top)]
-        columns += [[-y * x**i for x, y in zip(xs, ys, strict=True)] for i in range(1, bottom)]
-        solution, errors = _weighted(columns, ys, [w / abs(v) for w, v in zip(base, q, strict=True)])
-        q = [1 + sum(solution[top + i - 1] * x**i for i in range(1, bottom)) for x in xs]
-    print(f"#   fit error 2^{float(mp.log(max(abs(e) for e in errors), 2)):.1f}")
-    return [rounded(c, dtype) for c in solution[:top]], [1.0] + [rounded(c, dtype) for c in solution[top:]]
-
-
 def show(name: str, values: Sequence[float]) -> None:
     print(f"{name} = ({', '.join(repr(v) for v in values)})")
 
@@ -148,6 +129,7 @@ def _erfc_scaled(u: mp.mpf) -> mp.mpf:
     return mp.erfc(x) * mp.exp(x * x)
 
 
+ERF_SPLIT = 0.9
 LN2 = float(np.log(2.0))
 F32, F64 = np.float32, np.float64
 
@@ -189,18 +171,21 @@ def fit_inverse_trig() -> None:
 
 
 def fit_tanh() -> None:
-    for top, bottom in ((6, 4), (7, 4)):
-        p, q = rational(_quotient(mp.tanh), 0, 9.02**2, top, bottom, F32)
-        show(f"TANH_P {top}", p)
-        show("TANH_Q", q)
+    # e^(2r) = 1 + 2 r + r^2 T(r)
+    tail = lambda r: 4 * _exp_tail(2 * r)  # noqa: E731
+    relative = lambda r: mp.expm1(2 * r) / (r * r) if abs(r) > 1e-9 else mp.mpf(1e9)  # noqa: E731
+    show("TANH_F32", polynomial(tail, -LN2 / 4 * 1.0001, LN2 / 4 * 1.0001, 5, F32, relative))
 
 
 def fit_erf() -> None:
-    for top, bottom in ((6, 5), (7, 5), (6, 6)):
-        p, q = rational(_quotient(mp.erf), 0, 3.93**2, top, bottom, F32)
-        show(f"ERF_P {top}", p)
-        show("ERF_Q", q)
-    show("ERF_SMALL_F64", polynomial(_quotient(mp.erf), 0, 1.0, 14, F64))
+    a, b = ERF_SPLIT, 4.0
+    small = lambda z: _quotient(mp.erf)(z) - 1  # noqa: E731
+    show("ERF_SMALL_F32", polynomial(small, 0, a * a * 1.001, 6, F32, _quotient(mp.erf)))
+    # erfc(x) = 2^Q(x); only its absolute error counts
+    log2_erfc = lambda x: mp.log(mp.erfc(x), 2)  # noqa: E731
+    show("ERFC_LOG2_F32", polynomial(log2_erfc, a, b, 8, F32, lambda x: 1 / mp.erfc(x)))
+    show("EXP2_F32", polynomial(lambda r: mp.mpf(2) ** r, -0.5, 0.5, 6, F32))
+    show("ERF_SMALL_F64", polynomial(small, 0, 1.0, 14, F64, _quotient(mp.erf)))
     a, b = (1.0 - 2) / (1 + 2), (6.0 - 2) / (6 + 2)
     show("ERFC_F64", polynomial(_erfc_scaled, a, b, 20, F64, _erfc_scaled))
 

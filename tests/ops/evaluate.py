@@ -137,7 +137,8 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     s = p + c
     t = s - p
     s_low = (p - (s - t)) + (c - t)
-    out = s + (p_low + s_low)
+    low = p_low + s_low
+    out = np.where(low == 0, s, s + low)  # adding 0 would lose the sign of -0
     return np.asarray(np.where(np.isfinite(out), out, a * b + c))
 
 

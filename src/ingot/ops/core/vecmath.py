@@ -43,11 +43,25 @@ class Format:
 
 
 F32 = Format(
-    i32, 23, 127, (0.6931471824645996, -1.9046542121259336e-09), 0.7213475108146667, 2.0**-126, (-104.0, 100.0), (-30.0, 89.5)
+    i32,
+    23,
+    127,
+    (0.6931471824645996, -1.9046542121259336e-09),
+    0.7213475108146667,
+    2.0**-126,
+    (-104.0, 100.0),
+    (-30.0, 89.0),
 )
 F64 = Format(
-    i64, 52, 1023, (0.6931471805599453, 2.3190468138462996e-17), 0.7213475204444817, 2.0**-1022, (-746.0, 720.0), (-60.0, 711.0)
-)  # fmt: skip
+    i64,
+    52,
+    1023,
+    (0.6931471805599453, 2.3190468138462996e-17),
+    0.7213475204444817,
+    2.0**-1022,
+    (-746.0, 720.0),
+    (-60.0, 710.0),
+)
 
 
 def format_of(x: Expr) -> Format:
@@ -125,6 +139,12 @@ def _tables(x: Expr, narrow: Sequence[float], wide: Sequence[float]) -> Sequence
 # --- exponentials
 
 
+def _power_of_two(shifted: Expr) -> Expr:
+    """2^n where the low bits of the float `shifted` hold n + bias: they move into the exponent's place."""
+    f = format_of(shifted)
+    return k.bitcast(k.binary("shl", k.bitcast(shifted, f.bits), _int(f.fraction, shifted)), shifted.dtype)
+
+
 def exp(x: Expr, nonpositive: bool = False) -> Expr:
     """e^x. `nonpositive`: x is known to be <= 0 (or NaN), as in a softmax, which saves an instruction.
 
@@ -138,8 +158,7 @@ def exp(x: Expr, nonpositive: bool = False) -> Expr:
     shifted = k.fma(x, _lit(f.half_log2e, x), _lit(f.shift + f.bias, x))
     m = _plus(shifted, -(f.shift + f.bias))
     r = k.fma(m, _lit(-2 * f.ln2[1], x), k.fma(m, _lit(-2 * f.ln2[0], x), x))
-    # the low bits of `shifted` hold m + bias: moved into the exponent's place they are 2^m
-    power = k.bitcast(k.binary("shl", k.bitcast(shifted, f.bits), _int(f.fraction, x)), x.dtype)
+    power = _power_of_two(shifted)
     value = _polynomial(r, (1.0, 1.0, *_tables(x, c.EXP_F32, c.EXP_F64)))
     return k.mul(k.mul(value, power), power)
 
@@ -152,7 +171,7 @@ def expm1(x: Expr) -> Expr:
     shifted = k.fma(clamped, _lit(2 * f.half_log2e, x), _lit(bias, x))
     n = _plus(shifted, -bias)
     r = k.fma(n, _lit(-f.ln2[1], x), k.fma(n, _lit(-f.ln2[0], x), clamped))
-    power = k.bitcast(k.binary("shl", k.bitcast(shifted, f.bits), _int(f.fraction, x)), x.dtype)
+    power = _power_of_two(shifted)
     tail = _polynomial(r, _tables(x, c.EXPM1_F32, c.EXPM1_F64))
     small = k.fma(k.mul(r, r), tail, r)
     half = k.fma(power, small, _plus(power, -0.5))
@@ -161,31 +180,44 @@ def expm1(x: Expr) -> Expr:
 
 
 def logistic(x: Expr) -> Expr:
-    """1 / (1 + e^-x), as e^x / (1 + e^x) for negative x: one exponential of -|x|, one division."""
+    """With e = e^-|x| and q = e / (1 + e): e - e q for negative x, else 1 - q. There the error of q hardly counts."""
     e = exp(_neg(_abs(x)), nonpositive=True)
+    q = _div(e, _plus(e, 1.0))
     top = k.select(_below(x, 0.0), e, _lit(1.0, x))
-    return _div(top, _plus(e, 1.0))
+    return k.fma(_neg(top), q, top)
 
 
 def tanh(x: Expr) -> Expr:
-    """f32: a rational function of the clamped argument; f64: -t / (t + 2) with t = e^(-2|x|) - 1."""
-    if x.dtype == f32:
-        clamped = _at_most(_at_least(x, -c.TANH_LIMIT), c.TANH_LIMIT)
-        z = k.mul(clamped, clamped)
-        return _div(k.mul(clamped, _polynomial(z, c.TANH_P)), _polynomial(z, c.TANH_Q))
-    t = expm1(_scale(_abs(x), -2.0))
+    """t / (t + 2) with t = e^(2|x|) - 1 = 2^n (e^(2r) - 1) + 2^n - 1, |x| = n ln2 / 2 + r; 1 from the clamp on."""
+    if x.dtype == f64:
+        t = expm1(_scale(_abs(x), -2.0))
+        return _with_sign(_div(t, _plus(t, 2.0)), x)
+    a = _at_most(_abs(x), 9.1)
+    bias = F32.shift + F32.bias
+    shifted = k.fma(a, _lit(4 * F32.half_log2e, x), _lit(bias, x))
+    n = _plus(shifted, -bias)
+    r = k.fma(n, _lit(-F32.ln2[1] / 2, x), k.fma(n, _lit(-F32.ln2[0] / 2, x), a))
+    power = _power_of_two(shifted)
+    small = k.fma(k.mul(r, r), _polynomial(r, c.TANH_F32), k.add(r, r))
+    t = k.fma(power, small, _plus(power, -1.0))
     return _with_sign(_div(t, _plus(t, 2.0)), x)
 
 
 def erf(x: Expr) -> Expr:
-    """f32: a rational function of the clamped argument; f64: a polynomial below 1, 1 - e^(-x^2) g(x) above."""
+    """A polynomial near 0; beyond, f32: 1 - 2^Q(|x|) with a polynomial Q = log2(erfc), f64: 1 - e^(-x^2) g(|x|)."""
     if x.dtype == f32:
-        clamped = _at_most(_at_least(x, -c.ERF_LIMIT), c.ERF_LIMIT)
-        z = k.mul(clamped, clamped)
-        return _div(k.mul(clamped, _polynomial(z, c.ERF_P)), _polynomial(z, c.ERF_Q))
+        a = _at_most(_abs(x), 4.0)
+        z = k.mul(x, x)
+        small = k.fma(x, _polynomial(z, c.ERF_SMALL_F32), x)
+        exponent = _polynomial(a, c.ERFC_LOG2_F32)
+        bias = F32.shift + F32.bias
+        shifted = _plus(exponent, bias)
+        r = k.sub(exponent, _plus(shifted, -bias))
+        large = k.fma(_neg(_polynomial(r, c.EXP2_F32)), _power_of_two(shifted), _lit(1.0, x))
+        return k.select(_below(a, c.ERF_SPLIT), small, _with_sign(large, x))
     a = _at_most(_abs(x), 6.0)
     z = k.mul(a, a)
-    small = k.mul(x, _polynomial(z, c.ERF_SMALL_F64))
+    small = k.fma(x, _polynomial(z, c.ERF_SMALL_F64), x)
     g = _polynomial(_div(_plus(a, -2.0), _plus(a, 2.0)), c.ERFC_F64)
     large = k.fma(_neg(exp(_neg(z), nonpositive=True)), g, _lit(1.0, x))
     return k.select(_below(a, 1.0), small, _with_sign(large, x))
@@ -307,8 +339,8 @@ def atanh(x: Expr) -> Expr:
 def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
     """(quadrant, r) of an f32: x = quadrant * pi/2 + r, in f64; exact enough on the whole range of f32.
 
-    24 significant bits spread over at most two of the windows of 26 bits that lie above 2^24. Each window's integer times
-    (its unit modulo 2 pi) is exact in f64, and so is their sum.
+    24 significant bits spread over at most two of the windows of 26 bits that lie above 2^24. Each window's integer
+    times (its unit modulo 2 pi) is exact in f64, and so is their sum.
     """
     rest = k.cast(x, f64)
     turned, low = _lit(0.0, rest), _lit(0.0, rest)
@@ -318,7 +350,7 @@ def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
         turned = k.fma(count, _lit(high_part, rest), turned)
         low = k.fma(count, _lit(low_part, rest), low)
     total = k.add(rest, turned)
-    shifted = k.fma(total, _lit(c.TWO_OVER_PI, rest), _lit(F64.shift, rest))
+    shifted = k.fma(k.add(total, low), _lit(c.TWO_OVER_PI, rest), _lit(F64.shift, rest))
     j = _plus(shifted, -F64.shift)
     r = k.fma(j, _lit(-c.HALF_PI[1], rest), k.fma(j, _lit(-c.HALF_PI[0], rest), total))
     return k.bitcast(shifted, i64), k.add(r, low)
@@ -427,27 +459,23 @@ def atan(x: Expr) -> Expr:
 
 
 def atan2(y: Expr, x: Expr) -> Expr:
-    """The angle of (x, y). f32 in f64, where nothing over- or underflows; f64 operands are scaled apart from the limits."""
+    """The angle of (x, y). f32 in f64, where nothing over- or underflows; f64 operands are scaled off the limits."""
     if y.dtype == f32:
         return k.cast(atan2(k.cast(y, f64), k.cast(x, f64)), f32)
     a, b = _abs(y), _abs(x)
     both_infinite = k.binary("and", k.binary("eq", a, _lit(inf, a)), k.binary("eq", b, _lit(inf, b)))
     a, b = k.select(both_infinite, _lit(1.0, a), a), k.select(both_infinite, _lit(1.0, b), b)
-    huge = k.binary("or", _above(a, 2.0**1000), _above(b, 2.0**1000))
-    scale = k.select(huge, _lit(2.0**-60, a), _lit(2.0**60, a))
-    a, b = k.mul(a, k.select(_both_small(a, b), _lit(2.0**200, a), scale)), k.mul(
-        b, k.select(_both_small(a, b), _lit(2.0**200, a), scale)
-    )
+    larger = k.select(k.binary("gt", a, b), a, b)
+    one = _lit(1.0, a)
+    up_or_down = k.select(_below(larger, 2.0**-500), _lit(2.0**500, a), one)
+    scale = k.select(_above(larger, 2.0**500), _lit(2.0**-200, a), up_or_down)
+    a, b = k.mul(a, scale), k.mul(b, scale)
     origin = k.binary("and", k.binary("eq", a, _lit(0.0, a)), k.binary("eq", b, _lit(0.0, b)))
-    angle = _atan_core(a, k.select(origin, _lit(1.0, b), b))
+    angle = _atan_core(a, k.select(origin, one, b))
     negative = k.binary("lt", k.bitcast(x, i64), _int(0, x))
     angle = k.select(negative, k.add(k.sub(_lit(c.PI[0], a), angle), _lit(c.PI[1], a)), angle)
     # a NaN x takes part in nothing but b
     return _with_sign(k.select(k.binary("ne", x, x), x, angle), y)
-
-
-def _both_small(a: Expr, b: Expr) -> Expr:
-    return k.binary("and", _below(a, 2.0**-900), _below(b, 2.0**-900))
 
 
 def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -588,5 +616,5 @@ def _power_f64(a: Expr, y: Expr) -> Expr:
     p = k.mul(y, high)
     p_low = k.fma(y, low, k.fma(y, high, _neg(p)))
     e = exp(p)
-    inside = k.binary("and", ordinary, _below(_abs(p), 800.0))
-    return k.fma(e, k.select(inside, p_low, _lit(0.0, a)), e)
+    inside = k.binary("and", _below(_abs(p), inf), _below(e, inf))
+    return k.select(inside, k.fma(e, p_low, e), e)

@@ -1,0 +1,152 @@
+"""Error bounds of the scalar rules, against numpy in 80-bit floats (erf: against math.erf).
+
+Samples: random bit patterns (every exponent alike), ordinary ranges, around 1, edges and their neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.types import DTYPES, DType
+from ingot.ops.core.elementwise import Elementwise
+from tests.ops.evaluate import evaluate
+
+Truth = Callable[..., np.ndarray]
+Real = np.longdouble
+COUNT = 30_000
+
+# op: (truth, bound in ulp for f32, for f64); the table of docs/ops.md
+BOUNDS: dict[type[Elementwise], tuple[Truth, float, float]] = {
+    ops.Exp: (np.exp, 1.5, 1.5),
+    ops.Expm1: (np.expm1, 1.6, 2.0),
+    ops.Log: (np.log, 0.9, 0.9),
+    ops.Log1p: (np.log1p, 0.6, 1.6),
+    ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.0, 2.2),
+    ops.Tanh: (np.tanh, 2.3, 2.7),
+    ops.Erf: (lambda x: np.asarray([math.erf(v) for v in x], Real), 1.5, 2.2),
+    ops.Sin: (np.sin, 1.6, 1.2),
+    ops.Cos: (np.cos, 1.6, 1.2),
+    ops.Tan: (np.tan, 0.6, 3.0),
+    ops.Asin: (np.arcsin, 2.3, 2.3),
+    ops.Acos: (np.arccos, 1.2, 1.2),
+    ops.Atan: (np.arctan, 2.3, 1.8),
+    ops.Sinh: (np.sinh, 0.6, 3.2),
+    ops.Cosh: (np.cosh, 0.6, 3.4),
+    ops.Asinh: (np.arcsinh, 0.6, 2.2),
+    ops.Acosh: (np.arccosh, 0.6, 3.2),
+    ops.Atanh: (np.arctanh, 0.6, 2.0),
+    ops.Cbrt: (np.cbrt, 0.6, 1.1),
+    ops.Rsqrt: (lambda x: 1 / np.sqrt(x), 1.5, 1.5),
+    ops.Pow: (np.power, 0.6, 2.0),
+    ops.Atan2: (np.arctan2, 0.6, 2.4),
+}
+_EDGES = (
+    *(
+        0.0,
+        1.0,
+        0.5,
+        2.0,
+        np.inf,
+        np.nan,
+        88.72,
+        88.73,
+        87.33,
+        103.9,
+        103.98,
+        104.1,
+        709.78,
+        709.79,
+        708.4,
+        745.1,
+        745.2,
+    ),
+    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 0.9, 1e10, 1e22),
+)
+
+
+def samples(dtype: DType, rng: np.random.Generator) -> np.ndarray:
+    info = np.finfo(dtype.numpy)
+    bits = rng.integers(0, 2**dtype.bits - 1, COUNT, f"u{dtype.nbytes}", endpoint=True).view(dtype.numpy)
+    ranges = [rng.uniform(-s, s, COUNT // 6) for s in (1e-3, 1, 2, 10, 100, 700)]
+    near_one = 1 + rng.uniform(-1, 1, COUNT // 6) * np.exp(-rng.uniform(0, 20, COUNT // 6))
+    edges = np.asarray([*_EDGES, info.max, info.tiny, info.smallest_subnormal]).astype(dtype.numpy)
+    edges = np.concatenate([edges, -edges])
+    with np.errstate(all="ignore"):
+        around = [np.nextafter(edges, dtype.numpy.type(to)) for to in (np.inf, -np.inf)]
+        return np.concatenate([bits, *ranges, near_one, edges, *around]).astype(dtype.numpy)
+
+
+def operands(op: Elementwise, dtype: DType) -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    x = samples(dtype, rng)
+    if op.arity == 1:
+        # the domain of f64 sin, cos and tan
+        bounded = dtype.bits == 64 and isinstance(op, ops.Sin | ops.Cos | ops.Tan)
+        return [np.where(np.abs(x) <= 2.0**51, x, 1.0) if bounded else x]
+    y = rng.permutation(samples(dtype, rng))
+    half = x.size // 2
+    with np.errstate(all="ignore"):
+        if isinstance(op, ops.Pow):
+            # half of the pairs give finite results
+            limit = 88 if dtype.bits == 32 else 709
+            y[:half] = rng.uniform(-limit, limit, half) / np.log(np.abs(x[:half].astype(np.float64)))
+            y[half : half + 2000] = rng.integers(-5, 6, 2000)
+        else:
+            y[:half] = x[:half] * rng.uniform(-4, 4, half)
+    edge = np.asarray([0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3, -3, np.inf, -np.inf, np.nan], dtype.numpy)
+    a, b = np.meshgrid(edge, edge)
+    return [np.concatenate([x, a.ravel()]), np.concatenate([y, b.ravel()])]
+
+
+def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Distance in units in the last place of the exact value; inf for a wrong inf, NaN, or sign of zero."""
+    info = np.finfo(got.dtype)
+    rounded = want.astype(got.dtype)
+    finite = np.isfinite(want) & np.isfinite(rounded)
+    same = (got == rounded) & ((rounded != 0) | (np.signbit(got) == np.signbit(rounded)))
+    error = np.where(same | (np.isnan(got) & np.isnan(rounded)), 0.0, np.inf)
+    # just above the largest number either it or infinity will do
+    error[np.isfinite(want) & ~finite & (np.abs(got) == info.max)] = 0
+    exponent = np.maximum(np.frexp(np.where(finite, want, 1))[1] - 1, info.minexp)
+    distance = np.abs(got.astype(Real) - want) / np.ldexp(Real(1), exponent - info.nmant)
+    nonzero = finite & (rounded != 0) & np.isfinite(got)
+    return np.where(nonzero, distance, error)
+
+
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("cls", BOUNDS, ids=lambda c: c.name)
+def test_error_bound(cls: type[Elementwise], name: str) -> None:
+    truth, *limits = BOUNDS[cls]
+    dtype = DTYPES[name]
+    xs = operands(cls(), dtype)
+    names = "xy"[: len(xs)]
+    expr = cls().scalar(*(k.var(n, dtype) for n in names))
+    got = evaluate(expr, dict(zip(names, xs, strict=True)))
+    with np.errstate(all="ignore"):
+        want = np.asarray(truth(*(x.astype(Real) for x in xs)))
+        error = ulps(got, want)
+    worst = int(np.argmax(error))
+    at = [float(x[worst]) for x in xs]
+    assert error[worst] <= limits[name == "f64"], f"{error[worst]} ulp at {at}: got {got[worst]}, want {want[worst]}"
+
+
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0])
+def test_literal_powers(exponent: float, name: str) -> None:
+    dtype = DTYPES[name]
+    x = samples(dtype, np.random.default_rng(3))
+    got = evaluate(ops.Pow().scalar(k.var("x", dtype), k.lit(exponent, dtype)), {"x": x})
+    with np.errstate(all="ignore"):
+        assert ulps(np.broadcast_to(got, x.shape), np.power(x.astype(Real), exponent)).max() <= 2.1
+
+
+def test_sine_of_huge_f64_is_nan_rather_than_wrong() -> None:
+    x = np.asarray([2.0**51, 1e22, -1e300])
+    got = evaluate(ops.Sin().scalar(k.var("x", DTYPES["f64"])), {"x": x})
+    np.testing.assert_array_equal(np.isnan(got), [False, True, True])
