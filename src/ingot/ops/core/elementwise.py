@@ -17,7 +17,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
 from ingot.ir.node import Op
-from ingot.ir.types import DType, TensorType, boolean, dtype_of, f32
+from ingot.ir.types import DTYPES, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core import vecmath as vm
@@ -75,8 +75,10 @@ class Elementwise(CoreOp):
 
 
 def widen_expr(x: Expr) -> Expr:
-    """Narrow floats as f32."""
-    return k.cast(x, f32) if x.dtype.is_float and x.dtype.bits < 32 else x
+    """Narrow floats as f32, sub-byte integers as bytes."""
+    if x.dtype.is_float:
+        return k.cast(x, f32) if x.dtype.bits < 32 else x
+    return k.cast(x, DTYPES[f"{x.dtype.kind}8"]) if x.dtype.bits < 8 else x
 
 
 def _kinds(kinds: str) -> str:
