@@ -18,6 +18,7 @@ from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import default_threads
 from ingot.runtime.program import Program
+from ingot.support import progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError
 from ingot.support.native import HostFeatures
@@ -58,6 +59,7 @@ class _Options:
 def _import_onnx(source: Any, dynamic: Any) -> Graph:
     from ingot.frontends.onnx import import_onnx
 
+    progress.report("read")
     return import_onnx(source, dynamic=dynamic)
 
 

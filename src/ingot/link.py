@@ -20,11 +20,26 @@ from ingot.schedule.lower import lower
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.schedule.machine import Machine
 from ingot.schedule.storage import Storage, assign
+from ingot.support import progress
 from ingot.support.errors import CompileError
 from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
 Assemble = Callable[[Sequence[Kernel]], CodeObject]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Steps first..last-1 of a program run group `node`.
+
+    Operands and results are (buffer id, layout in it); an operand that is a constant is None.
+    """
+
+    node: Node
+    first: int
+    last: int
+    inputs: tuple[tuple[int, Layout] | None, ...]
+    outputs: tuple[tuple[int, Layout], ...]
 
 
 def expression(d: DimLike) -> Expr:
@@ -90,6 +105,7 @@ class _Linker:
         self.kernels: list[Kernel] = []
         self.lowered: dict[object, Lowered] = {}
         self.steps: list[rt.Step] = []
+        self.launches: list[Launch] = []
         self.scratch = 0
         self.by_identity: dict[int, str] = {}
 
@@ -98,9 +114,10 @@ class _Linker:
             self._new(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
         for i, n in enumerate(self.graph.outputs):
             self._new(n, _Memory("output", n.type.nbytes, index=i))
-        for n in self.graph.nodes():
-            if isinstance(n.op, Group):
-                self._launch(n)
+        groups = [n for n in self.graph.nodes() if isinstance(n.op, Group)]
+        for i, n in enumerate(groups):
+            progress.report("schedule", i, len(groups))
+            self._launch(n)
 
     def _new(self, owner: Node, memory: _Memory) -> int:
         self.buffers.append(memory)
@@ -154,6 +171,7 @@ class _Linker:
                 case "pack":
                     return packed[arg.index]
 
+        first = len(self.steps)
         for step in low.steps:
             number = len(self.steps)
             for arg in step.args:
@@ -168,6 +186,10 @@ class _Linker:
                     label(node),
                 )
             )
+
+        reads = (None if c else (self._buffer(n), lay) for n, lay, c in zip(node.inputs, ins, constant, strict=True))
+        writes = ((self._buffer(n), lay) for n, lay in zip(results, outs, strict=True))
+        self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes)))
 
     def _lower(
         self,
@@ -242,14 +264,18 @@ def link(
     *,
     stages: Mapping[str, str],
     meta: Mapping[str, str],
+    launches: list[Launch] | None = None,
 ) -> rt.Program:
     """Lower every group of a fused graph, assemble the kernels and lay out weights and buffers.
 
+    `launches`, if given, is filled with what each step belongs to, for debugging.
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph)
     linker = _Linker(storage.graph, storage, machine)
     linker.link()
+    if launches is not None:
+        launches += linker.launches
     code = assemble(linker.kernels)
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph, Op
 from ingot.ir.show import show
-from ingot.link import link
+from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, Attention
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
@@ -24,7 +25,8 @@ from ingot.passes.lower import lower_model_ops
 from ingot.passes.simplify import simplify
 from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
-from ingot.support.native import HostFeatures
+from ingot.support import progress
+from ingot.support.native import CodeObject, HostFeatures
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 
@@ -47,14 +49,17 @@ CPU: tuple[tuple[str, Pass], ...] = (
 
 @dataclass
 class Trace:
-    """What happened to a graph: (stage, seconds, graph after it)."""
+    """What happened to a graph: (stage, seconds, graph after it); its kernels, and what each step belongs to."""
 
     stages: list[tuple[str, float, Graph]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
 
 
 def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...] = CPU, trace: Trace | None = None) -> Graph:
     """Run `passes` in order."""
     for name, run in passes:
+        progress.report(name)
         begin = time.perf_counter()
         graph = run(graph)
         if trace is not None:
@@ -74,13 +79,21 @@ def build_program(
     """Compile a MODEL graph for a CPU with the features `isa`."""
     machine = machine_of(isa.arch, isa.features, threads)
     fused = optimize(graph, CPU_FAST_MATH if fast_math else CPU, trace)
+
+    def native(kernels: Sequence[Kernel]) -> CodeObject:
+        if trace is not None:
+            trace.kernels += kernels
+        progress.report("machine code")
+        return assemble([print_module(kernels, isa)], isa)
+
     program = link(
         fused,
         machine,
         isa,
-        lambda kernels: assemble([print_module(kernels, isa)], isa),
+        native,
         stages={"model": show(graph), "fused": show(fused)},
         meta=meta or {},
+        launches=None if trace is None else trace.launches,
     )
     program.check()
     return program
