@@ -1,6 +1,6 @@
 import pytest
 
-from ingot.runtime.expr import Expr, check, evaluate, show, symbol_of
+from ingot.runtime.expr import Expr, check, evaluate, show
 from ingot.support.errors import VerifyError
 
 
@@ -35,5 +35,7 @@ def test_zero_divisor():
 
 
 def test_plain_symbols():
-    assert symbol_of(("n",)) == "n"
-    assert symbol_of((3,)) is None and symbol_of(3) is None and symbol_of(("n", 1, "+")) is None
+    assert linear_in(("n",)) == ("n", 1, 0)
+    assert linear_in((2, "n", "*", 3, "+")) == ("n", 2, 3)
+    assert linear_in(("n", "m", "+")) is None and linear_in((8, "n", "-")) is None and linear_in(("n", 2, "//")) is None
+    assert linear_in((3,)) is None and linear_in(3) is None

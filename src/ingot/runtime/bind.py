@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime import memory
-from ingot.runtime.expr import evaluate, show, symbol_of
+from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.image import CodeImage
 from ingot.runtime.program import Buffer, Program
 from ingot.support.errors import IngotError, InputError
@@ -31,9 +31,10 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
             wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
             raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
         for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
-            name = symbol_of(dim)
-            if name is not None and name not in values:
-                values[name] = size
+            line = linear_in(dim)
+            if line is not None and line[0] not in values:
+                name, slope, start = line
+                values[name] = (size - start) // slope  # a size between two values fails the check below
                 origin[name] = f"axis {axis} of input {spec.name!r}"
     for symbol in program.symbols:
         size = values[symbol.name]

@@ -60,11 +60,20 @@ def check(expr: Expr, names: Collection[str], where: str) -> None:
         raise VerifyError(f"size expression {list(expr)}", expected="one value", got=f"{depth} values", where=where)
 
 
-def symbol_of(expr: Expr) -> str | None:
-    """The symbol's name if the expression is one plain symbol."""
-    if isinstance(expr, int) or len(expr) != 1 or isinstance(expr[0], int):
+def linear_in(expr: Expr) -> tuple[str, int, int] | None:
+    """(symbol, a, b) where the expression is a * symbol + b with a > 0; None for any other."""
+    if isinstance(expr, int):
         return None
-    return expr[0]
+    names = {item for item in expr if isinstance(item, str) and item not in OPERATORS}
+    if len(names) != 1 or not {item for item in expr if item in OPERATORS} <= {"+", "-", "*"}:
+        return None
+    (name,) = names
+    at = [evaluate(expr, {name: value}) for value in range(4)]
+    slope = at[1] - at[0]
+    # a cubic through four points of a line could only come from terms that cancel: sizes have no such terms
+    if slope <= 0 or at[2] - at[1] != slope or at[3] - at[2] != slope:
+        return None
+    return name, slope, at[0]
 
 
 def show(expr: Expr) -> str:

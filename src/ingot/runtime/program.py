@@ -106,9 +106,9 @@ class Program:
         names = [symbol.name for symbol in self.symbols]
         if len(set(names)) != len(names):
             raise VerifyError("program: a symbol is declared twice", got=names)
-        bound: set[str] = {name for spec in self.inputs for dim in spec.shape if (name := expr.symbol_of(dim))}
+        bound = {line[0] for spec in self.inputs for dim in spec.shape if (line := expr.linear_in(dim))}
         if missing := [name for name in names if name not in bound]:
-            raise VerifyError("program: no input dim is the plain symbol", got=missing)
+            raise VerifyError("program: no input dim tells the symbol", got=missing)
         for spec in (*self.inputs, *self.outputs):
             dtypes.itemsize(spec.dtype)
             for dim in spec.shape:
