@@ -101,10 +101,10 @@ def current_fuel() -> Fuel:
 
 
 def rewrite(graph: Graph, ruleset: RuleSet, *, mandatory: bool = False) -> Graph:
-    """`graph` with `ruleset` applied to a fixpoint, also in the graphs among attributes; the same object if nothing fits.
+    """`graph` with `ruleset` applied to a fixpoint, bodies of ops included; the same object if nothing fits.
 
-    `mandatory` rewrites (lowerings) take no fuel. INGOT_DEBUG>=3 prints each rewrite to stderr. Raises VerifyError for a
-    rule that changes types, or rules that undo each other.
+    `mandatory` rewrites (lowerings) take no fuel. INGOT_DEBUG>=3 prints each rewrite to stderr. Raises VerifyError for
+    a rule that changes types, and for rules that undo each other or never come to an end.
     """
     fuel = Fuel(None) if mandatory else current_fuel()
     return _Rewriter(ruleset, fuel, flags.debug_level() >= 3).graph(graph)

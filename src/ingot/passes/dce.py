@@ -1,0 +1,116 @@
+"""Dead code elimination inside ops that hold graphs; in a graph itself only what its outputs need exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot import ops
+from ingot.ir.node import Graph, Node, Project
+
+Reads = dict[Node, set[int]]
+
+
+def dce(graph: Graph) -> Graph:
+    """group(x, y){return a(x), b(y)}.0 -> group(x){return a(x)}        likewise while and case
+
+    Results that nothing reads leave a group, a case, or a loop (with the values that only they need), and so do the
+    operands that no body reads any more. Inputs of the graph stay, used or not.
+    """
+    while True:
+        pruned = _prune(graph)
+        if pruned is graph:
+            return graph
+        graph = pruned
+
+
+def _prune(graph: Graph) -> Graph:
+    reads: Reads = {}
+    nodes = graph.nodes()
+    for n in nodes:
+        if isinstance(n.op, Project):
+            reads.setdefault(n.inputs[0], set()).add(n.op.index)
+    memo: dict[Node, Node] = {}
+    # node -> old result index -> new node
+    renamed: dict[Node, dict[int, Node]] = {}
+    for n in nodes:
+        if isinstance(n.op, Project) and n.inputs[0] in renamed:
+            memo[n] = renamed[n.inputs[0]][n.op.index]
+            continue
+        operands = [memo[i] for i in n.inputs]
+        if not n.op.bodies:
+            memo[n] = n.with_inputs(operands)
+            continue
+        op = n.op.map_bodies(dce)
+        base = n.with_inputs(operands) if op is n.op else op(*operands, loc=n.loc)
+        memo[n] = base
+        kept = reads.get(n, set()) if len(n.types) > 1 else {0}
+        smaller = next((fn(base, kept) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
+        if smaller is None:
+            continue
+        new, places = smaller
+        if len(n.types) == 1:
+            memo[n] = new.results[places[0]]
+        else:
+            renamed[n] = {old: new.results[at] for old, at in places.items()}
+    outputs = tuple(memo[o] for o in graph.outputs)
+    return graph if outputs == graph.outputs else graph.with_outputs(outputs)
+
+
+Pruned = tuple[Node, dict[int, int]] | None
+
+
+def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+    names = tuple(body.output_names[i] for i in outputs) if body.output_names else ()
+    return Graph(tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs), names, body.bounds)
+
+
+def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
+    """The places of the inputs that those outputs of `body` read."""
+    found = set(Graph((), tuple(body.outputs[i] for i in outputs)).nodes())
+    return {at for at, n in enumerate(body.inputs) if n in found}
+
+
+def _group(n: Node, kept: set[int]) -> Pruned:
+    assert isinstance(n.op, ops.Group)
+    body = n.op.body
+    outputs = sorted(kept)
+    inputs = sorted(_needs(body, outputs))
+    if len(outputs) == len(body.outputs) and len(inputs) == len(body.inputs):
+        return None
+    new = ops.Group(_select(body, inputs, outputs), n.op.kind)(*(n.inputs[i] for i in inputs), loc=n.loc)
+    return new, {old: at for at, old in enumerate(outputs)}
+
+
+def _case(n: Node, kept: set[int]) -> Pruned:
+    assert isinstance(n.op, ops.Case)
+    branches = n.op.branches
+    outputs = sorted(kept)
+    inputs = sorted(set().union(*(_needs(b, outputs) for b in branches)))
+    if len(outputs) == len(branches[0].outputs) and len(inputs) == len(branches[0].inputs):
+        return None
+    op = ops.Case(tuple(_select(b, inputs, outputs) for b in branches))
+    return op(n.inputs[0], *(n.inputs[1 + i] for i in inputs), loc=n.loc), {old: at for at, old in enumerate(outputs)}
+
+
+def _while(n: Node, kept: set[int]) -> Pruned:
+    assert isinstance(n.op, ops.While)
+    cond, body = n.op.cond, n.op.body
+    live = kept | _needs(cond, [0])
+    while True:
+        more = live | _needs(body, sorted(live))
+        if more == live:
+            break
+        live = more
+    if len(live) == len(body.inputs):
+        return None
+    places = sorted(live)
+    # a loop that ends at once or never changes anything still has its condition's values
+    op = ops.While(_select(cond, places, [0]), _select(body, places, places))
+    return op(*(n.inputs[i] for i in places), loc=n.loc), {old: at for at, old in enumerate(places)}
+
+
+_PRUNERS: tuple[tuple[type, Callable[[Node, set[int]], Pruned]], ...] = (
+    (ops.Group, _group),
+    (ops.Case, _case),
+    (ops.While, _while),
+)

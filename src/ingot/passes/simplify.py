@@ -1,0 +1,367 @@
+"""Algebraic simplification: the identities, and rules about shapes that text cannot say.
+
+reshape(reshape(x)), transpose(transpose(x)), slice(slice(x)), broadcast(broadcast(x))   ->  one of them, or x
+convert(convert(x))  ->  convert(x)                 where the first loses nothing
+concat(slice(x, 0:2), slice(x, 2:4))  ->  x         slice(concat(a, b))  ->  slice(a)
+add(broadcast(a), broadcast(b))  ->  broadcast(add(a, b))
+x / 8.0  ->  x * 0.125                              where the reciprocal is exact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import DimLike, product
+from ingot.ir.node import Const, Graph, Node
+from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
+from ingot.ir.types import DType, Shape
+from ingot.ops.core.elementwise import Elementwise
+from ingot.passes.constants import splat_of
+from ingot.passes.identities import FAST_MATH, IDENTITIES, rule_set
+
+
+def simplify(graph: Graph, *, fast_math: bool = False) -> Graph:
+    """x * 1 -> x, transpose(transpose(x)) -> x, slice(concat(a, b)) -> a, ...: see the module's table.
+
+    Exact but for NaN payloads, the sign of a zero that is a sum of one element, and `ulps` where an identity says so;
+    `fast_math` adds the rules that ignore NaN, infinities, signs of zero and rounding.
+    """
+    return rewrite(graph, _rules(fast_math))
+
+
+@cache
+def _rules(fast_math: bool) -> RuleSet:
+    return SHAPES + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
+
+
+# --- reshape, transpose, broadcast
+
+
+def _reshape(n: Node) -> Node | None:
+    """reshape to the same shape -> x; reshape(reshape(x)) -> reshape(x); reshape(broadcast(scalar)) -> broadcast"""
+    (x,) = n.inputs
+    if x.shape == n.shape:
+        return x
+    if isinstance(x.op, ops.Reshape):
+        return ops.Reshape(n.shape)(x.inputs[0])
+    if isinstance(x.op, ops.BroadcastInDim) and not x.op.dims:
+        return ops.BroadcastInDim(n.shape, ())(x.inputs[0])
+    return None
+
+
+def _transpose(n: Node) -> Node | None:
+    """transpose by 0, 1, 2... -> x; transpose(transpose(x)) -> transpose(x); of a broadcast or iota -> another one"""
+    (x,) = n.inputs
+    perm = _permutation(n)
+    if perm == tuple(range(len(perm))):
+        return x
+    if isinstance(x.op, ops.Transpose | ops.BroadcastInDim | ops.Iota):
+        op = x.op.yielding(perm)
+        return None if op is None else op(*x.inputs)
+    return None
+
+
+def _permutation(n: Node) -> tuple[int, ...]:
+    assert isinstance(n.op, ops.Transpose)
+    return n.op.permutation
+
+
+def _broadcast(n: Node) -> Node | None:
+    """broadcast(broadcast(x)) -> broadcast(x); broadcast that repeats nothing -> reshape or transpose of x"""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.BroadcastInDim)
+    if isinstance(x.op, ops.BroadcastInDim):
+        return ops.BroadcastInDim(op.shape, tuple(op.dims[d] for d in x.op.dims))(x.inputs[0])
+    if isinstance(x.op, ops.Reshape):
+        axes = _inserted(x.inputs[0].shape, x.shape)
+        if axes is not None:
+            return ops.BroadcastInDim(op.shape, tuple(op.dims[a] for a in axes))(x.inputs[0])
+    if _no_repeat(op, x.shape):
+        order = tuple(sorted(range(len(op.dims)), key=lambda a: op.dims[a]))
+        return ops.Reshape(op.shape)(ops.Transpose(order)(x))
+    return None
+
+
+def _inserted(old: Shape, new: Shape) -> tuple[int, ...] | None:
+    """For each axis of `old` its place in `new`, where `new` is `old` with sizes of 1 put in; else None."""
+    axes: list[int] = []
+    for at, d in enumerate(new):
+        if len(axes) < len(old) and d == old[len(axes)]:
+            axes.append(at)
+        elif d != 1:
+            return None
+    return tuple(axes) if len(axes) == len(old) else None
+
+
+def _no_repeat(op: ops.BroadcastInDim, shape: Shape) -> bool:
+    kept = {d: shape[a] for a, d in enumerate(op.dims)}
+    return all(kept.get(d, 1) == size for d, size in enumerate(op.shape))
+
+
+# --- slice, pad, concat, reverse
+
+
+def _slice(n: Node) -> Node | None:
+    """slice of everything -> x; slice(slice(x)) -> slice(x); slice within one operand of a concat -> slice of it"""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.Slice)
+    if n.shape == x.shape and all(s == 1 for s in op.strides):
+        return x
+    if isinstance(x.op, ops.Slice):
+        return _slice_of_slice(op, x, x.op)
+    if isinstance(x.op, ops.Concat):
+        return _slice_of_concat(op, x, x.op.dimension)
+    if isinstance(x.op, ops.BroadcastInDim) and not x.op.dims:
+        return ops.BroadcastInDim(n.shape, ())(x.inputs[0])
+    return None
+
+
+def _slice_of_slice(outer: ops.Slice, x: Node, inner: ops.Slice) -> Node | None:
+    # a limit beyond the last element taken may pass the operand's end, so strided slices stay
+    if any(s != 1 for s in inner.strides):
+        return None
+    start = tuple(a + b for a, b in zip(inner.start, outer.start, strict=True))
+    limit = tuple(a + b for a, b in zip(inner.start, outer.limit, strict=True))
+    return ops.Slice(start, limit, outer.strides)(x.inputs[0])
+
+
+def _slice_of_concat(op: ops.Slice, x: Node, axis: int) -> Node | None:
+    begin: DimLike = 0
+    for part in x.inputs:
+        low, high = op.start[axis] - begin, op.limit[axis] - begin
+        size = part.shape[axis]
+        inside = all(isinstance(d, int) and d >= 0 for d in (low, size - high))
+        if inside and low != high:
+            start, limit = _with(op.start, axis, low), _with(op.limit, axis, high)
+            return ops.Slice(start, limit, op.strides)(part)
+        begin = begin + size
+    return None
+
+
+def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _concat(n: Node) -> Node | None:
+    """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined"""
+    assert isinstance(n.op, ops.Concat)
+    axis = n.op.dimension
+    if len(n.inputs) == 1:
+        return n.inputs[0]
+    parts: list[Node] = []
+    for x in n.inputs:
+        parts += x.inputs if isinstance(x.op, ops.Concat) and x.op.dimension == axis else (x,)
+    parts = [x for x in parts if x.shape[axis] != 0] or parts[:1]
+    joined: list[Node] = []
+    for x in parts:
+        both = _join(joined[-1], x, axis) if joined else None
+        if both is None:
+            joined.append(x)
+        else:
+            joined[-1] = both
+    if tuple(joined) == n.inputs:
+        return None
+    return joined[0] if len(joined) == 1 else n.op(*joined)
+
+
+def _join(a: Node, b: Node, axis: int) -> Node | None:
+    """concat(x[i:j], x[j:k]) -> x[i:k]"""
+    p, q = a.op, b.op
+    if not (isinstance(p, ops.Slice) and isinstance(q, ops.Slice)) or a.inputs[0] is not b.inputs[0]:
+        return None
+    fits = p.limit[axis] == q.start[axis] and all(s == 1 for s in (*p.strides, *q.strides))
+    if not fits or _with(p.start, axis, 0) != _with(q.start, axis, 0):
+        return None
+    return ops.Slice(p.start, _with(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
+
+
+def _pad(n: Node) -> Node | None:
+    """pad by nothing -> x; pad(pad(x, v), v) -> pad(x, v)"""
+    op, (x, value) = n.op, n.inputs
+    assert isinstance(op, ops.Pad)
+    if not any(d != 0 for d in (*op.low, *op.high, *op.interior)):
+        return x
+    inner = x.op
+    if not isinstance(inner, ops.Pad) or x.inputs[1] is not value or any((*op.interior, *inner.interior)):
+        return None
+    grows = all(isinstance(d, int) and d >= 0 for d in (*op.low, *op.high, *inner.low, *inner.high))
+    if not grows:
+        return None
+    low, high = _sums(op.low, inner.low), _sums(op.high, inner.high)
+    return ops.Pad(low, high, op.interior)(x.inputs[0], value)
+
+
+def _sums(a: Shape, b: Shape) -> Shape:
+    return tuple(p + q for p, q in zip(a, b, strict=True))
+
+
+def _reverse(n: Node) -> Node | None:
+    """reverse along sizes of 1 -> x; reverse(reverse(x)) -> reverse along what is left"""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.Reverse)
+    dims = [d for d in op.dims if x.shape[d] != 1]
+    source = x
+    if isinstance(x.op, ops.Reverse):
+        dims = sorted(set(dims) ^ set(x.op.dims))
+        source = x.inputs[0]
+    if not dims:
+        return source
+    return None if source is x and len(dims) == len(op.dims) else ops.Reverse(tuple(dims))(source)
+
+
+def _dynamic_slice(n: Node) -> Node | None:
+    """dynamic_slice at constant starts -> slice"""
+    op, (x, *starts) = n.op, n.inputs
+    assert isinstance(op, ops.DynamicSlice)
+    sizes = (*x.shape, *op.sizes)
+    if not all(isinstance(s.op, Const) for s in starts) or not all(isinstance(d, int) for d in sizes):
+        return None
+    low = [
+        min(max(int(s.op.value), 0), int(size) - int(window))  # type: ignore[attr-defined, arg-type]
+        for s, size, window in zip(starts, x.shape, op.sizes, strict=True)
+    ]
+    limit = tuple(a + w for a, w in zip(low, op.sizes, strict=True))
+    return ops.Slice(tuple(low), limit, (1,) * len(low))(x)
+
+
+# --- types
+
+
+def _convert(n: Node) -> Node | None:
+    """convert to the same dtype -> x; convert(convert(x)) -> convert(x) where the first keeps every value"""
+    (x,) = n.inputs
+    if x.dtype == n.dtype:
+        return x
+    if isinstance(x.op, ops.Convert) and keeps_values(x.inputs[0].dtype, x.dtype):
+        return ops.cast(x.inputs[0], n.dtype)
+    return None
+
+
+def _bitcast(n: Node) -> Node | None:
+    """bitcast to the same dtype -> x"""
+    (x,) = n.inputs
+    return x if x.dtype == n.dtype else None
+
+
+# significant bits
+_PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8e4m3fn": 4, "f8e5m2": 3}
+_WIDER = {
+    "f8e4m3fn": ("f16", "bf16", "f32", "f64"),
+    "f8e5m2": ("f16", "bf16", "f32", "f64"),
+    "f16": ("f32", "f64"),
+    "bf16": ("f32", "f64"),
+    "f32": ("f64",),
+}
+
+
+def keeps_values(a: DType, b: DType) -> bool:
+    """Whether every value of `a` is one of `b`, so that converting there and on is converting once."""
+    if a == b or a.kind == "b":
+        return True
+    if a.is_float:
+        return b.name in _WIDER.get(a.name, ())
+    if b.is_float:
+        # an integer of at most 11 bits is below f16's largest number too
+        return b.bits > 8 and a.bits - (a.kind == "i") <= _PRECISION[b.name]
+    if a.kind == b.kind:
+        return a.bits <= b.bits
+    return a.kind == "u" and b.kind == "i" and a.bits < b.bits
+
+
+# --- reductions, elementwise, control
+
+
+def _reduce(n: Node) -> Node | None:
+    """reduce over nothing -> x; over sizes of 1 -> reshape; reduce(reduce(x)) of one kind -> one reduce"""
+    op, (x,) = n.op, n.inputs
+    assert isinstance(op, ops.Reduce)
+    if not op.dims:
+        return x
+    real = tuple(d for d in op.dims if x.shape[d] != 1)
+    if len(real) < len(op.dims):
+        dropped = [d for d in op.dims if d not in real]
+        squeezed = tuple(size for d, size in enumerate(x.shape) if d not in dropped)
+        dims = tuple(d - sum(e < d for e in dropped) for d in real)
+        y = ops.Reshape(squeezed)(x)
+        return ops.Reduce(op.kind, dims)(y) if dims else y
+    if isinstance(x.op, ops.Reduce) and x.op.kind == op.kind:
+        inner = x.op.dims
+        kept = [d for d in range(len(x.inputs[0].shape)) if d not in inner]
+        return ops.Reduce(op.kind, (*inner, *(kept[d] for d in op.dims)))(x.inputs[0])
+    return None
+
+
+def _lift_broadcast(n: Node) -> Node | None:
+    """f(broadcast(a), broadcast(b)) -> broadcast(f(a, b)); a filled operand joins as a scalar"""
+    if not all(isinstance(i.op, ops.BroadcastInDim) for i in n.inputs):
+        return None
+    views = [(i.op, i.inputs[0]) for i in n.inputs]
+    op, like = next(((o, s) for o, s in views if o.dims), views[0])  # type: ignore[union-attr]
+    assert isinstance(op, ops.BroadcastInDim)
+    if product(like.shape) == product(op.shape):
+        return None
+    sources: list[Node] = []
+    for o, source in views:
+        assert isinstance(o, ops.BroadcastInDim)
+        if o.dims == op.dims and source.shape == like.shape:
+            sources.append(source)
+        elif not o.dims:
+            sources.append(ops.broadcast_to(source, like.shape))
+        else:
+            return None
+    return ops.BroadcastInDim(op.shape, op.dims)(n.op(*sources))
+
+
+def _divide(n: Node) -> Node | None:
+    """x / c -> x * (1 / c), where c is a power of two whose reciprocal is a normal number"""
+    x, y = n.inputs
+    if not n.dtype.is_float or n.dtype.bits < 16:
+        return None
+    c = splat_of(y)
+    if c is None:
+        return None
+    value = float(c)  # type: ignore[arg-type]
+    if not np.isfinite(value) or abs(np.frexp(value)[0]) != 0.5 or not -14 <= np.log2(abs(value)) <= 14:
+        return None
+    return ops.mul(x, 1 / value)
+
+
+def _case(n: Node) -> Node | tuple[Node, ...] | None:
+    """case of a constant index -> that branch's outputs"""
+    index, *rest = n.inputs
+    if not isinstance(index.op, Const) or not isinstance(n.op, ops.Case):
+        return None
+    at, branches = int(index.op.value), n.op.branches
+    out = inline(branches[at if 0 <= at < len(branches) else -1], rest)
+    return out[0] if len(out) == 1 else out
+
+
+def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:
+    """The outputs of `body` with `operands` for its inputs."""
+    memo: dict[Node, Node] = dict(zip(body.inputs, operands, strict=True))
+    for node in body.nodes():
+        if node not in memo:
+            memo[node] = node.with_inputs([memo[i] for i in node.inputs])
+    return tuple(memo[o] for o in body.outputs)
+
+
+SHAPES = rules(
+    Rule("reshape", ops.Reshape, _reshape),
+    Rule("transpose", ops.Transpose, _transpose),
+    Rule("broadcast", ops.BroadcastInDim, _broadcast),
+    Rule("slice", ops.Slice, _slice),
+    Rule("concat", ops.Concat, _concat),
+    Rule("pad", ops.Pad, _pad),
+    Rule("reverse", ops.Reverse, _reverse),
+    Rule("dynamic-slice", ops.DynamicSlice, _dynamic_slice),
+    Rule("convert", ops.Convert, _convert),
+    Rule("bitcast", ops.BitcastConvert, _bitcast),
+    Rule("reduce", ops.Reduce, _reduce),
+    Rule("lift-broadcast", Elementwise, _lift_broadcast),
+    Rule("divide-by-power-of-two", ops.Div, _divide),
+    Rule("case", ops.Case, _case),
+)

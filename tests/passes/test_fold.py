@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.node import Const, const
+from ingot.ir.types import TensorType, f16, f32, i64
+from ingot.passes.fold import fold_constants
+from ingot.passes.simplify import simplify
+from tests.passes.check import arg, count, graph, same_values
+
+W = const(np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+def test_folds_through_the_reference() -> None:
+    x = arg("x", 4, 3)
+    g = graph(ops.Add()(x, ops.Transpose((1, 0))(ops.Exp()(ops.mul(W, 0.5)))))
+    out = fold_constants(g)
+    assert len(out.nodes()) == 3
+    same_values(g, out)
+    assert fold_constants(out) is out
+
+
+def test_folds_scalars_and_several_results() -> None:
+    values, order = ops.Sort(1, True, True)(W, ops.Iota(TensorType(i64, (3, 4)), 1)()).results
+    g = graph(ops.add(ops.scalar(2.0), 3.0), values, order)
+    out = fold_constants(g)
+    assert all(isinstance(o.op, Const) for o in out.outputs)
+    assert out.outputs[0].shape == ()
+    same_values(g, out)
+
+
+def test_never_makes_something_big_of_something_small() -> None:
+    big = (1 << 20, 1 << 20)
+    kept = [
+        ops.full(big, 1.0),
+        ops.Iota(TensorType(i64, (1 << 40,)), 0)(),
+        ops.pad(W, (1 << 30, 0), (0, 0)),
+        ops.Exp()(ops.full(big, 1.0)),
+        ops.full((64,), 1.0),
+        ops.Iota(TensorType(f32, (2000,)), 0)(),
+        ops.concat([W] * 500),
+    ]
+    for node in kept:
+        g = graph(node)
+        assert fold_constants(g) is g, node
+
+
+def test_looks_through_what_stays_because_of_its_size() -> None:
+    total = ops.reduce_sum(ops.full((1000, 1000), 1.0))
+    (out,) = fold_constants(graph(total)).outputs
+    assert isinstance(out.op, Const)
+    assert out.op.value == 1e6
+    shifted = ops.add(W, ops.full((3, 4), 1.0))
+    assert isinstance(fold_constants(graph(shifted)).outputs[0].op, Const)
+
+
+def test_a_wider_type_is_worth_twice_the_memory() -> None:
+    half = const(np.ones((64, 64), np.float16))
+    assert isinstance(fold_constants(graph(ops.Convert(f32)(half))).outputs[0].op, Const)
+    byte = const(np.ones((64, 128), np.int8))
+    assert not isinstance(fold_constants(graph(ops.Convert(f32)(byte))).outputs[0].op, Const)
+    assert isinstance(fold_constants(graph(ops.Convert(f16)(byte))).outputs[0].op, Const)
+
+
+def test_symbols_are_not_constants() -> None:
+    s = symbol("s")
+    x = arg("x", s)
+    g = graph(ops.add(x, ops.full((s,), 1.0)), ops.DimValue(s)())
+    assert fold_constants(g) is g
+
+
+def test_with_simplify_a_mask_becomes_small() -> None:
+    x = arg("x", 4, 4)
+    ones = ops.full((4, 4), 2.0)
+    g = graph(ops.Mul()(x, ops.Sqrt()(ops.Mul()(ones, ones))))
+    out = fold_constants(simplify(fold_constants(g)))
+    assert count(out, ops.Sqrt) == 0
+    same_values(g, out)

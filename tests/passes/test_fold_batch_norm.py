@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.node import Node, const
+from ingot.ir.rewrite import fueled
+from ingot.passes.fold_batch_norm import fold_batch_norm
+from ingot.passes.lower import lower_model_ops
+from tests.passes.check import arg, count, graph, same_values
+
+R = np.random.default_rng(0)
+
+
+def values(*shape: int, low: float = -1.0) -> Node:
+    return const(R.uniform(low, 1, shape).astype(np.float32))
+
+
+def norm(x: Node, channels: int) -> Node:
+    c = channels
+    return ops.BatchNorm(1e-3)(x, values(c), values(c), values(c), values(c, low=0.1))
+
+
+def conv(x: Node, out: int, groups: int = 1) -> Node:
+    w = values(out, int(x.shape[1]) // groups, 3, 3)  # type: ignore[arg-type]
+    return ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)(x, w)
+
+
+def spread(v: Node, like: Node, axis: int = 1) -> Node:
+    return ops.BroadcastInDim(like.shape, (axis,))(v)
+
+
+X = arg("x", 2, 4, 5, 5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_conv_then_norm(groups: int) -> None:
+    g = graph(ops.Relu()(norm(conv(X, 8, groups), 8)))
+    out = fold_batch_norm(g)
+    assert count(out, ops.BatchNorm) == 0
+    assert count(out, ops.Add) == 1
+    same_values(g, out, 1e-4)
+
+
+def test_conv_bias_norm_norm_is_one_conv_and_bias() -> None:
+    y = conv(X, 3)
+    y = norm(norm(ops.Add()(y, spread(values(3), y)), 3), 3)
+    g = graph(ops.Sub()(spread(values(3), y), y))
+    out = fold_batch_norm(g)
+    assert count(out, ops.BatchNorm, ops.Add, ops.Sub) == 1
+    same_values(g, out, 1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_conv(groups: int) -> None:
+    w = values(4, 6 // groups, 3, 3)
+    y = ops.ConvTranspose((2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), groups)(X, w)
+    g = graph(norm(y, 6))
+    out = fold_batch_norm(g)
+    assert count(out, ops.BatchNorm) == 0
+    same_values(g, out, 1e-4)
+
+
+def test_decomposed_norm_and_scalars() -> None:
+    y = conv(X, 4)
+    shaped = ops.BroadcastInDim(y.shape, (0, 1, 2, 3))(ops.Reshape((1, 4, 1, 1))(values(4)))
+    g = graph(ops.div(ops.add(ops.Mul()(shaped, y), 1.0), 3.0))
+    out = fold_batch_norm(g)
+    assert count(out, ops.Mul, ops.Div) == 0
+    same_values(g, out, 1e-4)
+
+
+def test_matmul_scales_columns() -> None:
+    x = arg("m", 2, 5, 4)
+    y = ops.MatMul()(x, values(4, 3))
+    g = graph(ops.Mul()(ops.Add()(y, spread(values(3), y, 2)), spread(values(3), y, 2)))
+    out = fold_batch_norm(g)
+    assert count(out, ops.Mul) == 0
+    same_values(g, out, 1e-5)
+    flat = ops.MatMul()(arg("n", 5, 4), values(4, 3))
+    assert count(fold_batch_norm(graph(norm(flat, 3))), ops.BatchNorm) == 0
+
+
+def test_leaves_what_it_must() -> None:
+    y = conv(X, 4)
+    shared = norm(y, 4)
+    w = arg("w", 4, 4, 3, 3)
+    loose = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(X, w)
+    zero = values(4)
+    dead = ops.BatchNorm(0.0)(conv(X, 4), zero, zero, zero, const(np.zeros(4, np.float32)))
+    tied = values(4, 4, 3, 3)
+    twice = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(X, tied)
+    for g in (
+        graph(shared, y),
+        graph(ops.Add()(shared, y)),
+        graph(norm(loose, 4)),
+        graph(dead),
+        graph(ops.Add()(y, spread(values(4), y))),
+        graph(norm(twice, 4), tied),
+        graph(ops.Mul()(y, ops.BroadcastInDim(y.shape, (3,))(values(5)))),
+    ):
+        assert fold_batch_norm(g) is g
+
+
+def test_takes_fuel_and_works_along_a_network() -> None:
+    y = X
+    for _ in range(3):
+        y = ops.Relu()(norm(conv(y, 4), 4))
+    g = graph(y)
+    with fueled(2) as tank:
+        assert count(fold_batch_norm(g), ops.BatchNorm) == 1
+    assert tank.last == "fold-batch-norm"
+    out = lower_model_ops(fold_batch_norm(g))
+    assert count(out, ops.Conv, ops.Relu, ops.BatchNorm) == 0
+    same_values(g, out, 1e-4)

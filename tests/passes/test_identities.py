@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.rewrite import rewrite
+from ingot.ir.types import DTYPES, DType, TensorType, boolean, f32
+from ingot.passes.identities import FAST_MATH, IDENTITIES, WHEN, Apply, Identity, build, rule_set, variables
+from ingot.passes.simplify import simplify
+from ingot.support.errors import ShapeError
+
+KINDS = ["f32", "f64", "f16", "bf16", "i8", "i32", "i64", "u8", "u32", "bool"]
+
+
+def specials(dtype: DType) -> np.ndarray:
+    if dtype.kind == "b":
+        return np.array([True, False])
+    if dtype.is_integer:
+        info = np.iinfo(dtype.numpy)
+        values = [info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max]
+        return np.array(values + ([-1, -2, -7] if dtype.kind == "i" else []), dtype.numpy)
+    values = [0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 1e-40, -1e-40, 6e-8, 1.7, -2.3, 255.0, 6e4, -6e4, 1e38, -1e38]
+    with np.errstate(all="ignore"):
+        return np.array([*values, np.inf, -np.inf, np.nan]).astype(dtype.numpy)
+
+
+def arguments(identity: Identity, dtype: DType) -> dict[str, np.ndarray]:
+    """Every combination of special values of the variables, flattened."""
+    names = list(dict.fromkeys(variables(identity.sides[0])))
+    pools = [specials(boolean if n in "pq" else dtype) for n in names]
+    pools = [np.array([p[3 if len(p) > 3 else 0]]) if n in "cd" else p for n, p in zip(names, pools, strict=True)]
+    grids = np.meshgrid(*[np.arange(len(p)) for p in pools], indexing="ij")
+    return {n: p[g.reshape(-1)] for n, p, g in zip(names, pools, grids, strict=True)}
+
+
+def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.ndarray]] | None:
+    left, _ = identity.sides
+    first = next(iter(variables(left)))
+    on = boolean if first in "pq" else dtype
+    given = arguments(identity, dtype)
+    size = len(next(iter(given.values())))
+    bound: dict[str, Node] = {}
+    for name, values in given.items():
+        kind = TensorType(boolean if name in "pq" else dtype, (size,))
+        bound[name] = const(values) if name in "cd" else Input(name, kind)()
+    if on.kind not in WHEN[identity.when]:
+        return None
+    node = grow(left, bound, TensorType(dtype, (size,)))
+    if node is None:
+        return None
+    right = build(identity.sides[1], bound, node.type)
+    if right is None or right.types != node.types:
+        return None
+    inputs = tuple(n for n in bound.values() if isinstance(n.op, Input))
+    return Graph(inputs, (node,)), given
+
+
+def grow(p, bound: dict[str, Node], like: TensorType) -> Node | None:
+    """As `build`, with a literal taking its neighbours' type: select's predicate is bool."""
+    if not isinstance(p, Apply):
+        return build(p, bound, like)
+    kinds = [like] * len(p.operands)
+    if isinstance(p.op, ops.Select):
+        kinds[0] = like.with_dtype(boolean)
+    names = list(variables(p))
+    if isinstance(p.op, ops.Compare) and names and all(n in "pq" for n in names):
+        kinds = [like.with_dtype(boolean)] * 2
+    operands = [grow(o, bound, k) for o, k in zip(p.operands, kinds, strict=True)]
+    return None if any(o is None for o in operands) else p.op(*operands)
+
+
+@pytest.mark.parametrize("identity", IDENTITIES, ids=lambda i: f"{i.text} {i.when}")
+def test_identities_hold_for_every_special_value(identity: Identity) -> None:
+    tried = 0
+    for name in KINDS:
+        dtype = DTYPES[name]
+        try:
+            made = left_graph(identity, dtype)
+        except ShapeError:
+            continue
+        if made is None:
+            continue
+        graph, given = made
+        out = rewrite(graph, rule_set([identity]))
+        assert out.outputs != graph.outputs, f"{identity.text} does not fire on {dtype}"
+        inputs = {n.op.label: given[n.op.label] for n in graph.inputs}  # type: ignore[attr-defined]
+        (want,), (got,) = interpret(graph, inputs), interpret(out, inputs)
+        same(want, got, identity, dtype)
+        tried += 1
+    assert tried, f"{identity.text} fits no dtype"
+
+
+def same(want: np.ndarray, got: np.ndarray, identity: Identity, dtype: DType) -> None:
+    if want.dtype.kind in "iub" and want.dtype.name not in ("bfloat16",):
+        assert np.array_equal(want, got), (dtype, want[want != got], got[want != got])
+        return
+    nan = np.isnan(want.astype(np.float64))
+    assert np.array_equal(nan, np.isnan(got.astype(np.float64))), dtype
+    a, b = want[~nan], got[~nan]
+    if not identity.ulps:
+        assert a.tobytes() == b.tobytes(), (dtype, a[a != b], b[a != b])
+        return
+    bits = f"i{a.itemsize}"
+    distance = np.abs(a.view(bits).astype(np.float64) - b.view(bits).astype(np.float64))
+    assert (distance <= identity.ulps).all(), (dtype, a[distance > 1], b[distance > 1])
+    assert np.array_equal(np.signbit(a.astype(np.float64)), np.signbit(b.astype(np.float64)))
+
+
+def test_fast_math_is_off_by_default_and_reads() -> None:
+    x = Input("x", TensorType(f32, (3,)))()
+    one = ops.add(ops.pow(ops.Sin()(x), 2.0), ops.pow(ops.Cos()(x), 2.0))
+    g = Graph((x,), (one,))
+    assert simplify(g).outputs[0] is not ops.full((3,), 1.0)
+    assert simplify(g, fast_math=True).outputs[0] is ops.full((3,), 1.0)
+    assert len(rule_set(FAST_MATH)) == len(FAST_MATH)
+
+
+def test_fast_math_holds_for_ordinary_values() -> None:
+    values = np.random.default_rng(0).uniform(0.5, 4, 64).astype(np.float32)
+    for identity in FAST_MATH:
+        left, _ = identity.sides
+        bound: dict[str, Node] = {}
+        names = list(dict.fromkeys(variables(left)))
+        for i, n in enumerate(names):
+            like = TensorType(f32, (64,))
+            bound[n] = const(np.roll(values, i)) if n in "cd" else Input(n, like)()
+        node = grow(left, bound, TensorType(f32, (64,)))
+        assert node is not None
+        g = Graph(tuple(n for n in bound.values() if isinstance(n.op, Input)), (node,))
+        out = rewrite(g, rule_set([identity]))
+        assert out.outputs != g.outputs, identity.text
+        if not any(t in identity.text for t in ("lowest", "highest")):
+            inputs = {n: np.roll(values, i) for i, n in enumerate(names) if n not in "cd"}
+            np.testing.assert_allclose(interpret(out, inputs)[0], interpret(g, inputs)[0], 3e-6)
+
+
+def test_literals_are_exact() -> None:
+    x = Input("x", TensorType(f32, (3,)))()
+    rules = rule_set(IDENTITIES)
+    for value, kept in ((0.0, True), (-0.0, False)):
+        g = Graph((x,), (ops.add(x, value),))
+        assert (rewrite(g, rules) is g) == kept
+    g = Graph((x,), (ops.Mul()(const(np.ones(3, np.float32)), x), ops.mul(x, np.float32(1.0000001).item())))
+    assert rewrite(g, rules).outputs == (x, g.outputs[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["add(x) -> y", "x -> x", "nosuch(x) -> x", "add(x, y)", "add(x, y -> x", "add(x, y)) -> x", "add(x, $) -> x"],
+)
+def test_malformed_identities_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="identity"):
+        Identity(text).rule()
