@@ -1,6 +1,6 @@
 import pytest
 
-from ingot.runtime.expr import Expr, check, evaluate, show
+from ingot.runtime.expr import Expr, check, evaluate, linear_in, show
 from ingot.support.errors import VerifyError
 
 

@@ -25,7 +25,7 @@ STATIC = models.static()
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (broken(symbols=(Symbol("n"),)), "no input dim is the plain symbol"),
+        (broken(symbols=(Symbol("n"),)), "no input dim tells the symbol"),
         (broken(buffers=(*STATIC.buffers, STATIC.buffers[0])), "same id"),
         (broken(steps=(Step("gone", ()),)), "expected a kernel of the code object, got 'gone'"),
         (broken(steps=(Step("add", ((99, 0),)),)), "expected a declared buffer, got 99"),
