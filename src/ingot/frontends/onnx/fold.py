@@ -305,12 +305,7 @@ def _split(c: Call, xs: Sequence[Sym]) -> list[Sym]:
     return [Sym(x.dtype, part) for part in np.split(x.items, np.cumsum(sizes)[:-1], axis=axis)]
 
 
-_REDUCTIONS: dict[str, tuple[str, Element]] = {
-    "ReduceSum": ("Add", 0),
-    "ReduceProd": ("Mul", 1),
-    "ReduceMax": ("Max", 0),
-    "ReduceMin": ("Min", 0),
-}
+_REDUCTIONS = {"ReduceSum": "Add", "ReduceProd": "Mul", "ReduceMax": "Max", "ReduceMin": "Min"}
 
 
 @_rule(*_REDUCTIONS)
@@ -319,19 +314,17 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
     axes = _axes(c, xs)
     if not axes and c.int("noop_with_empty_axes", 0):
         return x
-    name, initial = _REDUCTIONS[c.proto.op_type]
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
-    if x.items.size == 0 and name in ("Max", "Min"):
+    if x.items.size == 0:
         raise Unknown
     kept = [i for i in range(len(x.shape)) if i not in which]
     lines = x.items.transpose(*kept, *which).reshape([x.shape[i] for i in kept] + [-1])
     out = np.empty(lines.shape[:-1], object)
-    step = ARITHMETIC[name]
+    step = ARITHMETIC[_REDUCTIONS[c.proto.op_type]]
     floats = x.dtype.is_float
     for at in np.ndindex(*out.shape):
         line = list(lines[at])
-        first: Element = (float(initial) if floats else initial) if name in ("Add", "Mul") else line.pop(0)
-        out[at] = reduce_elements(line, lambda a, b: step(floats, a, b), first)
+        out[at] = reduce_elements(line[1:], lambda a, b: step(floats, a, b), line[0])
     if c.int("keepdims", 1):
         out = np.expand_dims(out, which)
     return Sym(x.dtype, rounded(x.dtype, out))

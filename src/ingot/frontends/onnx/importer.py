@@ -1,8 +1,8 @@
 """From an ONNX model to a graph: one walk over the nodes, in order.
 
     initializers, inputs  ->  values by name
-    node                  ->  a symbolic value (rules in `fold`), or the row of its op (tables in `rows`), or the body of
-                              its function: a local function, or the one that ONNX defines the op by
+    node                  ->  a symbolic value (rules in `fold`), the row of its op (tables in `rows`), or its
+                              function's body: a local function, or the one that ONNX defines the op by
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def import_onnx(
         an expression over symbols ("2*s0").
     constants: input name -> the value that it always has; it is then no input of the graph.
 
+    An output that is a sequence (of known length) becomes one output per member: "name.0", "name.1", ...
+
     Weights are read-only views of the mapped file where they lie in it as stored (they need not be aligned): keep the
     file unchanged while the graph is in use.
 
@@ -82,14 +84,19 @@ def import_onnx(
         walk.limits.update({k: b for k, b in dynamic.items() if isinstance(b, tuple)})
     inputs = _bind_inputs(walk, scope, model.graph, cuts, _Requests(dynamic, shapes or {}, constants or {}))
     outputs = walk.graph(model.graph, scope)
-    results = [v.node for v in outputs if isinstance(v, Value)]
+    results: list[Node] = []
+    names: list[str] = []
     for info, v in zip(model.graph.output, outputs, strict=True):
-        if isinstance(v, Sequence_):
-            walk.refused.append(UnsupportedOp("a sequence as output", repr(info.name)))
+        if isinstance(v, Value):
+            results.append(v.node)
+            names.append(info.name)
+        elif isinstance(v, Sequence_):
+            results += [item.node for item in v.items]
+            names += [f"{info.name}.{i}" for i in range(len(v.items))]
     if walk.refused:
         raise UnsupportedOpError(walk.refused, model=where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    return Graph(tuple(inputs), tuple(results), tuple(o.name for o in model.graph.output), limits)
+    return Graph(tuple(inputs), tuple(results), tuple(names), limits)
 
 
 def _read(

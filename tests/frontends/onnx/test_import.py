@@ -1,0 +1,304 @@
+"""Structure: dynamic dims, opset versions, functions, control flow, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ingot.frontends.onnx import import_onnx
+from ingot.frontends.onnx.importer import dim_of_name
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph
+from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
+
+F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[tuple[str, int, Sequence[int | str | None]]],
+    outputs: Sequence[str] = ("y",),
+    constants: dict[str, object] | None = None,
+    opset: int = 20,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in inputs],
+        [helper.make_empty_tensor_value_info(o) for o in outputs],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
+    )
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("mine", 1)]
+    return helper.make_model(graph, opset_imports=domains, functions=list(functions))
+
+
+def node(op: str, inputs: Sequence[str], outputs: Sequence[str] = ("y",), **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, list(inputs), list(outputs), name=attributes.pop("name", f"the_{op}"), **attributes)
+
+
+def types(graph: Graph) -> list[str]:
+    return [str(n.type) for n in graph.outputs]
+
+
+# dims
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("batch", "batch"),
+        ("batch-size", "batch_size"),
+        ("2*s0", "2*s0"),
+        ("past + length", "length+past"),
+        ("1x", "d_1x"),
+    ],
+)
+def test_dim_names(text: str, shown: str) -> None:
+    assert str(dim_of_name(text)) == shown
+
+
+def test_unnamed_dims_are_fresh_symbols() -> None:
+    graph = import_onnx(model([node("Relu", ["x"])], [("x", F, [None, 3, None])]))
+    assert types(graph) == ["f32[x_0,3,x_2]"]
+
+
+def test_shapes_replace_the_models() -> None:
+    m = model([node("Relu", ["x"])], [("x", F, ["n", 3])])
+    assert types(import_onnx(m, shapes={"x": [4, "c"]})) == ["f32[4,c]"]
+    assert types(import_onnx(m, dynamic={"n": 8})) == ["f32[8,3]"]
+    assert import_onnx(m, dynamic={"n": (2, 64)}).bounds == (("n", 2, 64),)
+
+
+def test_requests_that_do_not_fit_are_refused() -> None:
+    m = model([node("Relu", ["x"])], [("x", F, ["n", 3])])
+    with pytest.raises(InputError, match="names no input"):
+        import_onnx(m, shapes={"z": [1]})
+    with pytest.raises(InputError, match="names no symbol"):
+        import_onnx(m, dynamic={"q": 1})
+    with pytest.raises(InputError, match="dynamic dimensions"):
+        import_onnx(m, dynamic=False)
+    with pytest.raises(InputError, match="wrong rank"):
+        import_onnx(m, shapes={"x": [1]})
+    with pytest.raises(InputError, match="wrong dtype"):
+        import_onnx(m, constants={"x": np.zeros((1, 3))})
+
+
+def test_shape_arithmetic_stays_symbolic() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"]),
+        node("Mul", ["n", "two"], ["n2"]),
+        node("Unsqueeze", ["n2", "axis"], ["n2u"]),
+        node("Concat", ["n2u", "minus"], ["target"], axis=0),
+        node("Reshape", ["x", "target"]),
+    ]
+    constants = {"zero": np.int64(0), "two": np.int64(2), "axis": np.array([0]), "minus": np.array([-1])}
+    graph = import_onnx(model(nodes, [("x", F, ["n", 6])], constants=constants))
+    assert types(graph) == ["f32[2*n,3]"]
+    assert not any("dim" in n.op.name for n in graph.nodes())
+
+
+def test_a_size_needed_as_a_value() -> None:
+    nodes = [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=F), node("Div", ["total", "f"])]
+    graph = import_onnx(model(nodes, [("x", F, ["n", 4])], constants={"total": np.float32(12)}))
+    np.testing.assert_allclose(interpret(graph, [np.zeros((3, 4), np.float32)])[0], [4, 3])
+
+
+def test_resize_sizes_through_float_arithmetic() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"], start=2),
+        node("Cast", ["s"], ["f"], to=F),
+        node("Mul", ["f", "half"], ["h"]),
+        node("Floor", ["h"], ["fl"]),
+        node("Cast", ["fl"], ["hw"], to=I),
+        node("Concat", ["nc", "hw"], ["sizes"], axis=0),
+        node("Resize", ["x", "", "", "sizes"], mode="nearest"),
+    ]
+    constants = {"half": np.float32(0.5), "nc": np.array([1, 3])}
+    graph = import_onnx(model(nodes, [("x", F, [1, 3, "h", "w"])], constants=constants))
+    assert types(graph) == ["f32[1,3,((h)//(2)),((w)//(2))]"]
+
+
+def test_a_table_sliced_by_a_size_bounds_it() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"], start=1, end=2),
+        node("Slice", ["table", "zero", "s"], ["rows"]),
+        node("Add", ["x", "rows"]),
+    ]
+    constants = {"table": np.ones(512, np.float32), "zero": np.array([0])}
+    graph = import_onnx(model(nodes, [("x", F, ["n", "length"])], constants=constants))
+    assert types(graph) == ["f32[n,length]"]
+    assert graph.bounds == (("length", 1, 512),)
+
+
+def test_different_symbols_do_not_broadcast() -> None:
+    with pytest.raises(ShapeError, match=r"the_Add \(Add\)"):
+        import_onnx(model([node("Add", ["a", "b"])], [("a", F, ["n"]), ("b", F, ["m"])]))
+    graph = import_onnx(model([node("Add", ["a", "b"])], [("a", F, ["n", 1]), ("b", F, ["m"])]))
+    assert graph.outputs[0].shape == (symbol("n"), symbol("m"))
+
+
+# versions
+
+
+def test_softmax_before_13_sees_a_matrix() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    y = interpret(import_onnx(model([node("Softmax", ["x"], axis=1)], [("x", F, [2, 3, 4])], opset=11)), [x])[0]
+    np.testing.assert_allclose(y.sum((1, 2)), [1, 1], rtol=1e-6)
+    y = interpret(import_onnx(model([node("Softmax", ["x"], axis=1)], [("x", F, [2, 3, 4])], opset=13)), [x])[0]
+    np.testing.assert_allclose(y.sum(1), np.ones((2, 4)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9])
+def test_attributes_that_became_inputs(opset: int) -> None:
+    nodes = [
+        node("Unsqueeze", ["x"], ["a"], axes=[0]),
+        node("Slice", ["a"], ["b"], starts=[0, 1], ends=[1, 3], axes=[0, 1]),
+        node("Pad", ["b"], ["c"], pads=[0, 1, 0, 0], value=5.0),
+        node("Clip", ["c"], ["d"], min=0.0, max=6.0),
+        node("ReduceSum", ["d"], ["e"], axes=[0], keepdims=0),
+        node("Dropout", ["e"], ["f"], ratio=0.5),
+        node("Squeeze", ["f"], ["y"]),
+    ]
+    graph = import_onnx(model(nodes, [("x", F, [4])], opset=opset))
+    np.testing.assert_allclose(interpret(graph, [np.array([1, -2, 3, 9], np.float32)])[0], [5, 0, 3])
+
+
+@pytest.mark.parametrize("opset", [6, 10_000])
+def test_other_opsets_are_refused(opset: int) -> None:
+    with pytest.raises(ImportModelError, match="unsupported opset"):
+        import_onnx(model([node("Relu", ["x"])], [("x", F, [2])], opset=opset))
+
+
+# functions and control flow
+
+
+def test_local_functions_are_inlined_with_their_attributes() -> None:
+    leaky = helper.make_node("LeakyRelu", ["a"], ["b"], name="inner")
+    leaky.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    function = helper.make_function("mine", "Soft", ["a"], ["b"], [leaky], [helper.make_opsetid("", 20)], ["slope"])
+    call = node("Soft", ["x"], domain="mine", slope=0.25)
+    graph = import_onnx(model([call], [("x", F, [2])], functions=[function]))
+    np.testing.assert_allclose(interpret(graph, [np.array([-4, 4], np.float32)])[0], [-1, 4])
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    body = helper.make_node("Loopy", ["a"], ["b"], domain="mine")
+    function = helper.make_function("mine", "Loopy", ["a"], ["b"], [body], [helper.make_opsetid("mine", 1)])
+    with pytest.raises(ImportModelError, match="nested too deeply"):
+        import_onnx(model([node("Loopy", ["x"], domain="mine")], [("x", F, [2])], functions=[function]))
+
+
+def _branch(name: str, op: str) -> onnx.GraphProto:
+    out = helper.make_tensor_value_info(f"{name}_y", F, [3])
+    return helper.make_graph([helper.make_node(op, ["x"], [f"{name}_y"])], name, [], [out])
+
+
+def test_if_on_a_known_condition_is_inlined() -> None:
+    call = node("If", ["p"], then_branch=_branch("t", "Neg"), else_branch=_branch("e", "Abs"))
+    graph = import_onnx(model([call], [("x", F, [3])], constants={"p": np.array(True)}))
+    assert [n.op.name for n in graph.nodes()] == ["input", "negate"]
+
+
+def test_if_on_a_value() -> None:
+    call = node("If", ["p"], then_branch=_branch("t", "Neg"), else_branch=_branch("e", "Abs"))
+    graph = import_onnx(model([call], [("p", B, []), ("x", F, [3])]))
+    x = np.array([-1, 2, -3], np.float32)
+    np.testing.assert_array_equal(interpret(graph, [np.array(True), x])[0], -x)
+    np.testing.assert_array_equal(interpret(graph, [np.array(False), x])[0], abs(x))
+
+
+def _loop_body() -> onnx.GraphProto:
+    """v' = v + x (captured), stacking v'."""
+    nodes = [
+        helper.make_node("Identity", ["go"], ["go_out"]),
+        helper.make_node("Add", ["v", "x"], ["v_out"]),
+        helper.make_node("Identity", ["v_out"], ["seen"]),
+    ]
+    inputs = [("i", I, []), ("go", B, []), ("v", F, [2])]
+    outputs = [("go_out", B, []), ("v_out", F, [2]), ("seen", F, [2])]
+    infos = [[helper.make_tensor_value_info(n, t, s) for n, t, s in group] for group in (inputs, outputs)]
+    return helper.make_graph(nodes, "body", *infos)
+
+
+@pytest.mark.parametrize("trips", [3, 200])
+def test_loop_of_known_length(trips: int) -> None:
+    call = node("Loop", ["m", "", "v0"], ["v", "stack"], body=_loop_body())
+    constants = {"m": np.int64(trips), "v0": np.zeros(2, np.float32)}
+    graph = import_onnx(model([call], [("x", F, [2])], ["v", "stack"], constants))
+    has_while = any(n.op.name == "while" for n in graph.nodes())
+    assert has_while == (trips > 64)
+    x = np.array([1, -2], np.float32)
+    last, stack = interpret(graph, [x])
+    np.testing.assert_array_equal(last, trips * x)
+    np.testing.assert_array_equal(stack, np.arange(1, trips + 1)[:, None] * x)
+
+
+def test_loop_over_a_dynamic_length() -> None:
+    nodes = [
+        node("Shape", ["t"], ["s"]),
+        node("Squeeze", ["s"], ["m"]),
+        node("Loop", ["m", "", "v0"], ["v", "stack"], body=_loop_body()),
+    ]
+    constants = {"v0": np.zeros(2, np.float32)}
+    graph = import_onnx(model(nodes, [("x", F, [2]), ("t", F, ["n"])], ["v", "stack"], constants))
+    assert types(graph) == ["f32[2]", "f32[n,2]"]
+    x = np.array([1, -2], np.float32)
+    np.testing.assert_array_equal(interpret(graph, [x, np.zeros(5, np.float32)])[0], 5 * x)
+
+
+def test_loop_with_a_trip_count_from_an_input() -> None:
+    body = _loop_body()
+    del body.output[2]
+    graph = import_onnx(
+        model([node("Loop", ["m", "", "v0"], ["y"], body=body)], [("m", I, []), ("v0", F, [2]), ("x", F, [2])])
+    )
+    x = np.array([1, -2], np.float32)
+    np.testing.assert_array_equal(interpret(graph, [np.array(4), x, x])[0], 5 * x)
+
+
+# errors
+
+
+def test_all_unsupported_ops_are_listed_at_once() -> None:
+    nodes = [
+        node("StringSplit", ["x"], ["a"], name="first"),
+        node("Relu", ["a"], ["b"]),
+        node("NonMaxSuppression", ["x", "x"], ["c"], name="second"),
+        node("Teleport", ["x"], ["d"], name="third", domain="elsewhere"),
+    ]
+    with pytest.raises(UnsupportedOpError) as e:
+        import_onnx(model(nodes, [("x", F, [1, 2, 3])], ["b", "c", "d"], opset=20))
+    assert [(o.name, o.where) for o in e.value.ops] == [
+        ("StringSplit", "first"),
+        ("NonMaxSuppression", "second"),
+        ("elsewhere.Teleport", "third"),
+    ]
+
+
+def test_a_shape_from_data_names_the_input_to_fix() -> None:
+    m = model([node("Reshape", ["x", "shape"])], [("x", F, [6]), ("shape", I, [2])])
+    with pytest.raises(UnsupportedOpError, match="pass constants="):
+        import_onnx(m)
+    assert types(import_onnx(m, constants={"shape": np.array([2, -1])})) == ["f32[2,3]"]
+
+
+def test_a_value_that_nothing_computes_is_refused() -> None:
+    with pytest.raises(ImportModelError, match="nothing before it computes"):
+        import_onnx(model([node("Relu", ["z"])], [("x", F, [2])]))
+
+
+def test_nodes_carry_their_onnx_name() -> None:
+    graph = import_onnx(model([node("Softplus", ["x"], name="block/softplus")], [("x", F, [2])]))
+    assert {n.loc for n in graph.nodes() if n.inputs} == {"block/softplus"}
+
+
+def test_unused_nodes_are_not_imported() -> None:
+    m = model([node("Relu", ["x"]), node("Teleport", ["x"], ["z"], domain="elsewhere")], [("x", F, [2])])
+    assert types(import_onnx(m)) == ["f32[2]"]
