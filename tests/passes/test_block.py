@@ -1,0 +1,41 @@
+"""The passes together on a transformer block with symbolic sizes and a small conv net."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.ir_passes import model
+from ingot import ops
+from ingot.ir.node import Graph, const
+from ingot.passes.dce import dce
+from ingot.passes.fold import fold_constants
+from ingot.passes.fold_batch_norm import fold_batch_norm
+from ingot.passes.lower import lower_model_ops
+from ingot.passes.simplify import simplify
+from tests.passes.check import arg, count, graph, same_values
+
+
+def tidy(g: Graph) -> Graph:
+    return dce(fold_constants(simplify(fold_constants(lower_model_ops(fold_batch_norm(g))))))
+
+
+def test_transformer_block() -> None:
+    g = model(1)
+    out = tidy(g)
+    assert count(out, ops.Div) <= count(lower_model_ops(g), ops.Div)
+    same_values(g, out, 2e-5, batch=2, seq=7)
+    assert simplify(out) is out
+    assert fold_constants(out) is out
+
+
+def test_conv_net() -> None:
+    r = np.random.default_rng(1)
+    y = arg("image", 2, 3, 9, 9)
+    for c in (3, 4):
+        w = const(r.standard_normal((4, c, 3, 3)).astype(np.float32))
+        p = [const(r.uniform(0.1, 1, 4).astype(np.float32)) for _ in range(4)]
+        y = ops.Relu()(ops.BatchNorm(1e-5)(ops.Conv((2, 2), ((1, 1), (1, 1)), (1, 1))(y, w), *p))
+    g = graph(ops.Softmax(1)(ops.flatten(y, 1)))
+    out = tidy(g)
+    assert count(out, ops.Rsqrt, ops.Mul) == 0
+    same_values(g, out, 1e-5)
