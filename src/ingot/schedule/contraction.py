@@ -108,26 +108,34 @@ class _Nest:
             raise CompileError("run-time B", expected="columns side by side (stride 1)", got=f"stride {c.cols[-1].b}")
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
-        """chunk -> (batch, outer columns, column block, row block, inner block), the last fastest."""
+        """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
         plan, c = self.plan, self.c
         if plan.k_block:
             self.sums = top.alloc("sums", c.acc, plan.scratch_bytes // c.acc.nbytes, scratch=0)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
-        extents = (
-            *(x.extent for x in c.batch), *(x.extent for x in c.cols[:-1]), column_blocks, row_blocks, inner_blocks
-        )  # fmt: skip
+        entries = (*(x.extent for x in c.batch), *(x.extent for x in c.cols[:-1]))
+        lots = ceildiv(product(entries), plan.batch_run)
+        extents = (lots, column_blocks, row_blocks, inner_blocks)
         where = [top.let(e, "c") for e in delinearize(chunk, extents, top.multiples)]
         if product(extents) == 1:
             where = [ZERO] * len(extents)
-        self.batch, self.outer = tuple(where[: len(c.batch)]), tuple(where[len(c.batch) : -3])
-        column_block, row_block, inner_block = where[-3:]
+        lot, column_block, row_block, inner_block = where
         groups = self._span(top, row_block, plan.row_run, self.group_count)
         inner = self._span(top, inner_block, plan.row_block, self.inner.extent)
-        self.a_base = top.let(linear(self.batch, tuple(x.a for x in c.batch), self.a.offset), "a")
-        b_base = self._b_base(top, self.batch, self.outer)
-        self._panels(top, column_block, b_base, lambda b, columns, a: self._rows(b, columns, a, groups, inner))
+
+        def entry(block: Block, e: Expr) -> None:
+            at = tuple(block.let(x, "e") for x in delinearize(e, entries, block.multiples))
+            self.batch, self.outer = at[: len(c.batch)], at[len(c.batch) :]
+            self.a_base = block.let(linear(self.batch, tuple(x.a for x in c.batch), self.a.offset), "a")
+            b_base = self._b_base(block, self.batch, self.outer)
+            self._panels(block, column_block, b_base, lambda b, columns, a: self._rows(b, columns, a, groups, inner))
+
+        if plan.batch_run == 1:
+            entry(top, lot)
+        else:
+            top.loop("e", *self._span(top, lot, plan.batch_run, product(entries)), 1, entry)
         return dim_expr(product(extents))
 
     def _span(self, top: Block, at: Expr, size: DimLike, extent: DimLike) -> tuple[Expr, Expr]:

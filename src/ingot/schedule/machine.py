@@ -12,8 +12,9 @@ class Machine:
     """One kind of core.
 
     vector_bits, registers: the vector register file. masks: loads and stores of a part of a vector are cheap.
-    fma_per_cycle, loads_per_cycle: full vectors. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk
-    sizes. l1, l2: bytes of a core's own caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
+    fma_per_cycle, loads_per_cycle: full vectors. l2_rate: bytes per cycle that the second-level cache surely
+    sustains. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes. l1, l2: bytes of a core's own
+    caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
     """
 
     vector_bits: int = 256
@@ -22,6 +23,7 @@ class Machine:
     fma_per_cycle: int = 2
     fma_latency: int = 4
     loads_per_cycle: int = 2
+    l2_rate: float = 24.0
     gflops: float = 100.0
     l1: int = 32 << 10
     l2: int = 1 << 20

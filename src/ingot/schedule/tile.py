@@ -3,7 +3,7 @@
 A register tile of `m` rows by `nv` vectors of columns does, for each k, m * nv multiply-adds, nv vector loads of B
 and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers the latency and the loads fit beside it:
 
-    cycles per k = max(m * nv / fma_per_cycle, fma_latency, (m + nv) / loads_per_cycle)
+    cycles per k = max(m * nv / fma_per_cycle, fma_latency, (m + nv) / loads_per_cycle, bytes of B / l2_rate)
 
 (Goto and van de Geijn 2008; Low et al., "Analytical modeling is enough for high-performance BLIS", 2016.)
 """
@@ -65,9 +65,10 @@ class Contraction:
 class Plan:
     """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
     unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
-    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. prefetch: cache lines of
-    the next panel per turn of the innermost loop. k_block: turns of
-    the outermost reduction loop of which sums are kept in scratch (0: all at once). scratch_bytes: what a worker needs.
+    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. batch_run: batch entries
+    (and outer columns) of a chunk. prefetch: cache lines of the next panel per turn of the innermost loop. k_block:
+    turns of the outermost reduction loop of which sums are kept in scratch (0: all at once). scratch_bytes: what a
+    worker needs.
     """
 
     lanes: int
@@ -79,6 +80,7 @@ class Plan:
     row_block: DimLike
     panels: int
     masks: bool
+    batch_run: int = 1
     prefetch: int = 0
     k_block: int = 0
     scratch_bytes: int = 0
@@ -111,7 +113,9 @@ def tile_cycles(m: int, nv: int, machine: Machine) -> float:
         return 0.0
     fma = m * nv / machine.fma_per_cycle
     loads = (m + nv) / machine.loads_per_cycle
-    return max(fma, float(machine.fma_latency), loads)
+    stream = nv * machine.vector_bits / 8 / machine.l2_rate
+    # the rest breaks ties: fewer loads leave room for the epilogue's and for prefetches
+    return max(fma, float(machine.fma_latency), loads, stream) + 0.03 * (m + nv)
 
 
 def fits(m: int, nv: int, machine: Machine) -> bool:
@@ -119,15 +123,15 @@ def fits(m: int, nv: int, machine: Machine) -> bool:
     return m * nv + nv + 1 <= machine.registers
 
 
-def plan_contraction(c: Contraction, machine: Machine) -> Plan:
-    """The plan with the fewest modelled cycles."""
+def plan_contraction(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None = None) -> Plan:
+    """The plan with the fewest modelled cycles, or the best one around a given `tile`: (lines, width, vectors)."""
     lanes = machine.lanes(c.acc)
     inner = estimate(c.rows[-1].extent)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
     k = max(1, estimate(c.k))
-    best: tuple[float, tuple[int, int, int]] | None = None
-    for nv in range(1, machine.registers):
+    best: tuple[float, tuple[int, int, int]] | None = (0.0, tile) if tile else None
+    for nv in range(1, machine.registers if tile is None else 1):
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _shapes(c, inner, outer, nv, machine):
@@ -137,9 +141,8 @@ def plan_contraction(c: Contraction, machine: Machine) -> Plan:
     assert best is not None
     lines, width, nv = best[1]
     run = estimate(merge_axes(c.reduce)[-1].extent)
-    unroll = next((u for u in (4, 3, 2, 5, 7) if run % u == 0 and lines * width * nv * u <= 112), 1)
-    if not isinstance(merge_axes(c.reduce)[-1].extent, int):
-        unroll = 1
+    fixed = isinstance(merge_axes(c.reduce)[-1].extent, int)
+    unroll = next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
     return _chunked(c, machine, Plan(lanes, lines, width, nv, unroll, 1, 1, 1, machine.masks))
 
 
@@ -174,12 +177,14 @@ def _cost(
 
     panels, rest = divmod(-(-columns // lanes), nv)
     total = panels * column(nv) + column(rest)
+    # each kind of tile is code to print, compile and fetch
+    total *= 1 + 0.01 * (bool(panels) + bool(rest)) * (1 + bool(inner % width)) * (1 + bool(outer % lines))
     size = c.acc.nbytes
     if k * nv * lanes * size > machine.l2 * 0.6:
         total *= 1.1  # a panel that the second-level cache does not keep comes from the third for every tile
     stride = c.rows[-1].a
-    if isinstance(stride, int) and lines * width > 8 and stride * c.a.nbytes % 4096 == 0 and stride:
-        total *= 1.3  # all rows of the tile fall into one set of the first-level cache
+    if isinstance(stride, int) and lines * width > 8 and stride and stride * c.a.nbytes % 2048 == 0:
+        total *= 1.2  # measured: many rows that fall into few sets of the first-level cache evict each other
     return total
 
 
@@ -188,59 +193,68 @@ def _powers(n: int) -> list[int]:
     return [1 << b for b in reversed(range(n.bit_length())) if n >> b & 1]
 
 
-CHUNK_SECONDS = 30e-6
-CHUNKS_PER_THREAD = 16
+# Seconds: of claiming a chunk and setting up its loops; and per byte that a core streams from the shared cache, of
+# which prefetching hides about half.
+_CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
 
 
 def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
-    """Cut the output into chunks of some 30 us, so that A and B are streamed as seldom as possible.
+    """Cut the output into chunks: many enough to keep all threads busy to the end, few enough to stream little twice.
 
-    R row blocks stream B R times, C column blocks stream A C times; R * C is the number of chunks.
+    R row blocks stream B R times, C column blocks stream A C times. With n chunks on t threads the last ones to finish
+    leave others idle for at most one chunk; none does where t divides n and all are equal.
     """
-    seconds = c.flops / (machine.gflops * 0.8e9)
-    batch = 1
-    for x in c.batch:
-        batch *= estimate(x.extent)
-    outer_cols = 1
-    for x in c.cols[:-1]:
-        outer_cols *= estimate(x.extent)
-    wanted = max(1, min(int(seconds / CHUNK_SECONDS), CHUNKS_PER_THREAD * machine.threads))
-    wanted = -(-wanted // (batch * outer_cols))
+    entries = 1
+    for x in (*c.batch, *c.cols[:-1]):
+        entries *= estimate(x.extent)
     rows = 1
     for x in c.rows:
         rows *= estimate(x.extent)
-    inner = estimate(c.rows[-1].extent)
-    groups = max(1, rows // inner)
-    groups = -(-groups // p.lines)
-    row_tiles = groups * -(-inner // p.width)
-    columns = estimate(c.cols[-1].extent)
+    inner = max(1, estimate(c.rows[-1].extent))
+    across = -(-inner // p.width)
+    row_tiles = -(-max(1, rows // inner) // p.lines) * across
+    columns = max(1, estimate(c.cols[-1].extent))
     panels = -(-columns // p.panel)
-    a_bytes, b_bytes = _span(c, rows=True) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    best: tuple[float, int, int] | None = None
-    for n in range(1, min(panels, wanted) + 1):
+    a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
+    work = c.flops / (machine.gflops * 1e9)
+    threads = machine.threads
+    best: tuple[float, int, int, int] | None = None
+    for n in sorted({-(-panels // per) for per in range(1, panels + 1)}):
         per = -(-panels // n)
         blocks = -(-panels // per)
-        r = min(row_tiles, -(-wanted // blocks))
-        traffic = r * b_bytes + blocks * a_bytes
-        # chunks that do not divide the panels evenly leave a short one; too few chunks leave a thread idle
-        waste = (per * blocks - panels) / panels + max(0.0, wanted - r * blocks) / wanted
-        cost = traffic * (1 + waste)
-        if best is None or cost < best[0]:
-            best = cost, per, r
+        for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads):
+            batch_run = max(1, entries * blocks // goal) if goal < entries * blocks else 1
+            lots = -(-entries // batch_run)
+            tiles = _tile_run(-(-row_tiles // min(row_tiles, -(-goal // (blocks * lots)))), across)
+            row_blocks = -(-row_tiles // tiles) if tiles >= across else -(-across // tiles) * (row_tiles // across)
+            count = lots * blocks * row_blocks
+            chunk = work * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
+            even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
+            idle = 0.0 if even else chunk * (threads - 1) / threads
+            traffic = entries * (row_blocks * b_bytes + blocks * a_bytes) * _PER_BYTE
+            # a neighbour may take a core at any time: smaller chunks let the other threads take over
+            cost = (work + traffic + count * _CLAIM) / threads + max(idle, 0.1 * chunk * (threads > 1))
+            if best is None or cost < best[0]:
+                best = cost, per, tiles, batch_run
     assert best is not None
-    _, per_chunk, blocks = best
-    tiles = max(1, row_tiles // blocks)
-    across = -(-inner // p.width)
-    if tiles >= across:
-        run, block = max(1, tiles // across), c.rows[-1].extent
-    else:
-        run, block = 1, tiles * p.width
-    if isinstance(c.rows[-1].extent, int):
-        block = c.rows[-1].extent if isinstance(block, int) and block >= inner else block
-    else:
-        block = min(tiles, across) * p.width  # a fixed size: rows beyond the estimate are more chunks
-    p = replace(p, row_run=run, row_block=block, panels=per_chunk, prefetch=_prefetch(c, p, tiles))
+    _, per, tiles, batch_run = best
+    block: DimLike = tiles * p.width
+    if isinstance(c.rows[-1].extent, int) and tiles >= across:
+        block = c.rows[-1].extent
+    elif tiles >= across:
+        block = across * p.width  # a fixed size: rows beyond the estimate are more chunks
+    p = replace(
+        p, row_run=max(1, tiles // across), row_block=block, panels=per, batch_run=batch_run,
+        prefetch=_prefetch(c, p, tiles),
+    )  # fmt: skip
     return _blocked(c, machine, p, tiles)
+
+
+def _tile_run(tiles: int, across: int) -> int:
+    """Row tiles of a chunk: whole line groups, or an even part of one."""
+    if tiles >= across:
+        return -(-tiles // across) * across
+    return -(-across // -(-across // tiles))
 
 
 def _blocked(c: Contraction, machine: Machine, p: Plan, tiles: int) -> Plan:
@@ -249,7 +263,7 @@ def _blocked(c: Contraction, machine: Machine, p: Plan, tiles: int) -> Plan:
     outer, k = axes[0].extent, c.k
     if not isinstance(outer, int) or not isinstance(k, int) or tiles < 2:
         return p
-    a_bytes = min(_span(c, rows=True), tiles * p.lines * p.width * k) * c.a.nbytes
+    a_bytes = min(_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
     b_bytes = k * p.panel * c.b.nbytes
     step = p.unroll if len(axes) == 1 else 1
     for n in range(1, outer // step + 1):
@@ -281,10 +295,10 @@ def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
     return max(1, round(lines / tiles + 0.49))
 
 
-def _span(c: Contraction, rows: bool) -> int:
-    """Elements of A between the first and the last that one batch entry touches."""
+def _span(c: Contraction) -> int:
+    """Elements of A between the first and the last that one batch entry touches, at most one for each product."""
     total = 1
-    for x in (*c.rows, *c.reduce) if rows else ():
+    for x in (*c.rows, *c.reduce):
         total += (estimate(x.extent) - 1) * abs(estimate(x.a))
     return total
 
