@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ingot.ir.kernel import Kernel
@@ -17,6 +17,7 @@ from ingot.ir.node import Graph, Op
 from ingot.ir.show import show
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, Attention
+from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.fuse import fuse
@@ -34,17 +35,21 @@ Pass = Callable[[Graph], Graph]
 
 KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU})  # ops with kernels of their own
 
-CPU: tuple[tuple[str, Pass], ...] = (
-    ("fold_batch_norm", fold_batch_norm),  # while convolutions and norms still have their names
-    ("lower", lambda g: lower_model_ops(g, KEPT)),
-    ("fold", fold_constants),
-    ("simplify", simplify),
-    ("layout", assign_layouts),
-    ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
-    ("fold2", fold_constants),  # transposed weights
-    ("simplify2", simplify),
-    ("fuse", fuse),
-)
+def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
+    """The passes for CPUs, in order."""
+    tidy = partial(simplify, fast_math=fast_math)
+    return (
+        ("fold_batch_norm", fold_batch_norm),  # while convolutions and norms still have their names
+        ("lower", lambda g: lower_model_ops(g, KEPT)),
+        ("fold", fold_constants),
+        ("simplify", tidy),
+        ("layout", assign_layouts),
+        ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
+        ("fold_layout", fold_constants),  # transposed weights
+        ("simplify_layout", tidy),
+        ("dce", dce),
+        ("fuse", fuse),
+    )
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Trace:
     kernels: list[Kernel] = field(default_factory=list)
 
 
-def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...] = CPU, trace: Trace | None = None) -> Graph:
+def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...], trace: Trace | None = None) -> Graph:
     """Run `passes` in order."""
     for name, run in passes:
         progress.report(name)
@@ -78,7 +83,7 @@ def build_program(
 ) -> Program:
     """Compile a MODEL graph for a CPU with the features `isa`."""
     machine = machine_of(isa.arch, isa.features, threads)
-    fused = optimize(graph, CPU_FAST_MATH if fast_math else CPU, trace)
+    fused = optimize(graph, cpu_passes(fast_math), trace)
 
     def native(kernels: Sequence[Kernel]) -> CodeObject:
         if trace is not None:
