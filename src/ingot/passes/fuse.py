@@ -75,7 +75,11 @@ class _Open:
             return "rows"
         if self.anchor is None:
             return "pointwise"
-        return "contraction" if isinstance(self.anchor.op, _CONTRACTIONS) else category(self.anchor.op).value
+        if isinstance(self.anchor.op, _CONTRACTIONS):
+            return "contraction"
+        what = category(self.anchor.op)
+        # a model-level op that was kept whole has a strategy of its own
+        return self.anchor.op.name if what is Category.OPAQUE else what.value
 
 
 class _Fusion:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.schedule.attention import lower_attention
 from ingot.schedule.gemm import lower_contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
@@ -22,6 +23,7 @@ STRATEGIES: dict[str, Strategy] = {
     "pointwise": lower_pointwise,
     "rows": lower_rows,
     "window": lower_pool,
+    "attention": lower_attention,
 }
 
 
