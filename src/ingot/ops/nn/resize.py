@@ -55,7 +55,8 @@ class Resize(Op):
     """x resampled to `sizes` on `axes`.
 
     mode: nearest, linear, cubic (Keys' kernel with `cubic_a`). coordinates: ONNX's coordinate_transformation_mode.
-    scales: output over input sizes as the user gave them; coordinates use them instead of the ratio of sizes. `roi`:
+    scales: output over input sizes as the user gave them; coordinates use them instead of the ratio of sizes (for ONNX
+    with sizes, pass the f32 ratios: ONNX Runtime's rounding of ties follows). roi:
     (start, end) per axis for tf_crop_and_resize, in which coordinates outside x give `extrapolation`. exclude_outside:
     taps outside x weigh nothing (else they repeat the edge). antialias: the kernel is stretched by 1 / scale where it
     shrinks x (PyTorch's antialias also excludes outside taps). Integers are computed in f32 and truncated.
@@ -117,7 +118,7 @@ class Resize(Op):
         half = at + 0.5
         if self.coordinates == "align_corners":
             # (0 output or) 1 output: coordinate 0
-            return at * ((n - 1) / t.maximum(m - 1, 1))
+            return at * (n - 1) / t.maximum(m - 1, 1)
         if self.coordinates == "tf_crop_and_resize":
             assert self.roi is not None
             start, end = self.roi[i]
@@ -139,8 +140,18 @@ class Resize(Op):
         return centred - 0.5
 
     def _unscale(self, i: int, x: Value, n: Operand, m: Operand) -> Value:
-        """x over the scale. By sizes: times in / out, as PyTorch does, so that both round alike."""
-        return x * (n / m) if self.scales is None else x / self.scales[i]
+        """x over the scale, rounded as the frameworks round (a tie of nearest hangs on the last bit).
+
+        Without scales: times in / out (PyTorch). With scales: a division (ONNX Runtime), which its rounding modes do
+        exactly where the scale is the ratio of the sizes.
+        """
+        if self.scales is None:
+            return x * (n / m)
+        scale = self.scales[i]
+        exact = self.mode == "nearest" and self.nearest_mode.startswith("round") and not t.is_term(n, m)
+        if exact and np.float32(scale) == np.float32(np.asarray(m) / np.asarray(n)):
+            return x * n / m
+        return x / scale
 
     def _nearest(self, position: Value, size: DimLike) -> Value:
         rounded = {
