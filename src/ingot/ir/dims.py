@@ -47,12 +47,15 @@ Atom = Symbol | Apply
 class Dim:
     """An immutable, canonical, non-constant integer expression. Build with `symbol` and arithmetic."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_symbols", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
         self._hash = hash(terms)
+        # made when first asked for: type rules put sizes into messages that are rarely read
+        self._text: str | None = None
+        self._symbols: frozenset[str] | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -105,11 +108,13 @@ class Dim:
     __index__ = __int__
 
     def __str__(self) -> str:
-        parts = []
-        for mono, c in self.terms:
-            body = "*".join(map(str, mono))
-            parts.append(str(c) if not mono else body if c == 1 else f"{c}*{body}")
-        return "+".join(parts).replace("+-", "-")
+        if self._text is None:
+            parts = []
+            for mono, c in self.terms:
+                body = "*".join(map(str, mono))
+                parts.append(str(c) if not mono else body if c == 1 else f"{c}*{body}")
+            self._text = "+".join(parts).replace("+-", "-")
+        return self._text
 
     __repr__ = __str__
 
@@ -314,11 +319,13 @@ def symbols_of(d: int | Dim) -> frozenset[str]:
     """Names of the symbols in `d`."""
     if isinstance(d, int):
         return frozenset()
-    out: set[str] = set()
-    for mono, _ in d.terms:
-        for atom in mono:
-            out |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.a) | symbols_of(atom.b)
-    return frozenset(out)
+    if d._symbols is None:
+        out: set[str] = set()
+        for mono, _ in d.terms:
+            for atom in mono:
+                out |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.a) | symbols_of(atom.b)
+        d._symbols = frozenset(out)
+    return d._symbols
 
 
 def substitute(d: int | Dim, values: Mapping[str, int | Dim]) -> int | Dim:

@@ -149,9 +149,12 @@ class _Rewriter:
                 continue
             becomes = waiting.get(n)
             if becomes is None:
-                missing = [i for i in n.inputs if i not in done]
-                if missing:
-                    stack += missing
+                waits = False
+                for i in n.inputs:
+                    if i not in done:
+                        stack.append(i)
+                        waits = True
+                if waits:
                     continue
                 becomes = self.step(n)
                 if becomes is None:
@@ -176,9 +179,13 @@ class _Rewriter:
             source = done[n.inputs[0]]
             if isinstance(source, tuple):
                 return source[n.op.index]
+        old = n
         for i in n.inputs:
             if done[i] is not i:
-                return n.with_inputs([_whole(done[i], i) for i in n.inputs])
+                n = n.with_inputs([_whole(done[i], i) for i in n.inputs])
+                if n in done:
+                    return n
+                break
         bodies = n.op.bodies
         if bodies:
             op = n.op.map_bodies(self.body)
@@ -190,13 +197,16 @@ class _Rewriter:
                 continue
             self.check(rule, n, new)
             if not self.fuel.burn(rule.name):
-                return None
+                break
             self.limit -= 1
             if self.limit < 0:
                 raise VerifyError(f"rule {rule.name} does not come to an end at {show_node(n)}")
             self.report(rule, n, new)
             return new
-        return None
+        if n is old:
+            return None
+        done[n] = n
+        return n
 
     def check(self, rule: Rule, old: Node, new: Result) -> None:
         types = tuple(p.type for p in new) if isinstance(new, tuple) else new.types

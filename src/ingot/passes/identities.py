@@ -195,10 +195,18 @@ def _apply(p: Apply) -> Matcher:
     # what fails fastest first: literals, then ops, then variables
     rank = {Literal: 0, Apply: 1, Variable: 2}
     sequence = sorted(range(count), key=lambda i: rank[type(p.operands[i])])
-    op = p.op
+    op, cls = p.op, type(p.op)
+    # nearly every node fails here: some operand must have each op that the pattern names, or be a literal
+    needed = tuple({type(o.op) for o in p.operands if isinstance(o, Apply)})
+    filled = any(isinstance(o, Literal) for o in p.operands)
 
     def match(node: Node, bound: Bindings) -> Iterable[Bindings]:
-        if node.op != op or len(node.inputs) != count:
+        if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
+            return ()
+        for need in needed:
+            if not any(type(i.op) is need for i in node.inputs):
+                return ()
+        if filled and all(splat_of(i) is None for i in node.inputs):
             return ()
         return tuple(found for order in orders for found in _all(parts, sequence, order, node, bound))
 
