@@ -1,0 +1,147 @@
+"""Activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.elementwise import bounded, compare, select
+from ingot.frontends.torch.aten.linalg import scaled
+from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, expand, node_of, scalar_like
+from ingot.ir.node import Node, Op
+
+aten = Table()
+
+
+def _plain(name: str, make: Callable[[], Op]) -> None:
+    def activation(c: Context, x: Node) -> Node:
+        return make()(x)
+
+    aten.add(f"{name}.default", activation)
+
+
+for _name, _make in {"silu": ops.Silu, "hardswish": ops.HardSwish, "mish": ops.Mish, "selu": ops.Selu}.items():
+    _plain(_name, _make)
+
+
+@aten("relu.default")
+def relu(c: Context, x: Node) -> Node:
+    return ops.Relu()(x)
+
+
+@aten("relu6.default")
+def relu6(c: Context, x: Node) -> Node:
+    return bounded(x, 0, 6)
+
+
+@aten("gelu.default")
+def gelu(c: Context, x: Node, *, approximate: str = "none") -> Node:
+    return ops.Gelu(approximate)(x)
+
+
+@aten("hardsigmoid.default")
+def hardsigmoid(c: Context, x: Node) -> Node:
+    return ops.HardSigmoid(1 / 6, 0.5)(x)
+
+
+@aten("hardtanh.default")
+def hardtanh(c: Context, x: Node, min_val: Operand = -1, max_val: Operand = 1) -> Node:
+    return bounded(x, min_val, max_val)
+
+
+@aten("leaky_relu.default")
+def leaky_relu(c: Context, x: Node, negative_slope: float = 0.01) -> Node:
+    return ops.LeakyRelu(float(negative_slope))(x)
+
+
+@aten("elu.default")
+def elu(c: Context, x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node:
+    if input_scale == 1:
+        return scaled(ops.Elu(float(alpha))(x), scale)
+    negative = scaled(ops.Expm1()(scaled(x, input_scale)), alpha)
+    return scaled(select(compare("GT", x, scalar_like(0, x)), x, negative), scale)
+
+
+@aten("celu.default")
+def celu(c: Context, x: Node, alpha: float = 1.0) -> Node:
+    return ops.Celu(float(alpha))(x)
+
+
+@aten("prelu.default", "_prelu_kernel.default")
+def prelu(c: Context, x: Node, weight: Node) -> Node:
+    if weight.type.rank == 1 and x.type.rank > 1:
+        weight = reshape(weight, (weight.shape[0], *((1,) * (x.type.rank - 2))))
+    return ops.PRelu()(x, weight)
+
+
+@aten("softplus.default")
+def softplus(c: Context, x: Node, beta: float = 1, threshold: float = 20) -> Node:
+    return ops.Softplus(float(beta), float(threshold))(x)
+
+
+@aten("softsign.default")
+def softsign(c: Context, x: Node) -> Node:
+    return ops.Softsign()(x)
+
+
+@aten("tanhshrink.default")
+def tanhshrink(c: Context, x: Node) -> Node:
+    return ops.Sub()(x, ops.Tanh()(x))
+
+
+@aten("softshrink.default")
+def softshrink(c: Context, x: Node, lambd: float = 0.5) -> Node:
+    return ops.Softshrink(float(lambd))(x)
+
+
+@aten("hardshrink.default")
+def hardshrink(c: Context, x: Node, lambd: float = 0.5) -> Node:
+    return ops.Hardshrink(float(lambd))(x)
+
+
+@aten("threshold.default")
+def threshold(c: Context, x: Node, threshold: float, value: float) -> Node:
+    # x <= threshold gives the value, so NaN stays
+    return select(compare("LE", x, scalar_like(threshold, x)), node_of(value, x.dtype), x)
+
+
+@aten("log_sigmoid.default")
+def log_sigmoid(c: Context, x: Node) -> Node:
+    """min(x, 0) - log1p(exp(-|x|))"""
+    low = ops.Min()(x, filled(x.shape, 0, x.dtype))
+    return ops.Sub()(low, ops.Log1p()(ops.Exp()(ops.Neg()(ops.Abs()(x)))))
+
+
+@aten("log_sigmoid_forward.default")
+def log_sigmoid_forward(c: Context, x: Node) -> tuple[Node, Node]:
+    return log_sigmoid(c, x), x
+
+
+@aten("glu.default")
+def glu(c: Context, x: Node, dim: int = -1) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    size = x.shape[axis]
+    half = size // 2
+    return ops.Mul()(slice_axis(x, axis, 0, half), ops.Logistic()(slice_axis(x, axis, half, size)))
+
+
+@aten("rrelu.default", "rrelu_with_noise_functional.default", "rrelu_with_noise.default")
+def rrelu(
+    c: Context, x: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *rest: object
+) -> Node:
+    if training:
+        raise Unsupported("rrelu in training mode; call .eval() on the model first")
+    return ops.LeakyRelu((lower + upper) / 2)(x)
+
+
+@aten("sinc.default", "special_sinc.default")
+def sinc(c: Context, x: Node) -> Node:
+    scaled_ = scaled(x, math.pi)
+    zero = filled(x.shape, 0, x.dtype)
+    one = expand(scalar_like(1, x), x.shape)
+    at_zero = ops.Compare("EQ")(x, zero)
+    return ops.Select()(at_zero, one, ops.Div()(ops.Sin()(scaled_), ops.Select()(at_zero, one, scaled_)))

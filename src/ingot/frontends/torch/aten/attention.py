@@ -1,0 +1,140 @@
+"""Scaled dot-product attention in PyTorch's several spellings."""
+
+from __future__ import annotations
+
+import math
+
+from ingot import ops
+from ingot.frontends.torch.aten.shape import reshape
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Number, Operand, Unsupported, boolean, cast, expand, node_of
+from ingot.ir.dims import Dim, DimLike, product
+from ingot.ir.node import Node
+
+aten = Table()
+
+
+def _four(x: Node) -> Node:
+    """(..., heads, length, width) with everything before the heads merged into one batch axis."""
+    if x.type.rank == 3:
+        return reshape(x, (x.shape[0], 1, *x.shape[1:]))
+    if x.type.rank == 2:
+        return reshape(x, (1, 1, *x.shape))
+    return reshape(x, (product(x.shape[:-3]), *x.shape[-3:]))
+
+
+def _four_mask(mask: Node, lead: tuple[DimLike, ...]) -> Node:
+    """The mask as (batch or 1, heads or 1, queries, keys); `lead` are q's axes before the last two."""
+    shape = (*((1,) * (len(lead) + 2 - mask.type.rank)), *mask.shape)
+    mask = reshape(mask, shape)
+    before = shape[:-2]
+    if len(lead) <= 2:
+        batch, heads = (before[0], 1) if len(lead) == 1 else before if len(lead) == 2 else (1, 1)
+        return reshape(mask, (batch, heads, *shape[-2:]))
+    if any(d != 1 for d in before[:-1]):
+        mask = expand(mask, (*lead[:-1], *shape[-3:]))
+    return reshape(mask, (product(mask.shape[:-3]), *mask.shape[-3:]))
+
+
+def attend(
+    c: Context, q: Node, k: Node, v: Node, mask: Node | None, dropout: float, causal: bool, scale: Operand | None
+) -> Node:
+    if dropout:
+        raise Unsupported("attention with dropout; call .eval() on the model first")
+    if isinstance(q.shape[-1], Dim) and scale is None:
+        raise Unsupported(f"a head of symbolic width {q.shape[-1]} without an explicit scale")
+    if isinstance(scale, Number | Dim | Node):
+        # a scale known only at run time goes into q
+        q = ops.Mul()(q, expand(node_of(scale, q.dtype), q.shape))
+        scale = 1.0
+    factor = float(scale) if scale is not None else 1 / math.sqrt(q.shape[-1])  # type: ignore[arg-type]
+    lead = q.shape[:-2]
+    q4, k4, v4 = _four(q), _four(k), _four(v)
+    batch = next((t.shape[0] for t in (q4, k4, v4) if t.shape[0] != 1), 1)
+    q4, k4, v4 = (expand(t, (batch, *t.shape[1:])) for t in (q4, k4, v4))
+    operands = [q4, k4, v4]
+    if mask is not None:
+        if mask.dtype != boolean:
+            mask = cast(mask, q.dtype)
+        operands.append(_four_mask(mask, lead))
+    out = ops.Attention("upper_left" if causal else "none", factor, 0.0)(*operands)
+    return reshape(out, (*lead, *out.shape[-2:])) if len(lead) != 2 else out
+
+
+@aten("scaled_dot_product_attention.default")
+def sdpa(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_mask: Node | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Operand | None = None,
+    enable_gqa: bool = False,
+) -> Node:
+    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale)
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu.default")
+def flash_for_cpu(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Node | None = None,
+    scale: Operand | None = None,
+) -> tuple[Node | None, ...]:
+    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None
+
+
+@aten("_scaled_dot_product_flash_attention.default", "_scaled_dot_product_cudnn_attention.default")
+def flash(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: Operand | None = None,
+) -> tuple[Node | None, ...]:
+    return (attend(c, q, k, v, None, dropout_p, is_causal, scale), *((None,) * 8))
+
+
+@aten("_scaled_dot_product_efficient_attention.default")
+def efficient(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_bias: Node | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Operand | None = None,
+) -> tuple[Node | None, ...]:
+    return attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale), None, None, None
+
+
+@aten("_scaled_dot_product_attention_math.default", "_scaled_dot_product_attention_math_for_mps.default")
+def math_(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_mask: Node | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Node | None = None,
+    *,
+    scale: Operand | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Node | None, ...]:
+    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None

@@ -1,0 +1,185 @@
+"""Tensors from nothing: fills, ranges, identity and triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Operand, Unsupported, cast, expand, i64, node_of, scalar_like
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType, TensorType
+
+aten = Table()
+
+
+def filled(shape: Sequence[DimLike], value: Operand, dtype: DType) -> Node:
+    """`value` everywhere."""
+    return expand(node_of(value, dtype), shape)
+
+
+def index_along(shape: Sequence[DimLike], axis: int) -> Node:
+    """i64 of that shape: each element's index along `axis`."""
+    return ops.Iota(TensorType(i64, tuple(shape)), axis)()
+
+
+@aten("full.default", "full.names", "new_full.default", "full_like.default")
+def full(c: Context, shape: object, *args: object, fill_value: Operand | None = None, **named: object) -> Node:
+    # new_full(x, size, value) has the value third, the others second
+    value = fill_value if fill_value is not None else args[-1]
+    return filled(c.shape, value, c.dtype)  # type: ignore[arg-type]
+
+
+@aten(
+    "zeros.default",
+    "zeros_like.default",
+    "new_zeros.default",
+    "empty.memory_format",
+    "empty_like.default",
+    "new_empty.default",
+    "empty_strided.default",
+    "new_empty_strided.default",
+    "zero.default",
+    "zeros.names",
+    "empty_permuted.default",
+    "_efficientzerotensor.default",
+)
+def zeros(c: Context, *args: object, **named: object) -> Node:
+    # what an uninitialised tensor holds is undefined, so zeros are as good
+    return filled(c.shape, 0, c.dtype)
+
+
+@aten("ones.default", "ones_like.default", "new_ones.default", "ones.names")
+def ones(c: Context, *args: object, **named: object) -> Node:
+    return filled(c.shape, 1, c.dtype)
+
+
+@aten("fill.Scalar", "fill.Tensor")
+def fill(c: Context, x: Node, value: Operand) -> Node:
+    return filled(c.shape, value, c.dtype)
+
+
+@aten("scalar_tensor.default")
+def scalar_tensor(c: Context, value: Operand, **named: object) -> Node:
+    return node_of(value, c.dtype)
+
+
+@aten("arange.default")
+def arange(c: Context, end: Operand, **named: object) -> Node:
+    return _range(c, 0, 1)
+
+
+@aten("arange.start", "arange.start_step")
+def arange_start(c: Context, start: Operand, end: Operand, step: Operand = 1, **named: object) -> Node:
+    return _range(c, start, step)
+
+
+def _range(c: Context, start: Operand, step: Operand) -> Node:
+    (length,) = c.shape
+    if isinstance(length, int) and isinstance(start, float | int) and isinstance(step, float | int):
+        exact = all(isinstance(v, int) for v in (start, step))
+        if not exact:
+            # in double and rounded once, as PyTorch does on the CPU
+            return const((start + np.arange(length, dtype=np.float64) * step).astype(c.dtype.numpy))
+    index = ops.Iota(c.type, 0)()
+    if not (isinstance(step, int) and step == 1):
+        index = ops.Mul()(index, filled(c.shape, step, c.dtype))
+    if not (isinstance(start, int) and start == 0):
+        index = ops.Add()(index, filled(c.shape, start, c.dtype))
+    return index
+
+
+@aten("linspace.default")
+def linspace(c: Context, start: Operand, end: Operand, steps: DimLike, **named: object) -> Node:
+    if isinstance(steps, Dim) or not all(isinstance(v, int | float) for v in (start, end)):
+        raise Unsupported("ends or a count that are known only at run time")
+    a, b = float(start), float(end)  # type: ignore[arg-type]
+    step = (b - a) / (steps - 1) if steps > 1 else 0.0
+    index = np.arange(steps)
+    # from the nearer end, as PyTorch does
+    values = np.where(index < (steps / 2), a + step * index, b - step * (steps - 1 - index))
+    return const(values.astype(c.dtype.numpy))
+
+
+@aten("eye.default", "eye.m")
+def eye(c: Context, *args: object, **named: object) -> Node:
+    return cast(ops.Compare("EQ")(index_along(c.shape, 0), index_along(c.shape, 1)), c.dtype)
+
+
+@aten("tril.default")
+def tril(c: Context, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(x, diagonal, upper=False)
+
+
+@aten("triu.default")
+def triu(c: Context, x: Node, diagonal: int = 0) -> Node:
+    return _triangle(x, diagonal, upper=True)
+
+
+def _triangle(x: Node, diagonal: int, *, upper: bool) -> Node:
+    plane = x.shape[-2:]
+    row, column = index_along(plane, 0), index_along(plane, 1)
+    edge = ops.Add()(row, filled(plane, diagonal, i64)) if diagonal else row
+    kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
+    return ops.Select()(kept, x, expand(scalar_like(0, x), x.shape))
+
+
+@aten("tril_indices.default")
+def tril_indices(c: Context, row: int, col: int, offset: int = 0, **named: object) -> Node:
+    return const(np.stack(np.tril_indices(row, offset, col)).astype(c.dtype.numpy))
+
+
+@aten("triu_indices.default")
+def triu_indices(c: Context, row: int, col: int, offset: int = 0, **named: object) -> Node:
+    return const(np.stack(np.triu_indices(row, offset, col)).astype(c.dtype.numpy))
+
+
+@aten("one_hot.default")
+def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
+    shape = c.shape
+    lead = len(shape) - 1
+    spread = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
+    return cast(ops.Compare("EQ")(cast(spread, i64), index_along(shape, lead)), c.dtype)
+
+
+@aten("diag_embed.default", "diag.default")
+def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
+    if len(c.shape) <= x.type.rank:
+        raise Unsupported("the diagonal of a matrix; use diagonal()")
+    if (dim1, dim2) != (-2, -1):
+        raise Unsupported(f"axes {dim1}, {dim2}; only the last two")
+    # columns hold x shifted by the offset, rows pick the one that is theirs
+    low, high = max(offset, 0), max(-offset, 0)
+    rank = len(c.shape)
+    shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
+    spread = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
+    row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
+    kept = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
+    return ops.Select()(kept, spread, expand(scalar_like(0, x), c.shape))
+
+
+def _random(c: Context, *args: object, **named: object) -> Node:
+    raise Unsupported("random numbers; Ingot compiles deterministic programs")
+
+
+for _name in (
+    "rand.default",
+    "randn.default",
+    "rand_like.default",
+    "randn_like.default",
+    "bernoulli.default",
+    "bernoulli.p",
+    "randint.default",
+    "randint.low",
+    "randperm.default",
+    "normal.Tensor_float",
+    "multinomial.default",
+    "randint_like.default",
+    "normal_functional.default",
+    "uniform.default",
+    "exponential.default",
+):
+    aten.add(_name, _random)

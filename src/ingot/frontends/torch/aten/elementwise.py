@@ -1,0 +1,645 @@
+"""Elementwise arithmetic, comparisons and logic, with PyTorch's type promotion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import (
+    Context,
+    Number,
+    Operand,
+    Unsupported,
+    aligned,
+    boolean,
+    broadcast_shape,
+    cast,
+    expand,
+    float_type,
+    i64,
+    node_of,
+    promoted,
+    result_type,
+    scalar_like,
+)
+from ingot.ir.dims import Dim
+from ingot.ir.node import Node, Op
+from ingot.ir.types import DType
+
+aten = Table()
+
+Make = Callable[[], Op]
+
+
+def add(a: Node, b: Node) -> Node:
+    return ops.Or()(a, b) if a.dtype == boolean else ops.Add()(a, b)
+
+
+def sub(a: Node, b: Node) -> Node:
+    return ops.Sub()(a, b)
+
+
+def mul(a: Node, b: Node) -> Node:
+    return ops.And()(a, b) if a.dtype == boolean else ops.Mul()(a, b)
+
+
+def is_true(x: Node) -> Node:
+    """x != 0 as bool."""
+    return x if x.dtype == boolean else compare("NE", x, scalar_like(0, x))
+
+
+def compare(direction: str, a: Node, b: Node) -> Node:
+    a, b = aligned((a, b))
+    return ops.Compare(direction)(a, b)
+
+
+def select(condition: Node, a: Node, b: Node) -> Node:
+    """Select with everything broadcast; `a` and `b` have one dtype."""
+    shape = broadcast_shape([condition.shape, a.shape, b.shape])
+    return ops.Select()(expand(condition, shape), expand(a, shape), expand(b, shape))
+
+
+def _unary(name: str, make: Make) -> None:
+    def same(c: Context, x: Node) -> Node:
+        return make()(x)
+
+    aten.add(f"{name}.default", same)
+
+
+def _unary_float(name: str, make: Make) -> None:
+    def as_float(c: Context, x: Node) -> Node:
+        return make()(cast(x, c.dtype))
+
+    aten.add(f"{name}.default", as_float)
+
+
+def _unary_rounding(name: str, make: Make) -> None:
+    def rounding(c: Context, x: Node) -> Node:
+        return make()(x) if x.dtype.is_float else x
+
+    aten.add(f"{name}.default", rounding)
+
+
+for _name, _make in {"neg": ops.Neg, "negative": ops.Neg}.items():
+    _unary(_name, _make)
+
+for _name, _make in {
+    "exp": ops.Exp,
+    "expm1": ops.Expm1,
+    "log": ops.Log,
+    "log1p": ops.Log1p,
+    "sigmoid": ops.Logistic,
+    "tanh": ops.Tanh,
+    "sin": ops.Sin,
+    "cos": ops.Cos,
+    "tan": ops.Tan,
+    "asin": ops.Asin,
+    "acos": ops.Acos,
+    "atan": ops.Atan,
+    "sinh": ops.Sinh,
+    "cosh": ops.Cosh,
+    "asinh": ops.Asinh,
+    "acosh": ops.Acosh,
+    "atanh": ops.Atanh,
+    "erf": ops.Erf,
+    "sqrt": ops.Sqrt,
+    "rsqrt": ops.Rsqrt,
+    "special_expm1": ops.Expm1,
+    "special_expit": ops.Logistic,
+    "special_erf": ops.Erf,
+    "special_log1p": ops.Log1p,
+    "arctan": ops.Atan,
+    "arcsin": ops.Asin,
+    "arccos": ops.Acos,
+    "arcsinh": ops.Asinh,
+    "arccosh": ops.Acosh,
+    "arctanh": ops.Atanh,
+}.items():
+    _unary_float(_name, _make)
+
+for _name, _make in {"floor": ops.Floor, "ceil": ops.Ceil, "round": ops.RoundEven}.items():
+    _unary_rounding(_name, _make)
+
+
+@aten("abs.default", "absolute.default")
+def abs_(c: Context, x: Node) -> Node:
+    return x if x.dtype == boolean or x.dtype.kind == "u" else ops.Abs()(x)
+
+
+@aten("sign.default", "sgn.default")
+def sign(c: Context, x: Node) -> Node:
+    if x.dtype == boolean:
+        return x
+    if not x.dtype.is_float:
+        return ops.Sign()(x)
+    # PyTorch: (x > 0) - (x < 0), so NaN gives 0
+    zero = scalar_like(0, x)
+    return ops.Sub()(cast(compare("GT", x, zero), x.dtype), cast(compare("LT", x, zero), x.dtype))
+
+
+@aten("positive.default")
+def positive(c: Context, x: Node) -> Node:
+    return x
+
+
+def truncate(x: Node) -> Node:
+    """Towards zero; integers as they are."""
+    if not x.dtype.is_float:
+        return x
+    return select(compare("LT", x, scalar_like(0, x)), ops.Ceil()(x), ops.Floor()(x))
+
+
+@aten("trunc.default", "fix.default")
+def trunc(c: Context, x: Node) -> Node:
+    return truncate(x)
+
+
+@aten("frac.default")
+def frac(c: Context, x: Node) -> Node:
+    return sub(x, truncate(x))
+
+
+@aten("round.decimals")
+def round_decimals(c: Context, x: Node, *, decimals: int) -> Node:
+    if not x.dtype.is_float:
+        return x
+    scale, x_ = promoted((10.0 ** abs(decimals), x), x.dtype)
+    scale = expand(scale, x_.shape)
+    if decimals >= 0:
+        return ops.Div()(ops.RoundEven()(ops.Mul()(x_, scale)), scale)
+    return ops.Mul()(ops.RoundEven()(ops.Div()(x_, scale)), scale)
+
+
+@aten("reciprocal.default")
+def reciprocal(c: Context, x: Node) -> Node:
+    return ops.Div()(*aligned((1.0, x), c.dtype))
+
+
+@aten("square.default")
+def square(c: Context, x: Node) -> Node:
+    return mul(x, x)
+
+
+def _logarithm(base: float) -> Callable[[Context, Node], Node]:
+    def log(c: Context, x: Node) -> Node:
+        return ops.Mul()(*aligned((ops.Log()(cast(x, c.dtype)), 1.0 / math.log(base)), c.dtype))
+
+    return log
+
+
+aten.add("log2.default", _logarithm(2))
+aten.add("log10.default", _logarithm(10))
+
+
+@aten("exp2.default", "special_exp2.default")
+def exp2(c: Context, x: Node) -> Node:
+    return ops.Exp()(ops.Mul()(*aligned((cast(x, c.dtype), math.log(2)), c.dtype)))
+
+
+@aten("erfc.default", "special_erfc.default")
+def erfc(c: Context, x: Node) -> Node:
+    return ops.Sub()(*aligned((1.0, ops.Erf()(cast(x, c.dtype))), c.dtype))
+
+
+@aten("logit.default", "special_logit.default")
+def logit(c: Context, x: Node, eps: float | None = None) -> Node:
+    x = cast(x, c.dtype)
+    if eps is not None:
+        x = bounded(x, eps, 1 - eps)
+    return ops.Log()(ops.Div()(x, ops.Sub()(*aligned((1.0, x), c.dtype))))
+
+
+@aten("deg2rad.default")
+def deg2rad(c: Context, x: Node) -> Node:
+    return ops.Mul()(*aligned((cast(x, c.dtype), math.pi / 180), c.dtype))
+
+
+@aten("rad2deg.default")
+def rad2deg(c: Context, x: Node) -> Node:
+    return ops.Mul()(*aligned((cast(x, c.dtype), 180 / math.pi), c.dtype))
+
+
+@aten("add.Tensor", "add.Scalar")
+def add_tensor(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    return add(a_, _times(b_, alpha))
+
+
+@aten("sub.Tensor", "sub.Scalar", "subtract.Tensor")
+def sub_tensor(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    return sub(a_, _times(b_, alpha))
+
+
+@aten("rsub.Tensor", "rsub.Scalar")
+def rsub(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    return sub(b_, _times(a_, alpha))
+
+
+def _times(x: Node, factor: Operand) -> Node:
+    if isinstance(factor, int | float) and factor == 1:
+        return x
+    return mul(*aligned((x, factor), x.dtype))
+
+
+@aten("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
+def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
+    return mul(*aligned((a, b), c.dtype))
+
+
+@aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
+def div(c: Context, a: Operand, b: Operand) -> Node:
+    return ops.Div()(*aligned((a, b), c.dtype))
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
+def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    if rounding_mode is None:
+        return ops.Div()(a_, b_)
+    if rounding_mode == "floor":
+        return floor_div(a_, b_)
+    return truncate(ops.Div()(a_, b_))
+
+
+@aten("floor_divide.default", "floor_divide.Scalar")
+def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
+    return floor_div(*aligned((a, b), c.dtype))
+
+
+def floor_div(a: Node, b: Node) -> Node:
+    """PyTorch's floor division: Python's on integers, and on floats the exact quotient's floor (not floor(a / b))."""
+    rest = ops.Rem()(a, b)
+    zero = expand(scalar_like(0, a), a.shape)
+    one = expand(scalar_like(1, a), a.shape)
+    differs = ops.And()(ops.Compare("NE")(rest, zero), _signs_differ(rest, b))
+    if not a.dtype.is_float:
+        if a.dtype.kind == "u":
+            return ops.Div()(a, b)
+        quotient = ops.Div()(a, b)
+        return ops.Select()(differs, ops.Sub()(quotient, one), quotient)
+    quotient = ops.Div()(ops.Sub()(a, rest), b)
+    quotient = ops.Select()(differs, ops.Sub()(quotient, one), quotient)
+    half = expand(scalar_like(0.5, a), a.shape)
+    floored = ops.Floor()(quotient)
+    short = ops.Compare("GT")(ops.Sub()(quotient, floored), half)
+    floored = ops.Select()(short, ops.Add()(floored, one), floored)
+    return ops.Select()(ops.Compare("EQ")(b, zero), ops.Div()(a, b), floored)
+
+
+def _signs_differ(a: Node, b: Node) -> Node:
+    zero = expand(scalar_like(0, a), a.shape)
+    return ops.Xor()(ops.Compare("LT")(a, zero), ops.Compare("LT")(b, zero))
+
+
+@aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def remainder(c: Context, a: Operand, b: Operand) -> Node:
+    """Python's %: the sign of the divisor."""
+    a_, b_ = aligned((a, b), c.dtype)
+    rest = ops.Rem()(a_, b_)
+    if a_.dtype.kind == "u":
+        return rest
+    wrong = ops.And()(ops.Compare("NE")(rest, expand(scalar_like(0, rest), rest.shape)), _signs_differ(rest, b_))
+    return ops.Select()(wrong, ops.Add()(rest, b_), rest)
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def fmod(c: Context, a: Operand, b: Operand) -> Node:
+    return ops.Rem()(*aligned((a, b), c.dtype))
+
+
+@aten("pow.Tensor_Tensor", "pow.Scalar", "float_power.Tensor_Tensor", "float_power.Scalar")
+def power(c: Context, a: Operand, b: Operand) -> Node:
+    return ops.Pow()(*aligned((a, b), c.dtype))
+
+
+@aten("pow.Tensor_Scalar", "float_power.Tensor_Scalar")
+def power_scalar(c: Context, x: Node, exponent: Operand) -> Node:
+    x = cast(x, c.dtype)
+    if isinstance(exponent, Dim | Number | Node):
+        return ops.Pow()(*aligned((x, exponent), c.dtype))
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return ops.Mul()(x, x)
+    if exponent == 3:
+        return ops.Mul()(ops.Mul()(x, x), x)
+    if x.dtype.is_float and exponent in (0.5, -0.5, -1):
+        if exponent == -1:
+            return ops.Div()(*aligned((1.0, x), c.dtype))
+        return ops.Sqrt()(x) if exponent == 0.5 else ops.Rsqrt()(x)
+    return ops.Pow()(*aligned((x, exponent), c.dtype))
+
+
+def _binary(name: str, make: Make, integer_as_float: bool = False) -> None:
+    def binary(c: Context, a: Operand, b: Operand) -> Node:
+        return make()(*aligned((a, b), c.dtype))
+
+    aten.add(name, binary)
+
+
+def _extreme(make: Make, logical: Make, *, skip_nan: bool) -> Callable[[Context, Node, Node], Node]:
+    def extreme(c: Context, a: Node, b: Node) -> Node:
+        a, b = aligned((a, b), c.dtype)
+        if a.dtype == boolean:
+            return logical()(a, b)
+        out = make()(a, b)
+        if not skip_nan or not a.dtype.is_float:
+            return out
+        return ops.Select()(ops.IsNan()(a), b, ops.Select()(ops.IsNan()(b), a, out))
+
+    return extreme
+
+
+for _name in ("maximum.default", "max.other"):
+    aten.add(_name, _extreme(ops.Max, ops.Or, skip_nan=False))
+for _name in ("minimum.default", "min.other"):
+    aten.add(_name, _extreme(ops.Min, ops.And, skip_nan=False))
+aten.add("fmax.default", _extreme(ops.Max, ops.Or, skip_nan=True))
+aten.add("fmin.default", _extreme(ops.Min, ops.And, skip_nan=True))
+_binary("atan2.default", ops.Atan2)
+_binary("arctan2.default", ops.Atan2)
+
+
+@aten("hypot.default")
+def hypot(c: Context, a: Node, b: Node) -> Node:
+    a, b = aligned((ops.Abs()(a), ops.Abs()(b)), c.dtype)
+    # scaled by the larger so that the squares cannot overflow; inf wins over NaN as in C
+    large, small = ops.Max()(a, b), ops.Min()(a, b)
+    zero = expand(scalar_like(0, a), a.shape)
+    one = expand(scalar_like(1, a), a.shape)
+    ratio = ops.Div()(small, ops.Select()(ops.Compare("EQ")(large, zero), one, large))
+    value = ops.Mul()(large, ops.Sqrt()(ops.Add()(one, ops.Mul()(ratio, ratio))))
+    infinity = expand(scalar_like(math.inf, a), a.shape)
+    either = ops.Or()(ops.Compare("EQ")(a, infinity), ops.Compare("EQ")(b, infinity))
+    return ops.Select()(either, infinity, value)
+
+
+@aten("logaddexp.default")
+def logaddexp(c: Context, a: Node, b: Node) -> Node:
+    a, b = aligned((a, b), c.dtype)
+    difference = ops.Neg()(ops.Abs()(ops.Sub()(a, b)))
+    value = ops.Add()(ops.Max()(a, b), ops.Log1p()(ops.Exp()(difference)))
+    # equal infinities: their difference is NaN
+    same = ops.And()(ops.Compare("EQ")(a, b), ops.Not()(ops.IsFinite()(a)))
+    return ops.Select()(same, a, value)
+
+
+@aten("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy.default")
+def xlogy(c: Context, x: Operand, y: Operand) -> Node:
+    x_, y_ = aligned((x, y), c.dtype)
+    zero = expand(scalar_like(0, x_), x_.shape)
+    value = ops.Select()(ops.Compare("EQ")(x_, zero), zero, ops.Mul()(x_, ops.Log()(y_)))
+    return ops.Select()(ops.IsNan()(y_), y_, value)
+
+
+@aten("copysign.Tensor", "copysign.Scalar")
+def copysign(c: Context, a: Operand, b: Operand) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    size = ops.Abs()(a_)
+    return ops.Select()(_sign_bit(b_), ops.Neg()(size), size)
+
+
+def _sign_bit(x: Node) -> Node:
+    zero = expand(scalar_like(0, x), x.shape)
+    negative = ops.Compare("LT")(x, zero)
+    if not x.dtype.is_float:
+        return negative
+    # -0.0 is not less than 0, but its reciprocal is
+    below = ops.Compare("LT")(ops.Div()(expand(scalar_like(1, x), x.shape), x), zero)
+    return ops.Or()(negative, ops.And()(ops.Compare("EQ")(x, zero), below))
+
+
+@aten("signbit.default")
+def signbit(c: Context, x: Node) -> Node:
+    if x.dtype == boolean:
+        return compare("NE", x, x)
+    return _sign_bit(x)
+
+
+@aten("heaviside.default")
+def heaviside(c: Context, x: Node, values: Node) -> Node:
+    x, values = aligned((x, values))
+    zero = expand(scalar_like(0, x), x.shape)
+    if x.dtype == boolean:
+        return ops.Select()(x, x, values)
+    step = cast(ops.Compare("GT")(x, zero), x.dtype)
+    return ops.Select()(ops.Compare("EQ")(x, zero), values, step)
+
+
+@aten("nan_to_num.default")
+def nan_to_num(
+    c: Context, x: Node, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Node:
+    if not x.dtype.is_float:
+        return x
+    limit = _largest(x.dtype)
+    high = limit if posinf is None else posinf
+    low = -limit if neginf is None else neginf
+    x_ = select(ops.IsNan()(x), scalar_like(0.0 if nan is None else nan, x), x)
+    x_ = select(compare("EQ", x_, scalar_like(math.inf, x)), scalar_like(high, x), x_)
+    return select(compare("EQ", x_, scalar_like(-math.inf, x)), scalar_like(low, x), x_)
+
+
+def _largest(dtype: DType) -> float:
+    return {"f64": float(np.finfo(np.float64).max), "f32": float(np.finfo(np.float32).max), "f16": 65504.0}.get(
+        dtype.name, 3.3895313892515355e38
+    )
+
+
+_COMPARISONS = {
+    "eq": "EQ",
+    "ne": "NE",
+    "lt": "LT",
+    "le": "LE",
+    "gt": "GT",
+    "ge": "GE",
+    "not_equal": "NE",
+    "less": "LT",
+    "less_equal": "LE",
+    "greater": "GT",
+    "greater_equal": "GE",
+}
+
+
+def _comparison(direction: str) -> Callable[[Context, Operand, Operand], Node]:
+    def comparison(c: Context, a: Operand, b: Operand) -> Node:
+        return ops.Compare(direction)(*aligned((a, b)))
+
+    return comparison
+
+
+for _name, _direction in _COMPARISONS.items():
+    aten.add(f"{_name}.Tensor", _comparison(_direction))
+    aten.add(f"{_name}.Scalar", _comparison(_direction))
+
+
+def _logical(make: Make) -> Callable[[Context, Node, Node], Node]:
+    def logical(c: Context, a: Node, b: Node) -> Node:
+        return make()(*aligned((is_true(a), is_true(b))))
+
+    return logical
+
+
+aten.add("logical_and.default", _logical(ops.And))
+aten.add("logical_or.default", _logical(ops.Or))
+aten.add("logical_xor.default", _logical(ops.Xor))
+
+
+@aten("logical_not.default")
+def logical_not(c: Context, x: Node) -> Node:
+    return ops.Not()(is_true(x))
+
+
+for _names, _make in {
+    ("bitwise_and", "__and__"): ops.And,
+    ("bitwise_or", "__or__"): ops.Or,
+    ("bitwise_xor", "__xor__"): ops.Xor,
+}.items():
+    for _name in _names:
+        for _overload in ("Tensor", "Scalar"):
+            _binary(f"{_name}.{_overload}", _make)
+_unary("bitwise_not", ops.Not)
+
+for _names, _make in {("bitwise_left_shift", "__lshift__"): ops.ShiftLeft}.items():
+    for _name in _names:
+        for _overload in ("Tensor", "Scalar") if _name.startswith("__") else ("Tensor", "Tensor_Scalar"):
+            _binary(f"{_name}.{_overload}", _make)
+
+
+@aten("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Tensor", "__rshift__.Scalar")
+def shift_right(c: Context, a: Operand, b: Operand) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    return (ops.ShiftRightLogical() if a_.dtype.kind == "u" else ops.ShiftRightArithmetic())(a_, b_)
+
+
+@aten("isnan.default")
+def isnan(c: Context, x: Node) -> Node:
+    return ops.IsNan()(x) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("isfinite.default")
+def isfinite(c: Context, x: Node) -> Node:
+    return ops.IsFinite()(x) if x.dtype.is_float else compare("EQ", x, x)
+
+
+@aten("isinf.default")
+def isinf(c: Context, x: Node) -> Node:
+    if not x.dtype.is_float:
+        return compare("NE", x, x)
+    return compare("EQ", ops.Abs()(x), scalar_like(math.inf, x))
+
+
+@aten("isposinf.default")
+def isposinf(c: Context, x: Node) -> Node:
+    return compare("EQ", x, scalar_like(math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("isneginf.default")
+def isneginf(c: Context, x: Node) -> Node:
+    return compare("EQ", x, scalar_like(-math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(c: Context, condition: Node, a: Operand, b: Operand) -> Node:
+    return select(is_true(condition), *promoted((a, b), c.dtype))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(c: Context, x: Node, mask: Node, value: Operand) -> Node:
+    return select(is_true(mask), node_of(value, x.dtype), x)
+
+
+def bounded(x: Node, low: Operand | None, high: Operand | None) -> Node:
+    """min(max(x, low), high) in x's dtype; NaN stays NaN."""
+    if low is not None:
+        x = ops.Max()(*aligned((x, low), x.dtype))
+    if high is not None:
+        x = ops.Min()(*aligned((x, high), x.dtype))
+    return x
+
+
+@aten("clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor")
+def clamp(c: Context, x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
+    return bounded(cast(x, c.dtype), min, max)
+
+
+@aten("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(c: Context, x: Node, min: Operand) -> Node:
+    return bounded(cast(x, c.dtype), min, None)
+
+
+@aten("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(c: Context, x: Node, max: Operand) -> Node:
+    return bounded(cast(x, c.dtype), None, max)
+
+
+@aten("lerp.Scalar", "lerp.Tensor")
+def lerp(c: Context, start: Node, end: Node, weight: Operand) -> Node:
+    a, b, w = aligned((start, end, weight), c.dtype)
+    difference = ops.Sub()(b, a)
+    near = ops.Add()(a, ops.Mul()(w, difference))
+    far = ops.Sub()(b, ops.Mul()(difference, ops.Sub()(expand(scalar_like(1, w), w.shape), w)))
+    # as PyTorch: the form that is exact at the nearer end
+    return ops.Select()(ops.Compare("LT")(ops.Abs()(w), expand(scalar_like(0.5, w), w.shape)), near, far)
+
+
+@aten("addcmul.default")
+def addcmul(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Node:
+    x_, a_, b_ = aligned((x, a, b), c.dtype)
+    return ops.Add()(x_, _times(ops.Mul()(a_, b_), value))
+
+
+@aten("addcdiv.default")
+def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Node:
+    x_, a_, b_ = aligned((x, a, b), c.dtype)
+    return ops.Add()(x_, _times(ops.Div()(a_, b_), value))
+
+
+@aten("isclose.default")
+def isclose(c: Context, a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Node:
+    a, b = aligned((a, b))
+    same = ops.Compare("EQ")(a, b)
+    if equal_nan and a.dtype.is_float:
+        same = ops.Or()(same, ops.And()(ops.IsNan()(a), ops.IsNan()(b)))
+    dtype = float_type((a, b))
+    fa, fb = cast(a, dtype), cast(b, dtype)
+    allowed = ops.Add()(*aligned((ops.Mul()(*aligned((ops.Abs()(fb), rtol), dtype)), atol), dtype))
+    error = ops.Abs()(ops.Sub()(fa, fb))
+    return ops.Or()(same, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
+
+
+@aten("equal.default", "item.default", "_local_scalar_dense.default", "is_nonzero.default", "allclose.default")
+def reads_value(c: Context, *args: object, **kwargs: object) -> Node:
+    raise Unsupported("its result is a Python value that depends on the data")
+
+
+@aten("bucketize.Tensor", "searchsorted.Tensor")
+def bucketize(
+    c: Context,
+    x: Node,
+    boundaries: Node,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Node | None = None,
+) -> Node:
+    if sorter is not None:
+        raise Unsupported("a sorter")
+    # searchsorted takes (boundaries, x); only 1-d boundaries are counted this way
+    if c.shape != x.shape:
+        x, boundaries = boundaries, x
+    if boundaries.type.rank != 1:
+        raise Unsupported("boundaries of more than one dimension")
+    values, edges = ops.expand_dims(x, -1), boundaries
+    dtype = result_type((x, boundaries))
+    after = right or side == "right"
+    below = compare("LE" if after else "LT", cast(edges, dtype), cast(values, dtype))
+    count = ops.Reduce("sum", (x.type.rank,))(cast(below, i64))
+    return cast(count, c.dtype)

@@ -1,0 +1,321 @@
+"""Reading and writing by computed indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.elementwise import select
+from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import (
+    Context,
+    Operand,
+    Unsupported,
+    axis_of,
+    boolean,
+    broadcast_shape,
+    cast,
+    expand,
+    i64,
+    node_of,
+    scalar_like,
+)
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node, const
+
+aten = Table()
+
+Indices = Sequence[Node | None]
+
+
+@aten("embedding.default")
+def embedding(
+    c: Context,
+    weight: Node,
+    indices: Node,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Node:
+    return ops.Take(0)(weight, indices)
+
+
+@aten("index_select.default")
+def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
+    if not x.type.rank:
+        return x
+    if not index.type.rank:
+        index = reshape(index, (1,))
+    return ops.Take(axis_of(dim, x.type.rank))(x, index)
+
+
+@aten("take.default")
+def take(c: Context, x: Node, index: Node) -> Node:
+    return ops.Take(0)(reshape(x, (x.type.size,)), index)
+
+
+@aten("gather.default")
+def gather(c: Context, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    if not x.type.rank or not index.type.rank:
+        flat = reshape(index, (index.type.size,))
+        return reshape(ops.Take(0)(reshape(x, (x.type.size,)), flat), c.shape)
+    axis = axis_of(dim, x.type.rank)
+    return ops.GatherElements(axis)(_cropped(x, index.shape, axis), index)
+
+
+def _cropped(x: Node, shape: Sequence[DimLike], axis: int | None) -> Node:
+    """The leading part of `x` of that shape; `axis` stays whole."""
+    for i, size in enumerate(shape):
+        if i != axis:
+            x = slice_axis(x, i, 0, size)
+    return x
+
+
+@aten("take_along_dim.default")
+def take_along_dim(c: Context, x: Node, indices: Node, dim: int | None = None) -> Node:
+    if dim is None:
+        return ops.GatherElements(0)(reshape(x, (x.type.size,)), reshape(indices, (indices.type.size,)))
+    axis = axis_of(dim, x.type.rank)
+    shape = broadcast_shape(
+        [(*x.shape[:axis], 1, *x.shape[axis + 1 :]), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :])]
+    )
+    wide = expand(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
+    return ops.GatherElements(axis)(wide, expand(indices, (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])))
+
+
+_REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def _scatter(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
+    if not x.type.rank:
+        return reshape(
+            _scatter(
+                reshape(x, (1,)), 0, reshape(index, (index.type.size,)), reshape(source, (source.type.size,)), reduction
+            ),
+            (),
+        )
+    if not index.type.rank:
+        index, source = reshape(index, (1,)), reshape(source, (1,))
+    axis = axis_of(dim, x.type.rank)
+    updates = _cropped(cast(source, x.dtype), index.shape, None)
+    return ops.ScatterElements(axis, reduction)(x, index, updates)
+
+
+@aten("scatter.src", "scatter.reduce")
+def scatter(c: Context, x: Node, dim: int, index: Node, src: Node, *, reduce: str | None = None) -> Node:
+    return _scatter(x, dim, index, src, _REDUCTIONS[reduce])
+
+
+@aten("scatter.value", "scatter.value_reduce")
+def scatter_value(c: Context, x: Node, dim: int, index: Node, value: Operand, *, reduce: str | None = None) -> Node:
+    return _scatter(x, dim, index, filled(index.shape, value, x.dtype), _REDUCTIONS[reduce])
+
+
+@aten("scatter_add.default")
+def scatter_add(c: Context, x: Node, dim: int, index: Node, src: Node) -> Node:
+    return _scatter(x, dim, index, src, "add")
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(
+    c: Context, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    if reduce == "mean" or not include_self:
+        raise Unsupported(f"reduce={reduce!r}, include_self={include_self}")
+    return _scatter(x, dim, index, src, _REDUCTIONS[reduce])
+
+
+def _front(x: Node, axis: int) -> Node:
+    return transpose(x, (axis, *(i for i in range(x.type.rank) if i != axis)))
+
+
+def _back(x: Node, axis: int) -> Node:
+    """The inverse of `_front`: the first axis to `axis`."""
+    order = list(range(1, x.type.rank))
+    order.insert(axis, 0)
+    return transpose(x, order)
+
+
+def _write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
+    """x[..., index[i], ...] written (or added to) with source[..., i, ...] along `dim`."""
+    axis = axis_of(dim, x.type.rank)
+    if not x.type.rank:
+        return reshape(_write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
+    rows = reshape(index, (index.type.size, 1))
+    return _back(ops.ScatterND(reduction)(_front(x, axis), rows, _front(source, axis)), axis)
+
+
+@aten("index_add.default")
+def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, *, alpha: Operand = 1) -> Node:
+    if not (isinstance(alpha, int | float) and alpha == 1):
+        source = ops.Mul()(source, filled(source.shape, alpha, source.dtype))
+    return _write_rows(x, dim, index, source, "add")
+
+
+@aten("index_copy.default")
+def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
+    return _write_rows(x, dim, index, source, "none")
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    shape = (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]) if x.type.rank else ()
+    return _write_rows(x, dim, index, expand(node_of(value, x.dtype), shape), "none")
+
+
+def _checked(indices: Indices, rank: int) -> list[tuple[int, Node]]:
+    """(axis, index tensor) for every axis that is indexed. Raises Unsupported for boolean masks."""
+    found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    for _, index in found:
+        if index.dtype in (boolean,) or index.dtype.name == "u8":
+            raise Unsupported("a boolean mask as index: the result's size depends on the data; use where()")
+    if len(indices) > rank:
+        raise Unsupported(f"{len(indices)} indices for rank {rank}")
+    return found
+
+
+def _grid(found: Sequence[tuple[int, Node]]) -> Node:
+    """The broadcast index tensors side by side on a new last axis, as gather_nd and scatter_nd take them."""
+    shape = broadcast_shape([index.shape for _, index in found])
+    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in found]
+    return columns[0] if len(columns) == 1 else ops.Concat(len(shape))(*columns)
+
+
+def _indexed_first(x: Node, axes: Sequence[int]) -> Node:
+    return transpose(x, (*axes, *(i for i in range(x.type.rank) if i not in axes)))
+
+
+def _place(axes: Sequence[int]) -> int:
+    """Where the indexed axes' common shape goes: in their place where they are adjacent, else first (as in numpy)."""
+    adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
+    return axes[0] if adjacent else 0
+
+
+def _moved(lead: int, at: int, rank: int) -> tuple[int, ...]:
+    """The permutation that puts the first `lead` axes of `rank` behind the next `at`."""
+    return (*range(lead, lead + at), *range(lead), *range(lead + at, rank))
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(c: Context, x: Node, indices: Indices) -> Node:
+    found = _checked(indices, x.type.rank)
+    if not found:
+        return x
+    if len(found) == 1:
+        axis, only = found[0]
+        return ops.Take(axis)(x, only)
+    axes = [axis for axis, _ in found]
+    grid = _grid(found)
+    picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
+    return transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
+
+
+@aten("index_put.default", "_unsafe_index_put.default", "index_put_impl.default")
+def index_put(
+    c: Context, x: Node, indices: Indices, values: Node, accumulate: bool = False, unsafe: bool = False
+) -> Node:
+    values = cast(values, x.dtype)
+    masks = [i for i in indices if i is not None]
+    if len(masks) == 1 and masks[0].dtype == boolean:
+        return _masked_put(x, indices, masks[0], values, accumulate)
+    found = _checked(indices, x.type.rank)
+    axes = [axis for axis, _ in found]
+    grid = _grid(found)
+    lead = grid.shape[:-1]
+    rest = tuple(d for i, d in enumerate(x.shape) if i not in axes)
+    at = _place(axes)
+    # values broadcast against x[indices], whose indexed axes lie in their place
+    updates = expand(values, (*rest[:at], *lead, *rest[at:]))
+    updates = transpose(updates, (*range(at, at + len(lead)), *range(at), *range(at + len(lead), updates.type.rank)))
+    written = ops.ScatterND("add" if accumulate else "none")(_indexed_first(x, axes), grid, updates)
+    order = (*axes, *(i for i in range(x.type.rank) if i not in axes))
+    return transpose(written, tuple(order.index(i) for i in range(x.type.rank)))
+
+
+def _masked_put(x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
+    """x[mask] = one value: the only masked write whose shapes do not depend on the data."""
+    axis = next(i for i, m in enumerate(indices) if m is not None)
+    if values.type.size != 1:
+        raise Unsupported("a boolean mask as index with several values; use where()")
+    mask = reshape(mask, (*mask.shape, *((1,) * (x.type.rank - axis - mask.type.rank))))
+    value = reshape(values, ())
+    new = ops.Add()(x, expand(value, x.shape)) if accumulate else value
+    return select(mask, new, x)
+
+
+@aten("slice_scatter.default")
+def slice_scatter(
+    c: Context,
+    x: Node,
+    src: Node,
+    dim: int = 0,
+    start: DimLike | None = None,
+    end: DimLike | None = None,
+    step: int = 1,
+) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    size = x.shape[axis]
+    lo, hi = clipped(start, end, size)
+    if lo == 0 and hi == size and step == 1:
+        return src
+    if step == 1:
+        parts = [slice_axis(x, axis, 0, lo), src, slice_axis(x, axis, lo + src.shape[axis], size)]
+        return ops.Concat(axis)(*(p for p in parts if p.shape[axis] != 0))
+    reach = (src.shape[axis] - 1) * step + 1
+    low = tuple(lo if i == axis else 0 for i in range(x.type.rank))
+    high = tuple(size - lo - reach if i == axis else 0 for i in range(x.type.rank))
+    interior = tuple(step - 1 if i == axis else 0 for i in range(x.type.rank))
+    spread = ops.Pad(low, high, interior)(src, scalar_like(0, src))
+    line = (src.shape[axis],)
+    kept = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
+    kept = ops.BroadcastInDim(x.shape, (axis,))(kept)
+    return ops.Select()(kept, spread, x)
+
+
+@aten("select_scatter.default")
+def select_scatter(c: Context, x: Node, src: Node, dim: int, index: DimLike) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    size = x.shape[axis]
+    at = index + size if isinstance(index, int) and index < 0 else index
+    return slice_scatter(c, x, insert_axis(src, axis), axis, at, at + 1)
+
+
+@aten("diagonal_scatter.default")
+def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    if x.type.rank != 2 or (dim1, dim2) != (0, 1):
+        raise Unsupported("a diagonal of more than two dimensions")
+    low = max(offset, 0)
+    columns = x.shape[1]
+    line = ops.Pad((low,), (columns - low - src.shape[0],), (0,))(src, scalar_like(0, src))
+    spread = ops.BroadcastInDim(x.shape, (1,))(line)
+    row, column = index_along(x.shape, 0), index_along(x.shape, 1)
+    kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
+    return ops.Select()(kept, spread, x)
+
+
+def _sized_by_data(c: Context, *args: object, **named: object) -> Node:
+    raise Unsupported("the result's size depends on the data")
+
+
+for _name in (
+    "nonzero.default",
+    "nonzero_numpy.default",
+    "masked_select.default",
+    "unique_consecutive.default",
+    "_unique2.default",
+    "unique_dim.default",
+    "repeat_interleave.Tensor",
+    "bincount.default",
+    "masked_scatter.default",
+):
+    aten.add(_name, _sized_by_data)
+
+
+def static(size: DimLike, what: str) -> int:
+    """`size` as an int. Raises Unsupported where it is symbolic."""
+    if isinstance(size, Dim):
+        raise Unsupported(f"{what} is the symbolic size {size}")
+    return size

@@ -1,0 +1,123 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, swap
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Operand, Unsupported, expand, promoted
+from ingot.ir.node import Node
+
+aten = Table()
+
+
+def scaled(x: Node, factor: Operand) -> Node:
+    """x * factor; `x` itself for the number 1."""
+    if isinstance(factor, int | float) and factor == 1:
+        return x
+    return ops.Mul()(x, filled(x.shape, factor, x.dtype))
+
+
+@aten(
+    "mm.default",
+    "bmm.default",
+    "matmul.default",
+    "mv.default",
+    "dot.default",
+    "vdot.default",
+    "inner.default",
+    "linalg_matmul.default",
+)
+def matmul(c: Context, a: Node, b: Node) -> Node:
+    return ops.MatMul()(a, b)
+
+
+@aten("linear.default")
+def linear(c: Context, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    out = ops.MatMul()(x, swap(weight, 0, 1) if weight.type.rank == 2 else weight)
+    return out if bias is None else ops.Add()(out, expand(bias, out.shape))
+
+
+def _added(c: Context, base: Node, product: Node, beta: Operand, alpha: Operand) -> Node:
+    product = scaled(product, alpha)
+    # beta = 0 drops the base even where it is NaN
+    if isinstance(beta, int | float) and beta == 0:
+        return product
+    return ops.Add()(product, scaled(expand(base, product.shape), beta))
+
+
+@aten("addmm.default", "baddbmm.default", "addmv.default")
+def addmm(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: Operand = 1) -> Node:
+    return _added(c, base, ops.MatMul()(a, b), beta, alpha)
+
+
+@aten("addbmm.default")
+def addbmm(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: Operand = 1) -> Node:
+    return _added(c, base, ops.Reduce("sum", (0,))(ops.MatMul()(a, b)), beta, alpha)
+
+
+@aten("addr.default")
+def addr(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: Operand = 1) -> Node:
+    a, b = promoted((a, b), c.dtype)
+    return _added(c, promoted((base,), c.dtype)[0], _outer(a, b), beta, alpha)
+
+
+def _outer(a: Node, b: Node) -> Node:
+    shape = (*a.shape, *b.shape)
+    return ops.Mul()(expand(insert_axis(a, 1), shape), expand(b, shape))
+
+
+@aten("outer.default", "ger.default")
+def outer(c: Context, a: Node, b: Node) -> Node:
+    return _outer(*promoted((a, b), c.dtype))
+
+
+@aten("einsum.default")
+def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence[int] | None = None) -> Node:
+    return ops.Einsum(equation.replace(" ", ""))(*tensors)
+
+
+@aten("tensordot.default")
+def tensordot(c: Context, a: Node, b: Node, dims_self: Sequence[int], dims_other: Sequence[int]) -> Node:
+    left = tuple(d % a.type.rank for d in dims_self)
+    right = tuple(d % b.type.rank for d in dims_other)
+    return ops.DotGeneral(((), ()), (left, right), None)(a, b)
+
+
+@aten("bilinear.default")
+def bilinear(c: Context, a: Node, b: Node, weight: Node, bias: Node | None = None) -> Node:
+    out = ops.Einsum("...i,kij,...j->...k")(a, weight, b)
+    return out if bias is None else ops.Add()(out, expand(bias, out.shape))
+
+
+@aten("chain_matmul.default", "linalg_multi_dot.default")
+def chain(c: Context, tensors: Sequence[Node]) -> Node:
+    out = tensors[0]
+    for x in tensors[1:]:
+        out = ops.MatMul()(out, x)
+    return out
+
+
+@aten("trace.default")
+def trace(c: Context, x: Node) -> Node:
+    raise Unsupported("write it as torch.diagonal(x).sum()")
+
+
+@aten("kron.default")
+def kron(c: Context, a: Node, b: Node) -> Node:
+    a, b = promoted((a, b), c.dtype)
+    rank = max(a.type.rank, b.type.rank)
+    a = reshape(a, (*((1,) * (rank - a.type.rank)), *a.shape))
+    b = reshape(b, (*((1,) * (rank - b.type.rank)), *b.shape))
+    left = reshape(a, tuple(d for s in a.shape for d in (s, 1)))
+    right = reshape(b, tuple(d for s in b.shape for d in (1, s)))
+    shape = tuple(d for s, t in zip(a.shape, b.shape, strict=True) for d in (s, t))
+    return reshape(ops.Mul()(expand(left, shape), expand(right, shape)), c.shape)
+
+
+@aten("cross.default", "linalg_cross.default")
+def cross(c: Context, a: Node, b: Node, dim: int | None = None) -> Node:
+    raise Unsupported("write it out with slices")

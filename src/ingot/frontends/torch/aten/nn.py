@@ -1,0 +1,432 @@
+"""Convolutions, normalizations and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.reduce import mean_of, norm, wide
+from ingot.frontends.torch.aten.shape import insert_axis, reshape
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node
+
+aten = Table()
+
+Ints = int | Sequence[int]
+Pairs = tuple[tuple[int, int], ...]
+
+
+def per_axis(values: Ints, count: int) -> tuple[int, ...]:
+    """One int per spatial axis: PyTorch repeats an int or a list of one."""
+    values = (values,) if isinstance(values, int) else tuple(values)
+    return values * count if len(values) == 1 else values
+
+
+def both_sides(padding: Ints, count: int) -> Pairs:
+    return tuple((p, p) for p in per_axis(padding, count))
+
+
+def add_channels(x: Node, bias: Node | None) -> Node:
+    """x (N, C, *S) plus bias (C)."""
+    if bias is None:
+        return x
+    return ops.Add()(x, ops.BroadcastInDim(x.shape, (1,))(bias))
+
+
+def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
+    """`run` on x (N, C, *S); an unbatched x (C, *S) becomes a batch of one and back."""
+    if x.type.rank == spatial + 2:
+        return run(x)
+    out = run(insert_axis(x, 0))
+    return reshape(out, out.shape[1:])
+
+
+def _convolve(
+    x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Pairs, dilation: Ints, groups: int
+) -> Node:
+    n = weight.type.rank - 2
+    op = ops.Conv(per_axis(stride, n), padding, per_axis(dilation, n), groups)
+    return batched(x, n, lambda v: add_channels(op(v, weight), bias))
+
+
+@aten("conv1d.default", "conv2d.default", "conv3d.default")
+def conv(
+    c: Context,
+    x: Node,
+    weight: Node,
+    bias: Node | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Node:
+    return _convolve(x, weight, bias, stride, both_sides(padding, weight.type.rank - 2), dilation, groups)
+
+
+@aten("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_named(
+    c: Context,
+    x: Node,
+    weight: Node,
+    bias: Node | None = None,
+    stride: Ints = 1,
+    padding: str = "valid",
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Node:
+    n = weight.type.rank - 2
+    if padding == "valid":
+        return _convolve(x, weight, bias, stride, both_sides(0, n), dilation, groups)
+    # the odd cell goes to the high side, as PyTorch does
+    totals = [d * (_size(k) - 1) for d, k in zip(per_axis(dilation, n), weight.shape[2:], strict=True)]
+    return _convolve(x, weight, bias, stride, tuple((t // 2, t - t // 2) for t in totals), dilation, groups)
+
+
+def _size(d: DimLike) -> int:
+    if isinstance(d, Dim):
+        raise Unsupported(f"a kernel of symbolic size {d}")
+    return d
+
+
+def _transposed(
+    x: Node,
+    weight: Node,
+    bias: Node | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> Node:
+    n = weight.type.rank - 2
+    op = ops.ConvTranspose(
+        per_axis(stride, n), both_sides(padding, n), per_axis(output_padding, n), per_axis(dilation, n), groups
+    )
+    return batched(x, n, lambda v: add_channels(op(v, weight), bias))
+
+
+@aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    c: Context,
+    x: Node,
+    weight: Node,
+    bias: Node | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Node:
+    return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@aten("convolution.default", "_convolution.default")
+def convolution(
+    c: Context,
+    x: Node,
+    weight: Node,
+    bias: Node | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    *flags: bool,
+) -> Node:
+    if transposed:
+        return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _convolve(x, weight, bias, stride, both_sides(padding, weight.type.rank - 2), dilation, groups)
+
+
+def _channels(x: Node, value: Node | None, default: float) -> Node:
+    """A per-channel parameter, or the constant that stands for a missing one."""
+    return filled((x.shape[1],), default, x.dtype) if value is None else value
+
+
+def _batch_stats(x: Node, weight: Node | None, bias: Node | None, eps: float) -> Node:
+    """Batch normalization by the batch's own statistics."""
+    axes = tuple(i for i in range(x.type.rank) if i != 1)
+    v = cast(x, wide(x.dtype))
+    deviation = ops.Sub()(v, expand(mean_of(v, axes, True), v.shape))
+    variance = mean_of(ops.Mul()(deviation, deviation), axes, True)
+    scale = ops.Rsqrt()(ops.Add()(variance, filled(variance.shape, eps, v.dtype)))
+    out = cast(ops.Mul()(deviation, expand(scale, v.shape)), x.dtype)
+    if weight is not None:
+        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(weight))
+    return add_channels(out, bias)
+
+
+def batch_norm_of(
+    x: Node, weight: Node | None, bias: Node | None, mean: Node | None, var: Node | None, eps: float
+) -> Node:
+    if mean is None or var is None:
+        return _batch_stats(x, weight, bias, eps)
+    return ops.BatchNorm(float(eps))(x, _channels(x, weight, 1), _channels(x, bias, 0), mean, var)
+
+
+@aten("batch_norm.default")
+def batch_norm(
+    c: Context,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Node:
+    if training and running_mean is not None:
+        raise Unsupported("batch_norm in training mode; call .eval() on the model first")
+    return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
+
+
+@aten("_native_batch_norm_legit_no_training.default")
+def batch_norm_inference(
+    c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
+) -> tuple[Node | None, ...]:
+    return batch_norm_of(x, weight, bias, mean, var, eps), None, None
+
+
+@aten("_native_batch_norm_legit.no_stats")
+def batch_norm_without_stats(
+    c: Context, x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float
+) -> tuple[Node | None, ...]:
+    return _batch_stats(x, weight, bias, eps), None, None
+
+
+def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
+    """The optional scale and bias as trailing operands; a bias alone needs a scale of ones before it."""
+    if weight is None and bias is None:
+        return ()
+    if bias is None and weight is not None:
+        return (weight,)
+    return (filled(like, 1, x.dtype) if weight is None else weight, bias)  # type: ignore[return-value]
+
+
+@aten("layer_norm.default")
+def layer_norm(
+    c: Context,
+    x: Node,
+    normalized_shape: Sequence[DimLike],
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Node:
+    rank = x.type.rank
+    axes = tuple(range(rank - len(normalized_shape), rank))
+    return ops.LayerNorm(axes, float(eps))(x, *_affine(weight, bias, normalized_shape, x))
+
+
+@aten("native_layer_norm.default")
+def native_layer_norm(
+    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, bias: Node | None, eps: float
+) -> tuple[Node | None, ...]:
+    return layer_norm(c, x, normalized_shape, weight, bias, eps), None, None
+
+
+@aten("rms_norm.default")
+def rms_norm(
+    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, eps: float | None = None
+) -> Node:
+    rank = x.type.rank
+    axes = tuple(range(rank - len(normalized_shape), rank))
+    epsilon = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}[x.dtype.name] if eps is None else eps
+    return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
+
+
+@aten("_fused_rms_norm.default")
+def fused_rms_norm(
+    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, eps: float | None
+) -> tuple[Node | None, ...]:
+    return rms_norm(c, x, normalized_shape, weight, eps), None
+
+
+@aten("group_norm.default")
+def group_norm(
+    c: Context,
+    x: Node,
+    num_groups: int,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Node:
+    return ops.GroupNorm(num_groups, float(eps))(x, *_scale_and_bias(x, weight, bias))
+
+
+def _scale_and_bias(x: Node, weight: Node | None, bias: Node | None) -> tuple[Node, ...]:
+    if weight is None and bias is None:
+        return ()
+    return _channels(x, weight, 1), _channels(x, bias, 0)
+
+
+@aten("native_group_norm.default")
+def native_group_norm(
+    c: Context,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    n: DimLike,
+    channels: DimLike,
+    area: DimLike,
+    group: int,
+    eps: float,
+) -> tuple[Node | None, ...]:
+    return group_norm(c, x, group, weight, bias, eps), None, None
+
+
+@aten("instance_norm.default")
+def instance_norm(
+    c: Context,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Node:
+    if not use_input_stats:
+        return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
+    if running_mean is not None:
+        raise Unsupported("instance_norm that updates its statistics; call .eval() on the model first")
+    return ops.InstanceNorm(float(eps))(x, *_scale_and_bias(x, weight, bias))
+
+
+@aten("_weight_norm.default")
+def weight_norm(c: Context, v: Node, g: Node, dim: int = 0) -> Node:
+    """g * v / |v|, the norm over all axes but `dim` (Salimans and Kingma 2016)."""
+    keep = axis_of(dim, v.type.rank)
+    axes = [i for i in range(v.type.rank) if i != keep]
+    length = norm(v, 2.0, axes, True)
+    return ops.Mul()(v, expand(ops.Div()(expand(g, length.shape), length), v.shape))
+
+
+@aten("_weight_norm_interface.default")
+def weight_norm_interface(c: Context, v: Node, g: Node, dim: int = 0) -> tuple[Node | None, ...]:
+    return weight_norm(c, v, g, dim), None
+
+
+def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(kernel, stride) per axis; no stride means the kernel's."""
+    k = per_axis(kernel, n)
+    return k, (per_axis(stride, n) if stride is not None and stride != () and stride != [] else k)
+
+
+def _max_pool(n: int) -> Callable[..., Node]:
+    def max_pool(
+        c: Context,
+        x: Node,
+        kernel_size: Ints,
+        stride: Ints | None = None,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        ceil_mode: bool = False,
+    ) -> Node:
+        k, s = _window(kernel_size, stride, n)
+        op = ops.MaxPool(k, s, both_sides(padding, n), per_axis(dilation, n), ceil_mode)
+        return batched(x, n, lambda v: op(v))
+
+    return max_pool
+
+
+def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
+    def max_pool(
+        c: Context,
+        x: Node,
+        kernel_size: Ints,
+        stride: Ints | None = None,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Node, ...]:
+        k, s = _window(kernel_size, stride, n)
+        op = ops.MaxPoolIndices(k, s, both_sides(padding, n), per_axis(dilation, n), ceil_mode)
+        if x.type.rank == n + 2:
+            return op(x).results
+        return tuple(reshape(r, r.shape[1:]) for r in op(insert_axis(x, 0)).results)
+
+    return max_pool
+
+
+def _avg_pool(n: int) -> Callable[..., Node]:
+    def avg_pool(
+        c: Context,
+        x: Node,
+        kernel_size: Ints,
+        stride: Ints | None = None,
+        padding: Ints = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Node:
+        k, s = _window(kernel_size, stride, n)
+        op = ops.AvgPool(
+            kernel=k,
+            strides=s,
+            padding=both_sides(padding, n),
+            dilation=(1,) * n,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+            divisor=divisor_override,
+        )
+        return batched(x, n, lambda v: op(v))
+
+    return avg_pool
+
+
+def _adaptive(n: int, make: Callable[[tuple[int, ...]], object]) -> Callable[..., Node]:
+    def adaptive(c: Context, x: Node, output_size: Ints) -> Node:
+        op = make(per_axis(output_size, n))
+        return batched(x, n, lambda v: op(v))  # type: ignore[operator]
+
+    return adaptive
+
+
+for _n in (1, 2, 3):
+    aten.add(f"max_pool{_n}d.default", _max_pool(_n))
+    aten.add(f"max_pool{_n}d_with_indices.default", _max_pool_indices(_n))
+    aten.add(f"avg_pool{_n}d.default", _avg_pool(_n))
+    aten.add(f"adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
+    if _n > 1:
+        aten.add(f"_adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
+
+
+def _adaptive_max(n: int) -> Callable[..., tuple[Node, ...]]:
+    pool = _adaptive(n, ops.AdaptiveMaxPool)
+
+    def adaptive(c: Context, x: Node, output_size: Ints) -> tuple[Node | None, ...]:
+        # the indices are seldom read; the importer refuses a read of a missing result
+        return pool(c, x, output_size), None
+
+    return adaptive  # type: ignore[return-value]
+
+
+for _n in (1, 2, 3):
+    aten.add(f"adaptive_max_pool{_n}d.default", _adaptive_max(_n))
+
+
+@aten("affine_grid_generator.default")
+def affine_grid(c: Context, theta: Node, size: Sequence[DimLike], align_corners: bool) -> Node:
+    raise Unsupported("build the grid outside the model")
+
+
+@aten("local_response_norm.default")
+def local_response_norm(
+    c: Context, x: Node, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Node:
+    return ops.LocalResponseNorm(size, float(alpha), float(beta), float(k))(x)
+
+
+@aten("_embedding_bag_forward_only.default", "_embedding_bag.default", "embedding_bag.padding_idx")
+def embedding_bag(c: Context, *args: object, **named: object) -> Node:
+    raise Unsupported("bags of varying length; use embedding() and a sum over a fixed length")

@@ -1,0 +1,179 @@
+"""LSTM, GRU and RNN stacks: PyTorch's gate order and weights to ONNX's, one op per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Unsupported
+from ingot.ir.dims import Dim
+from ingot.ir.node import Node, Op
+
+aten = Table()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies."""
+
+    params: Sequence[Node]
+    biased: bool
+    layers: int
+    directions: int
+    batch_first: bool
+
+    def layer(self, index: int) -> list[Sequence[Node]]:
+        """Per direction (w_ih, w_hh[, b_ih, b_hh])."""
+        each = 4 if self.biased else 2
+        first = index * self.directions * each
+        return [self.params[first + d * each : first + (d + 1) * each] for d in range(self.directions)]
+
+
+def _ordered(x: Node, order: Sequence[int]) -> Node:
+    """The gates, stacked along axis 0, in another order."""
+    size = x.shape[0]
+    if isinstance(size, Dim):
+        raise Unsupported("recurrent weights of symbolic size")
+    gate = size // len(order)
+    if tuple(order) == tuple(range(len(order))):
+        return x
+    return ops.Concat(0)(*(slice_axis(x, 0, g * gate, (g + 1) * gate) for g in order))
+
+
+def _stacked(parts: Sequence[Node]) -> Node:
+    """One leading axis of directions."""
+    rows = [insert_axis(p, 0) for p in parts]
+    return rows[0] if len(rows) == 1 else ops.Concat(0)(*rows)
+
+
+def _weights(stack: Stack, layer: int, order: Sequence[int]) -> tuple[Node, Node, Node]:
+    """(w, r, b) of one layer as ONNX has them."""
+    sides = stack.layer(layer)
+    w = _stacked([_ordered(s[0], order) for s in sides])
+    r = _stacked([_ordered(s[1], order) for s in sides])
+    if stack.biased:
+        b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in sides])
+    else:
+        b = filled((stack.directions, w.shape[1] * 2), 0, w.dtype)
+    return w, r, b
+
+
+def _run(
+    x: Node, states: Sequence[Node], stack: Stack, order: Sequence[int], make: Callable[[int, str], Op]
+) -> tuple[Node, ...]:
+    """Every layer in turn: (output, final state, ...), states stacked as PyTorch stacks them."""
+    unbatched = x.type.rank == 2
+    if unbatched:
+        x, states = insert_axis(x, 1), [insert_axis(s, 1) for s in states]
+    elif stack.batch_first:
+        x = transpose(x, (1, 0, 2))
+    direction = "bidirectional" if stack.directions == 2 else "forward"
+    finals: list[list[Node]] = [[] for _ in states]
+    for layer in range(stack.layers):
+        w, r, b = _weights(stack, layer, order)
+        hidden = r.shape[2]
+        if isinstance(hidden, Dim):
+            raise Unsupported("a hidden state of symbolic size")
+        first = layer * stack.directions
+        initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
+        y, *last = make(hidden, direction)(x, w, r, b, *initial).results
+        steps, _, batch, _ = y.shape
+        x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * hidden))
+        for kept, state in zip(finals, last, strict=True):
+            kept.append(state)
+    ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
+    if unbatched:
+        return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
+    return (transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
+
+
+def _stack(
+    params: Sequence[Node],
+    biased: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Stack:
+    if train and dropout:
+        raise Unsupported("dropout between recurrent layers in training mode; call .eval() on the model first")
+    directions = 2 if bidirectional else 1
+    if len(params) != layers * directions * (4 if biased else 2):
+        raise Unsupported("projections (proj_size)")
+    return Stack(params, biased, layers, directions, batch_first)
+
+
+@aten("lstm.input")
+def lstm(
+    c: Context,
+    x: Node,
+    hx: Sequence[Node],
+    params: Sequence[Node],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Node, ...]:
+    stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    # PyTorch's gates are i f g o, ONNX's i o f g
+    return _run(x, hx, stack, (0, 3, 1, 2), lambda hidden, direction: ops.LSTM(hidden=hidden, direction=direction))
+
+
+@aten("gru.input")
+def gru(
+    c: Context,
+    x: Node,
+    hx: Node,
+    params: Sequence[Node],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Node, ...]:
+    stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    # PyTorch's gates are r z n, ONNX's z r n; the reset gate acts after the product
+    return _run(
+        x,
+        [hx],
+        stack,
+        (1, 0, 2),
+        lambda hidden, direction: ops.GRU(hidden=hidden, direction=direction, linear_before_reset=True),
+    )
+
+
+def _rnn(activation: str) -> Callable[..., tuple[Node, ...]]:
+    def rnn(
+        c: Context,
+        x: Node,
+        hx: Node,
+        params: Sequence[Node],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Node, ...]:
+        stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        functions = ((activation, 0.0, 0.0),) * stack.directions
+        return _run(x, [hx], stack, (0,), lambda h, direction: ops.RNN(h, direction, activations=functions))
+
+    return rnn
+
+
+aten.add("rnn_tanh.input", _rnn("tanh"))
+aten.add("rnn_relu.input", _rnn("relu"))
+
+
+@aten("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence.default")
+def packed(c: Context, *args: object, **named: object) -> Node:
+    raise Unsupported("packed sequences; pass the padded batch")

@@ -1,0 +1,104 @@
+"""Upsampling and grid sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot import ops
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+
+aten = Table()
+
+Scales = tuple[float, ...] | None
+
+
+def _resize(
+    c: Context, x: Node, mode: str, coordinates: str, scales: Scales, *, nearest: str = "floor", antialias: bool = False
+) -> Node:
+    axes = tuple(range(2, x.type.rank))
+    sizes = tuple(c.shape[a] for a in axes)
+    # -0.75: PyTorch's cubic coefficient; with antialias PIL's -0.5
+    a = -0.5 if antialias else -0.75
+    return ops.Resize(
+        sizes,
+        axes,
+        mode,
+        coordinates,
+        nearest_mode=nearest,
+        cubic_a=a,
+        exclude_outside=antialias,
+        scales=scales,
+        antialias=antialias,
+    )(x)
+
+
+def _given(scales: Sequence[object] | None) -> Scales:
+    """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
+    if not scales or not all(isinstance(s, int | float) and s > 0 for s in scales):
+        return None
+    return tuple(float(s) for s in scales)  # type: ignore[arg-type]
+
+
+def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
+    coordinates, rounding = ("half_pixel", "round_prefer_ceil") if exact else ("asymmetric", "floor")
+
+    def plain(
+        c: Context, x: Node, output_size: Sequence[DimLike], *scales: float | None, **named: float | None
+    ) -> Node:
+        given = _given((*scales, *named.values()))
+        return _resize(c, x, "nearest", coordinates, given, nearest=rounding)
+
+    def vec(c: Context, x: Node, output_size: object, scale_factors: Sequence[float] | None) -> Node:
+        return _resize(c, x, "nearest", coordinates, _given(scale_factors), nearest=rounding)
+
+    return plain, vec
+
+
+def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Callable[..., Node]]:
+    def plain(
+        c: Context,
+        x: Node,
+        output_size: Sequence[DimLike],
+        align_corners: bool,
+        *scales: float | None,
+        **named: float | None,
+    ) -> Node:
+        given = _given((*scales, *named.values()))
+        return _resize(c, x, mode, "align_corners" if align_corners else "half_pixel", given, antialias=antialias)
+
+    def vec(
+        c: Context, x: Node, output_size: object, align_corners: bool, scale_factors: Sequence[float] | None
+    ) -> Node:
+        return plain(c, x, (), align_corners, *(scale_factors or ()))
+
+    return plain, vec
+
+
+for _stem, _pair in {
+    "upsample_nearest1d": _nearest(False),
+    "upsample_nearest2d": _nearest(False),
+    "upsample_nearest3d": _nearest(False),
+    "_upsample_nearest_exact1d": _nearest(True),
+    "_upsample_nearest_exact2d": _nearest(True),
+    "_upsample_nearest_exact3d": _nearest(True),
+    "upsample_linear1d": _smooth("linear"),
+    "upsample_bilinear2d": _smooth("linear"),
+    "upsample_trilinear3d": _smooth("linear"),
+    "upsample_bicubic2d": _smooth("cubic"),
+    "_upsample_bilinear2d_aa": _smooth("linear", True),
+    "_upsample_bicubic2d_aa": _smooth("cubic", True),
+}.items():
+    aten.add(f"{_stem}.default", _pair[0])
+    aten.add(f"{_stem}.vec", _pair[1])
+
+
+@aten("grid_sampler_2d.default", "grid_sampler_3d.default", "grid_sampler.default")
+def grid_sampler(
+    c: Context, x: Node, grid: Node, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Node:
+    mode = ("linear", "nearest", "cubic")[interpolation_mode]
+    padding = ("zeros", "border", "reflection")[padding_mode]
+    return ops.GridSample(mode, padding, align_corners)(x, grid)

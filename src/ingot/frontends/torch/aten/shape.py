@@ -1,0 +1,613 @@
+"""Shapes: views, permutations, joins, splits, slices, repeats, rolls, pads, pixel shuffles, and casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ingot import ops
+from ingot.frontends.torch.convert import dtype_of
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import (
+    Context,
+    Operand,
+    Unsupported,
+    axes_of,
+    axis_of,
+    broadcast_shape,
+    cast,
+    expand,
+    node_of,
+    promoted,
+    scalar_like,
+)
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product
+from ingot.ir.node import Node
+
+aten = Table()
+
+
+def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
+    """`x` in row-major order as `shape`; `x` itself where that is its shape."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    size = product(shape)
+    if size != x.type.size and isinstance(size, Dim):
+        # equal by a guard of torch's, such as n % k == 0 for n // k * k, which no rule of Dim can show
+        flat = x if x.type.rank == 1 else ops.Reshape((x.type.size,))(x)
+        x = ops.Slice((0,), (size,), (1,))(flat)
+    return ops.Reshape(shape)(x)
+
+
+def transpose(x: Node, permutation: Sequence[int]) -> Node:
+    """`x` with its axes in that order; `x` itself for the identity."""
+    permutation = tuple(permutation)
+    return x if permutation == tuple(range(x.type.rank)) else ops.Transpose(permutation)(x)
+
+
+def insert_axis(x: Node, axis: int) -> Node:
+    """A size of 1 put before `axis` (non-negative)."""
+    return reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+def swap(x: Node, a: int, b: int) -> Node:
+    a, b = axis_of(a, x.type.rank), axis_of(b, x.type.rank)
+    order = list(range(x.type.rank))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return transpose(x, order)
+
+
+def slice_axis(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1) -> Node:
+    """x[start:limit:step] along `axis`, 0 <= start <= limit <= size."""
+    if start == 0 and limit == x.shape[axis] and step == 1:
+        return x
+    rank = x.type.rank
+    starts = tuple(start if i == axis else 0 for i in range(rank))
+    limits = tuple(limit if i == axis else d for i, d in enumerate(x.shape))
+    strides = tuple(step if i == axis else 1 for i in range(rank))
+    return ops.Slice(starts, limits, strides)(x)
+
+
+@aten(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "flatten.using_ints",
+    "unflatten.int",
+    "view_as.default",
+    "reshape_as.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "unsqueeze.default",
+    "ravel.default",
+    "_reshape_alias.default",
+    "_reshape_copy.default",
+    "view_copy.default",
+    "unsqueeze_copy.default",
+    "squeeze_copy.default",
+    "squeeze_copy.dim",
+    "squeeze_copy.dims",
+    "atleast_1d.default",
+    "atleast_2d.default",
+)
+def view(c: Context, x: Node, *shape: object, **named: object) -> Node:
+    # torch's own inference has resolved -1, axes and symbolic sizes
+    return reshape(x, c.shape)
+
+
+@aten("atleast_3d.default")
+def atleast_3d(c: Context, x: Node) -> Node:
+    return reshape(x, c.shape)
+
+
+@aten(
+    "clone.default",
+    "contiguous.default",
+    "detach.default",
+    "alias.default",
+    "lift_fresh.default",
+    "lift_fresh_copy.default",
+    "lift.default",
+    "detach_copy.default",
+    "alias_copy.default",
+    "resolve_conj.default",
+    "resolve_neg.default",
+    "view.dtype",
+)
+def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
+    if x.dtype != c.dtype:
+        return _bitcast(c, x)
+    return x
+
+
+@aten("dropout.default", "feature_dropout.default", "alpha_dropout.default", "feature_alpha_dropout.default")
+def dropout(c: Context, x: Node, p: float, train: bool) -> Node:
+    if train and p:
+        raise Unsupported("dropout in training mode; call .eval() on the model first")
+    return x
+
+
+def _bitcast(c: Context, x: Node) -> Node:
+    if x.dtype.bits != c.dtype.bits:
+        raise Unsupported(f"view of {x.dtype} as {c.dtype}, which differ in width")
+    return ops.BitcastConvert(c.dtype)(x)
+
+
+@aten(
+    "to.dtype",
+    "to.device",
+    "to.dtype_layout",
+    "to.other",
+    "to.prim_Device",
+    "_to_copy.default",
+    "type_as.default",
+    "_to_cpu.default",
+    "to.prim_dtype",
+)
+def to(c: Context, x: Node, *args: object, **named: object) -> Node:
+    return cast(x, c.dtype)
+
+
+for _name, _dtype in {
+    "_cast_Float": torch.float32,
+    "_cast_Half": torch.float16,
+    "_cast_Long": torch.int64,
+    "_cast_Int": torch.int32,
+}.items():
+    aten.add(f"{_name}.default", lambda c, x, non_blocking=False, _t=_dtype: cast(x, dtype_of(_t)))
+
+
+@aten("expand.default", "expand_as.default", "broadcast_to.default", "expand_copy.default")
+def expand_(c: Context, x: Node, *args: object, **named: object) -> Node:
+    return expand(x, c.shape)
+
+
+@aten("prims.convert_element_type.default")
+def convert_element_type(c: Context, x: Node, dtype: object) -> Node:
+    return cast(x, c.dtype)
+
+
+@aten("copy.default")
+def copy(c: Context, x: Node, source: Node, non_blocking: bool = False) -> Node:
+    return expand(cast(source, x.dtype), x.shape)
+
+
+@aten("broadcast_tensors.default")
+def broadcast_tensors(c: Context, tensors: Sequence[Node]) -> tuple[Node, ...]:
+    shape = broadcast_shape([t.shape for t in tensors])
+    return tuple(expand(t, shape) for t in tensors)
+
+
+@aten("meshgrid.default", "meshgrid.indexing")
+def meshgrid(c: Context, tensors: Sequence[Node], *, indexing: str = "ij") -> tuple[Node, ...]:
+    out: list[Node] = []
+    for i, (t, result) in enumerate(zip(tensors, c.results, strict=True)):
+        axis = 1 - i if indexing == "xy" and i < 2 and len(tensors) > 1 else i
+        form = tuple(product(t.shape) if k == axis else 1 for k in range(len(tensors)))
+        out.append(expand(reshape(t, form), result.shape))
+    return tuple(out)
+
+
+@aten("permute.default", "permute_copy.default")
+def permute(c: Context, x: Node, dims: Sequence[int]) -> Node:
+    return transpose(x, [axis_of(d, x.type.rank) for d in dims])
+
+
+@aten("transpose.int", "swapaxes.default", "swapdims.default", "transpose_copy.int")
+def transpose_int(c: Context, x: Node, dim0: int, dim1: int) -> Node:
+    return swap(x, dim0, dim1)
+
+
+@aten("t.default", "numpy_T.default", "t_copy.default", "matrix_H.default")
+def t(c: Context, x: Node) -> Node:
+    return transpose(x, tuple(reversed(range(x.type.rank))))
+
+
+@aten("mT.default", "adjoint.default", "mH.default")
+def matrix_transpose(c: Context, x: Node) -> Node:
+    return swap(x, -2, -1)
+
+
+@aten("movedim.intlist", "movedim.int", "moveaxis.intlist", "moveaxis.int")
+def movedim(c: Context, x: Node, source: int | Sequence[int], destination: int | Sequence[int]) -> Node:
+    rank = x.type.rank
+    sources = [axis_of(d, rank) for d in ([source] if isinstance(source, int) else source)]
+    targets = [axis_of(d, rank) for d in ([destination] if isinstance(destination, int) else destination)]
+    at = dict(zip(targets, sources, strict=True))
+    rest = iter([d for d in range(rank) if d not in sources])
+    return transpose(x, [at[i] if i in at else next(rest) for i in range(rank)])
+
+
+@aten("cat.default", "concat.default", "concatenate.default")
+def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
+    # a 1-d tensor of size 0 is skipped whatever the others' rank, as PyTorch does
+    kept = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
+    parts = promoted(kept, c.dtype)
+    axis = axis_of(dim, parts[0].type.rank)
+    # the other sizes are equal, though torch may print them in another form
+    parts = tuple(_with_shape(p, (*c.shape[:axis], p.shape[axis], *c.shape[axis + 1 :])) for p in parts)
+    return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
+
+
+def _with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
+    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+
+
+@aten("stack.default")
+def stack(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
+    axis = axis_of(dim, len(c.shape))
+    parts = [insert_axis(x, axis) for x in promoted(tensors, c.dtype)]
+    return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
+
+
+@aten("hstack.default")
+def hstack(c: Context, tensors: Sequence[Node]) -> Node:
+    parts = [reshape(x, (1,)) if not x.type.rank else x for x in tensors]
+    return cat(c, parts, 0 if parts[0].type.rank == 1 else 1)
+
+
+@aten("vstack.default")
+def vstack(c: Context, tensors: Sequence[Node]) -> Node:
+    return cat(c, [x if x.type.rank > 1 else reshape(x, (1, product(x.shape))) for x in tensors], 0)
+
+
+@aten(
+    "split.Tensor",
+    "split_with_sizes.default",
+    "chunk.default",
+    "tensor_split.sections",
+    "tensor_split.indices",
+    "unsafe_split.Tensor",
+    "unsafe_chunk.default",
+    "split_with_sizes_copy.default",
+    "split_copy.Tensor",
+    "split.sizes",
+    "unsafe_split_with_sizes.default",
+    "hsplit.int",
+    "vsplit.int",
+)
+def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
+    axis = axis_of(dim, x.type.rank)
+    out: list[Node] = []
+    at: DimLike = 0
+    # torch's own inference has settled how many parts there are and how long each is
+    for part in c.results:
+        out.append(slice_axis(x, axis, at, at + part.shape[axis]))
+        at = at + part.shape[axis]
+    return tuple(out)
+
+
+@aten("unbind.int", "unbind_copy.int")
+def unbind(c: Context, x: Node, dim: int = 0) -> tuple[Node, ...]:
+    axis = axis_of(dim, x.type.rank)
+    return tuple(select_index(x, axis, i) for i in range(len(c.results)))
+
+
+def select_index(x: Node, axis: int, index: DimLike) -> Node:
+    """x[index] along `axis`, index in [0, size); the axis goes."""
+    part = slice_axis(x, axis, index, index + 1)
+    return reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def _from_end(index: DimLike, size: DimLike) -> DimLike:
+    """`index` counted from the end where it is negative."""
+    low, high = bounds(index)
+    if low is not None and low >= 0:
+        return index
+    if high is not None and high < 0:
+        return index + size
+    raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
+
+
+@aten("select.int", "select_copy.int")
+def select(c: Context, x: Node, dim: int, index: Operand) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    if isinstance(index, Node):
+        return _select_dynamic(x, axis, index)
+    if not isinstance(index, int | Dim):
+        raise Unsupported("an index that is no integer")
+    return select_index(x, axis, _from_end(index, x.shape[axis]))
+
+
+def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
+    return ops.Take(axis)(x, index)
+
+
+def clipped(start: DimLike | None, end: DimLike | None, size: DimLike) -> tuple[DimLike, DimLike]:
+    """Python's slice rules for x[start:end] on a size: negative ends count from the end, all is clamped."""
+    lo = 0 if start is None else _clamped(start, size)
+    hi = size if end is None or (isinstance(end, int) and end >= 2**62) else _clamped(end, size)
+    return lo, dim_max(lo, hi)
+
+
+def _clamped(index: DimLike, size: DimLike) -> DimLike:
+    low, high = bounds(index)
+    if isinstance(index, int) and index >= 2**62:
+        return size
+    if (low is None or low < 0) and not (high is not None and high < 0):
+        raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
+    if high is not None and high < 0:
+        return dim_max(0, index + size)
+    return dim_min(index, size)
+
+
+@aten("slice.Tensor", "slice_copy.Tensor")
+def slice_(
+    c: Context, x: Node, dim: int = 0, start: DimLike | None = None, end: DimLike | None = None, step: int = 1
+) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    lo, hi = clipped(start, end, x.shape[axis])
+    length = c.shape[axis]
+    if step == 1:
+        hi = lo + length
+    return slice_axis(x, axis, lo, hi, step)
+
+
+@aten("narrow.default", "narrow_copy.default")
+def narrow(c: Context, x: Node, dim: int, start: DimLike, length: DimLike) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    lo = _from_end(start, x.shape[axis])
+    return slice_axis(x, axis, lo, lo + length)
+
+
+@aten("repeat.default", "tile.default")
+def repeat(c: Context, x: Node, repeats: Sequence[DimLike]) -> Node:
+    rank = max(len(repeats), x.type.rank)
+    counts = (*((1,) * (rank - len(repeats))), *repeats)
+    shape = (*((1,) * (rank - x.type.rank)), *x.shape)
+    inner = tuple(d for n, s in zip(counts, shape, strict=True) for d in (n, s))
+    x = reshape(x, shape)
+    spread = ops.BroadcastInDim(inner, tuple(range(1, 2 * rank, 2)))(x)
+    return reshape(spread, c.shape)
+
+
+@aten("repeat_interleave.self_int")
+def repeat_interleave(
+    c: Context, x: Node, repeats: DimLike, dim: int | None = None, *, output_size: DimLike | None = None
+) -> Node:
+    if dim is None:
+        x, dim = reshape(x, (product(x.shape),)), 0
+    axis = axis_of(dim, x.type.rank)
+    shape = (*x.shape[: axis + 1], repeats, *x.shape[axis + 1 :])
+    dims = tuple(i if i <= axis else i + 1 for i in range(x.type.rank))
+    return reshape(ops.BroadcastInDim(shape, dims)(x), c.shape)
+
+
+@aten("roll.default")
+def roll(c: Context, x: Node, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Node:
+    shifts = (shifts,) if isinstance(shifts, int | Dim) else tuple(shifts)
+    dims = (dims,) if isinstance(dims, int) else tuple(dims)
+    if not dims:
+        flat = _roll(reshape(x, (product(x.shape),)), 0, shifts[0])
+        return reshape(flat, x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _roll(x, axis_of(dim, x.type.rank), shift)
+    return x
+
+
+def _roll(x: Node, axis: int, shift: DimLike) -> Node:
+    size = x.shape[axis]
+    if size == 0 or size == 1:
+        return x
+    # result[i] = x[i - shift]
+    cut = (shift * -1) % size
+    if cut == 0:
+        return x
+    return ops.Concat(axis)(slice_axis(x, axis, cut, size), slice_axis(x, axis, 0, cut))
+
+
+@aten("flip.default")
+def flip(c: Context, x: Node, dims: Sequence[int]) -> Node:
+    if not x.type.rank or not dims:
+        return x
+    return ops.Reverse(axes_of(dims, x.type.rank))(x)
+
+
+@aten("fliplr.default")
+def fliplr(c: Context, x: Node) -> Node:
+    return ops.Reverse((1,))(x)
+
+
+@aten("flipud.default")
+def flipud(c: Context, x: Node) -> Node:
+    return ops.Reverse((0,))(x)
+
+
+@aten("rot90.default")
+def rot90(c: Context, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    a, b = (axis_of(d, x.type.rank) for d in dims)
+    turns = k % 4
+    if turns == 2:
+        return ops.Reverse(tuple(sorted((a, b))))(x)
+    if turns == 1:
+        return swap(ops.Reverse((b,))(x), a, b)
+    return ops.Reverse((b,))(swap(x, a, b)) if turns == 3 else x
+
+
+@aten("constant_pad_nd.default")
+def constant_pad(c: Context, x: Node, pad: Sequence[DimLike], value: Operand = 0) -> Node:
+    low, high = pads(pad, x.type.rank)
+    return ops.Pad(low, high, (0,) * x.type.rank)(x, node_of(value, x.dtype))
+
+
+def pads(pad: Sequence[DimLike], rank: int) -> tuple[tuple[DimLike, ...], tuple[DimLike, ...]]:
+    """PyTorch's pads (last axis first, low before high) as (low, high) over all axes."""
+    low: list[DimLike] = [0] * rank
+    high: list[DimLike] = [0] * rank
+    for i in range(len(pad) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    return tuple(low), tuple(high)
+
+
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@aten("pad.default")
+def pad_(c: Context, x: Node, pad: Sequence[DimLike], mode: str = "constant", value: Operand | None = None) -> Node:
+    if mode == "constant":
+        return constant_pad(c, x, pad, 0 if value is None else value)
+    low, high = pads(pad, x.type.rank)
+    return ops.PadMode(low, high, _MODES[mode])(x)
+
+
+@aten("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
+def reflection_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
+    return ops.PadMode(*pads(padding, x.type.rank), "reflect")(x)
+
+
+@aten("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
+def replication_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
+    return ops.PadMode(*pads(padding, x.type.rank), "edge")(x)
+
+
+@aten("_pad_circular.default")
+def circular_pad(c: Context, x: Node, pad: Sequence[DimLike]) -> Node:
+    return ops.PadMode(*pads(pad, x.type.rank), "wrap")(x)
+
+
+@aten("pixel_shuffle.default")
+def pixel_shuffle(c: Context, x: Node, upscale_factor: int) -> Node:
+    *lead, channels, h, w = x.shape
+    r, n = upscale_factor, len(lead)
+    x = reshape(x, (*lead, channels // (r * r), r, r, h, w))
+    x = transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return reshape(x, c.shape)
+
+
+@aten("pixel_unshuffle.default")
+def pixel_unshuffle(c: Context, x: Node, downscale_factor: int) -> Node:
+    *lead, channels, h, w = x.shape
+    r, n = downscale_factor, len(lead)
+    x = reshape(x, (*lead, channels, h // r, r, w // r, r))
+    x = transpose(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return reshape(x, c.shape)
+
+
+@aten("channel_shuffle.default", "native_channel_shuffle.default")
+def channel_shuffle(c: Context, x: Node, groups: int) -> Node:
+    n, channels, *rest = x.shape
+    split_ = reshape(x, (n, groups, channels // groups, *rest))
+    return reshape(swap(split_, 1, 2), x.shape)
+
+
+@aten("unfold.default", "unfold_copy.default")
+def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
+    """Windows of `size` every `step` along one axis, as a new last axis."""
+    if not x.type.rank:
+        return reshape(x, (1,))
+    axis = axis_of(dimension, x.type.rank)
+    count = c.shape[axis]
+    if size == step:
+        whole = slice_axis(x, axis, 0, count * size)
+        parts = reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
+        order = [*range(axis + 1), *range(axis + 2, x.type.rank + 1), axis + 1]
+        return transpose(parts, order)
+    columns = [slice_axis(x, axis, i, i + (count - 1) * step + 1, step) for i in range(size)]
+    last = [insert_axis(column, x.type.rank) for column in columns]
+    return last[0] if len(last) == 1 else ops.Concat(x.type.rank)(*last)
+
+
+@aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")
+def diagonal(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    rank = x.type.rank
+    a, b = axis_of(dim1, rank), axis_of(dim2, rank)
+    x = transpose(x, [*(i for i in range(rank) if i not in (a, b)), a, b])
+    *lead, rows, columns = x.shape
+    length = c.shape[-1]
+    row, column = (max(-offset, 0), max(offset, 0))
+    if length == 0:
+        return ops.Slice((0,) * (rank - 1), (*lead, 0), (1,) * (rank - 1))(reshape(x, (*lead, rows * columns)))
+    flat = reshape(x, (*lead, rows * columns))
+    start = columns * row + column
+    return slice_axis(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, _static(columns) + 1)
+
+
+def _static(size: DimLike) -> int:
+    if isinstance(size, Dim):
+        raise Unsupported(f"a diagonal over the symbolic size {size}")
+    return size
+
+
+@aten("diff.default")
+def diff(
+    c: Context, x: Node, n: int = 1, dim: int = -1, prepend: Node | None = None, append: Node | None = None
+) -> Node:
+    axis = axis_of(dim, x.type.rank)
+    parts = [p for p in (prepend, x, append) if p is not None]
+    x = parts[0] if len(parts) == 1 else ops.Concat(axis)(*promoted(parts))
+    for _ in range(n):
+        size = x.shape[axis]
+        upper, lower = slice_axis(x, axis, 1, size), slice_axis(x, axis, 0, size - 1)
+        x = ops.Xor()(upper, lower) if x.dtype.kind == "b" else ops.Sub()(upper, lower)
+    return x
+
+
+@aten("as_strided.default", "as_strided_copy.default")
+def as_strided(c: Context, x: Node, *args: object) -> Node:
+    raise Unsupported("it reads memory by strides; use views and slices")
+
+
+@aten("im2col.default")
+def im2col(
+    c: Context,
+    x: Node,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """nn.Unfold: (N, C, H, W) -> (N, C * kh * kw, oh * ow)."""
+    batched = x.type.rank == 4
+    if not batched:
+        x = insert_axis(x, 0)
+    n, channels, h, w = x.shape
+    sizes = [h + 2 * padding[0], w + 2 * padding[1]]
+    x = ops.Pad((0, 0, *padding), (0, 0, *padding), (0, 0, 0, 0))(x, scalar_like(0, x))
+    counts = [(s - d * (k - 1) - 1) // t + 1 for s, k, d, t in zip(sizes, kernel_size, dilation, stride, strict=True)]
+    parts: list[Node] = []
+    for i in range(kernel_size[0]):
+        rows = slice_axis(x, 2, i * dilation[0], i * dilation[0] + (counts[0] - 1) * stride[0] + 1, stride[0])
+        for j in range(kernel_size[1]):
+            at = j * dilation[1]
+            part = slice_axis(rows, 3, at, at + (counts[1] - 1) * stride[1] + 1, stride[1])
+            parts.append(insert_axis(_with_shape(part, (n, channels, counts[0], counts[1])), 2))
+    whole = parts[0] if len(parts) == 1 else ops.Concat(2)(*parts)
+    return reshape(whole, c.shape if not batched else (n, channels * len(parts), counts[0] * counts[1]))
+
+
+@aten("col2im.default")
+def col2im(
+    c: Context,
+    x: Node,
+    output_size: Sequence[DimLike],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """nn.Fold: (N, C * kh * kw, L) -> (N, C, H, W), overlaps summed."""
+    batched = x.type.rank == 3
+    if not batched:
+        x = insert_axis(x, 0)
+    n, rows, _ = x.shape
+    taps = kernel_size[0] * kernel_size[1]
+    channels = rows // taps
+    padded = [s + 2 * p for s, p in zip(output_size, padding, strict=True)]
+    counts = [(s - d * (k - 1) - 1) // t + 1 for s, k, d, t in zip(padded, kernel_size, dilation, stride, strict=True)]
+    x = reshape(x, (n, channels, taps, *counts))
+    total: Node | None = None
+    for i in range(taps):
+        part = select_index(x, 2, i)
+        low = [(i // kernel_size[1]) * dilation[0], (i % kernel_size[1]) * dilation[1]]
+        high = [s - lo - ((m - 1) * t + 1) for s, lo, m, t in zip(padded, low, counts, stride, strict=True)]
+        # padding of the fold is cropped at once: negative pads crop
+        low = [lo - p for lo, p in zip(low, padding, strict=True)]
+        high = [hi - p for hi, p in zip(high, padding, strict=True)]
+        spread = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
+        total = spread if total is None else ops.Add()(total, spread)
+    assert total is not None, "a kernel has at least one tap"
+    return total if batched else reshape(total, c.shape)

@@ -1,0 +1,196 @@
+"""torch's dtypes, tensors and sizes as Ingot's: DType, numpy arrays that share memory, Dim."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeGuard
+
+import ml_dtypes
+import numpy as np
+import sympy
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions as sym
+
+from ingot.ir.dims import DimLike, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.types import DTYPES, DType, TensorType
+from ingot.support.errors import ImportModelError
+
+DTYPE_OF: dict[torch.dtype, DType] = {
+    torch.float64: DTYPES["f64"],
+    torch.float32: DTYPES["f32"],
+    torch.float16: DTYPES["f16"],
+    torch.bfloat16: DTYPES["bf16"],
+    torch.float8_e4m3fn: DTYPES["f8e4m3fn"],
+    torch.float8_e5m2: DTYPES["f8e5m2"],
+    torch.int64: DTYPES["i64"],
+    torch.int32: DTYPES["i32"],
+    torch.int16: DTYPES["i16"],
+    torch.int8: DTYPES["i8"],
+    torch.uint64: DTYPES["u64"],
+    torch.uint32: DTYPES["u32"],
+    torch.uint16: DTYPES["u16"],
+    torch.uint8: DTYPES["u8"],
+    torch.bool: DTYPES["bool"],
+}
+TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
+
+# numpy has no such types: the bits travel as integers and are viewed on the other side
+_BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype]] = {
+    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
+    torch.float8_e4m3fn: (torch.uint8, np.dtype(ml_dtypes.float8_e4m3fn)),
+    torch.float8_e5m2: (torch.uint8, np.dtype(ml_dtypes.float8_e5m2)),
+}
+_UNBITS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
+    np.dtype(ml_dtypes.bfloat16): (np.dtype(np.int16), torch.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.dtype(np.uint8), torch.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2): (np.dtype(np.uint8), torch.float8_e5m2),
+}
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot has not (complex, quantized)."""
+    found = DTYPE_OF.get(dtype)
+    if found is None:
+        raise ImportModelError(f"dtype {dtype}", expected=f"one of {', '.join(map(str, DTYPE_OF))}")
+    return found
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's elements without a copy where it lives on the CPU in strided memory (bf16 and fp8 via ml_dtypes)."""
+    dtype_of(tensor.dtype)
+    tensor = tensor.detach().resolve_neg()
+    if tensor.layout is not torch.strided:
+        raise ImportModelError("tensor layout", expected="strided", got=tensor.layout, fix="call .to_dense()")
+    tensor = tensor.cpu()
+    if tensor.dtype in _BITS:
+        bits, numpy_type = _BITS[tensor.dtype]
+        return tensor.view(bits).numpy().view(numpy_type)
+    return tensor.numpy()
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    """The inverse of `to_numpy`, without a copy of a writable array."""
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype in _UNBITS:
+        bits, dtype = _UNBITS[array.dtype]
+        return torch.from_numpy(array.view(bits)).view(dtype)
+    return torch.from_numpy(array)
+
+
+class Sizes:
+    """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims."""
+
+    def __init__(self, names: Mapping[str, str] | None = None):
+        self._names = dict(names or {})
+        self._known: dict[sympy.Basic, DimLike] = {}
+
+    def name(self, symbol_name: str) -> str:
+        return self._names.get(symbol_name, symbol_name)
+
+    def dim(self, size: int | torch.SymInt) -> DimLike:
+        """A size from a tensor's shape or an argument. Raises ImportModelError for one that depends on data."""
+        if isinstance(size, int):
+            return int(size)
+        node = size.node
+        return node.constant if isinstance(node.constant, int) else self.expression(node.expr)
+
+    def expression(self, e: sympy.Basic) -> DimLike:
+        found = self._known.get(e)
+        if found is None:
+            found = self._known[e] = self._convert(e)
+        return found
+
+    def type(self, value: torch.Tensor) -> TensorType:
+        return TensorType(dtype_of(value.dtype), tuple(self.dim(d) for d in value.shape))
+
+    def _convert(self, e: sympy.Basic) -> DimLike:
+        if isinstance(e, sympy.Integer):
+            return int(e)
+        if isinstance(e, sympy.Symbol):
+            if re.match(r"u\d+$", e.name):
+                raise ImportModelError(
+                    f"size {e} depends on the values of a tensor", fix="Ingot needs sizes that follow from input shapes"
+                )
+            return symbol(self.name(e.name))
+        if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and int(e.exp) > 0:
+            base = self.expression(e.base)
+            out = base
+            for _ in range(int(e.exp) - 1):
+                out = out * base
+            return out
+        apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
+        if apply is None:
+            raise ImportModelError(f"size {e}: {type(e).__name__} is no operation on sizes that Ingot has")
+        values = [self.expression(a) for a in e.args]
+        return apply(*values)
+
+
+def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
+    def fold(first: DimLike, *rest: DimLike) -> DimLike:
+        for d in rest:
+            first = step(first, d)
+        return first
+
+    return fold
+
+
+_SYMPY: dict[type, Callable[..., DimLike]] = {
+    sympy.Add: _fold(lambda a, b: a + b),
+    sympy.Mul: _fold(lambda a, b: a * b),
+    sympy.Max: _fold(dim_max),
+    sympy.Min: _fold(dim_min),
+    sym.FloorDiv: floordiv,
+    sym.CleanDiv: floordiv,
+    sym.Mod: mod,
+    sym.PythonMod: mod,
+    sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m),
+    sym.Identity: lambda x: x,
+}
+# absent from some torch versions, so found by name
+_SYMPY_BY_NAME: dict[str, Callable[..., DimLike]] = {"Max": _fold(dim_max), "Min": _fold(dim_min)}
+
+
+def symbol_names(environment: ShapeEnv | None) -> dict[str, str]:
+    """torch's symbol -> the name of the user's `torch.export.Dim` ({'s77': 'batch'}); unnamed ones are left out."""
+    if environment is None:
+        return {}
+    named: Mapping[str, str] = getattr(environment, "source_name_to_debug_name", {})
+    out: dict[str, str] = {}
+    for sym_, sources in getattr(environment, "var_to_sources", {}).items():
+        for source in sources:
+            debug = named.get(_source_name(source), "")
+            # equal sizes have one symbol, which stands for the others
+            kept = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
+            if debug.isidentifier() and debug not in out.values() and isinstance(kept, sympy.Symbol):
+                out.setdefault(kept.name, debug)
+    return out
+
+
+def _source_name(source: object) -> str:
+    # a method until torch 2.9, a property since
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
+
+
+def location(node: fx.Node) -> str:
+    """`file.py:31 (layer1.conv)`: the innermost line outside torch and the module path; either may be missing."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    outside = [(f, n) for f, n in frames if not f.startswith(_TORCH_FOLDER) and not f.startswith("<")]
+    line = f"{Path(outside[-1][0]).name}:{outside[-1][1]}" if outside else ""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    path = re.sub(r"^L\['self'\]\.?", "", paths[-1]) if paths else ""
+    return f"{line} ({path})" if line and path else line or path
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)

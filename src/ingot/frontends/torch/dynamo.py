@@ -1,0 +1,171 @@
+"""torch.compile(net, backend="ingot"), inference only: dynamo's graph, then AOTAutograd's functional aten graph.
+
+Dynamo hands over a graph with the parameters among its inputs. They are compiled in as constants (that is what lets
+weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch.aten import ATEN
+from ingot.frontends.torch.convert import Sizes
+from ingot.frontends.torch.decompose import op_name
+from ingot.frontends.torch.importer import Importer, constant
+from ingot.frontends.torch.model import NUMBER, SIZE, TENSOR, ImportedModel, InputAdapter, Leaf
+from ingot.frontends.torch.program import bounds_of, output_adapter
+from ingot.frontends.torch.values import Number, boolean, f64
+from ingot.ir.dims import Dim
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType
+from ingot.support.errors import ImportModelError
+
+Compiled = Callable[..., Any]
+Compile = Callable[[ImportedModel], Compiled]
+
+
+def _ingot_compile(model: ImportedModel) -> Compiled:
+    # the backend's one way up: dynamo calls it by name and passes no compiler, and frontends lie below the pipeline
+    return importlib.import_module("ingot").compile(model)
+
+
+def ingot_backend(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, compile_model: Compile = _ingot_compile
+) -> Callable[..., Any]:
+    """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
+
+    Raises ImportModelError where gradients are needed, UnsupportedOpError with all ops that Ingot has not.
+    """
+    _refuse_gradients(example_inputs)
+    fixed = _parameters(module, example_inputs)
+    decompositions = core_aten_decompositions().items()
+    table = {op: f for op, f in decompositions if isinstance(op, torch._ops.OpOverload) and op_name(op) not in ATEN}
+
+    def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # the functional graph has dynamo's inputs in dynamo's order
+        return make_boxed_func(_Specialized(gm, fixed, compile_model))
+
+    def refuse_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        raise _gradient_error()
+
+    return aot_module_simplified(
+        module,
+        example_inputs,
+        fw_compiler=compile_forward,
+        bw_compiler=refuse_backward,
+        inference_compiler=compile_forward,
+        decompositions=table,
+    )
+
+
+def _gradient_error() -> ImportModelError:
+    return ImportModelError(
+        "backend 'ingot' compiles inference only, and this graph needs gradients",
+        fix="call the model under torch.no_grad() or torch.inference_mode(), or net.requires_grad_(False)",
+    )
+
+
+def _refuse_gradients(inputs: Sequence[Any]) -> None:
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        raise _gradient_error()
+
+
+def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
+    found: set[int] = set()
+    for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+        marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+        if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
+            found.add(i)
+    return frozenset(found)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # an inference tensor cannot change outside inference mode and has no counter
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _Specialized:
+    """One functional graph, compiled for the parameters of the last call; they are read anew when they changed."""
+
+    def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
+        self._graph, self._fixed, self._compile = graph, sorted(fixed), compile_model
+        self._state: tuple[tuple[int, int], ...] | None = None
+        self._held: list[torch.Tensor] = []
+        self._kept: list[int] = []
+        self._run: Compiled | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        state = tuple((id(args[i]), _version(args[i])) for i in self._fixed)
+        if self._run is None or state != self._state:
+            self._specialize(args)
+            self._state = state
+        assert self._run is not None
+        result = self._run(*(args[i] for i in self._kept))
+        return result if isinstance(result, tuple | list) else (result,)
+
+    def _specialize(self, args: Sequence[Any]) -> None:
+        # held, so that no other tensor takes an id over
+        self._held = [args[i] for i in self._fixed]
+        self._kept = [i for i in range(len(args)) if i not in set(self._fixed)]
+        held = dict(zip(self._fixed, self._held, strict=True))
+        self._run = self._compile(import_flat(self._graph, held))
+
+
+def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> ImportedModel:
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple."""
+    environment = _environment(module.graph)
+    sizes = Sizes()
+    importer = Importer(sizes, final=True)
+    inputs: list[Node] = []
+    leaves: list[Leaf] = []
+    values: list[object] = []
+    for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+        if i in constants:
+            values.append(constant(constants[i], loc=str(node.target)))
+            continue
+        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes)
+        leaves.append(leaf)
+        inputs.append(carrier)
+        values.append(value)
+    outputs = importer.run(module, values)
+    importer.finish()
+    flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
+    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
+    adapter, results = output_adapter(outputs, flat_out)
+    ranges = {} if environment is None else environment.var_to_range
+    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds_of(ranges, sizes, inputs))
+    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
+
+
+def _input(name: str, value: object, sizes: Sizes) -> tuple[Leaf, object, Node]:
+    """(leaf, the importer's value, graph input) of one placeholder."""
+    if isinstance(value, torch.Tensor):
+        node = Input(name, sizes.type(value))()
+        return Leaf(name, TENSOR), node, node
+    if isinstance(value, torch.SymInt | int):
+        size = sizes.dim(value)
+        kind: TensorType = TensorType(boolean, (size, 0))
+        return Leaf(name, SIZE), size if isinstance(size, Dim) else int(size), Input(name, kind)()
+    if isinstance(value, torch.SymFloat | float):
+        node = Input(name, TensorType(f64))()
+        return Leaf(name, NUMBER), Number(node), node
+    raise ImportModelError(f"input {name!r}", expected="a tensor or a number", got=type(value).__name__)
+
+
+def _environment(graph: fx.Graph) -> ShapeEnv | None:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return value.node.shape_env
+    return None

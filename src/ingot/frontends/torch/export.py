@@ -1,0 +1,263 @@
+"""nn.Module to ExportedProgram: `torch.export.export` with sizes told by name."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import UserError
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch.recurrence import whole_recurrences
+from ingot.support.errors import ImportModelError, InputError
+
+Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor
+# where export_module leaves its names of torch's symbols, in the graph module's meta
+NAMES = "ingot_size_names"
+Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
+
+
+def export_module(net: nn.Module, example_inputs: Inputs, dynamic: Dynamic = None) -> ExportedProgram:
+    """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
+
+    dynamic:
+        None or False: every size is fixed at the example's.
+        True or "auto": every size that the model allows is dynamic (torch's Dim.AUTO).
+        {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
+        equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
+
+    Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
+    """
+    if not isinstance(net, nn.Module):
+        raise InputError("model", expected="an nn.Module", got=type(net).__name__)
+    if net.training:
+        raise ImportModelError("the model is in training mode", fix="call .eval() on it first")
+    args, kwargs = _arguments(example_inputs)
+    names: dict[str, Any] = {}
+    shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
+    try:
+        return _traced(net, args, kwargs, shapes, deferred=bool(names))
+    except ImportModelError as e:
+        if not names or not isinstance(e.__cause__, UserError | ValueError):
+            raise
+        error = e
+    # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
+    program = _traced(net, args, kwargs, _relaxed(shapes, names), deferred=False)
+    chosen = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
+    if chosen is None:
+        raise error
+    program.graph_module.meta[NAMES] = chosen
+    return program
+
+
+def _traced(
+    net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, *, deferred: bool
+) -> ExportedProgram:
+    """torch.export with its errors told in one way.
+
+    deferred: torch's guards on sizes become run-time asserts. It keeps named ranges whole where the model has a guard
+    such as n // 2 != 1, but keeps torch from fixing an automatic dim that a layer's width settles.
+    """
+    with warnings.catch_warnings(), torch.no_grad(), _Quiet(), whole_recurrences():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(
+                net,
+                args,
+                kwargs,
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=deferred,
+            )
+        except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
+            raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
+
+
+def _relaxed(shapes: Any, names: dict[str, Any]) -> Any:
+    """`shapes` with the dims made from names left to torch."""
+    ours = {id(d) for d in names.values()}
+    if isinstance(shapes, Mapping):
+        return {k: _relaxed(v, names) for k, v in shapes.items()}
+    if isinstance(shapes, tuple | list):
+        return type(shapes)(_relaxed(v, names) for v in shapes)
+    return Dim.AUTO if id(shapes) in ours else shapes
+
+
+def _chosen_names(
+    program: ExportedProgram, bound: dict[str, Any], shapes: dict[str, Any], names: dict[str, Any], positional: int
+) -> dict[str, str] | None:
+    """torch's symbol -> the user's name, from the axes that were named; None where the model fixes a named axis."""
+    spec = program.call_spec.in_spec
+    given = list(bound)
+    # keyword arguments lie in the order of the exported call
+    keywords = [k for k in (spec.child(1).context if spec is not None else None) or [] if k in bound]
+    order = [k for k in given if k not in keywords] + keywords if positional < len(given) else given
+    of = {id(d): n for n, d in names.items()}
+    axes = [leaf for k in order for leaf in _leaf_axes(bound[k], shapes.get(k))]
+    signature = program.graph_signature
+    users = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    out: dict[str, str] = {}
+    for name, named in zip(users, axes, strict=True):
+        value = values.get(name)
+        for axis, dim in (named or {}).items():
+            if id(dim) not in of or not isinstance(value, torch.Tensor):
+                continue
+            size = value.shape[axis]
+            if isinstance(size, int):
+                return None
+            if size.node.expr.is_symbol:
+                out.setdefault(str(size.node.expr), of[id(dim)])
+    return out
+
+
+def _leaf_axes(value: Any, given: Any) -> list[dict[int, Any] | None]:
+    """Per leaf of an argument its {axis: dim}."""
+    if isinstance(value, torch.Tensor):
+        return [given if isinstance(given, dict) else None]
+    if isinstance(value, Mapping):
+        return [a for k, v in value.items() for a in _leaf_axes(v, (given or {}).get(k))]
+    if isinstance(value, tuple | list):
+        return [a for i, v in enumerate(value) for a in _leaf_axes(v, given[i] if given else None)]
+    return [None] * pytree.tree_flatten(value)[1].num_leaves
+
+
+def _explain(net: nn.Module, error: Exception) -> str:
+    text = str(error).strip()
+    return f"torch.export cannot trace {type(net).__name__}: {type(error).__name__}: {text[:2000]}"
+
+
+def _advice(error: Exception) -> str:
+    text = str(error)
+    if "dynamic_shapes" in text or "Constraints violated" in text or "specialized" in text:
+        return "pass dynamic=True, or take the axes named above out of `dynamic`"
+    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
+        return "the model's control flow depends on tensor values: use torch.where or torch.cond"
+    return "see the error above; torch.export.export(net, args) alone shows the same"
+
+
+class _Quiet:
+    """Silences torch.export's loggers: what matters is in the raised error."""
+
+    _names = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch._export")
+
+    def __enter__(self) -> None:
+        self._levels = [logging.getLogger(n).level for n in self._names]
+        for n in self._names:
+            logging.getLogger(n).setLevel(logging.CRITICAL)
+
+    def __exit__(self, *exc: object) -> None:
+        for n, level in zip(self._names, self._levels, strict=True):
+            logging.getLogger(n).setLevel(level)
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    raise InputError("example_inputs", expected="a tensor, a tuple, or a dict of arguments", got=type(inputs).__name__)
+
+
+def dynamic_shapes(
+    net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic, names: dict[str, Any]
+) -> Any:
+    """torch.export's `dynamic_shapes` for `dynamic`; `names` receives one torch Dim per name."""
+    if dynamic is None or dynamic is False:
+        return None
+    bound = _bound(net, args, kwargs)
+    if dynamic is True or dynamic == "auto":
+        return {k: _everywhere(v) for k, v in bound.items()}
+    if isinstance(dynamic, str):
+        raise InputError("dynamic", expected="True, 'auto' or axes by argument", got=repr(dynamic))
+    if not isinstance(dynamic, Mapping):
+        if len(dynamic) != len(bound):
+            raise InputError("dynamic", expected=f"{len(bound)} entries ({', '.join(bound)})", got=len(dynamic))
+        dynamic = dict(zip(bound, dynamic, strict=True))
+    flat = set(dynamic) if all(isinstance(k, str) for k in dynamic) else set()
+    unknown = flat - set(bound)
+    if unknown or not flat:
+        raise InputError("dynamic", expected=f"argument names among {list(bound)}", got=sorted(map(str, dynamic)))
+    return {k: _axes(dynamic.get(k), v, names, k) for k, v in bound.items()}
+
+
+def _bound(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of the model's forward; a *args parameter keeps its tuple."""
+    try:
+        arguments = inspect.signature(net.forward).bind(*args, **kwargs).arguments
+    except TypeError as e:
+        raise InputError(f"example_inputs do not fit {type(net).__name__}.forward: {e}") from e
+    out: dict[str, Any] = {}
+    kinds = inspect.signature(net.forward).parameters
+    for k, v in arguments.items():
+        if kinds[k].kind is inspect.Parameter.VAR_KEYWORD:
+            out.update(v)
+        else:
+            out[k] = v
+    return out
+
+
+def _everywhere(value: Any) -> Any:
+    """Dim.AUTO on every axis of every tensor in a structure; None for other leaves."""
+    if isinstance(value, torch.Tensor):
+        return dict.fromkeys(range(value.dim()), Dim.AUTO)
+    leaves, spec = pytree.tree_flatten(value)
+    if spec.is_leaf():
+        return None
+    return _rebuilt(value, [_everywhere(leaf) for leaf in leaves])
+
+
+def _rebuilt(value: Any, leaves: list[Any]) -> Any:
+    """`value`'s structure with other leaves."""
+    _, spec = pytree.tree_flatten(value)
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _axes(given: Any, value: Any, names: dict[str, Any], where: str) -> Any:
+    """One argument's entry: axes of a tensor, or the same inside its structure."""
+    if given is None:
+        return None
+    if given is True or given == "auto":
+        return _everywhere(value)
+    if isinstance(value, torch.Tensor):
+        if not isinstance(given, Mapping):
+            given = dict(enumerate(given))
+        rank = value.dim()
+        for axis in given:
+            if not isinstance(axis, int) or not -rank <= axis < rank:
+                raise InputError(f"dynamic[{where!r}]", expected=f"axes of a tensor of rank {rank}", got=axis)
+        return {axis % rank: _dim(d, names, where) for axis, d in given.items() if d is not None}
+    if isinstance(value, Mapping):
+        return {k: _axes(given.get(k), v, names, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        entries = given if isinstance(given, tuple | list) else [given.get(i) for i in range(len(value))]
+        if len(entries) != len(value):
+            raise InputError(f"dynamic[{where!r}]", expected=f"{len(value)} entries", got=len(entries))
+        return type(value)(
+            _axes(g, v, names, f"{where}[{i}]") for i, (g, v) in enumerate(zip(entries, value, strict=True))
+        )
+    return given
+
+
+def _dim(given: Any, names: dict[str, Any], where: str) -> Any:
+    if isinstance(given, str):
+        if given == "auto":
+            return Dim.AUTO
+        return names.setdefault(given, Dim(given, min=1))
+    if isinstance(given, tuple):
+        name, low, high = given
+        return names.setdefault(name, Dim(name, min=low, max=high))
+    if given is True:
+        return Dim.AUTO
+    if isinstance(given, int):
+        raise InputError(f"dynamic[{where!r}]", expected="a name, a torch.export.Dim or Dim.AUTO", got=given)
+    return given

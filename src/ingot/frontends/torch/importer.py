@@ -1,0 +1,286 @@
+"""An aten fx graph as an Ingot graph: walks the nodes, evaluates sizes, calls the handlers, checks every result."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ingot import ops
+from ingot.frontends.torch.aten import ATEN
+from ingot.frontends.torch.convert import Sizes, dtype_of, location, to_numpy
+from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
+from ingot.frontends.torch.numbers import number_of
+from ingot.frontends.torch.values import Context, Number, Unsupported, cast
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType
+from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
+
+# what only checks, marks or sizes, and has no value that the importer does not take from torch's own inference
+_IGNORED = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten._assert_async.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+        "aten._functional_assert_async.msg",
+        "aten._functional_assert_scalar.default",
+        "aten.record_stream.default",
+        "aten._dep_token.default",
+        "aten._make_dep_token.default",
+    }
+)
+
+
+class NeedsDecomposition(Exception):
+    """The graph as exported is beyond the direct import; `run_decompositions` makes it simpler."""
+
+    def __init__(self, unsupported: Sequence[UnsupportedOp] = ()):
+        super().__init__()
+        self.unsupported = tuple(unsupported)
+
+
+class _Missing:
+    """The value of a node that could not be imported; what reads it is skipped without a second complaint."""
+
+
+_MISSING = _Missing()
+_Env = dict[fx.Node, object]
+
+
+@dataclass
+class Importer:
+    """Walks graphs into nodes. `final`: no further decomposition is possible, so all unsupported ops are an error."""
+
+    sizes: Sizes
+    final: bool
+    unsupported: list[UnsupportedOp] = field(default_factory=list)
+    _newest: int = -1
+
+    def run(self, module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
+        """The outputs of `module`'s graph (a flat list) for the values of its placeholders.
+
+        Raises NeedsDecomposition unless `final`.
+        """
+        if not self.final and needs_functionalization(module.graph):
+            raise NeedsDecomposition
+        env: _Env = {}
+        values = iter(arguments)
+        outputs: Sequence[object] = ()
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(values)
+            elif node.op == "get_attr":
+                env[node] = self._attribute(module, node)
+            elif node.op == "output":
+                outputs = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
+                return [self._read(o, env) for o in outputs]
+            else:
+                env[node] = self._call(node, env)
+        return list(outputs)
+
+    def finish(self, model: str | None = None) -> None:
+        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError when final."""
+        if self.unsupported and not self.final:
+            raise NeedsDecomposition(self.unsupported)
+        if self.unsupported:
+            raise UnsupportedOpError(self.unsupported, model=model)
+
+    def _attribute(self, module: fx.GraphModule, node: fx.Node) -> object:
+        value: object = module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        return constant(value, loc=str(node.target)) if isinstance(value, torch.Tensor) else value
+
+    def _read(self, value: object, env: _Env) -> object:
+        """An argument of a node as a handler takes it."""
+        if isinstance(value, fx.Node):
+            return self._size(value, env)
+        if isinstance(value, list | tuple):
+            return tuple(self._read(v, env) for v in value)
+        if isinstance(value, slice):
+            raise Unsupported("a Python slice as an argument")
+        return value
+
+    def _size(self, node: fx.Node, env: _Env) -> object:
+        """The value of a node; sizes come from torch's own symbolic evaluation."""
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt):
+            return self.sizes.dim(meta)
+        if isinstance(meta, torch.SymFloat):
+            held = env.get(node)
+            return held if isinstance(held, Number) else number_of(meta.node.expr, self.sizes)
+        return env[node]
+
+    def _call(self, node: fx.Node, env: _Env) -> object:
+        target = node.target
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
+            return meta if isinstance(meta, bool | int | float) else None
+        if target is operator.getitem:
+            return self._item(node, env)
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._higher_order(node, target, env)
+        if not isinstance(target, torch._ops.OpOverload):
+            name = getattr(target, "__name__", str(target))
+            return None if meta is None and name.startswith("sym_") else self._refuse(node, name)
+        if str(target) in _IGNORED:
+            return None
+        return self._aten(node, target, env)
+
+    def _item(self, node: fx.Node, env: _Env) -> object:
+        source, index = node.args
+        values = env[source]  # type: ignore[index]
+        if isinstance(values, _Missing):
+            return _MISSING
+        item = values[index]  # type: ignore[index]
+        if item is None and isinstance(node.meta.get("val"), torch.Tensor) and node.users:
+            return self._refuse(node, str(source.target), f"its result {index} is read")  # type: ignore[union-attr]
+        return item
+
+    def _refuse(self, node: fx.Node, name: str, reason: str = "") -> _Missing:
+        self.unsupported.append(UnsupportedOp(name, location(node), reason))
+        return _MISSING
+
+    def _aten(self, node: fx.Node, target: torch._ops.OpOverload, env: _Env) -> object:
+        name = functional_name(target)
+        handler = ATEN.get(name)
+        if handler is None:
+            return self._refuse(node, str(target))
+        loc = location(node)
+        try:
+            arguments = [self._read(a, env) for a in node.args]
+            named = {k: self._read(v, env) for k, v in node.kwargs.items()}
+            if _holds_missing((*arguments, *named.values())):
+                return _MISSING
+            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc)
+            result = handler(context, *arguments, **named)
+        except Unsupported as e:
+            return self._refuse(node, str(target), str(e))
+        except (ShapeError, ImportModelError) as e:
+            raise _located(e, str(target), loc) from e
+        destination = written(node)
+        if destination is not None:
+            result = self._rebound(result, destination, env)
+        result = self._settled(result, node, loc)
+        if destination is not None:
+            env[destination] = result
+        return result
+
+    def _rebound(self, result: object, destination: fx.Node, env: _Env) -> object:
+        """An in-place op's result keeps the dtype of what it writes."""
+        old = env[destination]
+        return cast(result, old.dtype) if isinstance(result, Node) and isinstance(old, Node) else result
+
+    def _settled(self, result: object, node: fx.Node, loc: str) -> object:
+        """`result` with locations stamped, checked against torch's inference and with torch's form of its sizes."""
+        meta = node.meta.get("val")
+        if isinstance(result, Node):
+            if isinstance(meta, list | tuple):
+                meta = meta[0] if meta else None
+            self._stamp(result, loc)
+            return self._agreeing(result, meta, node) if isinstance(meta, torch.Tensor) else result
+        if isinstance(result, tuple) and isinstance(meta, list | tuple):
+            pairs = zip(result, meta, strict=False)
+            for r in result:
+                if isinstance(r, Node):
+                    self._stamp(r, loc)
+            return tuple(
+                self._agreeing(r, m, node) if isinstance(r, Node) and isinstance(m, torch.Tensor) else r
+                for r, m in pairs
+            )
+        return result
+
+    def _stamp(self, node: Node, loc: str) -> None:
+        """Give `loc` to the nodes that the last handler made. A location is no part of a node's identity."""
+        before, self._newest = self._newest, max(self._newest, node.id)
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n.id > before and not n.loc and not isinstance(n.op, Input):
+                n.loc = loc
+                stack.extend(n.inputs)
+
+    def _agreeing(self, result: Node, meta: torch.Tensor, node: fx.Node) -> Node:
+        want = self.sizes.type(meta)
+        if result.type == want:
+            return result
+        same = result.dtype == want.dtype and result.type.rank == want.rank
+        fits = all(
+            a == b or not (isinstance(a, int) and isinstance(b, int))
+            for a, b in zip(result.shape, want.shape, strict=False)
+        )
+        if not same or not fits:
+            raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
+        # equal sizes in another form, which no rule of Dim can show
+        return ops.Slice((0,) * want.rank, want.shape, (1,) * want.rank)(result, loc=result.loc)
+
+    def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
+        name = target.name() if callable(getattr(target, "name", None)) else str(target)
+        if name == "wrap_with_set_grad_enabled":
+            return self._inline(node, node.args[1], node.args[2:], env)
+        if name == "wrap_with_autocast" and (self.final or node.args[2]):
+            if not self.final:
+                # casts are implicit in such a region until it is decomposed
+                raise NeedsDecomposition
+            return self._refuse(node, name, "autocast left in a decomposed graph")
+        if name == "wrap_with_autocast":
+            return self._inline(node, node.args[4], node.args[5:], env)
+        if name == "cond":
+            return self._cond(node, env)
+        return self._refuse(node, name, "a higher-order op")
+
+    def _inline(self, node: fx.Node, module: object, operands: Sequence[object], env: _Env) -> object:
+        body = env[module] if isinstance(module, fx.Node) else module
+        if not isinstance(body, fx.GraphModule):
+            return self._refuse(node, str(node.target), "a body that is no graph")
+        values = [self._read(o, env) for o in operands]
+        return _MISSING if _holds_missing(values) else tuple(self.run(body, values))
+
+    def _cond(self, node: fx.Node, env: _Env) -> object:
+        """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
+        predicate, yes, no = (self._read(a, env) for a in node.args[:3])
+        operands = self._read(node.args[3], env)
+        if not isinstance(predicate, Node):
+            return self._refuse(node, "cond", "a predicate that is no tensor")
+        assert isinstance(operands, tuple)
+        tensors = [o for o in operands if isinstance(o, Node)]
+        branches: list[Graph] = []
+        for body in (no, yes):
+            assert isinstance(body, fx.GraphModule)
+            inputs = [Input(f"operand{i}", t.type)() for i, t in enumerate(tensors)]
+            given = iter(inputs)
+            outputs = self.run(body, [next(given) if isinstance(o, Node) else o for o in operands])
+            if not all(isinstance(o, Node) for o in outputs):
+                return self._refuse(node, "cond", "a branch that returns something else than tensors")
+            branches.append(Graph(tuple(inputs), tuple(o for o in outputs if isinstance(o, Node))))
+        index = cast(predicate, dtype_of(torch.int32))
+        loc = location(node)
+        return ops.Case(tuple(branches))(index, *tensors, loc=loc).results
+
+
+def _located(error: ShapeError | ImportModelError, target: str, loc: str) -> Exception:
+    text = str(error)
+    return type(error)(f"{target}: {text}", where=loc if loc and loc not in text else None)
+
+
+def _holds_missing(values: Sequence[object]) -> bool:
+    return any(isinstance(v, _Missing) or (isinstance(v, tuple) and _holds_missing(v)) for v in values)
+
+
+def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:
+    if isinstance(meta, torch.Tensor):
+        return (sizes.type(meta),)
+    if isinstance(meta, list | tuple):
+        return tuple(sizes.type(m) for m in meta if isinstance(m, torch.Tensor))
+    return ()
+
+
+def constant(tensor: torch.Tensor, loc: str = "") -> Node:
+    """A constant that shares the tensor's memory."""
+    return const(to_numpy(tensor), loc=loc)

@@ -1,0 +1,124 @@
+"""Which in-place ops of an exported graph are plain rebindings.
+
+    y = relu_(x)   ->   y = x = relu(x)
+
+torch.export keeps in-place ops and views. Where no other name of the same storage is read after the write, rebinding
+the written name is all there is to it, and the costly functionalization by `run_decompositions` is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+# these return their input where nothing is to do, though their schemas do not say so
+_MAY_RETURN_INPUT = frozenset(
+    {
+        "type_as",
+        "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+        "meshgrid",
+        "broadcast_tensors",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+    }
+)
+
+
+def written(node: fx.Node) -> fx.Node | None:
+    """The argument that an in-place op (`add_`, `copy_`) writes; None for any other call."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return None
+    first = node.args[0] if node.args else None
+    info = target._schema.arguments[0].alias_info if target._schema.arguments else None
+    return first if isinstance(first, fx.Node) and info is not None and info.is_write else None
+
+
+def functional_name(target: torch._ops.OpOverload) -> str:
+    """The op that computes what `target` writes: aten.add_.Tensor -> aten.add.Tensor; the own name of any other op."""
+    namespace, base, overload = *target._schema.name.split("::"), target._overloadname
+    if target._schema.is_mutable:
+        if base.startswith("__i") and base.endswith("__"):
+            base = f"__{base[3:]}"
+        elif base.endswith("_"):
+            base = base[:-1]
+    return f"{namespace}.{base}.{overload}"
+
+
+class _Aliases:
+    """Sets of nodes that may share storage (union-find)."""
+
+    def __init__(self) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+
+    def find(self, node: fx.Node) -> fx.Node:
+        root = node
+        while (up := self._parent.get(root, root)) is not root:
+            root = up
+        while node is not root:
+            following = self._parent.get(node, node)
+            self._parent[node] = root
+            node = following
+        return root
+
+    def join(self, a: fx.Node, b: fx.Node) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+
+def _sources(node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments whose storage `node` may share."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        # getitem, and calls of submodules: anything may come back
+        yield from node.all_input_nodes
+        return
+    schema = target._schema
+    if schema.name.split("::")[-1] in _MAY_RETURN_INPUT:
+        first = node.args[0]
+        yield from (a for a in (first if isinstance(first, list | tuple) else [first]) if isinstance(a, fx.Node))
+        return
+    if all(r.alias_info is None for r in schema.returns):
+        return
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and isinstance(value, fx.Node):
+            yield value
+
+
+def needs_functionalization(graph: fx.Graph) -> bool:
+    """Whether some write of `graph` is seen through another name of its storage, or reaches an input."""
+    nodes = list(graph.nodes)
+    writes = [n for n in nodes if n.op == "call_function" and _writes(n)]
+    if not writes:
+        return False
+    position = {n: i for i, n in enumerate(nodes)}
+    aliases = _Aliases()
+    for n in nodes:
+        if n.op == "call_function":
+            for source in _sources(n):
+                aliases.join(n, source)
+    members: dict[fx.Node, list[fx.Node]] = {}
+    for n in nodes:
+        members.setdefault(aliases.find(n), []).append(n)
+    return any(_is_seen(w, members[aliases.find(w)], position) for w in writes)
+
+
+def _writes(node: fx.Node) -> bool:
+    target = node.target
+    # detach_ is marked as a write and changes no element
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target._opname != "detach_"
+
+
+def _is_seen(write: fx.Node, same: list[fx.Node], position: dict[fx.Node, int]) -> bool:
+    target = written(write)
+    if target is None:
+        return True
+    at = position[write]
+    if any(n.op in ("placeholder", "get_attr") for n in same):
+        return True
+    return any(position[user] > at for n in same if n is not target and position[n] < at for user in n.users)

@@ -1,0 +1,200 @@
+"""An imported program: its graph, and the way from the user's arguments to it and from its outputs to the user."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ingot.ir.node import Graph
+from ingot.support.errors import InputError
+
+TENSOR, SIZE, NUMBER, FIXED = "tensor", "size", "number", "fixed"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the user's arguments. `kind`: tensor; size (an int that sizes depend on); number (a float); fixed."""
+
+    name: str
+    kind: str
+    value: object = None
+
+
+@dataclass(frozen=True)
+class InputAdapter:
+    """(args, kwargs) of the model's forward -> the graph's inputs.
+
+    Attributes:
+        spec: torch's tree of (args, kwargs).
+        leaves: the tree's leaves in order.
+        names: forward's parameter names in order, so that an argument may come by position or by name.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Leaf, ...]
+    names: tuple[str, ...] = ()
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        """The graph's inputs, in its order, as tensors.
+
+        An int that sizes depend on becomes a bool tensor of shape [n, 0]: the graph reads its shape only.
+        Raises InputError for another structure than the exported one, or another value of a fixed argument.
+        """
+        simple = not kwargs and self._plain and len(args) == len(self.leaves)
+        if simple and all(isinstance(a, torch.Tensor) for a in args):
+            return list(args)
+        flat = self._leaves(tuple(args), dict(kwargs or {}))
+        out: list[torch.Tensor] = []
+        for leaf, value in zip(self.leaves, flat, strict=True):
+            if leaf.kind == FIXED:
+                self._check_fixed(leaf, value)
+            else:
+                out.append(_tensor(leaf, value))
+        return out
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether the arguments are positional tensors and nothing else."""
+        args, kwargs = _children(self.spec)
+        flat = not kwargs.num_leaves and all(c.is_leaf() for c in _children(args))
+        return flat and all(leaf.kind == TENSOR for leaf in self.leaves)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if spec == self.spec:
+            return flat
+        args, kwargs = self._rearranged(args, kwargs)
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self.spec:
+            raise InputError(
+                "arguments",
+                expected=_describe(self.spec),
+                got=_describe(spec),
+                fix="call the compiled model with the structure that it was exported with",
+            )
+        return flat
+
+    def _rearranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, each by position or by name as the exported program has it."""
+        positional, keyword = _children(self.spec)
+        order = list(keyword.context or [])
+        names = list(self.names) or order
+        given = dict(zip(names, args, strict=False)) if len(args) <= len(names) else None
+        if given is None or given.keys() & kwargs.keys():
+            return args, kwargs
+        given |= kwargs
+        count = len(_children(positional))
+        wanted = [*names[:count], *order]
+        for leaf in self.leaves:
+            # an argument that was None or constant at export may be left out
+            if leaf.kind == FIXED and leaf.name in wanted:
+                given.setdefault(leaf.name, leaf.value)
+        if set(given) != set(wanted):
+            return args, kwargs
+        return tuple(given[n] for n in names[:count]), {k: given[k] for k in order}
+
+    def _check_fixed(self, leaf: Leaf, value: object) -> None:
+        if value is leaf.value or (type(value) is type(leaf.value) and value == leaf.value):
+            return
+        raise InputError(
+            f"argument {leaf.name!r}",
+            expected=f"{leaf.value!r}, as exported",
+            got=repr(value)[:80],
+            fix="compile again for another value",
+        )
+
+
+def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
+    if leaf.kind == TENSOR:
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"argument {leaf.name!r}", expected="a tensor", got=type(value).__name__)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int if leaf.kind == SIZE else int | float):
+        raise InputError(
+            f"argument {leaf.name!r}", expected="an int" if leaf.kind == SIZE else "a number", got=repr(value)
+        )
+    if leaf.kind == NUMBER:
+        return torch.tensor(float(value), dtype=torch.float64)
+    if value < 0:
+        raise InputError(f"argument {leaf.name!r}", expected="a size of at least 0", got=value)
+    return torch.empty((int(value), 0), dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class OutputAdapter:
+    """The graph's outputs -> what the model's forward returns.
+
+    Attributes:
+        spec: torch's tree of the result.
+        leaves: per leaf (kind, value): a tensor's or size's index among the graph's outputs, or a fixed value.
+        names: a name for every output of the graph.
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[tuple[str, Any], ...]
+    names: tuple[str, ...]
+
+    def unflatten(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """The model's own structure (tuples, dicts, dataclasses such as ModelOutput) around the tensors."""
+        values = [self._leaf(kind, value, outputs) for kind, value in self.leaves]
+        return values[0] if self.spec.is_leaf() else pytree.tree_unflatten(values, self.spec)
+
+    @staticmethod
+    def _leaf(kind: str, value: Any, outputs: Sequence[torch.Tensor]) -> Any:
+        if kind == TENSOR:
+            return outputs[value]
+        return value if kind == FIXED else int(outputs[value]) if kind == SIZE else float(outputs[value])
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A PyTorch program as a graph, with the adapters between the model's own calls and the graph."""
+
+    graph: Graph
+    inputs: InputAdapter
+    outputs: OutputAdapter
+
+    def caller(self, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
+        """`run` (graph inputs to graph outputs) as a function with the model's own arguments and result."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.outputs.unflatten(run(self.inputs.flatten(args, kwargs)))
+
+        return call
+
+
+def output_names(spec: pytree.TreeSpec, count: int) -> list[str]:
+    """A name per leaf of a result: its path in dicts and dataclasses (`logits`), else output_0, output_1."""
+    tree = pytree.tree_unflatten(list(range(count)), spec)
+    names: list[str] = []
+    for i, (path, _) in enumerate(pytree.tree_flatten_with_path(tree)[0]):
+        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+        name = "_".join(parts)
+        names.append(name if name and not name[0].isdigit() else f"output_{name}" if name else f"output_{i}")
+    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+
+
+def parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters that may be given by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(n for n, p in inspect.signature(forward).parameters.items() if p.kind in kinds)
+
+
+def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    # a method in newer versions, a field named children_specs in older ones
+    method: Callable[[], list[pytree.TreeSpec]] | None = getattr(spec, "children", None)
+    return list(spec.children_specs) if method is None else list(method())
+
+
+def _describe(spec: pytree.TreeSpec) -> str:
+    args, kwargs = _children(spec)
+    named = ", ".join(f"{k}=..." for k in kwargs.context or [])
+    return f"{len(_children(args))} positional arguments ({args.num_leaves} leaves)" + (
+        f" and {named}" if named else ""
+    )

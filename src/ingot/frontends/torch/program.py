@@ -1,0 +1,207 @@
+"""ExportedProgram to graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from ingot import ops
+from ingot.frontends.torch.convert import Sizes, symbol_names
+from ingot.frontends.torch.decompose import decomposed
+from ingot.frontends.torch.export import NAMES
+from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
+from ingot.frontends.torch.model import (
+    FIXED,
+    NUMBER,
+    SIZE,
+    TENSOR,
+    ImportedModel,
+    InputAdapter,
+    Leaf,
+    OutputAdapter,
+    output_names,
+)
+from ingot.frontends.torch.values import Number, boolean, f64
+from ingot.ir.dims import Dim
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType
+from ingot.support.errors import ImportModelError
+
+Bounds = tuple[tuple[str, int, int | None], ...]
+
+
+def import_exported(program: ExportedProgram) -> ImportedModel:
+    """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
+
+    Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
+    `run_decompositions` otherwise.
+
+    Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for state that the model changes.
+    """
+    try:
+        return _imported(program, final=False)
+    except NeedsDecomposition as e:
+        simpler = _simplified(program, e)
+    return _imported(simpler, final=True, names=_names(program))
+
+
+def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
+    try:
+        return decomposed(program)
+    except (RuntimeError, NotImplementedError, AssertionError) as e:
+        found = "".join(f"\n  {op}" for op in cause.unsupported)
+        raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}") from e
+
+
+def _environment(program: ExportedProgram) -> ShapeEnv | None:
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
+            return value.fake_mode.shape_env  # type: ignore[attr-defined]
+    return None
+
+
+def _names(program: ExportedProgram) -> dict[str, str]:
+    return symbol_names(_environment(program)) | program.graph_module.meta.get(NAMES, {})
+
+
+def _imported(program: ExportedProgram, *, final: bool, names: Mapping[str, str] | None = None) -> ImportedModel:
+    _refuse_mutation(program)
+    sizes = Sizes(_names(program) if names is None else names)
+    importer = Importer(sizes, final)
+    inputs: list[Node] = []
+    leaves: list[Leaf] = []
+    values: list[object] = []
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            leaf, value = _user_input(node, spec, sizes)
+            leaves.append(leaf)
+            values.append(value)
+            if leaf.kind != FIXED:
+                inputs.append(_carrier(leaf, value))
+                values[-1] = Number(value) if leaf.kind == NUMBER else value  # type: ignore[arg-type]
+        else:
+            values.append(_held(program, spec))
+    outputs = importer.run(program.graph_module, values)
+    importer.finish()
+    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
+    if in_spec is None or out_spec is None:
+        raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
+    adapter, results = output_adapter(outputs, out_spec)
+    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds_of(program.range_constraints, sizes, inputs))
+    signature = program.module_call_graph[0].signature
+    arguments = tuple(getattr(signature, "forward_arg_names", None) or ())
+    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter)
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    """Raise for outputs that would be written back to state or to the caller's tensors."""
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            raise ImportModelError(
+                f"the model changes its buffer {spec.target!r} in forward",
+                fix="call .eval() first, or return the new state as an output and pass it as an input",
+            )
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            raise ImportModelError(
+                f"the model writes into its input {spec.target!r}", fix="clone the input first, or return the new value"
+            )
+
+
+def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, object]:
+    argument = spec.arg
+    name = str(node.name)
+    if isinstance(argument, ConstantArgument):
+        return Leaf(name, FIXED, argument.value), argument.value
+    value = node.meta.get("val")
+    if isinstance(argument, TensorArgument) and isinstance(value, torch.Tensor):
+        return Leaf(name, TENSOR), Input(name, sizes.type(value))()
+    if isinstance(argument, SymIntArgument) and isinstance(value, torch.SymInt):
+        size = sizes.dim(value)
+        return (Leaf(name, SIZE), size) if isinstance(size, Dim) else (Leaf(name, FIXED, size), size)
+    if isinstance(argument, SymFloatArgument):
+        return Leaf(name, NUMBER), Input(name, TensorType(f64))()
+    raise ImportModelError(
+        f"input {name!r}", expected="a tensor, a number, a string or None", got=type(argument).__name__
+    )
+
+
+def _carrier(leaf: Leaf, value: object) -> Node:
+    """The graph input of a leaf. A size travels in the shape of an empty tensor, where symbols are bound."""
+    if leaf.kind == SIZE:
+        assert isinstance(value, Dim)
+        return Input(leaf.name, TensorType(boolean, (value, 0)))()
+    assert isinstance(value, Node)
+    return value
+
+
+def _held(program: ExportedProgram, spec: InputSpec) -> object:
+    """A parameter, buffer or lifted constant."""
+    target = spec.target
+    if spec.kind is InputKind.TOKEN or target is None:
+        return None
+    tensor = program.state_dict.get(target)
+    if tensor is None:
+        tensor = program.constants.get(target)
+    if not isinstance(tensor, torch.Tensor):
+        raise ImportModelError(f"constant {target!r}", expected="a tensor", got=type(tensor).__name__)
+    return constant(tensor, loc=target)
+
+
+def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[OutputAdapter, list[Node]]:
+    """The adapter for a flat list of results, and the graph's outputs among them (sizes as i64[])."""
+    leaves: list[tuple[str, object]] = []
+    results: list[Node] = []
+    names: list[str] = []
+    for name, value in zip(output_names(spec, len(outputs)), outputs, strict=True):
+        if isinstance(value, Node | Dim | Number):
+            kind = TENSOR if isinstance(value, Node) else SIZE if isinstance(value, Dim) else NUMBER
+            leaves.append((kind, len(results)))
+            results.append(
+                ops.DimValue(value)() if isinstance(value, Dim) else value.node if isinstance(value, Number) else value
+            )
+            names.append(name)
+        elif isinstance(value, torch.Tensor):
+            leaves.append((TENSOR, len(results)))
+            results.append(const(value.numpy()))
+            names.append(name)
+        else:
+            leaves.append((FIXED, value))
+    return OutputAdapter(spec, tuple(leaves), tuple(names)), results
+
+
+def bounds_of(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, inputs: Sequence[Node]) -> Bounds:
+    """(symbol, lowest, highest or None) for the inputs' symbols. Sizes of 0 are not promised.
+
+    torch gives an automatic dim the range from 2, for it traces as if no size were 0 or 1; the graph holds for 1 too.
+    """
+    used = set(Graph(tuple(inputs), ()).symbols())
+    out: list[tuple[str, int, int | None]] = []
+    for symbol, span in ranges.items():
+        name = sizes.name(str(symbol))
+        lowest = _finite(span.lower, 1) or 1
+        if name in used:
+            out.append((name, 1 if lowest <= 2 else lowest, _finite(span.upper, None)))
+    return tuple(sorted(out))
+
+
+def _finite(value: sympy.Basic, otherwise: int | None) -> int | None:
+    """An integer limit; `otherwise` for what torch calls infinite."""
+    return int(value) if isinstance(value, sympy.Integer) and abs(int(value)) < 2**62 else otherwise

@@ -1,0 +1,184 @@
+"""What the importer computes with: graph nodes, compile-time numbers, sizes, and PyTorch's type promotion over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ingot import ops
+from ingot.frontends.torch.convert import DTYPE_OF, TORCH_OF, dtype_of
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Node, const
+from ingot.ir.types import DTYPES, DType, TensorType
+
+boolean, i64, f32, f64 = DTYPES["bool"], DTYPES["i64"], DTYPES["f32"], DTYPES["f64"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A Python float known only at run time (`x.shape[0] ** 0.5`): a f64[] node that promotes as a Python float."""
+
+    node: Node
+
+
+Scalar = int | float | bool | Dim | Number
+Operand = Node | Scalar
+Value = Operand | None | str | torch.dtype | Sequence["Value"]
+
+
+class Unsupported(Exception):
+    """Raised by a handler whose op it knows in other forms; the importer gathers these into one UnsupportedOpError."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a handler knows of the call that it imports.
+
+    Attributes:
+        results: the types of the call's results by torch's own inference, () for a call without tensors.
+        loc: where in the user's model.
+    """
+
+    results: tuple[TensorType, ...]
+    loc: str
+
+    @property
+    def type(self) -> TensorType:
+        return self.results[0]
+
+    @property
+    def shape(self) -> tuple[DimLike, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+
+def category(dtype: DType) -> int:
+    """PyTorch's promotion category: 0 bool, 1 integer, 2 float."""
+    return 0 if dtype == boolean else 1 if dtype.is_integer else 2
+
+
+def promote_types(a: DType, b: DType) -> DType:
+    return a if a == b else DTYPE_OF[torch.promote_types(TORCH_OF[a], TORCH_OF[b])]
+
+
+def _scalar_dtype(value: Scalar) -> DType:
+    if isinstance(value, bool):
+        return boolean
+    return i64 if isinstance(value, int | Dim) else default_float()
+
+
+def default_float() -> DType:
+    return dtype_of(torch.get_default_dtype())
+
+
+def result_type(values: Iterable[Operand]) -> DType:
+    """torch.result_type of tensors, 0-d tensors and Python numbers.
+
+    The highest category among tensors with dimensions, 0-d tensors and numbers decides; within it tensors with
+    dimensions decide the width, then 0-d tensors, then numbers (with the default dtype).
+    """
+    ranked: list[DType | None] = [None, None, None]
+    for v in values:
+        level = (0 if v.type.rank else 1) if isinstance(v, Node) else 2
+        dtype = v.dtype if isinstance(v, Node) else _scalar_dtype(v)
+        known = ranked[level]
+        ranked[level] = dtype if known is None else promote_types(known, dtype)
+    out: DType | None = None
+    for dtype in ranked:
+        if dtype is not None and (out is None or category(dtype) > category(out)):
+            out = dtype
+    if out is None:
+        raise ValueError("result_type of no values")
+    return out
+
+
+def float_type(values: Iterable[Operand]) -> DType:
+    """The result type with integers and bools made the default float."""
+    dtype = result_type(values)
+    return dtype if dtype.is_float else default_float()
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    """`x` as `dtype` with C's conversions (floats truncate to integers, nonzero is True)."""
+    return x if x.dtype == dtype else ops.Convert(dtype)(x)
+
+
+def node_of(value: Operand, dtype: DType | None = None) -> Node:
+    """`value` as a node of `dtype` (default: its own); numbers become 0-d."""
+    if isinstance(value, Number):
+        return cast(value.node, dtype or default_float())
+    if isinstance(value, Dim):
+        return cast(ops.DimValue(value)(), dtype or i64)
+    if isinstance(value, Node):
+        return cast(value, dtype or value.dtype)
+    dtype = dtype or _scalar_dtype(value)
+    return const(number(value, dtype))
+
+
+def number(value: int | float | bool, dtype: DType) -> np.ndarray:
+    """A Python number as a 0-d array of `dtype`, converted as C converts (300 is 44 as u8)."""
+    with np.errstate(all="ignore"):
+        if dtype.is_integer and isinstance(value, int):
+            bits = value & ((1 << dtype.bits) - 1)
+            signed = dtype.kind == "i" and bits >= 1 << (dtype.bits - 1)
+            return np.asarray(bits - (1 << dtype.bits) if signed else bits, dtype.numpy)
+        return np.asarray(value).astype(dtype.numpy)
+
+
+def scalar_like(value: int | float | bool, x: Node) -> Node:
+    """A constant of `x`'s dtype, 0-d."""
+    return const(number(value, x.dtype))
+
+
+def promoted(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Node, ...]:
+    """`values` as nodes of one dtype (default: their result type), not yet broadcast."""
+    dtype = dtype or result_type(values)
+    return tuple(node_of(v, dtype) for v in values)
+
+
+def broadcast_shape(shapes: Sequence[tuple[DimLike, ...]]) -> tuple[DimLike, ...]:
+    """The shape that PyTorch's broadcasting gives; a symbolic size wins over 1 and equals itself."""
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[DimLike] = [1] * rank
+    for shape in shapes:
+        for i, d in enumerate(shape, rank - len(shape)):
+            # a static size wins over a symbol: torch has already checked that they agree
+            if d != 1 and (out[i] == 1 or isinstance(out[i], Dim)):
+                out[i] = d
+    return tuple(out)
+
+
+def expand(x: Node, shape: Sequence[DimLike]) -> Node:
+    """`x` broadcast to `shape` by PyTorch's rules (trailing axes aligned, sizes of 1 repeated)."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    lead = len(shape) - x.type.rank
+    return ops.BroadcastInDim(shape, tuple(range(lead, len(shape))))(x)
+
+
+def aligned(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Node, ...]:
+    """`values` as nodes of one dtype and one shape: promoted and broadcast."""
+    nodes = promoted(values, dtype)
+    shape = broadcast_shape([n.shape for n in nodes])
+    return tuple(expand(n, shape) for n in nodes)
+
+
+def axis_of(dim: int, rank: int) -> int:
+    """A non-negative axis; a 0-d tensor counts as 1-d, as in PyTorch."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+def axes_of(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted non-negative axes; all of them for None and for an empty list."""
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return tuple(sorted(axis_of(d, rank) for d in dims))

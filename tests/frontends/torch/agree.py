@@ -1,0 +1,62 @@
+"""A module through export, import and the interpreter, against PyTorch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch import ImportedModel, export_module, import_exported
+from ingot.frontends.torch.convert import to_numpy, to_torch
+from ingot.ir.interp import interpret
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def run(model: ImportedModel, *args: Any, **kwargs: Any) -> Any:
+    """The imported model on torch tensors, interpreted, in the model's own structure."""
+
+    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [to_torch(a) for a in interpret(model.graph, [to_numpy(t) for t in inputs])]
+
+    return model.caller(graph)(*args, **kwargs)
+
+
+def close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """The same structure, dtypes and shapes; floats within `tolerance` of the largest magnitude, NaN where NaN is."""
+    flat, spec = pytree.tree_flatten(got)
+    wanted, wanted_spec = pytree.tree_flatten(expected)
+    assert spec == wanted_spec
+    for g, w in zip(flat, wanted, strict=True):
+        if not isinstance(w, torch.Tensor):
+            assert g == w
+            continue
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
+        if not w.is_floating_point():
+            assert torch.equal(g, w)
+            continue
+        finite = w[w.isfinite()].double()
+        scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+        torch.testing.assert_close(g.double(), w.double(), rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+def agree(target: Callable[..., Any] | nn.Module, *args: Any, tolerance: float = 1e-5) -> ImportedModel:
+    """`target` on `args`: the imported graph gives what PyTorch gives. Returns the imported model."""
+    net = (target if isinstance(target, nn.Module) else Function(target)).eval()
+    with torch.no_grad():
+        expected = net(*pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, args))
+    model = import_exported(export_module(net, args))
+    close(run(model, *args), expected, tolerance)
+    return model

@@ -1,0 +1,247 @@
+"""Elementwise ops, comparisons, activations, type promotion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.frontends.torch.agree import agree
+
+INF, NAN = math.inf, math.nan
+
+
+def floats(dtype: torch.dtype = torch.float32) -> Tensor:
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 3.0, 1e-6, -7.25, 20.5, INF, -INF, NAN])
+    return special.to(dtype)
+
+
+def ints(dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor([0, 1, 5, 7, 9, 100, 3, 2]).to(dtype)
+
+
+UNARY: list[Callable[[Tensor], Tensor]] = [
+    torch.abs,
+    torch.neg,
+    torch.sign,
+    torch.floor,
+    torch.ceil,
+    torch.round,
+    torch.trunc,
+    torch.exp,
+    torch.expm1,
+    torch.log,
+    torch.log1p,
+    torch.log2,
+    torch.log10,
+    torch.sqrt,
+    torch.rsqrt,
+    torch.reciprocal,
+    torch.square,
+    torch.sigmoid,
+    torch.tanh,
+    torch.erf,
+    torch.isnan,
+    torch.isinf,
+    torch.isfinite,
+    torch.logical_not,
+    torch.signbit,
+    torch.nan_to_num,
+    torch.isposinf,
+    torch.isneginf,
+    F.relu,
+    F.relu6,
+    F.silu,
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    F.leaky_relu,
+    F.elu,
+    F.selu,
+    F.celu,
+    F.softsign,
+    F.hardshrink,
+    lambda x: F.softshrink(x, 0.3),
+    F.logsigmoid,
+    lambda x: F.threshold(x, 0.1, -3.0),
+    lambda x: x.clamp(-1, 2),
+    lambda x: x.clamp(min=0.5),
+    lambda x: x.clamp(max=torch.tensor(0.25)),
+    lambda x: x**2,
+    lambda x: x**3,
+    lambda x: x**0.5,
+    lambda x: x**-1,
+    lambda x: x**-0.5,
+    lambda x: 2.0**x,
+    lambda x: torch.where(x > 0, x, 0.0),
+    lambda x: x.masked_fill(x < 0, -9),
+    lambda x: torch.round(x, decimals=1),
+    lambda x: 1 - x,
+    lambda x: torch.rsub(x, 2, alpha=3),
+    lambda x: x == 1,
+    lambda x: x != x,
+    lambda x: x >= 0.5,
+    lambda x: x % 2.5,
+    lambda x: torch.fmod(x, 2.5),
+    lambda x: x // 2,
+    lambda x: torch.div(x, 1.5, rounding_mode="trunc"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(UNARY)))
+def test_unary_on_special_values(index: int) -> None:
+    agree(UNARY[index], floats())
+
+
+TRANSCENDENTAL = [
+    torch.sin,
+    torch.cos,
+    torch.tan,
+    torch.asin,
+    torch.acos,
+    torch.atan,
+    torch.sinh,
+    torch.cosh,
+    torch.asinh,
+    torch.atanh,
+    torch.exp2,
+    torch.erfc,
+    F.mish,
+    F.gelu,
+    F.softplus,
+    F.tanhshrink,
+    torch.sinc,
+    torch.deg2rad,
+    lambda x: F.gelu(x, approximate="tanh"),
+    lambda x: F.softplus(x, 2.0, 0.5),
+    lambda x: torch.logit(x, 0.1),
+    lambda x: torch.acosh(1 + x.abs()),
+    torch.frac,
+]
+
+
+@pytest.mark.parametrize("index", range(len(TRANSCENDENTAL)))
+def test_unary_on_the_unit_interval(index: int) -> None:
+    agree(TRANSCENDENTAL[index], torch.linspace(-0.9, 0.9, 13).reshape(13, 1))
+
+
+BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    torch.minimum,
+    torch.fmax,
+    torch.fmin,
+    torch.fmod,
+    torch.remainder,
+    torch.floor_divide,
+    torch.pow,
+    torch.atan2,
+    torch.eq,
+    torch.ne,
+    torch.lt,
+    torch.le,
+    torch.gt,
+    torch.ge,
+    torch.logical_and,
+    torch.logical_or,
+    torch.logical_xor,
+    torch.copysign,
+    torch.hypot,
+    torch.heaviside,
+    lambda a, b: torch.add(a, b, alpha=2),
+    lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    lambda a, b: torch.where(a < b, a, b),
+    torch.xlogy,
+    lambda a, b: torch.isclose(a, b, equal_nan=True),
+    lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    lambda a, b: torch.lerp(a, b, 0.3),
+    torch.logaddexp,
+]
+
+
+@pytest.mark.parametrize("index", range(len(BINARY)))
+def test_binary_on_special_values(index: int) -> None:
+    a = floats()
+    agree(BINARY[index], a.unsqueeze(1), a.flip(0).unsqueeze(0))
+
+
+INTEGER: list[Callable[[Tensor, Tensor], Tensor]] = [
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    torch.minimum,
+    torch.remainder,
+    torch.fmod,
+    torch.floor_divide,
+    torch.bitwise_and,
+    torch.bitwise_or,
+    torch.bitwise_xor,
+    torch.eq,
+    torch.lt,
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    lambda a, b: a & b,
+    lambda a, b: ~a,
+    lambda a, b: a << 2,
+    lambda a, b: a >> 1,
+    lambda a, b: torch.sqrt(a.abs()),
+    lambda a, b: a.float() / b,
+    lambda a, b: a * 0.5,
+    lambda a, b: a.abs().sign(),
+    lambda a, b: torch.floor(a),
+    lambda a, b: a**2,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
+@pytest.mark.parametrize("index", range(len(INTEGER)))
+def test_binary_on_integers(index: int, dtype: torch.dtype) -> None:
+    a = ints(dtype)
+    a = a if dtype == torch.uint8 else a - 4
+    agree(INTEGER[index], a.unsqueeze(1), torch.tensor([1, 2, 3, 7]).to(dtype))
+
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
+
+
+@pytest.mark.parametrize("left", DTYPES, ids=str)
+def test_promotion(left: torch.dtype) -> None:
+    """Tensors, 0-d tensors and numbers of every pair of dtypes promote as PyTorch's result_type says."""
+    a = torch.tensor([0, 1, 3]).to(left)
+
+    def mixed(a: Tensor, *others: Tensor) -> list[Tensor]:
+        out = []
+        for b in others:
+            out += [a + b, a * b[0], torch.where(a > 1, a, b), a == b, torch.maximum(a, b), torch.cat([a, b])]
+        return [*out, a + 1, a * 1.5, a / 2, a * True, 2 - a.to(torch.int32)]
+
+    agree(mixed, a, *(torch.tensor([1, 0, 2]).to(d) for d in DTYPES), tolerance=1e-2)
+
+
+def test_casts() -> None:
+    x = torch.tensor([0.0, 1.7, -1.7, 100.9])
+    agree(lambda x: [x.to(d) for d in (torch.int64, torch.int8, torch.bool, torch.float16, torch.bfloat16)], x)
+    agree(lambda x: (x.int() + x.type_as(x.double()), x.view(torch.int32)), x)
+
+
+def test_prelu_and_glu() -> None:
+    x = torch.randn(2, 6, 5)
+    agree(lambda x, w: (F.prelu(x, w), F.prelu(x, w[:1]), F.glu(x, 1), F.glu(x[:, :, :4])), x, torch.rand(6))

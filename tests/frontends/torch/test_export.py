@@ -1,0 +1,207 @@
+"""Export, symbolic sizes, structures of arguments and results, constants, and the errors that users see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch import export_module, import_exported
+from ingot.ir.node import Const
+from ingot.support.errors import ImportModelError, InputError
+from tests.frontends.torch.agree import close, run
+
+
+class Mixer(nn.Module):
+    """Sizes as shapes, as factors and as roots; a view with -1; a guard-free slice by a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.register_buffer("positions", torch.randn(64, 6))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        n, length, _ = x.shape
+        y = self.linear(x) + self.positions[:length]
+        y = y.view(n, length, 2, 3).transpose(1, 2).reshape(n, 2, -1)
+        y = y * length / n**0.5 + torch.arange(length * 3)
+        if mask is not None:
+            y = y.masked_fill(mask.repeat_interleave(3, 1)[:, None], 0.0)
+        return torch.cat([y, y[:, :, : length // 2]], 2)
+
+
+@pytest.mark.parametrize("dynamic", [{"x": {0: "batch", 1: "length"}}, True])
+def test_dynamic_sizes(dynamic: Any) -> None:
+    net = Mixer().eval()
+    model = import_exported(export_module(net, (torch.randn(3, 8, 4),), dynamic))
+    for shape in ((1, 2, 4), (5, 11, 4), (3, 8, 4)):
+        x = torch.randn(shape)
+        close(run(model, x), net(x))
+
+
+def test_names_of_dims_and_bounds() -> None:
+    spec = {"x": {0: "batch", 1: ("length", 3, 64)}, "mask": {0: "batch", 1: "length"}}
+    inputs = {"x": torch.randn(3, 8, 4), "mask": torch.rand(3, 8) > 0.5}
+    model = import_exported(export_module(Mixer().eval(), inputs, spec))
+    assert [str(i.type) for i in model.graph.inputs] == ["f32[batch,length,4]", "bool[batch,length]"]
+    assert model.graph.bounds == (("batch", 1, None), ("length", 3, 64))
+    with pytest.raises(InputError):
+        run(model, torch.randn(2, 65, 4), torch.rand(2, 65) > 0.5)
+
+
+def test_arguments_by_position_or_name() -> None:
+    net = Mixer().eval()
+    x, mask = torch.randn(3, 8, 4), torch.rand(3, 8) > 0.5
+    by_name = import_exported(export_module(net, {"x": x, "mask": mask}))
+    by_position = import_exported(export_module(net, (x, mask)))
+    for model in (by_name, by_position):
+        for args, kwargs in (((x, mask), {}), ((x,), {"mask": mask}), ((), {"mask": mask, "x": x})):
+            close(run(model, *args, **kwargs), net(x, mask))
+        with pytest.raises(InputError, match="arguments"):
+            run(model, x)
+    without = import_exported(export_module(net, (x,)))
+    close(run(without, x=x), net(x))
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    extra: dict[str, Any]
+
+
+pytree.register_dataclass(Result) if hasattr(pytree, "register_dataclass") else torch.export.register_dataclass(Result)
+
+
+class Structured(nn.Module):
+    def forward(self, batch: dict[str, Tensor], pair: tuple[Tensor, list[Tensor]], count: int) -> Result:
+        a, (b,) = pair
+        x = batch["x"] + a
+        return Result(x, (b, x * count), {"size": x.shape[0], "none": None, "seven": 7, "b": b})
+
+
+def test_structures() -> None:
+    net = Structured().eval()
+    args = ({"x": torch.randn(4, 3)}, (torch.randn(4, 3), [torch.randn(2)]), 5)
+    dynamic = {"batch": {"x": {0: "n"}}, "pair": ({0: "n"}, [None]), "count": torch.export.Dim.AUTO}
+    model = import_exported(export_module(net, args, dynamic))
+    assert model.graph.output_names[0] == "logits"
+    other = ({"x": torch.randn(6, 3)}, (torch.randn(6, 3), [torch.randn(2)]), 9)
+    got, want = run(model, *other), net(*other)
+    assert isinstance(got, Result)
+    close(got, want)
+    fixed = import_exported(export_module(net, args))
+    with pytest.raises(InputError, match="count"):
+        run(fixed, *other[:2], 6)
+
+
+def test_constants_share_memory() -> None:
+    net = nn.Linear(5, 3).to(torch.bfloat16).eval()
+    model = import_exported(export_module(net, (torch.randn(2, 5).to(torch.bfloat16),)))
+    pointers = {n.op.value.ctypes.data for n in model.graph.nodes() if isinstance(n.op, Const)}
+    assert {net.weight.data_ptr(), net.bias.data_ptr()} <= pointers
+    x = torch.randn(2, 5).to(torch.bfloat16)
+    close(run(model, x), net(x), 1e-2)
+
+
+def test_locations_name_the_line_and_the_module() -> None:
+    model = import_exported(export_module(Mixer().eval(), (torch.randn(3, 8, 4),)))
+    (product,) = [n for n in model.graph.nodes() if n.op.name == "matmul"]
+    assert product.loc.startswith("test_export.py:")
+    assert product.loc.endswith("(linear)")
+
+
+class Regions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.linear(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = self.linear(y)
+        with torch.autocast("cpu", enabled=False):
+            z = self.linear(z.float())
+        return torch.cond(z.sum() > 0, lambda z: z + 1, lambda z: z - 1, (z,))
+
+
+def test_regions_and_conditions() -> None:
+    net = Regions().eval()
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        model = import_exported(export_module(net, (x,)))
+        close(run(model, x), net(x), 2e-2)
+        close(run(model, x - 9), net(x - 9), 2e-2)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps.add_(1)
+        return x + self.steps
+
+
+class Writer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+
+def test_refusals() -> None:
+    x = torch.randn(3)
+    with pytest.raises(ImportModelError, match="steps"):
+        import_exported(export_module(Counter().eval(), (x,)))
+    with pytest.raises(ImportModelError, match="writes into its input"):
+        import_exported(export_module(Writer().eval(), (x,)))
+    with pytest.raises(ImportModelError, match=r"torch\.cond"):
+        export_module(Branching().eval(), (x,))
+    with pytest.raises(ImportModelError, match="eval"):
+        export_module(nn.Dropout(), (x,))
+    with pytest.raises(InputError, match="forward"):
+        export_module(nn.ReLU().eval(), (x, x), dynamic=True)
+    with pytest.raises(InputError, match="argument names"):
+        export_module(nn.ReLU().eval(), (x,), {"y": {0: "n"}})
+    with pytest.raises(InputError, match="rank 1"):
+        export_module(nn.ReLU().eval(), (x,), {"input": {1: "n"}})
+    with pytest.raises(ImportModelError, match="complex"):
+        import_exported(export_module(nn.Identity().eval(), (torch.zeros(2, dtype=torch.complex64),)))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_lengths_stay_dynamic(kind: type[nn.RNNBase]) -> None:
+    net = kind(4, 5, 2, batch_first=True, bidirectional=True).eval()
+    model = import_exported(export_module(net, (torch.randn(3, 6, 4),), {"input": {0: "batch", 1: "length"}}))
+    for shape in ((1, 1, 4), (2, 9, 4)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            close(run(model, x), net(x))
+
+
+def test_parameters_are_not_written() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    before = weight.detach().numpy().copy()
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.weight + x).add_(1)
+
+    close(run(import_exported(export_module(Adds().eval(), (torch.ones(3),))), torch.ones(3)), torch.full((3,), 2.0))
+    assert np.array_equal(before, weight.detach().numpy())

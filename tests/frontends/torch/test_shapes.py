@@ -1,0 +1,208 @@
+"""Views, joins, slices, pads, creation, indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ingot.frontends.torch import export_module, import_exported
+from ingot.support.errors import UnsupportedOpError
+from tests.frontends.torch.agree import agree
+
+
+def cube() -> Tensor:
+    return torch.arange(2 * 3 * 5, dtype=torch.float32).reshape(2, 3, 5)
+
+
+ONE: dict[str, Callable[[Tensor], Any]] = {
+    "views": lambda x: (
+        x.view(6, -1),
+        x.reshape(-1),
+        x.flatten(1),
+        x.unsqueeze(-1),
+        x[None].squeeze(0),
+        x.squeeze(),
+        x.view(2, 3, 1, 5).squeeze(2),
+        x.unflatten(2, (5, 1)),
+    ),
+    "permutes": lambda x: (x.permute(2, 0, 1), x.transpose(0, -1), x.mT, x[0].t(), x.movedim(0, 2), x.swapaxes(1, 2)),
+    "expands": lambda x: (x[:, :1].expand(-1, 4, -1), x[0, 0].expand(2, 3, 5), torch.broadcast_to(x[0], (4, 3, 5))),
+    "joins": lambda x: (
+        torch.cat([x, x[:, :1]], 1),
+        torch.stack([x, x + 1], 1),
+        torch.stack([x, x], -1),
+        torch.hstack([x, x]),
+        torch.vstack([x, x]),
+        torch.cat([torch.zeros(0), x[0, 0]]),
+    ),
+    "splits": lambda x: (x.split(2, 2), x.split([1, 4], 2), x.chunk(2, 1), x.unbind(1), torch.tensor_split(x, 2, 2)),
+    "slices": lambda x: (
+        x[:, 1:],
+        x[..., ::2],
+        x[0],
+        x[-1, 1:3, -2:],
+        x[:, :, 1:-1:3],
+        x[:, 5:],
+        x.narrow(2, 1, 3),
+        x.select(1, -1),
+    ),
+    "repeats": lambda x: (x.repeat(2, 1, 3), x[0, 0].repeat(3, 2), x.repeat_interleave(2, 1), torch.tile(x, (2,))),
+    "rolls": lambda x: (
+        x.roll(1),
+        x.roll((1, -2), (0, 2)),
+        x.roll(7, 1),
+        x.flip(0, 2),
+        torch.rot90(x, 1, (1, 2)),
+        torch.rot90(x, -1, (0, 2)),
+    ),
+    "pads": lambda x: (
+        F.pad(x, (1, 2)),
+        F.pad(x, (-1, 1, 2, 0), value=7.0),
+        F.pad(x, (2, 1), mode="reflect"),
+        F.pad(x, (2, 1), mode="replicate"),
+        F.pad(x, (1, 2), mode="circular"),
+    ),
+    "pads 2d": lambda x: (F.pad(x[None], (1, 2, 0, 1), mode="reflect"), F.pad(x[None], (1, 2, 3, 1), mode="replicate")),
+    "unfold": lambda x: (x.unfold(2, 3, 1), x.unfold(2, 2, 2), x.unfold(1, 3, 2)),
+    "diagonal": lambda x: (x.diagonal(0, 1, 2), x.diagonal(1, 1, 2), x.diagonal(-1, 1, 2), x[0].diagonal()),
+    "diff": lambda x: (x.diff(), x.diff(dim=1, n=2), torch.diff(x, prepend=x[..., :1])),
+    "triangles": lambda x: (x.tril(), x.triu(1), x.tril(-1), torch.tril_indices(3, 4, device="cpu")),
+    "like": lambda x: (
+        torch.zeros_like(x),
+        torch.ones_like(x),
+        torch.full_like(x, 3),
+        x.new_zeros(2),
+        x.new_full((2,), 4),
+        torch.empty_like(x).fill_(2),
+    ),
+    "ranges": lambda x: (
+        torch.arange(7),
+        torch.arange(2, 9, 3),
+        torch.arange(0, 1, 0.25),
+        torch.linspace(-1, 2, 6),
+        torch.eye(3, 4),
+        torch.full((2, 2), True),
+        torch.arange(3, dtype=torch.float32),
+    ),
+    "meshgrid": lambda x: (
+        torch.meshgrid(x[0, 0], x[0, :, 0], indexing="ij") + torch.meshgrid(x[0, 0], x[0, 1], indexing="xy")
+    ),
+    "embeds": lambda x: (torch.diag_embed(x[0]), torch.diag_embed(x[0], 1), F.one_hot(x[0].long() % 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_shape_ops(name: str) -> None:
+    agree(ONE[name], cube())
+
+
+def test_pixel_shuffles_and_folds() -> None:
+    x = torch.randn(2, 8, 4, 6)
+    agree(lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 4)), x)
+    agree(lambda x: F.unfold(x, (2, 3), dilation=1, padding=1, stride=2), x)
+    agree(lambda x: F.fold(F.unfold(x, 3, padding=1, stride=1), (4, 6), 3, padding=1), x, tolerance=1e-4)
+
+
+def put_between(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:, None].repeat(1, 3, 1, 1)
+    y[i, :, i] = torch.arange(3.0).reshape(3, 1)
+    return y
+
+
+INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "index": lambda x, i, j: (
+        x[i],
+        x[:, i],
+        x[i, j],
+        x[:, i, j],
+        x[i, :, j],
+        x[i[:, None], j],
+        x[..., j],
+        x[:, None, j],
+    ),
+    "select": lambda x, i, j: (
+        x.index_select(2, j),
+        torch.index_select(x, 0, i),
+        torch.take(x, j),
+        F.embedding(i, x[0]),
+    ),
+    "gather": lambda x, i, j: (
+        x.gather(2, j.reshape(1, 1, 3).expand(2, 2, 3)),
+        x.gather(0, i.reshape(1, 1, 3)),
+        torch.take_along_dim(x, j.reshape(1, 1, 3), 2),
+    ),
+    "scatter": lambda x, i, j: (
+        x.scatter(2, j.reshape(1, 1, 3).expand(2, 2, 3), -x),
+        x.scatter(1, i.reshape(1, 1, 3), 9.0),
+        x.scatter_add(2, j.reshape(1, 1, 3).expand(2, 3, 3), x),
+        x.scatter_reduce(2, j.reshape(1, 1, 3).expand(2, 3, 3), x, "amax"),
+    ),
+    "put": lambda x, i, j: (
+        x.index_put((i, j), torch.tensor(5.0)),
+        x.index_put((i,), x[i] * 2),
+        torch.index_put(x, (i, j), x[i, j], accumulate=True),
+        x.index_add(2, j, x[..., :3]),
+        x.index_fill(1, i, 3.0),
+        x.index_copy(0, i[:2], x),
+    ),
+    "put between": lambda x, i, j: put_between(x, i),
+    "mask": lambda x, i, j: (x.index_put((x > 4,), torch.tensor(-1.0)), x.masked_fill(x > 4, 2.0)),
+    "slices": lambda x, i, j: (
+        torch.slice_scatter(x, x[:, :2] * 2, 1, 1, 3),
+        torch.select_scatter(x, x[0] + 1, 0, -1),
+        torch.slice_scatter(x, x[..., :3] - 1, 2, 0, 5, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_indexing(name: str) -> None:
+    agree(INDEX[name], cube(), torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1]))
+
+
+def test_negative_indices() -> None:
+    agree(
+        lambda x, i: (x[i], x[:, i], x[i, i], x.index_put((i, i), torch.tensor(1.0))), cube(), torch.tensor([-1, 0, -2])
+    )
+
+
+def writes(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 0] = 1
+    y[..., 1:3] += x[..., :2]
+    y[0].mul_(2)
+    view = y.view(-1)
+    view[3] = -1
+    return y
+
+
+def rebinds(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    y.relu_().add_(x).mul_(2)
+    z = x * 2
+    view = z.flatten()
+    z.add_(1)
+    return y, view
+
+
+def test_in_place_writes() -> None:
+    agree(writes, cube())
+    agree(rebinds, cube())
+
+
+class Random(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.randn_like(x), x.bernoulli(), torch.linalg.det(x[:, :3, :3])
+
+
+def test_unsupported_ops_are_told_together() -> None:
+    with pytest.raises(UnsupportedOpError) as e:
+        import_exported(export_module(Random().eval(), (cube(),)))
+    assert "random numbers" in str(e.value)
+    assert len(e.value.ops) == 3
+    assert "test_shapes.py" in str(e.value)
