@@ -98,8 +98,9 @@ def test_resize_nearest(coordinates: str, nearest: str) -> None:
         sizes_tried = [(8, 4), (10, 21)]
     for size in sizes_tried:
         sizes = np.asarray([1, 2, *size])
-        options = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
-        want = by_ort("Resize", x, None, None, sizes, **options)
+        options: dict[str, object] = {"mode": "nearest", "nearest_mode": nearest}
+        options["coordinate_transformation_mode"] = coordinates
+        want = by_ort("Resize", x, None, None, sizes, **options)  # type: ignore[arg-type]
         scales = tuple(float(np.float32(o) / np.float32(n)) for o, n in zip(size, (5, 7), strict=True))
         agree(ops.Resize(size, (2, 3), "nearest", coordinates, nearest, scales=scales), (x,), want)
 
