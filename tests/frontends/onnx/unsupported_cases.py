@@ -171,15 +171,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_resize_tf_crop_and_resize_axes_3_2",
         "test_resize_tf_crop_and_resize_extrapolation_value",
     ),
-    "sampling at computed places: RoiAlign, DeformConv": (
-        "test_basic_deform_conv_with_padding",
-        "test_basic_deform_conv_without_padding",
-        "test_deform_conv_with_mask_bias",
-        "test_deform_conv_with_multiple_offset_groups",
-        "test_roialign_aligned_false",
-        "test_roialign_aligned_true",
-        "test_roialign_mode_max",
-    ),
     "strings": (
         "test_ai_onnx_ml_label_encoder_string_int",
         "test_ai_onnx_ml_label_encoder_string_int_no_default",

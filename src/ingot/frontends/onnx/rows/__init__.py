@@ -12,6 +12,7 @@ from ingot.frontends.onnx.rows import (
     recurrent,
     reduction,
     resize,
+    sampling,
     shape,
     signal,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "sampling",
     "shape",
     "signal",
 ]

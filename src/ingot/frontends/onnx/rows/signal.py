@@ -1,4 +1,4 @@
-"""Fourier transforms, mel filters, grid sampling and regions of interest."""
+"""Fourier transforms and mel filters."""
 
 from __future__ import annotations
 
@@ -134,9 +134,3 @@ def mel_weight_matrix(c: Call) -> Result:
         for j in range(centre, right):
             out[j, i] = (right - j) / (right - centre)
     return const(out.astype(dtype_from_code(c.int("output_datatype", 1)).numpy))
-
-
-@onnx_op("GridSample", since=16)
-def grid_sample(c: Call) -> Result:
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.str("mode", "linear"), c.str("mode", "linear"))
-    return ops.GridSample(mode, c.str("padding_mode", "zeros"), c.flag("align_corners"))(c.x(0), c.x(1))
