@@ -5,8 +5,10 @@ from ingot.frontends.torch.aten import (
     attention,
     create,
     elementwise,
+    fold,
     index,
     linalg,
+    logic,
     nn,
     recurrent,
     reduce,
@@ -16,5 +18,20 @@ from ingot.frontends.torch.aten import (
 from ingot.frontends.torch.table import Handler, merged
 
 ATEN: dict[str, Handler] = merged(
-    m.aten for m in (elementwise, create, shape, index, reduce, linalg, activation, nn, attention, resize, recurrent)
+    m.aten
+    for m in (
+        elementwise,
+        logic,
+        create,
+        shape,
+        fold,
+        index,
+        reduce,
+        linalg,
+        activation,
+        nn,
+        attention,
+        resize,
+        recurrent,
+    )
 )

@@ -19,11 +19,8 @@ from ingot.frontends.torch.values import (
     broadcast_shape,
     cast,
     expand,
-    float_type,
-    i64,
     node_of,
     promoted,
-    result_type,
     scalar_like,
 )
 from ingot.ir.dims import Dim
@@ -452,99 +449,6 @@ def _largest(dtype: DType) -> float:
     )
 
 
-_COMPARISONS = {
-    "eq": "EQ",
-    "ne": "NE",
-    "lt": "LT",
-    "le": "LE",
-    "gt": "GT",
-    "ge": "GE",
-    "not_equal": "NE",
-    "less": "LT",
-    "less_equal": "LE",
-    "greater": "GT",
-    "greater_equal": "GE",
-}
-
-
-def _comparison(direction: str) -> Callable[[Context, Operand, Operand], Node]:
-    def comparison(c: Context, a: Operand, b: Operand) -> Node:
-        return ops.Compare(direction)(*aligned((a, b)))
-
-    return comparison
-
-
-for _name, _direction in _COMPARISONS.items():
-    aten.add(f"{_name}.Tensor", _comparison(_direction))
-    aten.add(f"{_name}.Scalar", _comparison(_direction))
-
-
-def _logical(make: Make) -> Callable[[Context, Node, Node], Node]:
-    def logical(c: Context, a: Node, b: Node) -> Node:
-        return make()(*aligned((is_true(a), is_true(b))))
-
-    return logical
-
-
-aten.add("logical_and.default", _logical(ops.And))
-aten.add("logical_or.default", _logical(ops.Or))
-aten.add("logical_xor.default", _logical(ops.Xor))
-
-
-@aten("logical_not.default")
-def logical_not(c: Context, x: Node) -> Node:
-    return ops.Not()(is_true(x))
-
-
-for _names, _make in {
-    ("bitwise_and", "__and__"): ops.And,
-    ("bitwise_or", "__or__"): ops.Or,
-    ("bitwise_xor", "__xor__"): ops.Xor,
-}.items():
-    for _name in _names:
-        for _overload in ("Tensor", "Scalar"):
-            _binary(f"{_name}.{_overload}", _make)
-_unary("bitwise_not", ops.Not)
-
-for _names, _make in {("bitwise_left_shift", "__lshift__"): ops.ShiftLeft}.items():
-    for _name in _names:
-        for _overload in ("Tensor", "Scalar") if _name.startswith("__") else ("Tensor", "Tensor_Scalar"):
-            _binary(f"{_name}.{_overload}", _make)
-
-
-@aten("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Tensor", "__rshift__.Scalar")
-def shift_right(c: Context, a: Operand, b: Operand) -> Node:
-    a_, b_ = aligned((a, b), c.dtype)
-    return (ops.ShiftRightLogical() if a_.dtype.kind == "u" else ops.ShiftRightArithmetic())(a_, b_)
-
-
-@aten("isnan.default")
-def isnan(c: Context, x: Node) -> Node:
-    return ops.IsNan()(x) if x.dtype.is_float else compare("NE", x, x)
-
-
-@aten("isfinite.default")
-def isfinite(c: Context, x: Node) -> Node:
-    return ops.IsFinite()(x) if x.dtype.is_float else compare("EQ", x, x)
-
-
-@aten("isinf.default")
-def isinf(c: Context, x: Node) -> Node:
-    if not x.dtype.is_float:
-        return compare("NE", x, x)
-    return compare("EQ", ops.Abs()(x), scalar_like(math.inf, x))
-
-
-@aten("isposinf.default")
-def isposinf(c: Context, x: Node) -> Node:
-    return compare("EQ", x, scalar_like(math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
-
-
-@aten("isneginf.default")
-def isneginf(c: Context, x: Node) -> Node:
-    return compare("EQ", x, scalar_like(-math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
-
-
 @aten("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(c: Context, condition: Node, a: Operand, b: Operand) -> Node:
     return select(is_true(condition), *promoted((a, b), c.dtype))
@@ -601,45 +505,6 @@ def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Nod
     return ops.Add()(x_, _times(ops.Div()(a_, b_), value))
 
 
-@aten("isclose.default")
-def isclose(c: Context, a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Node:
-    a, b = aligned((a, b))
-    same = ops.Compare("EQ")(a, b)
-    if equal_nan and a.dtype.is_float:
-        same = ops.Or()(same, ops.And()(ops.IsNan()(a), ops.IsNan()(b)))
-    dtype = float_type((a, b))
-    fa, fb = cast(a, dtype), cast(b, dtype)
-    allowed = ops.Add()(*aligned((ops.Mul()(*aligned((ops.Abs()(fb), rtol), dtype)), atol), dtype))
-    error = ops.Abs()(ops.Sub()(fa, fb))
-    return ops.Or()(same, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
-
-
 @aten("equal.default", "item.default", "_local_scalar_dense.default", "is_nonzero.default", "allclose.default")
 def reads_value(c: Context, *args: object, **kwargs: object) -> Node:
     raise Unsupported("its result is a Python value that depends on the data")
-
-
-@aten("bucketize.Tensor", "searchsorted.Tensor")
-def bucketize(
-    c: Context,
-    x: Node,
-    boundaries: Node,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Node | None = None,
-) -> Node:
-    if sorter is not None:
-        raise Unsupported("a sorter")
-    # searchsorted takes (boundaries, x); only 1-d boundaries are counted this way
-    if c.shape != x.shape:
-        x, boundaries = boundaries, x
-    if boundaries.type.rank != 1:
-        raise Unsupported("boundaries of more than one dimension")
-    values, edges = ops.expand_dims(x, -1), boundaries
-    dtype = result_type((x, boundaries))
-    after = right or side == "right"
-    below = compare("LE" if after else "LT", cast(edges, dtype), cast(values, dtype))
-    count = ops.Reduce("sum", (x.type.rank,))(cast(below, i64))
-    return cast(count, c.dtype)

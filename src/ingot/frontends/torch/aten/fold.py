@@ -1,0 +1,118 @@
+"""Elements between channels and space, and sliding windows: pixel shuffles, unfold and fold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, select_index, slice_axis, swap, transpose, with_shape
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, axis_of, scalar_like
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+
+aten = Table()
+
+
+@aten("pixel_shuffle.default")
+def pixel_shuffle(c: Context, x: Node, upscale_factor: int) -> Node:
+    *lead, channels, h, w = x.shape
+    r, n = upscale_factor, len(lead)
+    x = reshape(x, (*lead, channels // (r * r), r, r, h, w))
+    x = transpose(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return reshape(x, c.shape)
+
+
+@aten("pixel_unshuffle.default")
+def pixel_unshuffle(c: Context, x: Node, downscale_factor: int) -> Node:
+    *lead, channels, h, w = x.shape
+    r, n = downscale_factor, len(lead)
+    x = reshape(x, (*lead, channels, h // r, r, w // r, r))
+    x = transpose(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return reshape(x, c.shape)
+
+
+@aten("channel_shuffle.default", "native_channel_shuffle.default")
+def channel_shuffle(c: Context, x: Node, groups: int) -> Node:
+    n, channels, *rest = x.shape
+    split_ = reshape(x, (n, groups, channels // groups, *rest))
+    return reshape(swap(split_, 1, 2), x.shape)
+
+
+@aten("unfold.default", "unfold_copy.default")
+def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
+    """Windows of `size` every `step` along one axis, as a new last axis."""
+    if not x.type.rank:
+        return reshape(x, (1,))
+    axis = axis_of(dimension, x.type.rank)
+    count = c.shape[axis]
+    if size == step:
+        whole = slice_axis(x, axis, 0, count * size)
+        parts = reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
+        order = [*range(axis + 1), *range(axis + 2, x.type.rank + 1), axis + 1]
+        return transpose(parts, order)
+    columns = [slice_axis(x, axis, i, i + (count - 1) * step + 1, step) for i in range(size)]
+    last = [insert_axis(column, x.type.rank) for column in columns]
+    return last[0] if len(last) == 1 else ops.Concat(x.type.rank)(*last)
+
+
+@aten("im2col.default")
+def im2col(
+    c: Context,
+    x: Node,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """nn.Unfold: (N, C, H, W) -> (N, C * kh * kw, oh * ow)."""
+    batched = x.type.rank == 4
+    if not batched:
+        x = insert_axis(x, 0)
+    n, channels, h, w = x.shape
+    sizes = [h + 2 * padding[0], w + 2 * padding[1]]
+    x = ops.Pad((0, 0, *padding), (0, 0, *padding), (0, 0, 0, 0))(x, scalar_like(0, x))
+    counts = [(s - d * (k - 1) - 1) // t + 1 for s, k, d, t in zip(sizes, kernel_size, dilation, stride, strict=True)]
+    parts: list[Node] = []
+    for i in range(kernel_size[0]):
+        rows = slice_axis(x, 2, i * dilation[0], i * dilation[0] + (counts[0] - 1) * stride[0] + 1, stride[0])
+        for j in range(kernel_size[1]):
+            at = j * dilation[1]
+            part = slice_axis(rows, 3, at, at + (counts[1] - 1) * stride[1] + 1, stride[1])
+            parts.append(insert_axis(with_shape(part, (n, channels, counts[0], counts[1])), 2))
+    whole = parts[0] if len(parts) == 1 else ops.Concat(2)(*parts)
+    return reshape(whole, c.shape if not batched else (n, channels * len(parts), counts[0] * counts[1]))
+
+
+@aten("col2im.default")
+def col2im(
+    c: Context,
+    x: Node,
+    output_size: Sequence[DimLike],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Node:
+    """nn.Fold: (N, C * kh * kw, L) -> (N, C, H, W), overlaps summed."""
+    batched = x.type.rank == 3
+    if not batched:
+        x = insert_axis(x, 0)
+    n, rows, _ = x.shape
+    taps = kernel_size[0] * kernel_size[1]
+    channels = rows // taps
+    padded = [s + 2 * p for s, p in zip(output_size, padding, strict=True)]
+    counts = [(s - d * (k - 1) - 1) // t + 1 for s, k, d, t in zip(padded, kernel_size, dilation, stride, strict=True)]
+    x = reshape(x, (n, channels, taps, *counts))
+    total: Node | None = None
+    for i in range(taps):
+        part = select_index(x, 2, i)
+        low = [(i // kernel_size[1]) * dilation[0], (i % kernel_size[1]) * dilation[1]]
+        high = [s - lo - ((m - 1) * t + 1) for s, lo, m, t in zip(padded, low, counts, stride, strict=True)]
+        # padding of the fold is cropped at once: negative pads crop
+        low = [lo - p for lo, p in zip(low, padding, strict=True)]
+        high = [hi - p for hi, p in zip(high, padding, strict=True)]
+        spread = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
+        total = spread if total is None else ops.Add()(total, spread)
+    assert total is not None, "a kernel has at least one tap"
+    return total if batched else reshape(total, c.shape)

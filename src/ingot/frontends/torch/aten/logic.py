@@ -1,0 +1,170 @@
+"""Comparisons, logic, bits and predicates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ingot import ops
+from ingot.frontends.torch.aten.elementwise import compare, is_true
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import (
+    Context,
+    Operand,
+    Unsupported,
+    aligned,
+    cast,
+    float_type,
+    i64,
+    result_type,
+    scalar_like,
+)
+from ingot.ir.node import Node, Op
+
+aten = Table()
+
+Make = Callable[[], Op]
+
+
+_COMPARISONS = {
+    "eq": "EQ",
+    "ne": "NE",
+    "lt": "LT",
+    "le": "LE",
+    "gt": "GT",
+    "ge": "GE",
+    "not_equal": "NE",
+    "less": "LT",
+    "less_equal": "LE",
+    "greater": "GT",
+    "greater_equal": "GE",
+}
+
+
+def _comparison(direction: str) -> Callable[[Context, Operand, Operand], Node]:
+    def comparison(c: Context, a: Operand, b: Operand) -> Node:
+        return ops.Compare(direction)(*aligned((a, b)))
+
+    return comparison
+
+
+for _name, _direction in _COMPARISONS.items():
+    aten.add(f"{_name}.Tensor", _comparison(_direction))
+    aten.add(f"{_name}.Scalar", _comparison(_direction))
+
+
+def _bitwise(make: Make) -> Callable[[Context, Operand, Operand], Node]:
+    def bitwise(c: Context, a: Operand, b: Operand) -> Node:
+        return make()(*aligned((a, b), c.dtype))
+
+    return bitwise
+
+
+def _logical(make: Make) -> Callable[[Context, Node, Node], Node]:
+    def logical(c: Context, a: Node, b: Node) -> Node:
+        return make()(*aligned((is_true(a), is_true(b))))
+
+    return logical
+
+
+aten.add("logical_and.default", _logical(ops.And))
+aten.add("logical_or.default", _logical(ops.Or))
+aten.add("logical_xor.default", _logical(ops.Xor))
+
+
+@aten("logical_not.default")
+def logical_not(c: Context, x: Node) -> Node:
+    return ops.Not()(is_true(x))
+
+
+for _names, _make in {
+    ("bitwise_and", "__and__"): ops.And,
+    ("bitwise_or", "__or__"): ops.Or,
+    ("bitwise_xor", "__xor__"): ops.Xor,
+}.items():
+    for _name in _names:
+        for _overload in ("Tensor", "Scalar"):
+            aten.add(f"{_name}.{_overload}", _bitwise(_make))
+
+
+@aten("bitwise_not.default")
+def bitwise_not(c: Context, x: Node) -> Node:
+    return ops.Not()(x)
+
+
+for _names, _make in {("bitwise_left_shift", "__lshift__"): ops.ShiftLeft}.items():
+    for _name in _names:
+        for _overload in ("Tensor", "Scalar") if _name.startswith("__") else ("Tensor", "Tensor_Scalar"):
+            aten.add(f"{_name}.{_overload}", _bitwise(_make))
+
+
+@aten("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Tensor", "__rshift__.Scalar")
+def shift_right(c: Context, a: Operand, b: Operand) -> Node:
+    a_, b_ = aligned((a, b), c.dtype)
+    return (ops.ShiftRightLogical() if a_.dtype.kind == "u" else ops.ShiftRightArithmetic())(a_, b_)
+
+
+@aten("isnan.default")
+def isnan(c: Context, x: Node) -> Node:
+    return ops.IsNan()(x) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("isfinite.default")
+def isfinite(c: Context, x: Node) -> Node:
+    return ops.IsFinite()(x) if x.dtype.is_float else compare("EQ", x, x)
+
+
+@aten("isinf.default")
+def isinf(c: Context, x: Node) -> Node:
+    if not x.dtype.is_float:
+        return compare("NE", x, x)
+    return compare("EQ", ops.Abs()(x), scalar_like(math.inf, x))
+
+
+@aten("isposinf.default")
+def isposinf(c: Context, x: Node) -> Node:
+    return compare("EQ", x, scalar_like(math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("isneginf.default")
+def isneginf(c: Context, x: Node) -> Node:
+    return compare("EQ", x, scalar_like(-math.inf, x)) if x.dtype.is_float else compare("NE", x, x)
+
+
+@aten("isclose.default")
+def isclose(c: Context, a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Node:
+    a, b = aligned((a, b))
+    same = ops.Compare("EQ")(a, b)
+    if equal_nan and a.dtype.is_float:
+        same = ops.Or()(same, ops.And()(ops.IsNan()(a), ops.IsNan()(b)))
+    dtype = float_type((a, b))
+    fa, fb = cast(a, dtype), cast(b, dtype)
+    allowed = ops.Add()(*aligned((ops.Mul()(*aligned((ops.Abs()(fb), rtol), dtype)), atol), dtype))
+    error = ops.Abs()(ops.Sub()(fa, fb))
+    return ops.Or()(same, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
+
+
+@aten("bucketize.Tensor", "searchsorted.Tensor")
+def bucketize(
+    c: Context,
+    x: Node,
+    boundaries: Node,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Node | None = None,
+) -> Node:
+    if sorter is not None:
+        raise Unsupported("a sorter")
+    # searchsorted takes (boundaries, x); only 1-d boundaries are counted this way
+    if c.shape != x.shape:
+        x, boundaries = boundaries, x
+    if boundaries.type.rank != 1:
+        raise Unsupported("boundaries of more than one dimension")
+    values, edges = ops.expand_dims(x, -1), boundaries
+    dtype = result_type((x, boundaries))
+    after = right or side == "right"
+    below = compare("LE" if after else "LT", cast(edges, dtype), cast(values, dtype))
+    count = ops.Reduce("sum", (x.type.rank,))(cast(below, i64))
+    return cast(count, c.dtype)
