@@ -96,11 +96,12 @@ class Attention(Op):
         if self.causal != "none":
             seen = self._seen(rows, cols)
             s = _term(t.where(seen.broadcast(s.shape), s, -_INF))
-        top = s.max((n - 1,))
+        top = s.max((n - 1,), keepdims=False)
         # of a row with no key: -inf - 0 = -inf, all weights 0
-        e = t.exp(s - _term(t.where(top.equals(-_INF), 0.0, top)))
-        total = e.sum((n - 1,))
-        y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)]) / _term(t.where(total.equals(0), 1.0, total))
+        e = t.exp(s - _term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
+        total = e.sum((n - 1,), keepdims=False)
+        y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
+        y = y / _term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         return y.reshape((batch, heads, rows, v.shape[3])).cast(inputs[0].dtype).node
 
     def _masked(self, s: Term, mask: Term, group: DimLike) -> Term:
@@ -116,7 +117,8 @@ class Attention(Op):
     def _seen(self, rows: DimLike, cols: DimLike) -> Term:
         """[Sq,Sk]: whether the query sees the key."""
         row, col = t.iota((rows, cols), 0), t.iota((rows, cols), 1)
-        return col <= row + t.size(self.offset(rows, cols))
+        offset = self.offset(rows, cols)
+        return col <= (row if offset == 0 else row + t.size(offset))
 
     @classmethod
     def samples(cls) -> Samples:

@@ -39,8 +39,8 @@ def _check_channels(op: Op, inputs: Sequence[TensorType]) -> None:
 
 
 def _standardize(x: Term, axes: Sequence[int], eps: float) -> Term:
-    d = x - x.mean(axes)
-    return d * t.rsqrt((d * d).mean(axes) + eps)
+    d = x - x.mean(axes, keepdims=False).restore(x.shape, axes)
+    return d * t.rsqrt((d * d).mean(axes, keepdims=False) + eps).restore(x.shape, axes)
 
 
 def _standardized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
@@ -156,7 +156,7 @@ class RMSNorm(Op):
     def lower(self, *inputs: Node) -> Node:
         first, *rest = inputs
         x = t.floating(first)
-        y = x * t.rsqrt((x * x).mean(self.axes) + self.eps)
+        y = x * t.rsqrt((x * x).mean(self.axes, keepdims=False) + self.eps).restore(x.shape, self.axes)
         for p in rest:
             y = y * _normalized(p, y, self.axes)
         return y.cast(first.dtype).node
@@ -360,8 +360,8 @@ class LpNorm(Op):
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
         powers = x * x if self.p == 2 else x.map(Abs())
-        total = powers.sum((self.axis,))
-        norm = total.map(Sqrt()) if self.p == 2 else total
+        total = powers.sum((self.axis,), keepdims=False)
+        norm = (total.map(Sqrt()) if self.p == 2 else total).restore(x.shape, (self.axis,))
         y = t.where(norm.equals(0), 0.0, x / norm)
         assert isinstance(y, Term)
         return y.cast(inputs[0].dtype).node

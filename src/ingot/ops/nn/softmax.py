@@ -114,12 +114,11 @@ class LogSumExp(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
-        raw = x.max(self.axes)
+        raw = x.max(self.axes, keepdims=False)
         top = t.where(t.equals(t.absolute(raw), _INF), 0.0, raw)
         assert isinstance(top, Term)
-        out = t.log(t.exp(x - top).sum(self.axes)) + top
-        kept = tuple(d for i, d in enumerate(x.shape) if i not in self.axes)
-        return (out if self.keepdims else out.reshape(kept)).cast(inputs[0].dtype).node
+        out = t.log(t.exp(x - top.restore(x.shape, self.axes)).sum(self.axes, keepdims=False)) + top
+        return (out.expand(*self.axes) if self.keepdims else out).cast(inputs[0].dtype).node
 
     @classmethod
     def samples(cls) -> Samples:

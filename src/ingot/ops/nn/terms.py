@@ -131,6 +131,10 @@ class Term:
         same = tuple(shape) == self.shape and tuple(dims) == tuple(range(self.rank))
         return self if same else self.map(BroadcastInDim(tuple(shape), tuple(dims)))
 
+    def restore(self, shape: Shape, axes: Sequence[int]) -> Term:
+        """A reduction's result (without kept dimensions) against `shape`, of which `axes` were folded."""
+        return self.spread(shape, [i for i in range(len(shape)) if i not in axes])
+
     def slice(self, axis: int, start: DimLike, limit: DimLike, stride: int = 1) -> Term:
         """x[..., start:limit:stride, ...] on one axis."""
         if start == 0 and limit == self.shape[axis] and stride == 1:
