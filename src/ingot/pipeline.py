@@ -21,8 +21,11 @@ from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.fuse import fuse
+from ingot.passes.fuse_attention import fuse_attention
 from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.lower import lower_model_ops
+from ingot.passes.merge_matmuls import merge_matmuls
+from ingot.passes.nest_concats import nest_concats
 from ingot.passes.simplify import simplify
 from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
@@ -39,7 +42,10 @@ def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
     """The passes for CPUs, in order."""
     tidy = partial(simplify, fast_math=fast_math)
     return (
-        ("fold_batch_norm", fold_batch_norm),  # while convolutions and norms still have their names
+        # on MODEL ops, while they still have their names
+        ("fold_batch_norm", fold_batch_norm),
+        ("fuse_attention", fuse_attention),
+        ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, KEPT)),
         ("fold", fold_constants),
         ("simplify", tidy),
@@ -47,6 +53,7 @@ def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", tidy),
+        ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", fuse),
     )

@@ -22,6 +22,7 @@ from ingot.ir.types import DType, Shape
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.constants import splat_of
 from ingot.passes.identities import FAST_MATH, IDENTITIES, rule_set
+from ingot.passes.view_chains import VIEW_CHAINS
 
 
 def simplify(graph: Graph, *, fast_math: bool = False) -> Graph:
@@ -35,7 +36,7 @@ def simplify(graph: Graph, *, fast_math: bool = False) -> Graph:
 
 @cache
 def _rules(fast_math: bool) -> RuleSet:
-    return SHAPES + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
+    return SHAPES + VIEW_CHAINS + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
 
 
 # --- reshape, transpose, broadcast

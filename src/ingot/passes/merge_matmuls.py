@@ -1,0 +1,108 @@
+"""Merge matmuls that read the same value: q, k and v projections become one product.
+
+    q = x @ Wq + bq; k = x @ Wk + bk   ->   y = x @ [Wq Wk] + [bq bk]; q = y[..., :n]; k = y[..., n:]
+
+One large product reads x once and keeps its tiles full. It pays where the results are only viewed before they are read as
+memory (heads for attention); a result that pointwise ops follow is better off with these as its own epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Node, Project, const
+
+
+@dataclass(frozen=True)
+class _Product:
+    """x @ weight (+ bias): `result` is the node that the rest of the graph reads."""
+
+    result: Node
+    weight: np.ndarray
+    bias: np.ndarray | None
+
+
+def merge_matmuls(graph: Graph) -> Graph:
+    """x @ A, x @ B -> slices of x @ [A B] (see module)"""
+    users = graph.uses()
+    replaced: dict[Node, Node] = {}
+    for x, found in _candidates(graph, users).items():
+        if len(found) > 1:
+            replaced |= _merged(x, found)
+    if not replaced:
+        return graph
+    memo: dict[Node, Node] = {}
+    pending = {p: new for p, new in replaced.items()}
+
+    def image(n: Node) -> Node:
+        """The rewritten value of n; replacements are built over old nodes, so they are rewritten too."""
+        stack = [n]
+        while stack:
+            m = stack[-1]
+            if m in memo:
+                stack.pop()
+                continue
+            target = pending.get(m)
+            needs = (target,) if target is not None else m.inputs
+            missing = [i for i in needs if i not in memo]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            if target is not None:
+                memo[m] = memo[target]
+            else:
+                inputs = [memo[i] for i in m.inputs]
+                memo[m] = m.op(*inputs, loc=m.loc) if isinstance(m.op, Project) else m.with_inputs(inputs)
+        return memo[n]
+
+    return replace(graph, outputs=tuple(image(o) for o in graph.outputs))
+
+
+def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[Node, list[_Product]]:
+    out: dict[Node, list[_Product]] = {}
+    outputs = set(graph.outputs)
+    for n in graph.nodes():
+        if not isinstance(n.op, ops.MatMul) or n in outputs:
+            continue
+        x, w = n.inputs
+        if not isinstance(w.op, Const) or w.type.rank != 2 or isinstance(x.op, Const):
+            continue
+        product = _with_bias(n, w.op.value, users, outputs)
+        readers = users.get(product.result, [])
+        if readers and product.result not in outputs and all(isinstance(u.op, ops.Reshape) for u in readers):
+            out.setdefault(x, []).append(product)
+    return out
+
+
+def _with_bias(n: Node, weight: np.ndarray, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
+    readers = users.get(n, [])
+    if len(readers) == 1 and isinstance(readers[0].op, ops.Add):
+        (add,) = readers
+        other = add.inputs[1] if add.inputs[0] is n else add.inputs[0]
+        op = other.op
+        if isinstance(op, ops.BroadcastInDim) and op.dims == (n.type.rank - 1,) and isinstance(other.inputs[0].op, Const):
+            return _Product(add, weight, other.inputs[0].op.value)
+    return _Product(n, weight, None)
+
+
+def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
+    weight = np.concatenate([p.weight for p in products], axis=1)
+    loc = products[0].result.loc
+    y = ops.MatMul()(x, const(weight), loc=loc)
+    if any(p.bias is not None for p in products):
+        parts = [np.zeros(p.weight.shape[1], weight.dtype) if p.bias is None else p.bias for p in products]
+        bias = const(np.concatenate(parts))
+        y = ops.Add()(y, ops.BroadcastInDim(y.shape, (y.type.rank - 1,))(bias), loc=loc)
+    out: dict[Node, Node] = {}
+    start = 0
+    for p in products:
+        width = p.weight.shape[1]
+        lead = (0,) * (y.type.rank - 1)
+        limit = (*y.shape[:-1], start + width)
+        out[p.result] = ops.Slice((*lead, start), limit, (1,) * y.type.rank)(y, loc=p.result.loc)
+        start += width
+    return out

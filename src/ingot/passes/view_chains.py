@@ -1,0 +1,140 @@
+"""Chains of reshapes and transposes in their shortest form.
+
+    reshape[8B,S,64] -> transpose(0,2,1) -> reshape[B,8,64,S] -> transpose(0,1,3,2)   ->   reshape[B,8,S,64]
+
+The source's dimensions are split into atoms that the chain moves as wholes; the chain is then one permutation of atoms
+between a split and a merge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.ir.dims import DimLike, divides, product
+from ingot.ir.node import Node
+from ingot.ir.rewrite import Rule, RuleSet
+from ingot.ir.types import Shape
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """A part of a source dimension: `path` orders the parts of the source."""
+
+    path: tuple[int, ...]
+    size: DimLike
+
+
+Dims = list[list[_Atom]]  # the atoms of each dimension of a value, outermost first
+
+
+def _splits(dims: Dims, shape: Shape) -> tuple[Dims, dict[_Atom, tuple[_Atom, _Atom]]] | None:
+    """The atoms regrouped to `shape`, splitting atoms where a new dimension ends inside one; None if sizes do not fit."""
+    queue = [a for d in dims for a in d if a.size != 1]
+    out: Dims = []
+    cut: dict[_Atom, tuple[_Atom, _Atom]] = {}
+    for want in shape:
+        group: list[_Atom] = []
+        left: DimLike = want
+        while left != 1:
+            if not queue:
+                return None
+            a = queue.pop(0)
+            rest = divides(left, a.size)
+            if rest is not None:
+                group.append(a)
+                left = rest
+                continue
+            inner = divides(a.size, left)
+            if inner is None:
+                return None
+            head, tail = _Atom((*a.path, 0), left), _Atom((*a.path, 1), inner)
+            cut[a] = (head, tail)
+            group.append(head)
+            queue.insert(0, tail)
+            left = 1
+        out.append(group)
+    return None if queue else (out, cut)
+
+
+def _apply_cuts(dims: Dims, cut: dict[_Atom, tuple[_Atom, _Atom]]) -> Dims:
+    out: Dims = []
+    for d in dims:
+        group: list[_Atom] = []
+        pending = list(d)
+        while pending:
+            a = pending.pop(0)
+            if a in cut:
+                pending = [*cut[a], *pending]
+            else:
+                group.append(a)
+        out.append(group)
+    return out
+
+
+def _shorter(n: Node) -> Node | None:
+    """A chain of three or more reshapes and transposes (two: where they cancel) -> split, transpose, merge"""
+    chain: list[Node] = []
+    source = n
+    while isinstance(source.op, ops.Reshape | ops.Transpose):
+        chain.append(source)
+        source = source.inputs[0]
+    if len(chain) < 2 or any(d == 0 for d in source.shape):
+        return None
+    origin: Dims = [[_Atom((i,), d)] if d != 1 else [] for i, d in enumerate(source.shape)]
+    dims = origin
+    for view in reversed(chain):
+        if isinstance(view.op, ops.Transpose):
+            dims = [dims[p] for p in view.op.permutation]
+            continue
+        split = _splits(dims, view.shape)
+        if split is None:
+            return None
+        dims, cut = split
+        origin = _apply_cuts(origin, cut)
+    new = _rebuild(source, [a for d in origin for a in d], [a for d in dims for a in d], n.shape)
+    return new[0] if new[1] < len(chain) else None
+
+
+def _rebuild(source: Node, origin: list[_Atom], wanted: list[_Atom], shape: Shape) -> tuple[Node, int]:
+    """The chain as at most a reshape, a transpose and a reshape; and how many ops that takes."""
+    position = {a: i for i, a in enumerate(origin)}
+    blocks: list[list[int]] = []
+    for a in wanted:
+        at = position[a]
+        if blocks and blocks[-1][-1] == at - 1:
+            blocks[-1].append(at)
+        else:
+            blocks.append([at])
+    in_source = sorted(blocks)
+    split = tuple(product(origin[i].size for i in b) for b in in_source)
+    permutation = tuple(in_source.index(b) for b in blocks)
+    node, count = source, 0
+    if permutation != tuple(range(len(permutation))):
+        keeps = tuple(d for d in source.shape if d != 1) == split
+        if keeps and len(split) != len(source.shape) and len(shape) == len(source.shape):
+            whole = _transpose_with_ones(source.shape, permutation, shape)
+            if whole is not None:
+                return ops.Transpose(whole)(source), 1
+        if source.shape != split:
+            node, count = ops.Reshape(split)(node), count + 1
+        node, count = ops.Transpose(permutation)(node), count + 1
+    if node.shape != shape:
+        node, count = ops.Reshape(shape)(node), count + 1
+    return node, count
+
+
+def _transpose_with_ones(source: Shape, permutation: tuple[int, ...], shape: Shape) -> tuple[int, ...] | None:
+    """One transpose that also moves the dimensions of size 1, if `shape` has them all."""
+    sized = [i for i, d in enumerate(source) if d != 1]
+    ones = [i for i, d in enumerate(source) if d == 1]
+    order = [sized[p] for p in permutation]
+    out = [ones.pop(0) if d == 1 and ones else order.pop(0) if order else -1 for d in shape]
+    fits = not ones and not order and -1 not in out and tuple(source[i] for i in out) == shape
+    return tuple(out) if fits else None
+
+
+VIEW_CHAINS = RuleSet((
+    Rule("reshape-chain", ops.Reshape, _shorter),
+    Rule("transpose-chain", ops.Transpose, _shorter),
+))  # fmt: skip
