@@ -1,0 +1,78 @@
+"""How far two results are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# By the result's dtype: largest difference allowed, in parts of the expected result's largest finite magnitude.
+TOLERANCE = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`error`: the largest absolute difference; `relative`: that over the expected result's largest finite magnitude.
+
+    `place`: index of the largest difference. `note`: what differs besides numbers (shape, dtype, NaNs), "" if nothing.
+    """
+
+    error: float
+    relative: float
+    place: tuple[int, ...]
+    note: str
+    ok: bool
+
+    def __str__(self) -> str:
+        if self.note:
+            return self.note
+        at = f" at {list(self.place)}" if self.place and self.error else ""
+        return f"largest error {self.error:.3g} ({self.relative:.2g} of the largest magnitude){at}"
+
+
+def _failed(note: str, place: tuple[int, ...] = ()) -> Agreement:
+    return Agreement(np.inf, np.inf, place, note, False)
+
+
+def agree(got: np.ndarray, expected: np.ndarray, tolerance: float | None = None) -> Agreement:
+    """Compare a result with the expected one. Integers and booleans must be equal; so must NaNs and infinities.
+
+    `tolerance` overrides TOLERANCE for floats.
+    """
+    if got.shape != expected.shape:
+        return _failed(f"shape {list(got.shape)} instead of {list(expected.shape)}")
+    if got.dtype != expected.dtype:
+        return _failed(f"dtype {got.dtype} instead of {expected.dtype}")
+    if expected.size == 0:
+        return Agreement(0.0, 0.0, (), "", True)
+    if expected.dtype.name not in TOLERANCE:
+        return _exact(got, expected)
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    special = ~np.isfinite(b)
+    wrong = (special | ~np.isfinite(a)) & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        note = f"{wrong.sum()} of {a.size} values: first {a[place]} instead of {b[place]} at {list(place)}"
+        return _failed(note, place)
+    difference = np.where(special, 0.0, np.abs(a - np.where(special, a, b)))
+    place = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
+    error = float(difference[place])
+    relative = error / (float(np.abs(b[~special]).max(initial=0.0)) or 1.0)
+    limit = TOLERANCE[expected.dtype.name] if tolerance is None else tolerance
+    return Agreement(error, relative, place, "", relative <= limit)
+
+
+def _exact(got: np.ndarray, expected: np.ndarray) -> Agreement:
+    different = got != expected
+    if not different.any():
+        return Agreement(0.0, 0.0, (), "", True)
+    place = tuple(int(i) for i in np.argwhere(different)[0])
+    count = int(different.sum())
+    note = f"{count} of {got.size} values differ: first {got[place]} instead of {expected[place]} at {list(place)}"
+    return _failed(note, place)
+
+
+def worst(results: Sequence[Agreement]) -> Agreement:
+    """The one that is furthest off; failures before successes."""
+    return max(results, key=lambda a: (not a.ok, a.relative))

@@ -1,0 +1,183 @@
+"""Find what is responsible for a wrong result: the import, a pass and the rule in it, a kernel, memory, or threads.
+
+    reference -- import --> graph -- pass 1 --> graph -- pass 2 --> ... --> groups -- kernels --> result
+
+Each arrow is checked in turn with the interpreter on the same inputs; the first that changes the result is to blame,
+and within it the first op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from ingot import pipeline
+from ingot.debug.agree import Agreement, agree, worst
+from ingot.debug.build import Build
+from ingot.debug.feeds import Feeds
+from ingot.debug.reference import Reference, session, with_all_values
+from ingot.debug.source import Source
+from ingot.debug.stepper import find_fault
+from ingot.ir.interp import interpret
+from ingot.ir.node import Const, Graph, Input, Node
+from ingot.ir.rewrite import fueled
+from ingot.link import label
+from ingot.pipeline import Pass
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+from ingot.support.errors import IngotError
+
+Stage = Literal["import", "pass", "kernel", "memory", "threads", "unknown"]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who is responsible. `name`: the pass, or the kernels. `op`, `where`: the first op that differs, and its place."""
+
+    stage: Stage
+    name: str
+    op: str
+    where: str
+    text: str
+    rule: str = ""
+
+    def __str__(self) -> str:
+        who = {"import": "the import", "pass": f"pass {self.name}", "kernel": f"kernel {self.name}"}
+        head = who.get(self.stage, self.stage) + (f", rule {self.rule}" if self.rule else "")
+        op = f": {self.op}" if self.op else ""
+        return f"{head}{op}{f' at {self.where}' if self.where else ''}: {self.text}"
+
+
+def find_blame(
+    source: Source, build: Build, feeds: Feeds, reference: Reference | None, tolerance: float | None = None
+) -> Blame:
+    """Who made the compiled model's result on `feeds` differ from the reference's, or without one the interpreter's."""
+    arrays = list(feeds.values())
+    progress.report("interpret")
+    meaning = interpret(build.graph, arrays)
+    if reference is not None:
+        progress.report(f"check the import against {reference.name}")
+        apart = _worst(meaning, reference.run(feeds), tolerance)
+        if not apart.ok:
+            return _blame_import(source, feeds, apart, tolerance)
+    blame = _blame_passes(build, arrays, meaning, tolerance)
+    if blame is not None:
+        return blame
+    fault = find_fault(build, arrays, tolerance)
+    if fault is not None:
+        kernels = ", ".join(fault.kernels)
+        stage: Stage = "kernel" if fault.what == "kernel" else "memory"
+        return Blame(stage, kernels, label(fault.launch.node).partition(" @ ")[0], fault.launch.node.loc, str(fault))
+    return _blame_threads(build, arrays, meaning, tolerance)
+
+
+def _worst(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float | None) -> Agreement:
+    return worst([agree(np.asarray(a), b, tolerance) for a, b in zip(got, expected, strict=True)])
+
+
+def _blame_import(source: Source, feeds: Feeds, apart: Agreement, tolerance: float | None) -> Blame:
+    """For ONNX: make every value an output, in Ingot's interpreter and in ONNX Runtime; the first that differs."""
+    unknown = Blame("import", "import", "", str(source.path), str(apart))
+    if source.kind != "onnx":
+        return unknown
+    import onnx  # an extra, installed where the model could be read
+
+    from ingot.frontends.onnx import import_onnx
+
+    model = with_all_values(onnx.load(source.path))
+    names = [o.name for o in model.graph.output]
+    makers = {out: node for node in model.graph.node for out in node.output}
+    try:
+        expected = session(model.SerializeToString())(feeds)
+        graph = import_onnx(model, dynamic=dict(source.dims) or None)
+        got = interpret(graph, [feeds[n.op.label] for n in graph.inputs if isinstance(n.op, Input)])
+    except IngotError as error:  # some values cannot be outputs, sequences for one: say so, the mismatch stands
+        return replace(unknown, text=f"{apart}; which op cannot be told: {error}")
+    for name, a, b in zip(names, got, expected, strict=True):
+        agreement = agree(a, b, tolerance)
+        if not agreement.ok:
+            node = makers[name]
+            return Blame("import", "import", node.op_type, node.name or name, f"value {name!r}: {agreement}")
+    return unknown
+
+
+def _blame_passes(
+    build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
+) -> Blame | None:
+    before = build.graph
+    for name, run in pipeline.cpu_passes(build.fast_math):
+        progress.report(f"check pass {name}")
+        after = build.after(name)
+        apart = worst([agree(a, b, tolerance) for a, b in zip(interpret(after, arrays), meaning, strict=True)])
+        if not apart.ok:
+            return _blame_pass(name, run, before, arrays, meaning, tolerance, apart)
+        before = after
+    return None
+
+
+def _blame_pass(
+    name: str,
+    run: Pass,
+    before: Graph,
+    arrays: Sequence[np.ndarray],
+    meaning: Sequence[np.ndarray],
+    tolerance: float | None,
+    apart: Agreement,
+) -> Blame:
+    """Within a pass: the first node whose prefix of the graph the pass breaks, and the rewrite rule that does it."""
+
+    def breaks(graph: Graph, limit: int | None = None) -> tuple[bool, str, int]:
+        with fueled(limit) as tank:
+            changed = run(graph)
+        expected = meaning if graph is before else interpret(graph, arrays)
+        return not _worst(interpret(changed, arrays), expected, tolerance).ok, tank.last, tank.used
+
+    rule = ""
+    _, _, used = breaks(before)
+    if used:
+        first = _first(range(1, used + 1), lambda n: breaks(before, n)[0])
+        rule = breaks(before, first)[1] if first is not None and breaks(before, first)[0] else ""
+    nodes = [n for n in before.nodes() if not isinstance(n.op, Input | Const) and len(n.types) == 1]
+    at = _first(range(len(nodes)), lambda i: breaks(_prefix(before, nodes[i]))[0])
+    node = None if at is None else nodes[at]
+    op, where = ("", "") if node is None else (node.op.name, node.loc)
+    return Blame("pass", name, op, where, str(apart), rule)
+
+
+def _prefix(graph: Graph, node: Node) -> Graph:
+    return Graph(graph.inputs, (node,), (), graph.bounds)
+
+
+def _first(places: range, bad: Callable[[int], bool]) -> int | None:
+    """The first bad place, by bisection: exact where all later ones are bad too; None if the one it ends at is fine."""
+    low, high = 0, len(places) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if bad(places[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return places[low] if places and bad(places[low]) else None
+
+
+def _blame_threads(
+    build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
+) -> Blame:
+    """Every group is right on its own: run the whole program with one thread, then repeatedly with all of them."""
+    alone = _worst(_run(CompiledModel(build.program, threads=1), arrays), meaning, tolerance)
+    if not alone.ok:
+        return Blame("unknown", "", "", "", f"the whole program on one thread differs, though no step does: {alone}")
+    together = build.model()
+    for _ in range(20):
+        apart = _worst(_run(together, arrays), meaning, tolerance)
+        if not apart.ok:
+            return Blame("threads", "", "", "", f"right on one thread, wrong on {build.threads}: {apart}")
+    return Blame("unknown", "", "", "", "the difference did not come back")
+
+
+def _run(model: CompiledModel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    out = model(*arrays)
+    return [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]

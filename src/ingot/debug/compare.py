@@ -1,0 +1,103 @@
+"""Does a compiled model compute what the model means? Against its own framework and against the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ingot.debug.agree import Agreement, agree
+from ingot.debug.blame import Blame, find_blame
+from ingot.debug.build import Build, build
+from ingot.debug.feeds import Feeds, cases, index_limits, random_feeds
+from ingot.debug.reference import Reference, reference
+from ingot.debug.source import Source, read_graph
+from ingot.ir.interp import interpret
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+
+
+@dataclass(frozen=True)
+class Check:
+    """One output, at one choice of sizes, against one reference."""
+
+    sizes: dict[str, int]
+    against: str
+    output: str
+    agreement: Agreement
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`blame` says who is responsible for the first check that failed; None if all agree, or for a foreign program."""
+
+    checks: tuple[Check, ...]
+    blame: Blame | None
+
+    @property
+    def ok(self) -> bool:
+        return all(c.agreement.ok for c in self.checks)
+
+
+def compare(
+    source: Source,
+    *,
+    program: Path | None = None,
+    threads: int | None = None,
+    fast_math: bool = False,
+    sizes: Sequence[Mapping[str, int]] = (),
+    tolerance: float | None = None,
+    interpreter: bool = True,
+    seed: int = 0,
+) -> Comparison:
+    """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes.
+
+    The references are the model's framework where it is installed, and the interpreter (always if there is no other).
+    Raises what reading and compiling raise.
+    """
+    graph = read_graph(source)
+    built = build(graph, threads=threads, fast_math=fast_math)
+    model = built.model() if program is None else CompiledModel(artifact.load(program), threads=threads)
+    other = reference(source)
+    limits = index_limits(graph)
+    checks: list[Check] = []
+    bad: Feeds | None = None
+    for chosen in cases(model.program, sizes):
+        feeds = random_feeds(model.program, chosen, limits, seed)
+        found = _check(built, model, other, chosen, feeds, tolerance, interpreter)
+        checks += found
+        if bad is None and not all(c.agreement.ok for c in found):
+            bad = feeds
+    if bad is None:
+        return Comparison(tuple(checks), None)
+    return Comparison(tuple(checks), find_blame(source, built, bad, other, tolerance))
+
+
+def _check(
+    built: Build,
+    model: CompiledModel,
+    other: Reference | None,
+    sizes: dict[str, int],
+    feeds: Feeds,
+    tolerance: float | None,
+    interpreter: bool,
+) -> list[Check]:
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    progress.report(f"run {at}".strip())
+    out = model(**feeds)
+    results = out if isinstance(out, tuple) else (out,)
+    expected: dict[str, Sequence[np.ndarray]] = {}
+    if other is not None:
+        progress.report(f"{other.name} {at}".strip())
+        expected[other.name] = other.run(feeds)
+    if interpreter or other is None:
+        progress.report(f"interpret {at}".strip())
+        expected["interpreter"] = interpret(built.graph, list(feeds.values()))
+    return [
+        Check(sizes, name, spec.name, agree(np.asarray(got), want, tolerance))
+        for name, wanted in expected.items()
+        for spec, got, want in zip(model.outputs, results, wanted, strict=True)
+    ]

@@ -1,0 +1,149 @@
+"""Inputs to run a model on: sizes for its symbols, random arrays that suit it, arrays from files."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Graph, Input, Node
+from ingot.ops.core.base import Category, category
+from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.expr import evaluate, linear_in
+from ingot.runtime.program import Program, TensorSpec
+from ingot.support.errors import InputError
+
+Feeds = dict[str, np.ndarray]
+
+BATCHES, LENGTHS = (1, 3, 2), (128, 33, 7)  # one common size, and odd ones that leave remainders in every tile
+
+
+def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
+    """["batch=1,length=128", "batch=4"] -> one mapping per text. Raises InputError."""
+    out: list[dict[str, int]] = []
+    for text in texts:
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, size = part.strip().partition("=")
+            if not name or not size.isdecimal():
+                raise InputError("--size", expected="NAME=SIZE[,NAME=SIZE...]", got=repr(text))
+            sizes[name] = int(size)
+        out.append(sizes)
+    return out
+
+
+def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A size for every symbol: as given, else for case 0, 1, 2 a common or an odd size within the symbol's bounds.
+
+    A symbol that some input has as its first axis counts as a batch. Raises InputError for a name that is no symbol.
+    """
+    given = given or {}
+    names = [s.name for s in program.symbols]
+    if unknown := [name for name in given if name not in names]:
+        raise InputError("--size", expected=f"one of the model's symbols {names}", got=unknown)
+    leading = [linear_in(spec.shape[0]) for spec in program.inputs if spec.shape]
+    first = {found[0] for found in leading if found}
+    out: dict[str, int] = {}
+    for s in program.symbols:
+        size = (BATCHES if s.name in first else LENGTHS)[case % 3]
+        size = max(size, s.lo) if s.hi is None else min(max(size, s.lo), s.hi)
+        out[s.name] = given.get(s.name, size)
+    return out
+
+
+def cases(program: Program, given: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    """The sizes to try: those given, else up to three different ones; one if nothing is dynamic."""
+    tried = [choose_sizes(program, 0, g) for g in given] or [choose_sizes(program, i) for i in range(3)]
+    return [sizes for i, sizes in enumerate(tried) if sizes not in tried[:i]]
+
+
+def index_limits(graph: Graph) -> dict[str, int]:
+    """Input label -> n for integer inputs that select one of n rows: token ids must be below the vocabulary's size."""
+    limits: dict[str, int] = {}
+    users = graph.uses()
+    for node in graph.inputs:
+        if not isinstance(node.op, Input) or not node.dtype.is_integer:
+            continue
+        found = _limits(node, users)
+        if found:
+            limits[node.op.label] = min(found)
+    return limits
+
+
+def _limits(node: Node, users: Mapping[Node, Sequence[Node]]) -> list[int]:
+    """Static sizes of the axes that `node` indexes, itself or through views and conversions."""
+    found: list[int] = []
+    stack, seen = [node], {node}
+    while stack:
+        value = stack.pop()
+        for user in users.get(value, ()):
+            op = user.op
+            if isinstance(op, ops.Take) and user.inputs[1] is value:
+                size = user.inputs[0].shape[op.axis]
+                found += [size] if isinstance(size, int) else []
+            elif isinstance(op, ops.Gather) and user.inputs[1] is value:
+                axes = [user.inputs[0].shape[axis] for axis in op.start_index_map]
+                found += [size for size in axes if isinstance(size, int)]
+            elif (isinstance(op, ops.Convert) or category(op) is Category.VIEW) and user not in seen:
+                seen.add(user)
+                stack.append(user)
+    return found
+
+
+def random_feeds(
+    program: Program, sizes: Mapping[str, int], limits: Mapping[str, int] | None = None, seed: int = 0
+) -> Feeds:
+    """Arrays for every input: normal floats; integers below the input's limit, else 0 and 1 as in a mask.
+
+    The first of a row of integers from {0, 1} is 1, so that no row is masked as a whole. The same seed gives an input
+    of the same name the same values.
+    """
+    feeds: Feeds = {}
+    for spec in program.inputs:
+        shape = tuple(evaluate(dim, sizes) for dim in spec.shape)
+        random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
+        feeds[spec.name] = _random(random, spec, shape, (limits or {}).get(spec.name))
+    return feeds
+
+
+def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], limit: int | None) -> np.ndarray:
+    dtype = numpy_dtype(spec.dtype)
+    if spec.dtype[0] in "iu":
+        top = np.iinfo(dtype).max
+        array = random.integers(0, min(2 if limit is None else limit, int(top)), shape).astype(dtype)
+        if limit is None and shape and shape[-1]:
+            array[..., 0] = 1
+        return array
+    if spec.dtype == "bool":
+        array = random.random(shape) < 0.5
+        if shape and shape[-1]:
+            array[..., 0] = True
+        return array
+    return random.standard_normal(shape).astype(dtype)
+
+
+def read_feeds(program: Program, texts: Sequence[str]) -> Feeds:
+    """["x=x.npy"] -> arrays by input name. Raises InputError for unknown names and files that hold no array."""
+    names = [spec.name for spec in program.inputs]
+    feeds: Feeds = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals and len(names) == 1:
+            name, path = names[0], text
+        if name not in names:
+            raise InputError("--input", expected=f"NAME=FILE.npy with a name of {names}", got=repr(text))
+        feeds[name] = _read_array(Path(path))
+    return feeds
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}", expected="an array written by numpy.save", got=str(error)) from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"cannot read {path}", expected="one array (.npy)", got="an archive of several")
+    return array

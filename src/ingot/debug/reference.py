@@ -1,0 +1,113 @@
+"""Other implementations of a model to compare with: ONNX Runtime for ONNX files, PyTorch for exported programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ingot.debug.feeds import Feeds
+from ingot.debug.source import Source, read_torch
+from ingot.support.errors import ImportModelError
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from ingot.frontends.torch.model import Leaf
+
+Run = Callable[[Feeds], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`run(feeds)` gives the model's outputs in order. `name` is who computes them."""
+
+    name: str
+    run: Run
+
+
+def reference(source: Source) -> Reference | None:
+    """The model's own framework, where it is installed; None otherwise."""
+    if source.kind == "torch":
+        return _pytorch(source)
+    if source.kind == "onnx":
+        return _onnx_runtime(source)
+    return None
+
+
+def _onnx_runtime(source: Source) -> Reference | None:
+    try:
+        import onnxruntime  # an extra
+    except ImportError:
+        return None
+    return Reference(f"ONNX Runtime {onnxruntime.__version__}", session(str(source.path)))
+
+
+def session(model: str | bytes) -> Run:
+    """ONNX Runtime on a file or a serialized model, without its graph optimizations: the plain meaning of the model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        made = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except RuntimeError as error:  # all of ONNX Runtime's own errors derive from it
+        raise ImportModelError(f"ONNX Runtime refuses the model: {error}") from error
+    names = [i.name for i in made.get_inputs()]
+
+    def run(feeds: Feeds) -> list[np.ndarray]:
+        return [np.asarray(out) for out in made.run(None, {name: feeds[name] for name in names if name in feeds})]
+
+    return run
+
+
+def _pytorch(source: Source) -> Reference:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    program, imported = read_torch(source)
+    module = program.module()
+    adapter = imported.inputs
+
+    def run(feeds: Feeds) -> list[np.ndarray]:
+        values = [_argument(leaf, feeds) for leaf in adapter.leaves]
+        args, kwargs = pytree.tree_unflatten(values, adapter.spec)
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(module(*args, **kwargs))
+        kinds = [kind for kind, _ in imported.outputs.leaves]
+        return [_array(v) for v, kind in zip(leaves, kinds, strict=True) if kind != "fixed"]
+
+    return Reference(f"PyTorch {torch.__version__}", run)
+
+
+def _argument(leaf: Leaf, feeds: Feeds) -> object:
+    """What the model's forward takes for a leaf, from the graph's input."""
+    import torch
+
+    if leaf.kind == "fixed":
+        return leaf.value
+    array = feeds[leaf.name]
+    if leaf.kind == "size":
+        return int(array.shape[0])
+    return float(array) if leaf.kind == "number" else torch.from_numpy(array)
+
+
+def _array(value: torch.Tensor | float | int) -> np.ndarray:
+    return np.asarray(value) if isinstance(value, int | float) else value.detach().numpy()
+
+
+def with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every value that a node of its main graph makes as an output, in the nodes' order."""
+    import onnx
+
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    declared = {o.name: o for o in model.graph.output}
+    del changed.graph.output[:]
+    for name in (name for node in model.graph.node for name in node.output if name):
+        changed.graph.output.append(declared.get(name) or onnx.helper.make_empty_tensor_value_info(name))
+    return changed

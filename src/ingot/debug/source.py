@@ -1,0 +1,124 @@
+"""A model file, whatever it holds: ONNX, a saved ExportedProgram, or an artifact of Ingot's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ingot import compiler
+from ingot.ir.node import Graph
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+from ingot.support.errors import ImportModelError, InputError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from ingot.frontends.torch import ImportedModel
+
+Kind = Literal["onnx", "torch", "artifact"]
+Bound = int | tuple[int, int | None]
+
+_ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
+
+
+@dataclass(frozen=True)
+class Source:
+    """A readable model file and what was asked of its sizes. `kind` comes from the file's first bytes, not its name."""
+
+    path: Path
+    kind: Kind
+    dims: Mapping[str, Bound]
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
+    """Raises ImportModelError for a path that is no readable file, InputError for sizes asked of an artifact."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(artifact.MAGIC))
+    except OSError as error:
+        raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
+    kind: Kind = "artifact" if head == artifact.MAGIC else "torch" if head.startswith(_ZIP) else "onnx"
+    if kind == "artifact" and dims:
+        raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
+    return Source(path, kind, dict(dims or {}))
+
+
+def parse_dims(texts: Sequence[str]) -> dict[str, Bound]:
+    """["batch=1", "length=1:512", "frames=4:"] -> sizes and inclusive bounds by symbol. Raises InputError."""
+    dims: dict[str, Bound] = {}
+    for text in texts:
+        match = re.fullmatch(r"([^=]+)=(\d+)(?:(:)(\d*))?", text.strip())
+        if match is None:
+            raise InputError("--dim", expected="NAME=SIZE or NAME=LOW:HIGH", got=repr(text), fix="as in --dim batch=1")
+        name, low, ranged, high = match.groups()
+        dims[name] = (int(low), int(high) if high else None) if ranged else int(low)
+    return dims
+
+
+def read_graph(source: Source) -> Graph:
+    """The MODEL graph of an ONNX file or an exported program.
+
+    Raises what the frontends raise, and InputError for an artifact.
+    """
+    if source.kind == "artifact":
+        raise InputError(
+            f"{source.path} is compiled: the model's graph is not in it",
+            expected="an ONNX file or a .pt2 file",
+            fix="name the model that it was compiled from",
+        )
+    if source.kind == "torch":
+        return read_torch(source)[1].graph
+    from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
+
+    progress.report("read")
+    return import_onnx(source.path, dynamic=dict(source.dims) or None)
+
+
+def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
+    """The program in a .pt2 file, and its import with the sizes that were asked for."""
+    try:
+        import torch  # an extra
+
+        from ingot.frontends.torch import import_exported
+    except ImportError as error:
+        raise ImportModelError("reading .pt2 files needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from error
+    progress.report("read")
+    try:
+        program = torch.export.load(source.path)
+    except (RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise ImportModelError(
+            f"not a readable exported program: {error}", where=str(source.path), fix="write it with torch.export.save"
+        ) from error
+    imported = import_exported(program)
+    return program, replace(imported, graph=_sized(imported.graph, source.dims))
+
+
+def _sized(graph: Graph, dims: Mapping[str, Bound]) -> Graph:
+    known = graph.symbols()
+    if unknown := [name for name in dims if name not in known]:
+        raise InputError("--dim", expected=f"one of the model's symbols {list(known)}", got=unknown)
+    bounds = {name: (low, high) for name, low, high in graph.bounds}
+    bounds |= {name: bound for name, bound in dims.items() if isinstance(bound, tuple)}
+    graph = replace(graph, bounds=tuple((name, low, high) for name, (low, high) in sorted(bounds.items())))
+    return graph.substitute({name: size for name, size in dims.items() if isinstance(size, int)})
+
+
+def compile_source(source: Source, *, threads: int | None, cache: bool, fast_math: bool, target: str) -> CompiledModel:
+    """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
+    if source.kind == "artifact":
+        return CompiledModel(artifact.load(source.path), threads=threads)
+    model = read_torch(source)[1] if source.kind == "torch" else source.path
+    dims = dict(source.dims) if source.kind == "onnx" and source.dims else None
+    compiled = compiler.compile_model(
+        model, None, target=target, dynamic=dims, threads=threads, cache=cache, fast_math=fast_math
+    )
+    return compiled if isinstance(compiled, CompiledModel) else compiled.compiled

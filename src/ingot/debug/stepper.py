@@ -1,0 +1,166 @@
+"""Run a compiled program one group at a time and judge each group on the very inputs that it was given.
+
+    for each launch:  read its operands from memory  ->  run its steps  ->  read its results
+                      compare with the reference of the group's body on the same operands
+
+So an error is found where it arises and not where it shows. The arena starts as NaNs (0xFF bytes), which makes reads of
+memory that nobody wrote visible; every value is kept when it is written, which makes a value that is overwritten too
+early visible when it is read; chunks run in a shuffled order, which makes chunks that depend on each other visible.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.debug.agree import Agreement, agree
+from ingot.debug.build import Build
+from ingot.ir.dims import DimLike, substitute
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Input, Node, Project
+from ingot.link import Launch, label
+from ingot.ops.group import Group
+from ingot.runtime.bind import Instance
+from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.image import CodeImage
+from ingot.runtime.memory import ALIGNMENT, aligned_bytes
+from ingot.support import progress
+from ingot.support.errors import VerifyError
+
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first group that went wrong.
+
+    `what`: "kernel" (the result `value` is wrong) or "memory" (the operand `value` changed after it was written).
+    """
+
+    what: str
+    launch: Launch
+    value: Node
+    agreement: Agreement
+    kernels: tuple[str, ...]
+
+    @property
+    def steps(self) -> range:
+        return range(self.launch.first, self.launch.last)
+
+    def __str__(self) -> str:
+        group = label(self.launch.node)
+        where = f"{', '.join(self.kernels)} (step {self.launch.first})"
+        if self.what == "memory":
+            written = label(self.value) if isinstance(self.value.op, Group) else self.value.op.name
+            return f"the value of {written} changed in memory before {group} read it in {where}: {self.agreement}"
+        return f"{group} in {where}: {self.agreement}"
+
+
+class Stepper:
+    """A program on its own memory, run step by step in this thread."""
+
+    def __init__(self, build: Build, arrays: Sequence[np.ndarray], seed: int = 0) -> None:
+        program = build.program
+        self.build = build
+        self.inputs = [np.ascontiguousarray(a) for a in arrays]
+        self.image = CodeImage(program.code)
+        self.instance = Instance(program, [a.shape for a in self.inputs], self.image)
+        self.sizes = self.instance.values
+        self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
+        self.arena[:] = 0xFF
+        for offset, nbytes in self.instance.layout.zeroed:
+            self.arena[offset : offset + nbytes] = 0
+        self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)
+        self.weights[: program.weights.nbytes] = program.weights
+        shapes = zip(program.outputs, self.instance.output_shapes, strict=True)
+        self.outputs = [np.zeros(shape, numpy_dtype(spec.dtype)) for spec, shape in shapes]
+        for out in self.outputs:
+            out.reshape(-1).view(np.uint8)[:] = 0xFF
+        self.scratch = aligned_bytes(program.scratch_bytes + ALIGNMENT)
+        self.instance.attach(
+            pool=0, arena=self.arena.ctypes.data, weights=self.weights.ctypes.data,
+            scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
+        )  # fmt: skip
+        self.bases = np.frombuffer(self.instance.bases, np.int64)
+        self.bases[2:] = [a.ctypes.data for a in (*self.inputs, *self.outputs)]
+        # the driver's own view of the context and of the step records: see targets/cpu/driver.py
+        context = (ctypes.c_int64 * 7).from_address(self.instance.address)
+        records = (ctypes.c_int64 * (3 * len(program.steps))).from_address(context[2]) if program.steps else ()
+        self.records = np.array(records, np.int64).reshape(-1, 3)
+        self.random = np.random.default_rng(seed)
+
+    def run(self, launch: Launch) -> None:
+        """All chunks of the launch's steps."""
+        for function, table, chunks in self.records[launch.first : launch.last]:
+            kernel = _KERNEL(int(function))
+            for chunk in self.random.permutation(int(chunks)):
+                kernel(self.bases.ctypes.data, int(table), int(chunk), self.scratch.ctypes.data)
+
+    def read(self, buffer: int, layout: Layout, node: Node) -> np.ndarray:
+        """A copy of the value that lies in a buffer of the plan."""
+        plan = self.build.program.buffers[buffer]
+        dtype = node.dtype.numpy
+        match plan.kind:
+            case "input":
+                base, place = self.inputs[plan.index].reshape(-1).view(np.uint8), 0
+            case "output":
+                base, place = self.outputs[plan.index].reshape(-1).view(np.uint8), 0
+            case "arena":
+                base, place = self.arena, self.instance.layout.offsets[buffer]
+            case "weight":
+                base, place = self.weights, plan.offset
+        shape = tuple(self.size(d) for d in layout.shape)
+        strides = tuple(self.size(d) * dtype.itemsize for d in layout.strides)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, base, place + self.size(layout.offset) * dtype.itemsize, strides).copy()
+
+    def size(self, dim: DimLike) -> int:
+        value = substitute(dim, self.sizes)
+        if not isinstance(value, int):
+            raise VerifyError("a size of the plan", expected="a number once the inputs are known", got=value)
+        return value
+
+
+def find_fault(build: Build, arrays: Sequence[np.ndarray], tolerance: float | None = None) -> Fault | None:
+    """The first group whose native result differs from its reference on the same operands, or whose operand changed.
+
+    None if every group is right: then what differs does so only when steps run on several threads.
+    """
+    stepper = Stepper(build, arrays)
+    known: dict[Node, np.ndarray] = dict(zip(build.graph.inputs, stepper.inputs, strict=True))
+    for i, launch in enumerate(build.launches):
+        progress.report("step", i, len(build.launches))
+        names = tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last))
+        operands: list[np.ndarray] = []
+        for node, at in zip(launch.node.inputs, launch.inputs, strict=True):
+            value = _value(node, known, stepper)
+            operands.append(value if at is None else stepper.read(*at, node))
+            if operands[-1].tobytes() != value.tobytes():
+                return Fault("memory", launch, node, agree(operands[-1], value, 0.0), names)
+        stepper.run(launch)
+        reference = launch.node.op.substitute(stepper.sizes).reference(*operands)
+        expected = reference if isinstance(reference, tuple) else (reference,)
+        for node, at, want in zip(launch.node.results, launch.outputs, expected, strict=True):
+            known[node] = stepper.read(*at, node)
+            agreement = agree(known[node], np.asarray(want), tolerance)
+            if not agreement.ok:
+                return Fault("kernel", launch, node, agreement, names)
+    return None
+
+
+def _value(node: Node, known: dict[Node, np.ndarray], stepper: Stepper) -> np.ndarray:
+    """The value that was written, put together where the node is storage (a concat or pad of written values)."""
+    if node in known:
+        return known[node]
+    if isinstance(node.op, Const):
+        return node.op.value
+    if isinstance(node.op, Group | Input | Project):
+        raise VerifyError(f"{node.op.name} is read before it is written", where=node.loc)
+    operands = [_value(n, known, stepper) for n in node.inputs]
+    result = node.op.substitute(stepper.sizes).reference(*operands)
+    known[node] = np.asarray(result)
+    return known[node]
