@@ -94,7 +94,7 @@ def stream_kernel(machine: Machine) -> Kernel:
 class PeakProbe:
     """The core's multiply-add rate right now: call it beside what is measured, frequencies move."""
 
-    turns = 40000
+    turns = 300000
 
     def __init__(self) -> None:
         machine = host_machine()

@@ -10,7 +10,7 @@ import pytest
 from ingot.ir import kernel as k
 from ingot.ir.dims import symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
-from ingot.ir.types import DType, f32, f64
+from ingot.ir.types import DType, bf16, f16, f32, f64
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import Operand, emit_contraction
 from ingot.schedule.index import linear
@@ -235,3 +235,31 @@ def test_convolution_in_blocks_of_kernel_rows() -> None:
     out = place(np.full((1, oh, ow, 40), np.nan, np.float32))
     run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(weights, c, plan)), out])
     np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("n", [45, 16, "n"])
+@pytest.mark.parametrize("kk", [40, "kk"])
+def test_transposed_run_time_b(n: object, kk: object, machine: Machine) -> None:
+    """q @ k.T: panels transposed in scratch where K is known, gathered otherwise."""
+    columns, depth = symbol("n") if n == "n" else n, symbol("kk") if kk == "kk" else kk
+    c = Contraction(
+        (Axis(2, 21 * depth, columns * depth),), (Axis(21, depth),), (Axis(columns, 0, depth),), (Axis(depth, 1, 1),),
+        f32, f32, f32, False,
+    )  # fmt: skip
+    kernel, plan = build(c, machine, (21 * columns, columns, 1))
+    assert (plan.panel_at >= 0) == isinstance(kk, int)
+    x, y = 45 if n == "n" else int(str(n)), 40
+    a, b, out = random(2, 21, y), random(2, x, y), place(np.full((2, 21, x), np.nan, np.float32))
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [a, b, out], {"n": x, "kk": y})
+    np.testing.assert_allclose(out, a @ b.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_half_operands_accumulate_in_f32(dtype: DType) -> None:
+    c = replace(matmul(19, 50, 24), a=dtype, b=dtype)
+    kernel, plan = build(c, MACHINES[0], (50, 1))
+    a, b = random(19, 24, dtype=dtype), random(24, 50, dtype=dtype)
+    out = place(np.full((19, 50), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(b, c, plan)), out])
+    np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)

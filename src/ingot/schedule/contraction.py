@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.types import static_shape
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
+from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes
-from ingot.support.errors import CompileError
 
 Index = tuple[Expr, ...]
 Write = Callable[[Block, Index, Expr, Expr | None], None]
@@ -104,14 +105,18 @@ class _Nest:
         self.outer: Index = ()
         self.a_base: Expr = ZERO
         self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
-        if not c.packed and c.cols[-1].b != 1:
-            raise CompileError("run-time B", expected="columns side by side (stride 1)", got=f"stride {c.cols[-1].b}")
+        self.turned = plan.panel_at >= 0
+        self.in_panels = c.packed or self.turned
+        self.b_tile = b.buffer  # where tiles read B
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
         plan, c = self.plan, self.c
         if plan.k_block:
-            self.sums = top.alloc("sums", c.acc, plan.scratch_bytes // c.acc.nbytes, scratch=0)
+            size = (plan.panel_at if self.turned else plan.scratch_bytes) // c.acc.nbytes
+            self.sums = top.alloc("sums", c.acc, size, scratch=0)
+        if self.turned:
+            self.b_tile = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
@@ -179,6 +184,10 @@ class _Nest:
             width = vectors * plan.lanes
             step: DimLike = self.c.k * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
+            if self.turned:
+                source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
+                turn_panel(block, source, self.b_tile, self._turned_rows(), self.c.k, width, plan)
+                base = ZERO
             self._blocks(block, _Columns(vectors, base, start, width, tail, masked), rows)
 
         if not dynamic and not rest:
@@ -196,6 +205,10 @@ class _Nest:
         vectors = -(-rest // plan.lanes)
         self._maybe(top, k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
 
+    def _turned_rows(self) -> int:
+        """Rows of a transposed panel: k, in whole vectors."""
+        return -(-static_shape((self.c.k,))[0] // self.plan.lanes) * self.plan.lanes
+
     def _blocks(self, block: Block, columns: _Columns, rows: Callable[[Block, _Columns, Expr], None]) -> None:
         """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache."""
         plan, axis = self.plan, self.reduce[0]
@@ -208,9 +221,9 @@ class _Nest:
                 first = k.binary("eq", i, ZERO)
                 last = k.binary("eq", i, dim_expr(blocks - 1))
                 here = replace(columns, first=first, last=last)
-            if self.c.packed:
+            if self.in_panels:
                 base = b.let(add(columns.base, mul(i, dim_expr(part))), "bk")
-                ahead = b.let(add(base, dim_expr(part)), "next") if plan.prefetch else None
+                ahead = b.let(add(base, dim_expr(plan.ahead or part)), "next") if plan.prefetch else None
                 here = replace(here, base=base, ahead=ahead)
             elif blocks != 1:
                 here = replace(here, base=b.let(add(columns.base, mul(i, dim_expr(axis.b * plan.k_block))), "bk"))
@@ -330,7 +343,7 @@ class _Nest:
             axis = axes[0]
             inside = product(x.extent for x in axes[1:])
             extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
-            b_step: DimLike = inside * step if self.c.packed else axis.b
+            b_step: DimLike = inside * step if self.in_panels else axis.b
 
             def turn(x: Block, i: Expr) -> None:
                 a_next, b_next = add(a_index, mul(i, dim_expr(axis.a))), add(b_index, mul(i, dim_expr(b_step)))
@@ -366,14 +379,14 @@ class _Nest:
         line = 64 // self.c.b.nbytes
         start = add(ahead, mul(at_k, integer(self._ahead_per_k())))
         for i in range(self.plan.prefetch):
-            block.stmts.append(k.Prefetch(self.b.buffer, add(start, integer(i * line))))
+            block.stmts.append(k.Prefetch(self.b_tile, add(start, integer(i * line))))
 
     def _multiply(
         self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer, bv: Buffer, a_index: Expr, b_index: Expr
     ) -> None:
         """acc += the outer product of one column of A's tile and one row of B's panel."""
         lanes, nv = self.plan.lanes, columns.vectors
-        whole = nv - 1 if columns.tail and not self.c.packed else nv
+        whole = nv - 1 if columns.tail and not self.in_panels else nv
         block.loop("v", 0, whole, 1, lambda x, v: x.store(bv, v, self._load_b(columns, b_index, v)), unroll=True)
         if whole < nv:
             block.store(bv, integer(whole), self._load_tail(block, columns, b_index, whole))
@@ -411,21 +424,32 @@ class _Nest:
             finish(block, integer(whole), False)
 
     def _load_b(self, columns: _Columns, index: Expr, v: Expr) -> Expr:
-        lanes = self.plan.lanes
+        """One vector of B, at `index` + v vectors."""
+        lanes, axis = self.plan.lanes, self.c.cols[-1]
         mask = None
-        if columns.masked:
+        if columns.masked and not self.in_panels:
             first = add(columns.start, mul(v, integer(lanes)))
             mask = k.binary("lt", k.ramp(first, lanes), dim_expr(self.columns))
-        return k.cast(k.load(self.b.buffer, add(index, mul(v, integer(lanes))), lanes, mask), self.c.acc)
+        if self.in_panels or axis.b == 1:
+            return k.cast(k.load(self.b_tile, add(index, mul(v, integer(lanes))), lanes, mask), self.c.acc)
+        return k.cast(self._strided(index, mul(v, integer(lanes)), mask), self.c.acc)
+
+    def _strided(self, index: Expr, column: Expr, mask: Expr | None) -> Expr:
+        """A vector of columns that do not lie side by side."""
+        lanes, stride = self.plan.lanes, dim_expr(self.c.cols[-1].b)
+        steps = k.binary("mul", k.ramp(ZERO, lanes), stride)
+        return k.gather(self.b_tile, k.binary("add", steps, add(index, mul(column, stride))), mask)
 
     def _load_tail(self, block: Block, columns: _Columns, index: Expr, v: int) -> Expr:
-        """The last vector of an unpacked B whose columns end inside it, read no further than they go."""
+        """The last vector of B in place where its columns end inside it, read no further than they go."""
         lanes, tail = self.plan.lanes, columns.tail
         at = add(index, integer(v * lanes))
+        mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
+        if self.c.cols[-1].b != 1:
+            return k.cast(self._strided(index, integer(v * lanes), mask), self.c.acc)
         if self.plan.masks:
-            mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
-            return k.cast(k.load(self.b.buffer, at, lanes, mask), self.c.acc)
-        short = block.let(k.load(self.b.buffer, at, tail), "t")
+            return k.cast(k.load(self.b_tile, at, lanes, mask), self.c.acc)
+        short = block.let(k.load(self.b_tile, at, tail), "t")
         wide = k.Shuffle(short.dtype, lanes, short, short, tuple(min(i, tail - 1) for i in range(lanes)))
         return k.cast(wide, self.c.acc)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.types import DType
@@ -66,9 +67,10 @@ class Plan:
     """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
     unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
     of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. batch_run: batch entries
-    (and outer columns) of a chunk. prefetch: cache lines of the next panel per turn of the innermost loop. k_block:
-    turns of the outermost reduction loop of which sums are kept in scratch (0: all at once). scratch_bytes: what a
-    worker needs.
+    (and outer columns) of a chunk. prefetch: cache lines of B per turn of the innermost loop: of the next panel, or
+    of what lies `ahead` elements further on. k_block: turns of the outermost reduction loop of which sums are kept in
+    scratch (0: all at once). panel_at: byte offset in scratch of a panel of B that is transposed at run time (-1:
+    none). scratch_bytes: what a worker needs.
     """
 
     lanes: int
@@ -82,7 +84,9 @@ class Plan:
     masks: bool
     batch_run: int = 1
     prefetch: int = 0
+    ahead: int = 0
     k_block: int = 0
+    panel_at: int = -1
     scratch_bytes: int = 0
 
     @property
@@ -179,13 +183,25 @@ def _cost(
     total = panels * column(nv) + column(rest)
     # each kind of tile is code to print, compile and fetch
     total *= 1 + 0.01 * (bool(panels) + bool(rest)) * (1 + bool(inner % width)) * (1 + bool(outer % lines))
-    size = c.acc.nbytes
-    if k * nv * lanes * size > machine.l2 * 0.6:
+    rows = outer * inner
+    if rows > lines * width and k * nv * lanes * c.b.nbytes > machine.l2 * 0.6:
         total *= 1.1  # a panel that the second-level cache does not keep comes from the third for every tile
+    if rows == 1:
+        total *= 1 + 0.02 * max(0, 8 - nv)  # a wide panel is a better stream from memory
+    return total * _conflicts(c, lines * width)
+
+
+def _conflicts(c: Contraction, m: int) -> float:
+    """Slow-down by rows of a tile that fall into the same sets of the first-level cache and evict each other.
+
+    Measured on a 12-way cache of 64 sets: nothing up to 3 rows in a set, 20% at 5, 40% at 7. Layouts whose row
+    stride is an odd number of cache lines have no conflicts.
+    """
     stride = c.rows[-1].a
-    if isinstance(stride, int) and lines * width > 8 and stride and stride * c.a.nbytes % 2048 == 0:
-        total *= 1.2  # measured: many rows that fall into few sets of the first-level cache evict each other
-    return total
+    if not isinstance(stride, int) or stride == 0 or stride * c.a.nbytes % 64:
+        return 1.0
+    period = 64 // gcd(stride * c.a.nbytes // 64, 64)
+    return 1 + 0.1 * max(0.0, m / period - 3)
 
 
 def _powers(n: int) -> list[int]:
@@ -245,9 +261,19 @@ def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
         block = across * p.width  # a fixed size: rows beyond the estimate are more chunks
     p = replace(
         p, row_run=max(1, tiles // across), row_block=block, panels=per, batch_run=batch_run,
-        prefetch=_prefetch(c, p, tiles),
+        prefetch=_prefetch(c, p, tiles) if c.packed else 0, ahead=AHEAD if tiles == 1 else 0,
     )  # fmt: skip
-    return _blocked(c, machine, p, tiles)
+    p = _blocked(c, machine, p, tiles)
+    if transposed(c) and isinstance(c.k, int):
+        panel = -(-c.k // p.lanes) * p.lanes * p.panel * c.acc.nbytes
+        at = -(-p.scratch_bytes // 64) * 64
+        p = replace(p, panel_at=at, scratch_bytes=at + panel)
+    return p
+
+
+def transposed(c: Contraction) -> bool:
+    """A run-time B whose reduction lies side by side and whose columns do not: panels are turned in scratch."""
+    return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 
 def _tile_run(tiles: int, across: int) -> int:
@@ -269,14 +295,14 @@ def _blocked(c: Contraction, machine: Machine, p: Plan, tiles: int) -> Plan:
     for n in range(1, outer // step + 1):
         if outer % n or (outer // n) % step:
             continue
-        small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.9 * machine.l2)
+        small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
         if small or k // n < 2 * MIN_K_BLOCK:
             block = outer // n if n > 1 else 0
             return replace(p, k_block=block, scratch_bytes=tiles_bytes(c, p, tiles) if block else 0)
     return p
 
 
-MIN_K_BLOCK = 256
+MIN_K_BLOCK = 512
 
 
 def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
@@ -284,12 +310,17 @@ def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
     return (tiles + 1) * p.lines * p.width * p.panel * c.acc.nbytes
 
 
+AHEAD = 2048  # elements: some hundred cycles of the stream before it is needed
+
+
 def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
     """Cache lines of the next panel that each turn fetches, so that the row tiles of a chunk fetch it all in time.
 
     Without it the first tile of a panel runs at the speed of memory. Where tiles are many that is a small part.
     """
-    if not c.packed or not 2 <= tiles <= 64:
+    if tiles == 1:
+        return -(-p.unroll * p.panel * c.b.nbytes // 64)
+    if tiles > 64:
         return 0
     lines = p.unroll * p.panel * c.b.nbytes / 64
     return max(1, round(lines / tiles + 0.49))
