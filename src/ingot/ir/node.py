@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ingot.ir.dims import Dim, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
 from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.support.errors import ShapeError, VerifyError
 
@@ -62,6 +62,10 @@ class Op:
     def lower(self, *inputs: Node) -> Node | tuple[Node, ...] | None:
         """The same value in simpler ops; None for a primitive."""
         return None
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        """Floating-point operations in sums of products, 2 per multiply-add, for `explain` and cost models."""
+        return 0
 
     @classmethod
     def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:

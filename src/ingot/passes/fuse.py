@@ -91,6 +91,8 @@ class _Fusion:
         self.homes: dict[Node, list[_Open]] = {}  # groups that compute a node (free nodes: several)
         self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
         self.storage: set[Node] = set()
+        self.apart: dict[Node, str] = {}  # roots of groups: why they are
+        self.reasons: dict[Node, str] = {}  # the same, of the groups that were built
         self.tails = self._anchor_tails()
 
     def run(self) -> Graph:
@@ -132,7 +134,30 @@ class _Fusion:
             return
         if not must and len(homes) == 1 and all(self.homes.get(u) for u in users) and self._join(homes[0], node):
             return
+        self.apart[node] = self._why_apart(node, homes)
         self._open(node)
+
+    def _why_apart(self, node: Node, homes: list[_Open]) -> str:
+        """For people: why `node` is the root of a group, and so stored, and no part of the group that reads it."""
+        readers = self.users.get(node, [])
+        if node in self.outputs:
+            return "an output of the model"
+        if node in self.forced:
+            names = sorted({u.op.name for u in readers if u in self.storage or self._is_anchor(u)})
+            return f"{' and '.join(names) or 'a view'} reads it as memory, each element many times or in another order"
+        if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
+            return f"{len(homes)} kernels read it: each would have to compute it again"
+        (g,) = homes
+        if isinstance(node.op, _REDUCTIONS):
+            return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
+        if not is_pointwise(node):
+            return f"the kernel of {g.root.op.name} has a main loop already, or reads its operand in another order"
+        if node in self.tails:
+            return f"it is the epilogue of {node.inputs[0].op.name} before it"
+        return f"the loop of {g.root.op.name} needs each of its elements several times"
+
+    def _is_anchor(self, node: Node) -> bool:
+        return any(g.anchor is node for g in self.homes.get(node, ()))
 
     def _place_free(self, node: Node, homes: list[_Open], must: bool) -> None:
         only_read_as_memory = node in self.forced and node not in self.outputs
@@ -141,6 +166,7 @@ class _Fusion:
                 self.forced.add(i)
             must = False
         if must or not homes:
+            self.apart[node] = self._why_apart(node, homes)
             self._open(node)
             return
         for g in homes:
@@ -308,6 +334,7 @@ class _Fusion:
                 memo[n] = self._build_storage(n, memo)
             elif n in self.homes and self.homes[n][0].root is n and len(self.homes[n]) == 1:
                 memo[n] = _build_group(self.homes[n][0], memo)
+                self.reasons[memo[n]] = self.apart[n]
         outputs: list[Node] = []
         for i, n in enumerate(self.graph.outputs):
             # an output is written by a group of its own
@@ -413,6 +440,13 @@ def _copy(label: str, value: Node) -> Node:
     return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
 
 
-def fuse(graph: Graph) -> Graph:
-    """A CORE graph (and kept composite ops) -> a graph of Group nodes, storage ops, inputs and constants."""
-    return _Fusion(graph).run()
+def fuse(graph: Graph, reasons: dict[Node, str] | None = None) -> Graph:
+    """A CORE graph (and kept composite ops) -> a graph of Group nodes, storage ops, inputs and constants.
+
+    `reasons`, if given, is filled with why each group is not part of the one that reads it.
+    """
+    fusion = _Fusion(graph)
+    fused = fusion.run()
+    if reasons is not None:
+        reasons |= fusion.reasons
+    return fused

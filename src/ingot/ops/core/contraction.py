@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Op
 from ingot.ir.types import DType, TensorType, dtype_of, i32
 from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, known, widen
@@ -89,6 +89,10 @@ class DotGeneral(CoreOp):
             *(b.shape[d] for d in free_b),
         )
         return TensorType(_result_dtype(self, a, b, self.dtype), shape)
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        depth = product(inputs[0].shape[d] for d in self.contract[0])
+        return self.infer(*inputs).size * depth * 2
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
@@ -187,6 +191,10 @@ class Convolution(CoreOp):
             padded = dilated(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
             out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        window = product(d for d, letter in zip(inputs[1].shape, self.rhs_layout, strict=True) if letter != "O")
+        return self.infer(*inputs).size * window * 2
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         out = self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op
 from ingot.ir.types import TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
@@ -54,6 +54,11 @@ class Attention(Op):
             fits = mask.rank <= 4 and broadcast_shapes(scores, mask.shape) == scores
             self.expect(fits, f"mask: expected one that broadcasts to {list(scores)}, got {mask}")
         return q.with_shape((batch, heads, rows, v.shape[3]))
+
+    def flops(self, *inputs: TensorType) -> DimLike:
+        """Both products in full: what a causal mask leaves out is counted."""
+        q, k, v = inputs[:3]
+        return product(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3]) * 2
 
     def offset(self, rows: DimLike, cols: DimLike) -> DimLike:
         """The number of keys that the first query sees besides key 0, under a causal mask."""

@@ -170,6 +170,10 @@ class Recurrent(Op):
 
     # --- the op
 
+    def flops(self, *inputs: TensorType) -> DimLike:
+        x, w, r = inputs[:3]
+        return x.shape[0] * x.shape[1] * (w.size + r.size) * 2
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         count = 4 + self.states + self.has_lengths + self.has_peepholes()
         self.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
