@@ -17,6 +17,9 @@ from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ops.core.base import CoreOp, Perm, inverse, permute
 
 
+FEW = 4  # channels of an input that is not worth transposing
+
+
 class _Layouts:
     def __init__(self) -> None:
         self.at: dict[Node, tuple[Node, Perm]] = {}
@@ -117,11 +120,13 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     if not isinstance(op, ops.Convolution) or op.lhs_layout.find("C") != 1:
         return None
     perm = channels_last(n.type.rank)
-    spatial = op.lhs_layout[2:]
-    last = f"N{spatial}C"
-    new = replace(op, lhs_layout=last, out_layout=last)
+    last = f"N{op.lhs_layout[2:]}C"
     x, k = n.inputs
-    return new(w.get(x, perm), w.get(k, _identity(k.type.rank)), loc=n.loc), perm
+    # images have so few channels that vectors cannot run along them: they are read where they lie
+    few = isinstance(x.shape[1], int) and x.shape[1] <= FEW and w.at[x][1] == _identity(x.type.rank)
+    new = replace(op, lhs_layout=op.lhs_layout if few else last, out_layout=last)
+    order = _identity(x.type.rank) if few else perm
+    return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), perm
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
