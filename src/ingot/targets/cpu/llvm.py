@@ -71,6 +71,7 @@ class _Function:
         self.scopes_of: dict[Buffer, str] = {}
         self.registers: dict[Buffer, dict[int, str]] = {}
         self.loads: dict[str, str] = {}
+        self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
         self.stored: dict[int, frozenset[Buffer]] = {}
         self.value_of: dict[type[Expr], Callable[..., str]] = {
             Lit: self._literal,
@@ -148,6 +149,7 @@ class _Function:
         bound = dict(self.vars) if any(isinstance(s, Let) for s in body) else None
         for stmt in body:
             self.loads.clear()
+            self.shared.clear()
             do[type(stmt)](stmt)
         if bound is not None:
             self.vars = bound
@@ -453,7 +455,11 @@ class _Function:
         """The value's text; instructions it needs are printed on the way."""
         if e.lanes == 1 and e.dtype == i64 and type(e) in (Binary, Var, Lit):
             return self.affine(e).value(self.b)
-        return self.value_of[type(e)](e)
+        # expressions share operands: walked as trees, vector math would take exponential time
+        found = self.shared.get(id(e))
+        if found is None:
+            found = self.shared[id(e)] = self.value_of[type(e)](e)
+        return found
 
     def affine(self, e: Expr) -> Affine:
         """A scalar i64 as constant + sum of coefficient * value."""
