@@ -185,7 +185,7 @@ class _Fusion:
             return False
         fill = node.inputs[1]
         zero = isinstance(fill.op, Const) and not fill.op.value.any()
-        return zero and node in self.forced and not is_leaf(node.inputs[0]) and not is_free(node.inputs[0])
+        return zero and node in self.forced
 
     def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
         """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
