@@ -1,0 +1,418 @@
+"""The printer against numpy: every operation on every type and odd lane counts, memory, loops, branches, registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Expr, For, If, Kernel, Let, Lit, Store, integer
+from ingot.ir.types import (
+    DTYPES,
+    DType,
+    bf16,
+    boolean,
+    f8e4m3fn,
+    f8e5m2,
+    f16,
+    f32,
+    f64,
+    i4,
+    i8,
+    i16,
+    i32,
+    i64,
+    u4,
+    u8,
+    u32,
+)  # fmt: skip
+from ingot.schedule.block import Block
+from ingot.support.errors import CompileError
+from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.llvm import print_module
+from tests.targets.cpu.native import Native, place
+
+CHUNK = k.var("chunk")
+FLOATS, INTS = [f64, f32, f16, bf16], [i64, i32, i16, i8, u8, u32]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-30, 3.7, -7.2, np.inf, -np.inf, np.nan, 65504.0, 300.0, 1e5]
+
+
+def evaluate(out: DType, make: Callable[..., Expr], *arrays: np.ndarray, lanes: int | None = None) -> np.ndarray:
+    """make(one value per array) on all elements at once, as one vector of `lanes` (default: all of them)."""
+    n = arrays[0].size
+    lanes = lanes or n
+    ins = tuple(Buffer(f"x{i}", _dtype(a)) for i, a in enumerate(arrays))
+    result = Buffer("out", out, writable=True)
+    body = []
+    for at in range(0, n, lanes):
+        value = make(*(k.load(b, integer(at), min(lanes, n - at)) for b in ins))
+        body.append(Store(result, integer(at), value))
+    kernel = Kernel("k", (*ins, result), (), CHUNK, integer(1), tuple(body))
+    made = place(np.zeros(n, out.numpy))
+    Native(kernel)([*(place(a) for a in arrays), made])
+    return made
+
+
+def _dtype(a: np.ndarray) -> DType:
+    return next(t for t in DTYPES.values() if t.numpy == a.dtype)
+
+
+def same(got: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+def floats(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of special values."""
+    with np.errstate(over="ignore"):
+        v = np.array(SPECIAL).astype(dtype.numpy)
+    return np.repeat(v, v.size), np.tile(v, v.size)
+
+
+def ints(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    info = np.iinfo(dtype.numpy)
+    v = np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max], dtype.numpy)
+    return np.repeat(v, v.size), np.tile(v, v.size)
+
+
+@pytest.mark.parametrize("lanes", [1, 5, 16])
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "min", "max", "copysign"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_binary(dtype: DType, fn: str, lanes: int) -> None:
+    x, y = floats(dtype)
+    numpy = {"sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum"}.get(fn, fn)
+    with np.errstate(all="ignore"):
+        same(evaluate(dtype, lambda a, b: k.binary(fn, a, b), x, y, lanes=lanes), getattr(np, numpy)(x, y))
+
+
+@pytest.mark.parametrize("dtype", [f64, f32, f16])
+def test_fmod(dtype: DType) -> None:
+    x, y = floats(dtype)
+    tiny = np.array([1e-310, 5e-324, 1e-40, 1e-45, 6e-8], np.float64).astype(dtype.numpy)
+    x, y = np.concatenate([x, np.repeat(tiny, 5)]), np.concatenate([y, np.tile(tiny, 5)])
+    with np.errstate(all="ignore"):
+        same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=4), np.fmod(x, y))
+
+
+def test_max_with_a_literal_keeps_nan() -> None:
+    x = np.array(SPECIAL, np.float32)
+    same(evaluate(f32, lambda a: k.binary("max", a, k.lit(0.0, f32, 17)), x), np.maximum(x, 0))
+    same(evaluate(f32, lambda a: k.binary("min", k.lit(6.0, f32, 17), a), x), np.minimum(x, 6))
+
+
+@pytest.mark.parametrize("fn", k.COMPARE)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
+def test_compare(dtype: DType, fn: str) -> None:
+    x, y = floats(dtype) if dtype.is_float else ints(dtype)
+    numpy = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
+    got = evaluate(boolean, lambda a, b: k.binary(fn, a, b), x, y, lanes=16)
+    same(got, getattr(np, numpy[fn])(x, y))
+
+
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor"])
+@pytest.mark.parametrize("dtype", INTS)
+def test_int_binary(dtype: DType, fn: str) -> None:
+    x, y = ints(dtype)
+    if fn in ("div", "rem"):
+        keep = (y != 0) & ~((x == np.iinfo(dtype.numpy).min) & (y.astype(np.int64) == -1))
+        x, y = x[keep], y[keep]
+        wide_x, wide_y = x.astype(object), y.astype(object)
+        quotient = np.array(
+            [abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(wide_x, wide_y, strict=True)]
+        )
+        want = (quotient if fn == "div" else wide_x - quotient * wide_y).astype(dtype.numpy)
+    else:
+        numpy = {"sub": "subtract", "mul": "multiply", "min": "minimum", "max": "maximum", "and": "bitwise_and",
+                 "or": "bitwise_or", "xor": "bitwise_xor"}.get(fn, fn)  # fmt: skip
+        want = getattr(np, numpy)(x, y)
+    np.testing.assert_array_equal(evaluate(dtype, lambda a, b: k.binary(fn, a, b), x, y, lanes=8), want)
+
+
+@pytest.mark.parametrize("dtype", [i32, u32, i8])
+def test_shifts_and_bits(dtype: DType) -> None:
+    x, _ = ints(dtype)
+    y = (np.arange(x.size) % dtype.bits).astype(dtype.numpy)
+    unsigned = x.astype(f"u{dtype.nbytes}")
+    np.testing.assert_array_equal(evaluate(dtype, lambda a, b: k.binary("shl", a, b), x, y), x << y)
+    np.testing.assert_array_equal(
+        evaluate(dtype, lambda a, b: k.binary("lshr", a, b), x, y),
+        (unsigned >> y.astype(unsigned.dtype)).astype(x.dtype),
+    )
+    if dtype.kind == "i":
+        np.testing.assert_array_equal(evaluate(dtype, lambda a, b: k.binary("ashr", a, b), x, y), x >> y)
+    np.testing.assert_array_equal(evaluate(dtype, lambda a: k.unary("not", a), x), ~x)
+    np.testing.assert_array_equal(evaluate(dtype, lambda a: k.unary("popcnt", a), x), np.bitwise_count(unsigned))
+    zeros = [dtype.bits - int(v).bit_length() for v in unsigned]
+    np.testing.assert_array_equal(evaluate(dtype, lambda a: k.unary("clz", a), x), np.array(zeros, dtype.numpy))
+
+
+@pytest.mark.parametrize("fn", ["neg", "abs", "sqrt", "floor", "ceil", "round_even", "trunc"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_float_unary(dtype: DType, fn: str) -> None:
+    x = floats(dtype)[1][: len(SPECIAL)]
+    numpy = {"neg": "negative", "round_even": "rint"}.get(fn, fn)
+    with np.errstate(all="ignore"):
+        same(evaluate(dtype, lambda a: k.unary(fn, a), x, lanes=7), getattr(np, numpy)(x))
+
+
+ALL = [f64, f32, f16, bf16, f8e4m3fn, f8e5m2, i64, i32, i16, i8, u8, u32, i4, u4, boolean]
+
+
+@pytest.mark.parametrize("source", [f64, f32, f16, bf16, f8e4m3fn, f8e5m2])
+@pytest.mark.parametrize("target", [f64, f32, f16, bf16, f8e4m3fn, f8e5m2, boolean])
+def test_float_casts(source: DType, target: DType) -> None:
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        x = np.concatenate([SPECIAL, rng.standard_normal(200) * np.exp2(rng.integers(-30, 20, 200))])
+        x = np.concatenate(
+            [x, [1 + 2**-11, 1 + 2**-11 + 2**-40, 2**-15, 2**-25, 448.0, 464.0, 465.0, 57344.0, 61440.0]]
+        )
+        x = x.astype(source.numpy)
+        got, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=16), x.astype(target.numpy)
+    if target == boolean:
+        want = x.astype(np.float64) != 0
+    same(got, want)
+
+
+@pytest.mark.parametrize("source", [f64, f32, f16, bf16])
+@pytest.mark.parametrize("target", [i64, i32, i16, i8, u8, u32, i4, u4])
+def test_float_to_int_saturates(source: DType, target: DType) -> None:
+    with np.errstate(all="ignore"):
+        x = np.array([*SPECIAL, 1e30, -1e30, 127.9, -128.9, 255.9, 7.9, -8.9, 15.9], np.float64).astype(source.numpy)
+        low, high = (
+            (-(1 << target.bits - 1), (1 << target.bits - 1) - 1) if target.kind == "i" else (0, (1 << target.bits) - 1)
+        )
+        exact = [
+            0 if np.isnan(v) else max(low, min(high, int(max(min(v, 1e300), -1e300)))) for v in x.astype(np.float64)
+        ]
+    got = evaluate(target, lambda a: k.cast(a, target), x, lanes=8)
+    np.testing.assert_array_equal(got.astype(object), np.array(exact, object))
+
+
+@pytest.mark.parametrize("source", [i64, i32, i16, i8, u8, u32, boolean])
+@pytest.mark.parametrize("target", [f64, f32, f16, bf16, i64, i32, i8, u8, i4, u4, boolean])
+def test_int_casts(source: DType, target: DType) -> None:
+    x = (
+        np.array([True, False])
+        if source == boolean
+        else np.concatenate([ints(source)[1][:9], np.arange(100)]).astype(source.numpy)
+    )
+    if target.bits == 4:
+        want = ((x.astype(np.int64) & 15) ^ 8) - 8 if target == i4 else x.astype(np.int64) & 15
+    else:
+        with np.errstate(all="ignore"):
+            want = x.astype(target.numpy) if target not in (f16, bf16) else x.astype(np.float64).astype(target.numpy)
+    same(evaluate(target, lambda a: k.cast(a, target), x, lanes=16), want)
+
+
+def test_bitcast_select_and_fma() -> None:
+    x = np.array(SPECIAL, np.float32)
+    np.testing.assert_array_equal(evaluate(i32, lambda a: k.bitcast(a, i32), x), x.view(np.int32))
+    with np.errstate(all="ignore"):
+        got = evaluate(f32, lambda a: k.select(k.binary("lt", a, k.lit(0.0, f32)), k.lit(5.0, f32), a), x)
+    same(got, np.where(x < 0, np.float32(5), x))
+    tiny = np.full(16, 1 + 2**-12, np.float32)
+    same(evaluate(f32, lambda a: k.fma(a, a, k.lit(-1.0, f32)), tiny), np.full(16, 2**-11 + 2**-24, np.float32))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 7, 16, 64])
+@pytest.mark.parametrize("fn", ["add", "mul", "min", "max"])
+@pytest.mark.parametrize("dtype", [f32, f64, i32, i8])
+def test_reduce(dtype: DType, fn: str, lanes: int) -> None:
+    x = (np.arange(lanes) % 3 + 1).astype(dtype.numpy)
+    numpy = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[fn]
+    out, source = Buffer("out", dtype, writable=True), Buffer("x", dtype)
+    kernel = Kernel(
+        "k",
+        (source, out),
+        (),
+        CHUNK,
+        integer(1),
+        (Store(out, integer(0), k.reduce(fn, k.load(source, integer(0), lanes))),),
+    )
+    made = place(np.zeros(1, dtype.numpy))
+    Native(kernel)([place(x), made])
+    with np.errstate(all="ignore"):
+        assert made[0] == numpy.reduce(x, dtype=dtype.numpy)
+
+
+def test_nan_wins_a_reduction() -> None:
+    for at in range(16):
+        x = np.ones(16, np.float32)
+        x[at] = np.nan
+        out, source = Buffer("out", f32, writable=True), Buffer("x", f32)
+        body = (Store(out, integer(0), k.reduce("max", k.load(source, integer(0), 16))),)
+        made = place(np.zeros(1, np.float32))
+        Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
+        assert np.isnan(made[0])
+
+
+def test_shuffle_extract_ramp_gather_scatter() -> None:
+    x = np.arange(100, 116, dtype=np.float32)
+    got = evaluate(f32, lambda a: k.Shuffle(f32, 5, a, k.lit(-1.0, f32, 16), (15, 0, 16, 3, 31)), x, lanes=16)[:5]
+    same(got, np.array([115, 100, -1, 103, -1], np.float32))
+    source, out = Buffer("x", f32), Buffer("out", f32, writable=True)
+    index = k.ramp(integer(1), 5, 3)
+    mask = k.binary("lt", k.ramp(integer(0), 5), integer(3))
+    body = (
+        Store(out, integer(0), k.gather(source, index)),
+        Store(out, integer(8), k.gather(source, index, mask)),
+        Store(out, k.ramp(integer(16), 5, 2), k.load(source, integer(0), 5), mask),
+        Store(out, integer(30), k.Extract(f32, 1, k.load(source, integer(0), 16), 9)),
+    )
+    made = place(np.full(32, -1, np.float32))
+    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
+    same(made[:5], x[1:16:3])
+    same(made[8:13], np.array([101, 104, 107, 0, 0], np.float32))
+    same(made[16:26], np.array([100, -1, 101, -1, 102, -1, -1, -1, -1, -1], np.float32))
+    assert made[30] == 109
+
+
+def test_colliding_scatter_keeps_the_last_lane() -> None:
+    out = Buffer("out", f32, writable=True)
+    body = (Store(out, k.lit(0, i64, 8), k.cast(k.ramp(integer(0), 8), f32)),)
+    made = place(np.zeros(1, np.float32))
+    Native(Kernel("k", (out,), (), CHUNK, integer(1), body))([made])
+    assert made[0] == 7
+
+
+@pytest.mark.parametrize("dtype", [f32, f16, bf16, i8, boolean, f64])
+@pytest.mark.parametrize("lanes", [1, 3, 16])
+def test_masks_touch_no_memory(dtype: DType, lanes: int) -> None:
+    """A masked copy of n elements at the very end of a page-sized array."""
+    x = (np.arange(lanes) % 2).astype(dtype.numpy)
+    source, out, n = Buffer("x", dtype), Buffer("out", dtype, writable=True), k.var("n")
+    mask = k.binary("lt", k.ramp(integer(0), lanes), n) if lanes > 1 else k.binary("lt", integer(0), n)
+    body = (Store(out, integer(0), k.load(source, integer(0), lanes, mask), mask),)
+    native = Native(Kernel("k", (source, out), (n,), CHUNK, integer(1), body))
+    for count in range(lanes + 1):
+        made = place(np.ones(lanes, dtype.numpy))
+        native([place(x), made], [count])
+        same(made, np.concatenate([x[:count], np.ones(lanes - count)]).astype(dtype.numpy))
+
+
+def test_registers_through_loops_and_branches() -> None:
+    """Sums in registers over a dynamic loop with a branch inside; loops that do not run; values from before."""
+    source, out, n = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n")
+    top = Block()
+    acc = top.alloc("acc", f32, 2)
+    for i in range(2):
+        top.store(acc, integer(i), k.lit(10.0 * i, f32))
+
+    def body(b: Block, i: Expr) -> None:
+        x = b.let(k.load(source, i))
+        even = k.binary("eq", k.binary("rem", i, integer(2)), integer(0))
+        b.when(
+            even,
+            lambda c: c.store(acc, integer(0), k.add(k.load(acc, integer(0)), x)),
+            lambda c: c.store(acc, integer(1), k.sub(k.load(acc, integer(1)), x)),
+        )
+
+    top.loop("i", integer(0), n, 1, body)
+    top.loop("i", integer(5), integer(5), 1, lambda b, i: b.store(acc, integer(0), k.lit(-1.0, f32)))
+    for i in range(2):
+        top.store(out, integer(i), k.load(acc, integer(i)))
+    native = Native(Kernel("k", (source, out), (n,), CHUNK, integer(1), top.body))
+    x = np.arange(1, 12, dtype=np.float32)
+    for count in (0, 1, 2, 11):
+        made = place(np.zeros(2, np.float32))
+        native([place(x), made], [count])
+        same(made, np.array([x[:count:2].sum(), 10 - x[1:count:2].sum()]))
+
+
+def test_nested_loops_stack_scratch_and_chunks() -> None:
+    """Each chunk turns one 4x4 block through stack and scratch memory."""
+    source, out = Buffer("x", f32), Buffer("out", f32, writable=True)
+    stack = Buffer("s", f32, 16, "stack", writable=True)
+    scratch = Buffer("t", f32, 16, "scratch", writable=True, offset=64)
+    i, j = k.var("i"), k.var("j")
+    at = k.add(k.mul(CHUNK, integer(16)), k.add(k.mul(i, integer(4)), j))
+    turned = k.add(k.mul(j, integer(4)), i)
+
+    def nest(*body: k.Stmt) -> For:
+        return For(i, integer(0), integer(4), 1, (For(j, integer(0), integer(4), 1, body),))
+
+    body = (
+        k.Alloc(stack), k.Alloc(scratch),
+        nest(Store(stack, turned, k.load(source, at))),
+        nest(Store(scratch, turned, k.load(stack, turned))),
+        nest(Store(out, at, k.load(scratch, k.add(k.mul(i, integer(4)), j)))),
+    )  # fmt: skip
+    x = np.arange(48, dtype=np.float32)
+    made = place(np.zeros(48, np.float32))
+    Native(Kernel("k", (source, out), (), CHUNK, integer(3), body, 128))([place(x), made], chunks=3)
+    same(made, x.reshape(3, 4, 4).transpose(0, 2, 1).reshape(-1))
+
+
+def test_loads_stay_where_they_stand() -> None:
+    """An in-place update reads the old value before the store and the new one after it."""
+    x, out = Buffer("x", f32, writable=True), Buffer("out", f32, writable=True)
+    a, b = k.var("a", f32), k.var("b", f32)
+    body = (
+        Let(a, k.load(x, integer(0))), Store(x, integer(0), k.add(a, k.lit(1.0, f32))), Let(b, k.load(x, integer(0))),
+        Store(out, integer(0), k.mul(a, k.lit(100.0, f32))), Store(out, integer(1), b),
+    )  # fmt: skip
+    values, made = place(np.array([3], np.float32)), place(np.zeros(2, np.float32))
+    Native(Kernel("k", (x, out), (), CHUNK, integer(1), body))([values, made])
+    same(made, np.array([300, 4]))
+
+
+def test_constant_folding_of_indices_and_branches() -> None:
+    out, u = Buffer("out", f32, writable=True), k.var("u")
+    inside = If(k.binary("lt", u, integer(2)), (Store(out, u, k.lit(1.0, f32)),), (Store(out, u, k.lit(2.0, f32)),))
+    kernel = Kernel("k", (out,), (), CHUNK, integer(1), (For(u, integer(0), integer(4), 1, (inside,), unroll=True),))
+    text = print_module([kernel], host_features())
+    assert "br " not in text and "mul" not in text
+    made = place(np.zeros(4, np.float32))
+    Native(kernel)([made])
+    same(made, np.array([1, 1, 2, 2]))
+
+
+def test_invariants_leave_loops() -> None:
+    """The splat of a run-time value is printed before the loop, once."""
+    source, out, n, i = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n"), k.var("i")
+    value = k.fma(k.load(source, i, 16), k.splat(k.cast(n, f32), 16), k.lit(1.0, f32, 16))
+    kernel = Kernel("k", (source, out), (n,), CHUNK, integer(1), (For(i, integer(0), n, 16, (Store(out, i, value),)),))
+    lines = print_module([kernel], host_features()).splitlines()
+    loop = next(at for at, line in enumerate(lines) if " phi " in line)
+    assert [at < loop for at, line in enumerate(lines) if "shufflevector" in line] == [True]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ((Store(Buffer("r", f32, 4, "register"), integer(0), k.lit(0.0, f32)),), "expected an Alloc"),
+        ((Let(k.var("v"), k.var("missing")),), "variable missing"),
+        ((For(k.var("i"), integer(0), k.var("n"), 1, (), unroll=True),), "literal bounds"),
+    ],
+)
+def test_errors(body: tuple[k.Stmt, ...], message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        print_module([Kernel("k", (), (k.var("n"),), CHUNK, integer(1), body)], host_features())
+
+
+def test_bfloat_and_ml_dtypes_agree_on_every_f16() -> None:
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    out, source, i = Buffer("out", bf16, writable=True), Buffer("x", f16), k.var("i")
+    body = (For(i, integer(0), integer(1 << 16), 32, (Store(out, i, k.cast(k.load(source, i, 32), bf16)),)),)
+    made = place(np.zeros(1 << 16, ml_dtypes.bfloat16))
+    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
+    same(made, x.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+
+def test_literals() -> None:
+    for dtype, value in (
+        (f32, 0.1),
+        (f16, 0.1),
+        (bf16, 0.1),
+        (f64, 0.1),
+        (f32, float("inf")),
+        (i8, -5),
+        (boolean, True),
+    ):
+        out = Buffer("out", dtype, writable=True)
+        made = place(np.zeros(3, dtype.numpy))
+        Native(Kernel("k", (out,), (), CHUNK, integer(1), (Store(out, integer(0), Lit(dtype, 3, value)),)))([made])
+        same(made, np.full(3, value).astype(dtype.numpy))
