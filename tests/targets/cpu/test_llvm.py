@@ -35,6 +35,7 @@ from ingot.targets.cpu.assemble import host_features
 from ingot.targets.cpu.llvm import print_module
 from tests.targets.cpu.native import Native, place
 
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 CHUNK = k.var("chunk")
 FLOATS, INTS = [f64, f32, f16, bf16], [i64, i32, i16, i8, u8, u32]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-30, 3.7, -7.2, np.inf, -np.inf, np.nan, 65504.0, 300.0, 1e5]
