@@ -1,0 +1,68 @@
+"""Graphs compiled as the pipeline compiles them, from fusion on, beside the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.ir.dims import Dim
+from ingot.ir.interp import interpret
+from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.types import TensorType, dtype_of
+from ingot.link import link
+from ingot.passes.fuse import fuse
+from ingot.runtime.executor import CompiledModel
+from ingot.schedule.machine import AVX2, Machine, machine_of
+from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.llvm import print_module
+
+HOST = host_features()
+NATIVE = machine_of(HOST.arch, HOST.features, 2)
+# the schedules of a narrow machine run on any x86 that has its vectors
+MACHINES = [NATIVE] + ([replace(AVX2, threads=2)] if "avx512f" in HOST.features else [])
+
+
+def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> CompiledModel:
+    def assembled(kernels):
+        for kernel in kernels:
+            verify_kernel(kernel, "lower")
+        return assemble([print_module(kernels, HOST)], HOST)
+
+    program = link(fuse(graph), machine, HOST, assembled, stages={}, meta={})
+    program.check()
+    return CompiledModel(program, threads=threads)
+
+
+def run(graph: Graph, xs: Sequence[np.ndarray], machine: Machine = NATIVE) -> tuple[np.ndarray, ...]:
+    out = compile_graph(graph, machine)(*xs)
+    return out if isinstance(out, tuple) else (out,)
+
+
+def inputs_like(xs: Sequence[np.ndarray], symbols: Mapping[int, Sequence[int | Dim]] | None = None) -> list[Node]:
+    """Graph inputs of the types of `xs`; `symbols`: other shapes, by position."""
+    shapes = [tuple((symbols or {}).get(i, x.shape)) for i, x in enumerate(xs)]
+    return [Input(f"x{i}", TensorType(dtype_of(x), s))() for i, (x, s) in enumerate(zip(xs, shapes, strict=True))]
+
+
+def op_graph(op: Op, xs: Sequence[np.ndarray], symbols: Mapping[int, Sequence[int | Dim]] | None = None) -> Graph:
+    ins = inputs_like(xs, symbols)
+    return Graph(tuple(ins), op(*ins).results)
+
+
+def check(graph: Graph, xs: Sequence[np.ndarray], rtol: float = 4e-6, machine: Machine = NATIVE) -> None:
+    """The compiled graph gives what the interpreter gives: NaN and infinities alike, the rest within `rtol` of the
+    largest."""
+    for got, want in zip(run(graph, xs, machine), interpret(graph, xs), strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        if not want.dtype == bool and np.issubdtype(want.dtype, np.integer) or want.dtype == bool:
+            np.testing.assert_array_equal(got, want)
+            continue
+        g, w = got.astype(np.float64), want.astype(np.float64)
+        finite = np.isfinite(w)
+        np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
+        np.testing.assert_array_equal(np.where(finite, 0, g), np.where(finite, 0, w))
+        scale = np.abs(w[finite]).max(initial=1e-30)
+        assert np.abs(g - w)[finite].max(initial=0) <= rtol * scale

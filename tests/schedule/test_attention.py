@@ -1,0 +1,124 @@
+"""Attention kernels against the interpreter: both kernels, masks, causal, grouped heads, edges, dynamic sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph
+from ingot.ops import Attention, Reshape, Slice, Transpose
+from ingot.passes.fuse import fuse
+from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph
+
+SIZES = {
+    "decode": (1, 4, 4, 1, 130, 64, 64),
+    "decode-grouped": (1, 8, 2, 1, 700, 64, 64),
+    "decode-odd": (2, 4, 1, 3, 77, 40, 24),
+    "decode-one-key": (1, 2, 1, 8, 1, 16, 16),
+    "flash": (1, 2, 2, 40, 300, 64, 64),
+    "flash-odd": (2, 4, 2, 33, 65, 20, 36),
+    "flash-narrow": (1, 1, 1, 100, 129, 7, 3),
+    "flash-wide": (1, 2, 2, 16, 200, 128, 64),
+}
+
+
+def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+def operands(b: int, hq: int, hk: int, sq: int, sk: int, d: int, dv: int) -> list[np.ndarray]:
+    return [normal(b, hq, sq, d), normal(b, hk, sk, d), normal(b, hk, sk, dv)]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_causal_and_masks(sizes: tuple[int, ...], machine) -> None:
+    xs = operands(*sizes)
+    b, hq, _, sq, sk, *_ = sizes
+    rng = np.random.default_rng(0)
+    check(op_graph(Attention("none", 0.2), xs), xs, machine=machine)
+    check(op_graph(Attention("lower_right", 0.2), xs), xs, machine=machine)
+    check(op_graph(Attention("upper_left", 0.2, 3.0), xs), xs, machine=machine)
+    keys = [*xs, rng.random((b, 1, 1, sk)) < 0.5]
+    check(op_graph(Attention("none", 0.2), keys), keys, machine=machine)
+    added = normal(hq, sq, sk)
+    added[:, sq // 2] = -np.inf
+    added[0, :, : sk // 2] = -np.inf
+    full = [*xs, added]
+    check(op_graph(Attention("lower_right", 0.2), full), full, machine=machine)
+
+
+@pytest.mark.parametrize(("op", "xs"), list(Attention.samples()), ids=str)
+def test_samples(op: Attention, xs: tuple[np.ndarray, ...]) -> None:
+    check(op_graph(op, xs), xs, rtol=1e-3 if xs[0].dtype == np.float16 else 4e-6)
+
+
+def test_decode_splits_keys_over_threads() -> None:
+    xs = operands(1, 2, 1, 1, 3000, 64, 48)
+    for causal in ("none", "upper_left"):
+        check(op_graph(Attention(causal, 0.2), xs), xs)
+    hidden = [*xs, np.arange(3000) > 2900]
+    check(op_graph(Attention("none", 0.2), hidden), hidden)
+    nothing = [*xs, np.zeros((1, 3000), bool)]
+    check(op_graph(Attention("none", 0.2), nothing), nothing)
+
+
+def test_narrow_storage() -> None:
+    for sq in (1, 20):
+        xs = [x.astype(np.float16) for x in operands(1, 4, 2, sq, 90, 32, 32)]
+        check(op_graph(Attention("none", 0.2), xs), xs, rtol=1e-3)
+
+
+@pytest.mark.parametrize("sq", [3, 20])
+def test_nan_and_infinity(sq: int) -> None:
+    q, k, v = operands(1, 2, 2, sq, 40, 16, 16)
+    q[0, 0, 1, 3] = np.nan
+    q[0, 1, 0, 2] = np.inf
+    k[0, 1, 5, 7] = np.inf
+    v[0, 0, 30, 2] = np.inf
+    v[0, 0, 31, 3] = np.nan
+    check(op_graph(Attention("none", 0.2), (q, k, v)), (q, k, v))
+    mask = np.ones((sq, 40), bool)
+    mask[:, 5] = False
+    check(op_graph(Attention("none", 0.2), (q, k, v, mask)), (q, k, v, mask))
+
+
+@pytest.mark.parametrize("causal", ["none", "lower_right", "upper_left"])
+def test_dynamic_sizes(causal: str) -> None:
+    b, s, t = symbol("b"), symbol("s"), symbol("t")
+    shapes = {0: (b, 4, s, 24), 1: (b, 2, t, 24), 2: (b, 2, t, 17), 3: (s, t)}
+    for sizes in ((1, 4, 2, 1, 9, 24, 17), (3, 4, 2, 50, 70, 24, 17), (2, 4, 2, 16, 150, 24, 17)):
+        xs = operands(*sizes)
+        check(op_graph(Attention(causal, 0.3), xs, shapes), xs)
+        masked = [*xs, normal(sizes[3], sizes[4])]
+        check(op_graph(Attention(causal, 0.3), masked, shapes), masked)
+    # few queries, dynamic keys
+    xs = operands(2, 4, 2, 2, 333, 24, 17)
+    shapes = {0: (b, 4, 2, 24), 1: (b, 2, t, 24), 2: (b, 2, t, 17)}
+    check(op_graph(Attention(causal, 0.3), xs, shapes), xs)
+
+
+@pytest.mark.parametrize("sq", [1, 37])
+def test_heads_are_read_and_written_in_place(sq: int) -> None:
+    """[B,S,3HD] -> split heads -> attention -> [B,S,HD] is one group without a copy."""
+    b, h, d = 2, 3, 32
+    qkv = normal(b, sq, 3 * h * d)
+    (x,) = inputs_like([qkv])
+
+    def part(i: int):
+        own = Slice((0, 0, i * h * d), (b, sq, (i + 1) * h * d), (1, 1, 1))(x)
+        return Transpose((0, 2, 1, 3))(Reshape((b, sq, h, d))(own))
+
+    y = Attention("lower_right", 0.2)(part(0), part(1), part(2))
+    graph = Graph((x,), (Reshape((b, sq, h * d))(Transpose((0, 2, 1, 3))(y)),))
+    assert len([n for n in fuse(graph).nodes() if n.inputs]) == 1
+    for machine in MACHINES:
+        check(graph, [qkv], machine=machine)
+
+
+def test_one_thread_does_not_split() -> None:
+    xs = operands(1, 1, 1, 1, 2000, 64, 64)
+    check(op_graph(Attention("none", 0.2), xs), xs, machine=replace(NATIVE, threads=1))
