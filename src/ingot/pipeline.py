@@ -27,6 +27,7 @@ from ingot.passes.lower import lower_model_ops
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
 from ingot.passes.simplify import simplify
+from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
 from ingot.support import progress
@@ -49,6 +50,7 @@ def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
         ("lower", lambda g: lower_model_ops(g, KEPT)),
         ("fold", fold_constants),
         ("simplify", tidy),
+        ("split_transposed", split_transposed),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights

@@ -225,7 +225,7 @@ class _Fusion:
             joined = self._accepts_pointwise(g, node, axes)
         else:
             free = g.anchor is None and not g.reductions and len(node.types) == 1
-            behind = takes_epilogue(node) and self._aligned(g, node)
+            behind = takes_epilogue(node) and self._aligned(g, node, moved=True)
             joined = free and (behind or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None)
             if joined:
                 self._anchor(g, node)
@@ -244,7 +244,7 @@ class _Fusion:
         cheap = not isinstance(node.op, _COSTLY) and all(is_leaf(i) or is_free(i) for i in node.inputs)
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
-        return g.anchor is None or self._aligned(g, node) or cheap
+        return g.anchor is None or self._aligned(g, node, moved=True) or cheap
 
     def _once_a_row(self, g: _Open, node: Node, axes: Axes | None) -> bool:
         """A small value that loops over the box compute outside their innermost loop: it does not follow the innermost
@@ -300,15 +300,17 @@ class _Fusion:
             g.axes[m] = None if axes is None else tuple(None if a is None else target.get(a) for a in axes)
         g.box = box
 
-    def _aligned(self, g: _Open, node: Node) -> bool:
-        """Element i of `node` is needed for element i of the result alone, in row-major order."""
+    def _aligned(self, g: _Open, node: Node, moved: bool = False) -> bool:
+        """Element i of `node` is needed for one element of the result alone: the i-th in row-major order, or with `moved`
+        any, by transposes."""
         if node is g.root:
             return True
+        through = (ops.Reshape, ops.Transpose) if moved else (ops.Reshape,)
         for u in self.users.get(node, ()):
             if g not in self.homes.get(u, ()):
                 continue
             same = category(u.op) is Category.ELEMENTWISE and u.shape == node.shape
-            if not (same or isinstance(u.op, ops.Reshape)) or not self._aligned(g, u):
+            if not (same or isinstance(u.op, through)) or not self._aligned(g, u, moved):
                 return False
         return True
 
