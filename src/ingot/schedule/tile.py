@@ -247,9 +247,12 @@ def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
             chunk = work * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
             even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
             idle = 0.0 if even else chunk * (threads - 1) / threads
-            traffic = entries * (row_blocks * b_bytes + blocks * a_bytes) * _PER_BYTE
+            # what the second-level cache keeps from chunk to chunk is streamed once
+            a_times = blocks if a_bytes > machine.l2 / 2 else 1
+            b_times = row_blocks if b_bytes > machine.l2 / 2 else 1
+            traffic = entries * (b_times * b_bytes + a_times * a_bytes) * _PER_BYTE
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
-            cost = (work + traffic + count * _CLAIM) / threads + max(idle, 0.1 * chunk * (threads > 1))
+            cost = (work + traffic + count * _CLAIM) / threads + max(idle, 0.2 * chunk * (threads > 1))
             if best is None or cost < best[0]:
                 best = cost, per, tiles, batch_run
     assert best is not None
