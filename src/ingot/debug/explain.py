@@ -1,0 +1,259 @@
+"""Where a compiled model's time goes: per kernel its time, work, share of the machine's limits, and what was fused why.
+
+A row is one fused group (one kernel, or a few). FLOPs are those of sums of products, 2 per multiply-add, as benchmarks
+count them. Bytes are what the group must read and write once: operands, weights and results. The floor is the larger of
+both at the rates that this machine reached in the same run; arrays that stay in a cache can beat the memory's share.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot import ops
+from ingot.debug.build import Build
+from ingot.debug.feeds import Feeds
+from ingot.debug.probe import Rates, measure
+from ingot.ir.dims import DimLike, substitute
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.types import TensorType
+from ingot.link import Launch
+from ingot.ops.group import Group
+from ingot.passes.fuse import fuse
+from ingot.runtime.bind import Instance
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.expr import evaluate
+from ingot.runtime.image import CodeImage
+from ingot.runtime.program import Program
+from ingot.support import progress
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group. seconds: median over runs. begin: where it starts on the timeline of one call.
+
+    flops_share, bytes_share: of this machine's measured rates while it ran. floor: seconds that these rates allow.
+    reads: rows whose results it reads. apart: why it is not part of the kernel that reads it.
+    """
+
+    index: int
+    label: str
+    where: str
+    kind: str
+    kernels: tuple[str, ...]
+    begin: float
+    seconds: float
+    share: float
+    chunks: int
+    flops: int
+    bytes: int
+    flops_share: float
+    bytes_share: float
+    floor: float
+    result: str
+    fused: tuple[str, ...]
+    apart: str
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One buffer of the arena: alive from step `first` to `last`, at `offset`."""
+
+    buffer: int
+    first: int
+    last: int
+    offset: int
+    nbytes: int
+    halo: bool
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A model's run, explained. seconds: the sum of the rows. floor: the sum of their floors."""
+
+    model: str
+    sizes: dict[str, int]
+    rates: Rates
+    rows: tuple[Row, ...]
+    seconds: float
+    floor: float
+    steps: int
+    arena: int
+    weights: int
+    code: int
+    blocks: tuple[Block, ...]
+    passes: tuple[tuple[str, float], ...]
+
+
+def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
+    """Run the model on `feeds` `repeats` times with a clock on each step; measure the machine before and after."""
+    progress.report("measure the machine")
+    before = rates or measure(build.threads)
+    model = build.model()
+    taken: list[list[float]] = []
+    for i in range(repeats):
+        progress.report("run", i, repeats)
+        taken.append([seconds for _, seconds in model.profile(**feeds)])
+    times = [statistics.median(column) for column in zip(*taken, strict=True)]
+    after = rates or measure(build.threads)
+    limits = Rates(
+        before.cpu, before.threads, max(before.gflops, after.gflops), max(before.gbytes, after.gbytes)
+    )  # the better of two: a neighbour may have disturbed one
+    return _explanation(name, build, model, feeds, times, limits)
+
+
+def _explanation(
+    name: str, build: Build, model: CompiledModel, feeds: Feeds, times: list[float], rates: Rates
+) -> Explanation:
+    program = build.program
+    shapes = [np.shape(feeds[spec.name]) for spec in program.inputs]
+    instance = Instance(program, shapes, CodeImage(program.code))
+    rows = _rows(build, instance, times, rates)
+    return Explanation(
+        name,
+        dict(instance.values),
+        rates,
+        rows,
+        sum(times),
+        sum(r.floor for r in rows),
+        len(program.steps),
+        instance.layout.nbytes,
+        program.weights.nbytes,
+        len(program.code.blob),
+        tuple(_blocks(program, instance)),
+        tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
+    )
+
+
+def _rows(build: Build, instance: Instance, times: list[float], rates: Rates) -> tuple[Row, ...]:
+    sizes, total = instance.values, sum(times) or 1.0
+    starts = np.concatenate([[0.0], np.cumsum(times)])
+    writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
+    apart = reasons(build)
+    rows: list[Row] = []
+    for i, launch in enumerate(build.launches):
+        group = launch.node.op
+        assert isinstance(group, Group)
+        seconds = sum(times[launch.first : launch.last])
+        flops, moved = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes)
+        floor = max(flops / rates.gflops, moved / rates.gbytes) / 1e9
+        ran = seconds or 1e-12
+        rows.append(
+            Row(
+                index=i,
+                label=_title(group.body),
+                where=launch.node.loc,
+                kind=group.kind,
+                kernels=tuple(build.program.steps[n].kernel for n in range(launch.first, launch.last)),
+                begin=float(starts[launch.first]),
+                seconds=seconds,
+                share=seconds / total,
+                chunks=sum(instance.chunks[launch.first : launch.last]),
+                flops=flops,
+                bytes=moved,
+                flops_share=flops / ran / rates.gflops / 1e9,
+                bytes_share=moved / ran / rates.gbytes / 1e9,
+                floor=floor,
+                result=", ".join(_shown(t, sizes) for t in launch.node.types),
+                fused=fused_ops(group.body),
+                apart=apart.get(launch.node, ""),
+                reads=tuple(sorted(_sources(launch, writer))),
+            )
+        )
+    return tuple(rows)
+
+
+def reasons(build: Build) -> dict[Node, str]:
+    """Why each group is not part of the one that reads it: fusion is run again, and asked."""
+    names = [name for name, _, _ in build.trace.stages]
+    at = names.index("fuse")
+    before = build.trace.stages[at - 1][2] if at else build.graph
+    told: dict[Node, str] = {}
+    fuse(before, told)
+    # storage may have put copies between groups, which changes nodes: their bodies and places stay
+    by_body = {(node.op, node.loc): text for node, text in told.items()}
+    copied = "a copy: its operand has a place in memory already, or a reader needs other strides"
+    return {
+        launch.node: told.get(launch.node) or by_body.get((launch.node.op, launch.node.loc), copied)
+        for launch in build.launches
+    }
+
+
+def group_flops(body: Graph) -> DimLike:
+    """Floating-point operations of all sums of products in a group."""
+    total: DimLike = 0
+    for node in body.nodes():
+        if not isinstance(node.op, Input | Const | Project):
+            total = total + node.op.flops(*(i.types[0] for i in node.inputs))
+    return total
+
+
+def group_bytes(body: Graph, sizes: Mapping[str, int]) -> int:
+    """Bytes that a group reads and writes once. Of an operand that is only looked up or sliced, what is taken."""
+    users = body.uses()
+    total = sum(_number(node.type.nbytes, sizes) for node in body.outputs)
+    for operand in body.inputs:
+        whole = _number(operand.type.nbytes, sizes)
+        readers = users.get(operand, [])
+        if readers and all(isinstance(r.op, ops.Gather | ops.Slice) and r.inputs[0] is operand for r in readers):
+            whole = min(whole, sum(_number(r.type.nbytes, sizes) for r in readers))
+        total += whole if readers or operand in body.outputs else 0
+    return total
+
+
+_QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
+
+
+def _title(body: Graph) -> str:
+    """A group's ops, each kind once, in order; views only where there is nothing else."""
+    names = dict.fromkeys(n.op.name for n in body.nodes() if not isinstance(n.op, _QUIET))
+    views = dict.fromkeys(n.op.name for n in body.nodes() if not isinstance(n.op, Input | Const | Project))
+    return " ".join(names or views) or "copy"
+
+
+def fused_ops(body: Graph) -> tuple[str, ...]:
+    """The ops of a group in order, with their places; views and constants left out."""
+    kept = (n for n in body.nodes() if not isinstance(n.op, _QUIET))
+    return tuple(f"{n.op.name} @ {n.loc}" if n.loc else n.op.name for n in kept)
+
+
+def _sources(launch: Launch, writer: Mapping[Node, int]) -> set[int]:
+    """The groups whose results a group reads, through concats and pads."""
+    found: set[int] = set()
+    stack = list(launch.node.inputs)
+    while stack:
+        node = stack.pop()
+        if node in writer:
+            found.add(writer[node])
+        elif not isinstance(node.op, Input | Const):
+            stack.extend(node.inputs)
+    return found
+
+
+def _blocks(program: Program, instance: Instance) -> list[Block]:
+    return [
+        Block(
+            b.id,
+            b.first_step,
+            b.last_step,
+            instance.layout.offsets[b.id],
+            evaluate(b.nbytes, instance.values),
+            b.zeroed is not None,
+        )
+        for b in program.buffers
+        if b.kind == "arena" and b.alias is None
+    ]
+
+
+def _number(dim: DimLike, sizes: Mapping[str, int]) -> int:
+    value = substitute(dim, sizes)
+    assert isinstance(value, int)
+    return value
+
+
+def _shown(t: TensorType, sizes: Mapping[str, int]) -> str:
+    return f"{t.dtype}[{', '.join(str(_number(d, sizes)) for d in t.shape)}]"
