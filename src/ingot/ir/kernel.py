@@ -3,6 +3,7 @@
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
+             | Increment(var, buffer, index) | Await(buffer, index, value)
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Select(c, a, b)
              | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask)
              | Gather(buffer, index, mask) | Reduce(fn, a) | Shuffle(a, b, pick) | Extract(a, lane)
@@ -10,7 +11,7 @@
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
 flat: schedules do the address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`:
-chunks run in any order, on any worker; everything inside is serial.
+chunks start in ascending order, on any worker; everything inside is serial. A chunk may wait for lower ones (`Await`).
 
 Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
 each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is
@@ -225,6 +226,31 @@ class Alloc(Stmt):
 class Prefetch(Stmt):
     buffer: Buffer
     index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Increment(Stmt):
+    """Add 1 to an i64 in a param and bind what it was before, as one step that no other worker can come between.
+
+    Whoever sees the new value, by Increment or Await, sees all that was stored before it.
+    """
+
+    var: Var
+    buffer: Buffer
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Await(Stmt):
+    """Wait until an i64 in a param is `value` or more.
+
+    Only lower chunks may be waited for: they have started, and the lowest of them waits for nobody, so that each wait
+    ends however many workers there are.
+    """
+
+    buffer: Buffer
+    index: Expr
+    value: Expr
 
 
 @dataclass(frozen=True, slots=True)

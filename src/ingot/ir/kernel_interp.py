@@ -112,6 +112,10 @@ def _statement(s: k.Stmt) -> Action:
             return lambda m: _alloc(m, s.buffer)
         case k.Prefetch():
             return lambda m: None
+        case k.Increment():
+            return _increment(s)
+        case k.Await():
+            return _await(s)
     raise TypeError(f"unknown statement {type(s).__name__}")
 
 
@@ -174,6 +178,37 @@ def _store(s: k.Store) -> Action:
             memory.data[where] = value
         else:
             memory.data[where] = np.asarray(value)[_on(mask[0])] if mask else value
+
+    return run
+
+
+def _increment(s: k.Increment) -> Action:
+    tape, name = _tape([s.index]), s.buffer.name
+
+    def run(m: Machine) -> None:
+        (index,) = tape(m)
+        memory = _known(m, name)
+        where = _elements(memory, index, 1, None, "increment", s.index)
+        m.env[s.var.name] = memory.data[where]
+        memory.data[where] += 1
+
+    return run
+
+
+def _await(s: k.Await) -> Action:
+    tape, name = _tape([s.index, s.value]), s.buffer.name
+
+    def run(m: Machine) -> None:
+        index, value = tape(m)
+        memory = _known(m, name)
+        found = memory.data[_elements(memory, index, 1, None, "await", s.index)]
+        if found < value:
+            raise VerifyError(f"await {name}", expected=f"{value} from the chunks before this one", got=found)
+        # what other chunks touched so far comes before
+        for other in m.memory.values():
+            for marks in (other.writer, other.reader):
+                if marks is not None:
+                    marks[...] = NOBODY
 
     return run
 

@@ -13,6 +13,7 @@ from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
+from ingot.schedule.scan import lower_recurrent
 from ingot.schedule.window import lower_pool
 from ingot.support.errors import CompileError
 
@@ -29,6 +30,9 @@ STRATEGIES: dict[str, Strategy] = {
 
 PACKING: dict[str, PackingStrategy] = {
     "contraction": lower_contraction,
+    "lstm": lower_recurrent,
+    "gru": lower_recurrent,
+    "rnn": lower_recurrent,
 }
 
 

@@ -59,6 +59,8 @@ class _Assignment:
         """Fill `places`; the (storage op, operand) that does not fit, if there is one."""
         for node in reversed(self.graph.nodes()):
             if isinstance(node.op, Group) and len(node.types) > 1:
+                for unread in node.results:
+                    self.places.setdefault(unread, Place(unread, Layout.contiguous(unread.shape)))
                 continue
             place = self.places.setdefault(node, Place(node, Layout.contiguous(node.shape)))
             if not isinstance(node.op, ops.Concat | ops.Pad):

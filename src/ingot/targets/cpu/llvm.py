@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ingot.ir.kernel import (
     Alloc,
+    Await,
     Binary,
     Bitcast,
     Body,
@@ -27,6 +28,7 @@ from ingot.ir.kernel import (
     For,
     Gather,
     If,
+    Increment,
     Kernel,
     Let,
     Lit,
@@ -50,6 +52,11 @@ from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast
 
+# The spin hint: (declaration, call).
+PAUSE = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.isb(i32)", "call void @llvm.aarch64.isb(i32 15)"),
+}
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
@@ -97,6 +104,8 @@ class _Function:
             Store: self._store,
             Alloc: self._alloc,
             Prefetch: self._prefetch,
+            Increment: self._increment,
+            Await: self._await,
             Comment: lambda s: None,
         }
 
@@ -146,7 +155,7 @@ class _Function:
 
     def _body(self, body: Body) -> None:
         do = self.do
-        bound = dict(self.vars) if any(isinstance(s, Let) for s in body) else None
+        bound = dict(self.vars) if any(isinstance(s, Let | Increment) for s in body) else None
         for stmt in body:
             self.loads.clear()
             self.shared.clear()
@@ -225,6 +234,27 @@ class _Function:
         pointer, _ = self.address(s.buffer, s.index)
         self.b.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+    def _increment(self, s: Increment) -> None:
+        pointer, _ = self.address(s.buffer, s.index)
+        self.vars[s.var.name] = Affine.of(self.b.effect(f"atomicrmw add ptr {pointer}, i64 1 acq_rel, align 8"))
+
+    def _await(self, s: Await) -> None:
+        b = self.b
+        pointer, _ = self.address(s.buffer, s.index)
+        least = self.affine(s.value).value(b)
+        look, pause, done = b.label(), b.label(), b.label()
+        b.line(f"br label %{look}")
+        b.start(look)
+        found = b.effect(f"load atomic i64, ptr {pointer} acquire, align 8")
+        enough = b.effect(f"icmp sge i64 {found}, {least}")
+        b.line(f"br i1 {enough}, label %{done}, label %{pause}")
+        b.start(pause)
+        declaration, call = PAUSE[b.features.arch]
+        b.declares.add(declaration)
+        b.line(call)
+        b.line(f"br label %{look}")
+        b.start(done)
 
     def _for(self, s: For) -> None:
         begin, end = self.affine(s.begin), self.affine(s.end)

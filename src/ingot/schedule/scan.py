@@ -1,0 +1,611 @@
+"""Recurrent groups: LSTM, GRU and RNN.
+
+    1. P[t] = x[t] W^T + b for all steps: one contraction (for each direction)
+    2. for t: for block of 32 hidden columns: acc[gate] = h[t-1] R_block;  h[t], c[t] = cell(acc + P[t], h[t-1], c[t-1])
+
+R is repacked so that a block of columns is one stream: [block][k][gate][columns]. The cell is whatever the op's `step`
+says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that resets
+before the product) runs in stages; every stage is a pass over the columns.
+
+Where a pass is long enough, the columns are shared out: chunks are (pass, direction, part) in this order, a pass waits
+for the parts of the one before, and a worker keeps the part that it had, so that its share of R stays in its own cache.
+Every other pass walks the part's blocks backwards: what the last one left in the cache is used first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, estimate
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, Ramp, Var, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node, const, topological
+from ingot.ir.types import DType, TensorType, boolean, f32, f64, i64
+from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
+from ingot.ops.nn.terms import Term
+from ingot.ops.views import strided
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
+from ingot.schedule.gemm import lower_contraction
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
+from ingot.support.errors import CompileError
+
+LINE = 16  # counters of a pass: on cache lines of their own
+PART_SECONDS = 3e-6  # of work that is worth a wait
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One product of the cell: `node` [B, gates*H] = operand [B,H] times rows of R from `first` on.
+
+    base: of its weights among the packed ones of a direction; vectors: of columns in a block, for each gate; rows: of a
+    register tile.
+    """
+
+    node: Node
+    operand: Node
+    first: int
+    gates: int
+    vectors: int
+    rows: int
+    blocks: int
+    base: int
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The graph of one step of one direction, over its own inputs."""
+
+    at: Pass
+    row: Node
+    states: tuple[Node, ...]
+    valid: Node | None
+    results: tuple[Node, ...]
+    stages: tuple[_Stage, ...]
+
+
+def lower_recurrent(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """An LSTM, GRU or RNN. Raises CompileError where the hidden size is no plain number."""
+    return _Scan(body, ins, outs, constant, machine).lower()
+
+
+class _Scan:
+    def __init__(
+        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        machine: Machine,
+    ):
+        anchor = next(n for n in body.nodes() if isinstance(n.op, Recurrent))
+        op = anchor.op
+        assert isinstance(op, Recurrent)
+        self.op, self.anchor, self.body, self.ins, self.outs = op, anchor, body, ins, outs
+        self.constant, self.machine = constant, machine
+        x = anchor.inputs[0]
+        self.steps, self.batch, _ = x.shape
+        self.dtype: DType = f64 if x.dtype == f64 else f32
+        self.hidden = op.hidden
+        self.lanes = machine.lanes(self.dtype)
+        if not machine.masks:
+            # without mask registers columns come in whole vectors
+            while self.hidden % self.lanes:
+                self.lanes //= 2
+        self.directions = op.directions()
+        self.operands = Operands.of(body)
+        self.launches: list[Step] = []
+        self.temps: list[DimLike] = []
+        self.packs: list[Pack] = []
+        self.cells = tuple(self._cell(d) for d in self.directions)
+        self.stages = self.cells[0].stages
+        self.weights_size = sum(self._weights_size(s) for s in self.stages)
+        self.parts = self._parts()
+
+    # --- the cell
+
+    def _cell(self, d: Pass) -> _Cell:
+        """The op's step as a graph, and its products in the order in which they can be computed."""
+        op, acc, h = self.op, self.dtype, self.hidden
+        given = op.parameters(self.anchor.inputs, d.index)
+        row = Input("row", TensorType(acc, (self.batch, op.gates * h)))()
+        r = Input("r", TensorType(acc, (op.gates * h, h)))()
+        states = tuple(Input(f"state{i}", TensorType(acc, (self.batch, h)))() for i in range(op.states))
+        valid = Input("valid", TensorType(boolean, (self.batch, 1)))() if op.has_lengths else None
+        inner = Parameters(given.w, Term(r), given.b, tuple(map(Term, states)), given.peephole)
+        results = op.step(d.index, Term(row), inner, None if valid is None else Term(valid))
+        nodes = tuple(t.node for t in results)
+        stages: list[_Stage] = []
+        for n in topological(nodes):
+            if not isinstance(n.op, ops.DotGeneral):
+                continue
+            found = strided(n.inputs[1], {r: Layout.contiguous(r.shape)})
+            if found is None or found[0] is not r or not isinstance(found[1].offset, int):
+                raise CompileError("a recurrent cell", expected="products with rows of R", got=str(n))
+            first = found[1].offset // h
+            stages.append(self._stage(n, first, stages))
+        return _Cell(d, row, states, valid, nodes, tuple(stages))
+
+    def _stage(self, node: Node, first: int, before: list[_Stage]) -> _Stage:
+        gates = int(node.shape[1]) // self.hidden  # type: ignore[arg-type]
+        batch, lanes = estimate(self.batch), self.lanes
+        most = -(-self.hidden // lanes)
+        # one row of the batch: as many sums as hide the latency of a multiply-add; more rows bring their own
+        vectors = max(1, min((8 if batch == 1 else 4) // gates, most))
+        if not self.machine.masks:
+            while most % vectors:
+                vectors -= 1
+        width = gates * vectors
+        rows = max(1, min((self.machine.registers - 1 - width) // width, 24 // width, batch))
+        base = sum(self._weights_size(s) for s in before)
+        return _Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
+
+    def _weights_size(self, s: _Stage) -> int:
+        return s.blocks * self.hidden * s.gates * s.vectors * self.lanes
+
+    def _parts(self) -> int:
+        """Workers that share a direction's columns."""
+        seconds = 0.0
+        for s in self.stages:
+            weights = self._weights_size(s)
+            flops = 2 * weights * estimate(self.batch)
+            # from the shared cache at 40 GB/s, or at three quarters of the multiply-add peak
+            seconds += max(weights * self.dtype.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
+        share = seconds / len(self.stages)
+        workers = max(1, self.machine.threads // len(self.directions))
+        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE - 1))
+
+    # --- steps before the scan
+
+    def _temp(self, elements: DimLike, dtype: DType) -> Arg:
+        self.temps.append(elements * dtype.nbytes)
+        return Arg("temp", len(self.temps) - 1)
+
+    def _embed(self, low: Lowered, ins: tuple[Arg, ...], outs: tuple[Arg, ...]) -> None:
+        """Run another group's steps on these operands."""
+        temps, packs = len(self.temps), len(self.packs)
+        self.temps.extend(low.temps)
+        self.packs.extend(replace(p, index=ins[p.index].index) for p in low.packs)
+
+        def resolve(arg: Arg) -> Arg:
+            match arg.kind:
+                case "in":
+                    return ins[arg.index]
+                case "out":
+                    return outs[arg.index]
+                case "temp":
+                    return Arg("temp", temps + arg.index)
+                case "pack":
+                    return Arg("pack", packs + arg.index)
+
+        self.launches.extend(Step(s.kernel, tuple(map(resolve, s.args))) for s in low.steps)
+
+    def _part_of(self, value: Node) -> tuple[Graph, list[int]]:
+        """A graph of `value` over the group's inputs that it reads, and their positions."""
+        nodes = set(topological([value]))
+        used = [i for i, n in enumerate(self.body.inputs) if n in nodes]
+        return Graph(tuple(self.body.inputs[i] for i in used), (value,)), used
+
+    def _compute(self, value: Node, to: Arg, layout: Layout) -> None:
+        """Write a pointwise value of the group's inputs to memory."""
+        graph, used = self._part_of(value)
+        low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
+        self._embed(low, tuple(Arg("in", i) for i in used), (to,))
+
+    def _project(self, cell: _Cell, to: Arg) -> None:
+        """P of one direction, at its place in `to`."""
+        op, inputs = self.op, self.anchor.inputs
+        x, w = inputs[:2]
+        d = cell.at.index
+        width = op.gates * self.hidden
+        own = ops.Slice((d, 0, 0), (d + 1, *w.shape[1:]), (1, 1, 1))(w)
+        flat = ops.Reshape(w.shape[1:])(own)
+        product = Term(ops.DotGeneral(((), ()), ((2,), (1,)), self.dtype)(x, flat))
+        given = op.parameters(inputs, d)
+        value = product + (given.b.slice(0, 0, width) + op.outer_bias(given))
+        graph, used = self._part_of(value.node)
+        rows = self.batch * width
+        layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * d)
+        low = lower_contraction(
+            graph, tuple(self.ins[i] for i in used), (layout,), tuple(self.constant[i] for i in used), self.machine
+        )
+        self._embed(low, tuple(Arg("in", i) for i in used), (to,))
+
+    def _weights(self) -> Arg:
+        """R, packed: at compile time where it is a constant."""
+        r = self.anchor.inputs[2]
+        at = self.body.inputs.index(r) if r in self.body.inputs else -1
+        stages, lanes, size = self.stages, self.lanes, self.weights_size
+        if at >= 0 and self.constant[at]:
+            what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
+            key = f"scan {what} {self.hidden} {lanes} {self.dtype}"
+            hidden, dtype = self.hidden, self.dtype.numpy
+            self.packs.append(Pack(at, key, lambda a: _packed(a, stages, hidden, lanes).astype(dtype)))
+            return Arg("pack", len(self.packs) - 1)
+        to = self._temp(size * len(self.directions), self.dtype)
+        h = self.hidden
+        for d in self.directions:
+            for s in stages:
+                wide = s.blocks * s.vectors * lanes
+                own = Term(r).cast(self.dtype).slice(0, d.index, d.index + 1)
+                own = own.slice(1, s.first, s.first + s.gates * h).reshape((s.gates, h, h))
+                own = own.pad(1, 0, wide - h, 0.0).reshape((s.gates, s.blocks, s.vectors * lanes, h))
+                value = own.transpose((1, 3, 0, 2)).node
+                dense = Layout.contiguous(value.shape)
+                self._compute(value, to, Layout(dense.shape, dense.strides, d.index * size + s.base))
+        return to
+
+    # --- the scan
+
+    def lower(self) -> Lowered:
+        count, h = len(self.directions), self.hidden
+        state: DimLike = count * self.batch * h
+        rows = self._temp(state * self.op.gates * self.steps, self.dtype)
+        for cell in self.cells:
+            self._project(cell, rows)
+        weights = self._weights()
+        # the output of the pass at hand and of the one before; the other states are changed in place
+        outputs = self._temp(2 * state, self.dtype)
+        others = [self._temp(state, self.dtype) for _ in range(self.op.states - 1)]
+        dense = Layout.contiguous((count, self.batch, h))
+        for i, initial in enumerate(self.anchor.inputs[4 : 4 + self.op.states]):
+            value = Term(initial).cast(self.dtype).node
+            if i == 0:
+                self._compute(value, outputs, Layout(dense.shape, dense.strides, state))
+            else:
+                self._compute(value, others[i - 1], dense)
+            if not isinstance(self.steps, int) or self.steps == 0:
+                # what stays if there is no step
+                self._compute(initial, Arg("out", 1 + i), self.outs[1 + i])
+        between = [
+            (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
+            for s in self.stages[:-1]
+        ]
+        control: Arg | None = None
+        if self.parts > 1:
+            counters = self.steps * len(self.stages) * count * LINE
+            control = self._temp(counters, i64)
+            zero = ops.BroadcastInDim((counters,), ())(const(0, np.int64))
+            clear = lower_pointwise(Graph((), (zero,)), (), (Layout.contiguous((counters,)),), self.machine)
+            self._embed(clear, (), (control,))
+        self.launches.append(_Loop(self, rows, weights, outputs, others, between, control).step())
+        return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
+
+
+def _packed(r: np.ndarray, stages: tuple[_Stage, ...], hidden: int, lanes: int) -> np.ndarray:
+    """R[D, G*H, H] as [direction][stage][block][k][gate][columns of the block], missing columns zero."""
+    parts = []
+    for direction in r:
+        for s in stages:
+            own = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
+            wide = s.blocks * s.vectors * lanes
+            padded = np.zeros((s.gates, wide, hidden), r.dtype)
+            padded[:, :hidden] = own
+            blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden)
+            parts.append(blocks.transpose(1, 3, 0, 2).reshape(-1))
+    return np.concatenate(parts)
+
+
+class _Loop:
+    """The kernel over time."""
+
+    def __init__(
+        self, scan: _Scan, rows: Arg, weights: Arg, outputs: Arg, others: list[Arg], between: list[tuple[Arg, Arg]],
+        control: Arg | None,
+    ):
+        self.scan = scan
+        acc = scan.dtype
+        self.params: list[tuple[Buffer, Arg]] = []
+        self.rows = self._param("rows", acc, rows)
+        self.weights = self._param("weights", acc, weights)
+        self.outputs = self._param("outputs", acc, outputs, True)
+        self.others = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
+        self.between = [
+            (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
+            for i, (dots, operand) in enumerate(between)
+        ]
+        self.control = self._param("control", i64, control, True) if control is not None else None
+        needed = set(topological([n for c in scan.cells for n in c.results]))
+        if scan.op.has_lengths:
+            needed |= set(topological([self._lengths()]))
+        self.leaves: dict[Node, Leaf] = {}
+        for i, (n, buffer) in enumerate(zip(scan.body.inputs, scan.operands.ins, strict=True)):
+            if n in needed:
+                self.params.append((buffer, Arg("in", i)))
+                self.leaves[n] = load_leaf(buffer, scan.ins[i])
+        self.params += [(b, Arg("out", i)) for i, b in enumerate(scan.operands.outs)]
+
+    def _param(self, name: str, dtype: DType, arg: Arg, writable: bool = False) -> Buffer:
+        buffer = Buffer(name, dtype, writable=writable)
+        self.params.append((buffer, arg))
+        return buffer
+
+    def _lengths(self) -> Node:
+        return self.scan.anchor.inputs[4 + self.scan.op.states]
+
+    def step(self) -> Step:
+        scan, top, chunk = self.scan, Block(), k.var("chunk")
+        count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
+        chunks: DimLike = count
+        scratch = 0
+        if self.control is None:
+            self._alone(top, chunk)
+        else:
+            chunks = scan.steps * stages * count * parts
+            scratch = 64
+            self._shared(top, chunk, self.control)
+        dims = symbol_params(
+            *body_dims(scan.body, (*scan.ins, *scan.outs)), *(d for n in scan.body.inputs for d in n.shape), chunks
+        )
+        params = tuple(b for b, _ in self.params)
+        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch)
+        return Step(kernel, tuple(a for _, a in self.params))
+
+    def _alone(self, top: Block, direction: Expr) -> None:
+        """One chunk per direction does all passes."""
+
+        def turn(block: Block, i: Expr) -> None:
+            for s in range(len(self.scan.stages)):
+                self._direction(block, direction, i, s, ZERO)
+
+        top.loop("i", 0, self.scan.steps, 1, turn)
+
+    def _shared(self, top: Block, chunk: Expr, control: Buffer) -> None:
+        """A chunk does one part of one pass of one direction."""
+        scan = self.scan
+        count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
+        order = top.let(k.binary("div", chunk, integer(parts)), "order")
+        direction = top.let(k.binary("rem", order, integer(count)), "d")
+        turn = top.let(k.binary("div", order, integer(count)), "turn")
+        line = top.let(k.mul(order, integer(LINE)), "line")
+        before = k.sub(line, integer(count * LINE))
+        mine = top.alloc("mine", i64, 1, scratch=0)
+        last = top.let(k.load(mine, ZERO), "last")
+        # what lies in fresh scratch may be any number
+        wanted = top.let(k.binary("rem", k.binary("max", last, ZERO), integer(parts)), "wanted")
+        found = top.alloc("part", i64, 1)
+        top.store(found, ZERO, integer(-1))
+        for i in range(parts):
+
+            def claim(b: Block, i: int = i) -> None:
+                part = b.let(k.binary("rem", k.add(wanted, integer(i)), integer(parts)), "p")
+                taken = b.fresh("taken")
+                b.stmts.append(k.Increment(taken, control, k.add(line, k.add(part, integer(1)))))
+                b.store(found, ZERO, k.select(k.binary("eq", taken, ZERO), part, integer(-1)))
+
+            top.when(k.binary("lt", k.load(found, ZERO), ZERO), claim)
+        part = top.let(k.load(found, ZERO), "part")
+        top.store(mine, ZERO, part)
+        top.when(
+            k.binary("gt", turn, ZERO), lambda b: b.stmts.append(k.Await(control, before, integer(parts)))
+        )
+        i = top.let(k.binary("div", turn, integer(stages)), "i")
+        if stages == 1:
+            self._direction(top, direction, i, 0, part)
+        else:
+            stage = top.let(k.binary("rem", turn, integer(stages)), "stage")
+            for s in range(stages):
+                top.when(
+                    k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part)
+                )
+        top.stmts.append(k.Increment(top.fresh("done"), control, line))
+
+    def _direction(self, block: Block, direction: Expr, i: Expr, stage: int, part: Expr) -> None:
+        cells = self.scan.cells
+        if len(cells) == 1:
+            self._pass(block, cells[0], i, stage, part)
+            return
+        block.when(
+            k.binary("eq", direction, ZERO),
+            lambda b: self._pass(b, cells[0], i, stage, part),
+            lambda b: self._pass(b, cells[1], i, stage, part),
+        )
+
+    def _pass(self, block: Block, cell: _Cell, i: Expr, stage: int, part: Expr) -> None:
+        """One stage of one step, for one part of the columns."""
+        scan, s = self.scan, cell.stages[stage]
+        parts, blocks = scan.parts, s.blocks
+        low = block.let(k.binary("div", k.mul(part, integer(blocks)), integer(parts)), "low")
+        high = block.let(
+            k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high"
+        )
+        odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
+        step = _Step(self, cell, stage, i)
+
+        def columns(b: Block, c: Expr) -> None:
+            back = k.sub(k.sub(k.add(low, high), integer(1)), c)
+            own = b.let(k.select(odd, back, c), "c")
+            step.columns(b, own)
+
+        block.loop("c", low, high, 1, columns)
+
+
+class _Step:
+    """One stage of one step of one direction: the products and the cell's arithmetic for a block of columns."""
+
+    def __init__(self, loop: _Loop, cell: _Cell, stage: int, i: Expr):
+        self.loop, self.scan, self.cell, self.number, self.i = loop, loop.scan, cell, stage, i
+        self.stage = cell.stages[stage]
+
+    def _state(self, b: Expr, j: Expr) -> Expr:
+        """The place of (direction, b, j) in a state."""
+        scan = self.scan
+        row = ix.add(ix.mul(dim_expr(scan.batch), integer(self.cell.at.index)), b)
+        return ix.add(ix.mul(row, integer(scan.hidden)), j)
+
+    def _slot(self, block: Block, i: Expr) -> Expr:
+        """The start of the outputs of step i."""
+        size = len(self.scan.directions) * self.scan.batch * self.scan.hidden
+        return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
+
+    def columns(self, block: Block, column: Expr) -> None:
+        scan, s = self.scan, self.stage
+        whole: DimLike = scan.batch
+        rest = 0
+        if isinstance(scan.batch, int):
+            rest = scan.batch % s.rows
+            whole = scan.batch - rest
+        if s.rows == 1 or rest == 0 and isinstance(scan.batch, int):
+            block.loop("b", 0, whole, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
+        elif isinstance(scan.batch, int):
+            block.loop("b", 0, whole, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
+            self._tile(block, column, integer(whole), rest)
+        else:
+            total = dim_expr(scan.batch)
+            main = block.let(k.mul(k.binary("div", total, integer(s.rows)), integer(s.rows)), "main")
+            block.loop("b", 0, main, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
+            block.loop("b", main, total, 1, lambda x, b: self._tile(x, column, b, 1))
+
+    def _tile(self, block: Block, column: Expr, b: Expr, rows: int) -> None:
+        scan, s, lanes = self.scan, self.stage, self.scan.lanes
+        width, h = s.gates * s.vectors, scan.hidden
+        acc = block.alloc("acc", scan.dtype, rows * width, lanes=lanes)
+        zero = k.lit(0.0, scan.dtype, lanes)
+        for n in range(rows * width):
+            block.store(acc, integer(n), zero)
+        if self.number == 0:
+            source = self.loop.outputs
+            start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
+        else:
+            source = self.loop.between[self.number - 1][1]
+            start = self._state(b, ZERO)
+        start = block.let(start, "h")
+        line = block.let(
+            k.add(integer(self.cell.at.index * scan.weights_size + s.base), k.mul(column, integer(h * width * lanes))),
+            "w",
+        )
+        unroll = next(u for u in (4, 2, 1) if h % u == 0)
+
+        def turns(x: Block, e: Expr) -> None:
+            for u in range(unroll):
+                at = ix.add(e, integer(u))
+                values = [
+                    x.let(k.splat(x.let(k.load(source, ix.add(start, ix.add(at, integer(r * h)))), "x"), lanes), "x")
+                    for r in range(rows)
+                ]
+                for n in range(width):
+                    own = ix.add(line, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)))
+                    w = x.let(k.load(self.loop.weights, own, lanes), "w")
+                    for r, value in enumerate(values):
+                        slot = integer(r * width + n)
+                        x.store(acc, slot, k.fma(value, w, k.load(acc, slot)))
+
+        block.loop("k", 0, h, unroll, turns)
+        for r in range(rows):
+            at = block.let(ix.add(b, integer(r)), "b")
+            for v in range(s.vectors):
+                self._finish(block, column, at, acc, r, v)
+
+    def _finish(self, block: Block, column: Expr, b: Expr, acc: Buffer, r: int, v: int) -> None:
+        """The cell for one row and one vector of columns."""
+        scan, s, lanes, cell = self.scan, self.stage, self.scan.lanes, self.cell
+        j = block.fresh("j")
+        block.stmts.append(k.Let(j, k.add(k.mul(column, integer(s.vectors * lanes)), integer(v * lanes))))
+        mask: Expr | None = None
+        if scan.hidden % (s.vectors * lanes):
+            mask = block.let(k.binary("lt", k.ramp(j, lanes), integer(scan.hidden)), "live")
+        across = k.ramp(j, lanes) if lanes > 1 else j
+        sums = [
+            block.let(k.load(acc, integer((r * s.gates + g) * s.vectors + v)), "s") for g in range(s.gates)
+        ]
+        em = self._emitter(block, j, sums)
+        if self.number < len(cell.stages) - 1:
+            dots, operand = self.loop.between[self.number]
+            row = ix.add(ix.mul(dim_expr(scan.batch), integer(cell.at.index)), b)
+            base = ix.mul(row, integer(s.gates * scan.hidden))
+            for g, value in enumerate(sums):
+                store_at(block, dots, ix.add(ix.add(base, integer(g * scan.hidden)), across), value, mask)
+            value = em.value(block, cell.stages[self.number + 1].operand, (b, across), mask)
+            store_at(block, operand, self._state(b, across), value, mask)
+            return
+        values = [block.let(em.value(block, n, (b, across), mask), "y") for n in cell.results]
+        y, *states = values
+        lay = scan.outs[0]
+        place = (self._time(block), integer(cell.at.index), b, across)
+        target = scan.operands.outs[0]
+        store_at(block, target, ix.linear(place, lay.strides, lay.offset), k.cast(y, target.dtype), mask)
+        own = self._state(b, across)
+        store_at(block, self.loop.outputs, ix.add(self._slot(block, self.i), own), states[0], mask)
+        for buffer, value in zip(self.loop.others, states[1:], strict=True):
+            store_at(block, buffer, own, value, mask)
+
+        def final(x: Block) -> None:
+            for n, value in enumerate(states):
+                buffer, lay = scan.operands.outs[1 + n], scan.outs[1 + n]
+                at = ix.linear((integer(cell.at.index), b, across), lay.strides, lay.offset)
+                store_at(x, buffer, at, k.cast(value, buffer.dtype), mask)
+
+        block.when(k.binary("eq", self.i, dim_expr(scan.steps - 1)), final)
+
+    def _time(self, block: Block) -> Expr:
+        if not self.cell.at.reverse:
+            return self.i
+        return block.let(k.sub(dim_expr(self.scan.steps - 1), self.i), "at")
+
+    def _emitter(self, block: Block, j: Var, sums: list[Expr]) -> Emitter:
+        """An emitter of the cell's graph with this stage's products in registers and everything else in memory."""
+        scan, cell, loop = self.scan, self.cell, self.loop
+        at = self._time(block)
+        width = scan.op.gates * scan.hidden
+
+        def row(b: Block, index: Index, mask: Expr | None) -> Expr:
+            step = ix.add(at, ix.mul(dim_expr(scan.steps), integer(cell.at.index)))
+            line = ix.add(ix.mul(step, dim_expr(scan.batch)), index[0])
+            return load_at(b, loop.rows, ix.add(ix.mul(line, integer(width)), index[1]), mask)
+
+        def state(buffer: Buffer, start: Expr) -> Leaf:
+            return Leaf(
+                lambda b, index, mask: load_at(b, buffer, ix.add(start, self._state(*index)), mask), pinned=True
+            )
+
+        def product(b: Block, index: Index, mask: Expr | None) -> Expr:
+            return sums[_offset(index[1], j) // scan.hidden]
+
+        leaves = dict(loop.leaves)
+        leaves[cell.row] = Leaf(row, pinned=True)
+        before = self._slot(block, k.add(self.i, integer(1)))
+        leaves[cell.states[0]] = state(loop.outputs, before)
+        for n, buffer in zip(cell.states[1:], loop.others, strict=True):
+            leaves[n] = state(buffer, ZERO)
+        for s, (dots, _) in zip(cell.stages[: self.number], loop.between, strict=False):
+            leaves[s.node] = self._earlier(s, dots)
+        leaves[self.stage.node] = Leaf(product, home=block, pinned=True)
+        em = Emitter(leaves)
+        if cell.valid is not None:
+            lengths = loop._lengths()
+
+            def valid(b: Block, index: Index, mask: Expr | None) -> Expr:
+                length = k.cast(em.value(b, lengths, (index[0],), None), i64)
+                return b.let(k.binary("lt", at, length), "valid")
+
+            em.bind(cell.valid, Leaf(valid, pinned=True))
+        return em
+
+    def _earlier(self, s: _Stage, dots: Buffer) -> Leaf:
+        """The products of a stage that is over."""
+        scan = self.scan
+
+        def read(b: Block, index: Index, mask: Expr | None) -> Expr:
+            row = ix.add(ix.mul(dim_expr(scan.batch), integer(self.cell.at.index)), index[0])
+            return load_at(b, dots, ix.add(ix.mul(row, integer(s.gates * scan.hidden)), index[1]), mask)
+
+        return Leaf(read, pinned=True)
+
+
+def _offset(index: Expr, j: Var) -> int:
+    """What was added to the column j: the gate's first row of R."""
+    base = index.base if isinstance(index, Ramp) else index
+    if base == j:
+        return 0
+    if isinstance(base, k.Binary) and base.fn == "add" and base.a == j and isinstance(base.b, Lit):
+        return int(base.b.value)
+    raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
+
+
+__all__ = ["lower_recurrent"]
