@@ -1,0 +1,168 @@
+"""Ingot beside other engines on one model: all started first, then short bursts in turns.
+
+Each engine has a process of its own. The order rotates each round, so that a slow minute of the machine hits all alike.
+A figure is the median of an engine's bursts, a ratio the median over rounds of the two bursts of one round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ingot
+from ingot.debug.agree import agree, worst
+from ingot.debug.engines import ENGINES
+from ingot.debug.feeds import Feeds
+from ingot.support import progress
+from ingot.support.errors import InputError
+
+_REST = 0.03  # seconds between bursts: lets the last engine's spinning threads go to sleep
+
+
+@dataclass(frozen=True)
+class Result:
+    """One engine. seconds: per call. ratio: its time over Ingot's, above 1 where Ingot is faster; None for Ingot.
+
+    error: its results' largest deviation from Ingot's over their largest magnitude. failed: why it has no figures.
+    """
+
+    engine: str
+    seconds: float | None = None
+    best: float | None = None
+    ratio: float | None = None
+    compile_seconds: float | None = None
+    first_seconds: float | None = None
+    error: float | None = None
+    failed: str = ""
+
+
+class _Failed(Exception):
+    pass
+
+
+class _Process:
+    def __init__(self, engine: str, model: Path, feeds: Path, threads: int) -> None:
+        count = str(threads)
+        limits = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
+        source = str(Path(ingot.__file__).parent.parent)
+        path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+        self.log = feeds.with_name(f"{engine}.log")
+        with self.log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ingot.debug.engines", engine, str(model), str(feeds), count],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env={**os.environ, **limits, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
+            )  # fmt: skip
+
+    def answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            status = self.process.wait()
+            tail = " ".join(self.log.read_text(errors="replace").split())[-300:]
+            raise _Failed(f"its process ended with status {status}: {tail}")
+        value = json.loads(line)
+        if "failed" in value:
+            raise _Failed(str(value["failed"]))
+        return value
+
+    def burst(self, seconds: float) -> float:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise _Failed("its process ended") from error
+        return self.answer()["seconds"]
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def bench(
+    model: Path, against: Sequence[str], feeds: Feeds, threads: int, rounds: int = 10, seconds: float = 0.15
+) -> list[Result]:
+    """Ingot first, then each engine of `against`. An engine that fails says why; the others go on.
+
+    Raises InputError for an engine that does not exist.
+    """
+    names = ["ingot", *(name for name in against if name != "ingot")]
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise InputError("--against", expected=f"engines of {', '.join(list(ENGINES)[1:])}", got=unknown)
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
+        inputs = Path(folder) / "feeds.npz"
+        np.savez(inputs, **{f"{k}": v for k, v in feeds.items()})  # type: ignore[arg-type]
+        running: dict[str, _Process] = {}
+        results = {name: Result(name) for name in names}
+        for name in names:
+            progress.report(f"start {name}")
+            process = _Process(name, model.resolve(), inputs, threads)
+            stack.callback(process.close)
+            try:
+                started = process.answer()
+            except _Failed as failure:
+                results[name] = Result(name, failed=str(failure))
+                continue
+            running[name] = process
+            error = _deviation(Path(folder), name) if "ingot" in running else None
+            results[name] = Result(
+                name, compile_seconds=started["compile_s"], first_seconds=started["first_s"], error=error
+            )
+        times = _bursts(running, results, rounds, seconds)
+        return [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
+
+
+def _bursts(
+    running: dict[str, _Process], results: dict[str, Result], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in running}
+    for turn in range(rounds):
+        progress.report("measure", turn, rounds)
+        order = list(running)
+        shift = turn % max(1, len(order))
+        for name in order[shift:] + order[:shift]:
+            try:
+                times[name].append(running[name].burst(seconds))
+            except _Failed as failure:
+                results[name] = Result(name, failed=str(failure))
+                del running[name], times[name]
+            time.sleep(_REST)
+    return times
+
+
+def _summary(result: Result, times: list[float], own: list[float]) -> Result:
+    if not times:
+        return result
+    ratios = [theirs / ours for theirs, ours in zip(times, own, strict=False)]
+    ratio = statistics.median(ratios) if ratios and result.engine != "ingot" else None
+    return Result(
+        result.engine, statistics.median(times), min(times), ratio,
+        result.compile_seconds, result.first_seconds, result.error,
+    )  # fmt: skip
+
+
+def _deviation(folder: Path, engine: str) -> float | None:
+    """How far an engine's outputs are from Ingot's; None for Ingot itself."""
+    if engine == "ingot":
+        return None
+    with np.load(folder / "ingot.npz") as ours, np.load(folder / f"{engine}.npz") as theirs:
+        pairs = zip(ours.files, theirs.files, strict=True)
+        return worst([agree(ours[a], theirs[b]) for a, b in pairs]).relative

@@ -1,0 +1,206 @@
+"""Ingot and other engines on one model, each in a process of its own, driven by JSON lines.
+
+    python -m ingot.debug.engines ENGINE MODEL FEEDS.npz THREADS      then a line per command on stdin: {"seconds": 0.2}
+
+The first answer tells how starting went, each further one the median seconds of a burst of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.debug.source import Source, compile_source, open_source, read_torch
+from ingot.support.errors import ImportModelError, IngotError, InputError
+
+Feeds = Mapping[str, np.ndarray]
+
+
+class Engine(ABC):
+    """One engine with its model ready to run on fixed inputs."""
+
+    @abstractmethod
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None: ...
+
+    @abstractmethod
+    def run(self) -> list[np.ndarray]: ...
+
+
+class Ingot(Engine):
+    """Compiled without the disk cache, sizes as the model has them."""
+
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+        self.model = compile_source(source, threads=threads, cache=False, fast_math=False, target="native")
+        self.feeds = dict(feeds)
+
+    def run(self) -> list[np.ndarray]:
+        out = self.model(**self.feeds)
+        return [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+
+
+class OnnxRuntime(Engine):
+    """All optimizations, one pool of `threads` threads, sizes fixed at the inputs' as its tuning guide advises."""
+
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+        onnxruntime = _extra("onnxruntime", "ort")
+        _needs_onnx(source, "ort")
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        for name, size in _symbols(source, feeds).items():
+            options.add_free_dimension_override_by_name(name, size)
+        self.session: Any = onnxruntime.InferenceSession(str(source.path), options, providers=["CPUExecutionProvider"])
+        self.feeds = dict(feeds)
+
+    def run(self) -> list[np.ndarray]:
+        return [np.asarray(out) for out in self.session.run(None, self.feeds)]
+
+
+class OpenVino(Engine):
+    """Latency hint, f32 arithmetic, static shapes, tensors shared with numpy."""
+
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+        core: Any = _extra("openvino", "openvino").Core()
+        _needs_onnx(source, "openvino")
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        graph = core.read_model(str(source.path))
+        graph.reshape({port.any_name: list(feeds[port.any_name].shape) for port in graph.inputs})
+        model = core.compile_model(graph, "CPU", settings)
+        self.request: Any = model.create_infer_request()
+        self.inputs = [feeds[port.any_name] for port in model.inputs]
+        self.count = len(model.outputs)
+
+    def run(self) -> list[np.ndarray]:
+        results = self.request.infer(self.inputs, share_inputs=True, share_outputs=True)
+        return [results[i] for i in range(self.count)]
+
+
+class Eager(Engine):
+    """PyTorch as it is."""
+
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+        torch = _extra("torch", "eager")
+        if source.kind != "torch":
+            raise InputError(
+                "engines eager and inductor run PyTorch programs",
+                expected="a .pt2 file, as torch.export.save writes it",
+                got=str(source.path),
+            )
+        torch.set_num_threads(threads)
+        program, imported = read_torch(source)
+        leaves = imported.inputs.leaves
+        if any(leaf.kind != "tensor" for leaf in leaves):
+            raise InputError("engines eager and inductor", expected="a model whose arguments are all tensors")
+        values = [torch.from_numpy(feeds[leaf.name]) for leaf in leaves]
+        self.args, self.kwargs = torch.utils._pytree.tree_unflatten(values, imported.inputs.spec)
+        self.torch = torch
+        self.call: Any = program.module()
+
+    def run(self) -> list[np.ndarray]:
+        with self.torch.no_grad():
+            out = self.call(*self.args, **self.kwargs)
+        leaves = self.torch.utils._pytree.tree_leaves(out)
+        return [leaf.numpy() for leaf in leaves if isinstance(leaf, self.torch.Tensor)]
+
+
+class Inductor(Eager):
+    """torch.compile with freezing and static shapes; needs a C++ compiler."""
+
+    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+        super().__init__(source, feeds, threads)
+        config = _extra("torch._inductor.config", "inductor")
+        config.freezing = True
+        self.call = self.torch.compile(self.call, dynamic=False)
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "ingot": Ingot,
+    "ort": OnnxRuntime,
+    "openvino": OpenVino,
+    "eager": Eager,
+    "inductor": Inductor,
+}
+
+
+def _extra(module: str, engine: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportModelError(f"engine {engine} needs the package {package}", fix=f"pip install {package}") from error
+
+
+def _needs_onnx(source: Source, engine: str) -> None:
+    if source.kind != "onnx":
+        raise InputError(f"engine {engine} reads ONNX files", expected="an ONNX file", got=str(source.path))
+
+
+def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
+    """The sizes of the model's named dimensions in these inputs."""
+    onnx = _extra("onnx", "ort")
+    sizes: dict[str, int] = {}
+    for value in onnx.load(source.path, load_external_data=False).graph.input:
+        if value.name in feeds:
+            for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=False):
+                if dim.dim_param:
+                    sizes[dim.dim_param] = int(size)
+    return sizes
+
+
+def burst(engine: Engine, seconds: float) -> float:
+    """Median seconds of calls back to back, for about `seconds` (at least 3); the first, on cold caches, is left out."""
+    engine.run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        began = time.perf_counter()
+        engine.run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def serve(name: str, model: Path, feeds: Path, threads: int) -> None:
+    """Answer on what is standard output now; whatever engines print goes to standard error instead."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(**values: object) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    try:
+        with np.load(feeds) as stored:
+            arrays = {key: stored[key] for key in stored.files}
+        began = time.perf_counter()
+        engine = ENGINES[name](open_source(model), arrays, threads)
+        ready = time.perf_counter()
+        outputs = [np.array(o) for o in engine.run()]
+        first = time.perf_counter()
+        np.savez(feeds.with_name(f"{name}.npz"), *outputs)
+        answer(compile_s=ready - began, first_s=first - ready)
+        for line in sys.stdin:
+            answer(seconds=burst(engine, float(json.loads(line)["seconds"])))
+    except (IngotError, RuntimeError, ValueError, TypeError, OSError) as error:
+        answer(failed=str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"[:500])
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
