@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,17 +68,21 @@ def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
     if not path.is_file():
         raise InputError("model", expected="a file", got=str(path))
-    if not options.cache or _has_external_data(path):
+    digest = _digest(path) if options.cache else None
+    if digest is None:
         return _compile_graph(_import_onnx(path, dynamic), options)
-    with path.open("rb") as f:
-        content = hashlib.file_digest(f, "blake2b").digest()
-    key = _key(options, content, repr(dynamic).encode())
+    key = _key(options, digest, repr(dynamic).encode())
     return _cached(key, options, lambda: _build(_import_onnx(path, dynamic), options))
 
 
-def _has_external_data(path: Path) -> bool:
-    """Whether weights may lie in files beside the model: then the graph, not the file, is the cache's key."""
-    return any(p.suffix not in (".onnx", ".ingot", ".md", ".txt", ".json") for p in path.parent.iterdir() if p != path)
+def _digest(path: Path) -> bytes | None:
+    """A digest of the file, or None where it may name other files that hold weights: then its bytes do not identify it."""
+    with path.open("rb") as f:
+        if path.stat().st_size == 0:
+            return None
+        with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            # the key that every external tensor has among its entries
+            return None if data.find(b"location") >= 0 else hashlib.blake2b(data).digest()
 
 
 def _key(options: _Options, *parts: bytes) -> str:
