@@ -116,6 +116,8 @@ PRODUCT: dict[str, Callable[..., Any]] = {
     ),
     "outer": lambda a, b, v: (
         torch.outer(v, v),
+        torch.inner(a, v),
+        torch.inner(a[0], a[1]),
         torch.tensordot(a, b, ([2], [1])),
         torch.kron(a[0], b[0]),
         torch.cdist(a, b.mT),

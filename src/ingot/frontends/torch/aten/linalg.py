@@ -28,11 +28,19 @@ def scaled(x: Node, factor: Operand) -> Node:
     "mv.default",
     "dot.default",
     "vdot.default",
-    "inner.default",
     "linalg_matmul.default",
 )
 def matmul(c: Context, a: Node, b: Node) -> Node:
     return ops.MatMul()(a, b)
+
+
+@aten("inner.default")
+def inner(c: Context, a: Node, b: Node) -> Node:
+    """Sums of products over both last axes; a 0-d operand scales."""
+    if not a.type.rank or not b.type.rank:
+        shape = b.shape if not a.type.rank else a.shape
+        return ops.Mul()(expand(a, shape), expand(b, shape))
+    return ops.DotGeneral(((), ()), ((a.type.rank - 1,), (b.type.rank - 1,)), None)(a, b)
 
 
 @aten("linear.default")
