@@ -166,13 +166,15 @@ def extract(b: Builder, x: str, lane: int, scalar: str, lanes: int) -> str:
 
 def shuffle(b: Builder, x: str, y: str, pick: tuple[int, ...], scalar: str, lanes: int) -> str:
     """Lanes `pick` of the concatenation of x and y."""
+    if lanes == 1 and len(pick) == 1:
+        return (x, y)[pick[0]]
     if lanes == 1:
         kind = f"<{len(pick)} x {scalar}>"
         out = "poison"
         for at, source in enumerate(pick):
             value = (x, y)[source]
             out = b.emit(f"insertelement {kind} {out}, {scalar} {value}, i64 {at}", (out, value))
-        return out if len(pick) > 1 else (x, y)[pick[0]]
+        return out
     kind = f"<{lanes} x {scalar}>"
     if len(pick) == 1:
         source = (x, y)[pick[0] // lanes]
