@@ -5,6 +5,7 @@ convert(convert(x))  ->  convert(x)                 where the first loses nothin
 concat(slice(x, 0:2), slice(x, 2:4))  ->  x         slice(concat(a, b))  ->  slice(a)
 add(broadcast(a), broadcast(b))  ->  broadcast(add(a, b))
 x / 8.0  ->  x * 0.125                              where the reciprocal is exact
+compare(iota, 0)  ->  true                          and more about positions: see affine.py
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ingot.ir.node import Const, Graph, Node
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape
 from ingot.ops.core.elementwise import Elementwise
+from ingot.passes.affine import Positions
+from ingot.passes.attention_masks import mask_rules
 from ingot.passes.constants import splat_of
 from ingot.passes.identities import FAST_MATH, IDENTITIES, rule_set
 from ingot.passes.view_chains import VIEW_CHAINS
@@ -31,7 +34,8 @@ def simplify(graph: Graph, *, fast_math: bool = False) -> Graph:
     Exact but for NaN payloads, the sign of a zero that is a sum of one element, and `ulps` where an identity says so;
     `fast_math` adds the rules that ignore NaN, infinities, signs of zero and rounding.
     """
-    return rewrite(graph, _rules(fast_math))
+    positions = Positions()
+    return rewrite(graph, _rules(fast_math) + positions.rules() + mask_rules(positions))
 
 
 @cache
@@ -148,11 +152,16 @@ def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
 
 
 def _concat(n: Node) -> Node | None:
-    """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined"""
+    """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined; all
+    filled with one value -> that value"""
     assert isinstance(n.op, ops.Concat)
     axis = n.op.dimension
     if len(n.inputs) == 1:
         return n.inputs[0]
+    if all(isinstance(x.op, ops.BroadcastInDim) and x.inputs[0] is n.inputs[0].inputs[0] for x in n.inputs):
+        filled = n.inputs[0].inputs[0]
+        if filled.type.rank == 0:
+            return ops.BroadcastInDim(n.shape, ())(filled)
     parts: list[Node] = []
     for x in n.inputs:
         parts += x.inputs if isinstance(x.op, ops.Concat) and x.op.dimension == axis else (x,)

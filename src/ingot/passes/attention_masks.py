@@ -1,0 +1,103 @@
+"""Masks that only compare positions become attributes of attention, which then skips what they hide.
+
+    attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
+    attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.ir.rewrite import Rule, RuleSet, rules
+from ingot.ir.types import boolean
+from ingot.passes.affine import Affine, Positions
+from ingot.passes.constants import splat_of
+
+View = Callable[[Node], Node]
+
+
+def mask_rules(positions: Positions) -> RuleSet:
+    """The rule of this module, on top of what is known of positions."""
+    return rules(Rule("causal-mask", ops.Attention, lambda n: _causal(n, positions)))
+
+
+def _causal(n: Node, positions: Positions) -> Node | None:
+    op = n.op
+    assert isinstance(op, ops.Attention)
+    if len(n.inputs) != 4 or op.causal != "none":
+        return None
+    q, k, v, mask = n.inputs
+    rows, cols = q.shape[2], k.shape[2]
+    if mask.type.rank < 2 or mask.shape[-2:] != (rows, cols):
+        return None
+    terms, soft = _conditions(mask, lambda x: x)
+    if terms is None:
+        return None
+    kinds = {t: _kind(t, rows, cols, positions) for t in terms}
+    found = next((kind for kind in kinds.values() if kind), None)
+    rest = [t for t, kind in kinds.items() if kind != found]
+    # a finite "minus infinity" differs from a real one in rows that see no key; causal rows all see one
+    if found is None or (soft and rest):
+        return None
+    if not rest:
+        return replace(op, causal=found)(q, k, v, loc=n.loc)
+    keep = rest[0]
+    for t in rest[1:]:
+        keep = ops.and_(keep, t)
+    return replace(op, causal=found)(q, k, v, keep, loc=n.loc)
+
+
+def _conditions(mask: Node, view: View) -> tuple[list[Node] | None, bool]:
+    """The conditions that must all hold where a key is seen; and whether hidden scores only become very small."""
+    op = mask.op
+    if isinstance(op, ops.BroadcastInDim | ops.Reshape):
+        return _conditions(mask.inputs[0], lambda x: view(_seen_through(mask, x)))
+    if isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float):
+        parts = [_conditions(i, view) for i in mask.inputs]
+        if any(terms is None for terms, _ in parts):
+            return None, False
+        return [t for terms, _ in parts for t in terms or ()], any(soft for _, soft in parts)
+    if isinstance(op, ops.Select) and mask.dtype.is_float:
+        keep, zero, hidden = mask.inputs
+        low = splat_of(hidden)
+        lowest = np.finfo(np.float32).min
+        hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == lowest))
+        if splat_of(zero) != 0 or not hides:
+            return None, False
+        terms, _ = _conditions(keep, view)
+        return terms, bool(low != -np.inf)
+    if mask.dtype != boolean:
+        return None, False
+    if isinstance(op, ops.Compare):
+        return [op(*(view(i) for i in mask.inputs))], False
+    return [view(mask)], False
+
+
+def _seen_through(like: Node, x: Node) -> Node:
+    return like.op(x)
+
+
+def _kind(condition: Node, rows: DimLike, cols: DimLike, positions: Positions) -> str | None:
+    """The causal order that a condition over [..., rows, cols] spells."""
+    op = condition.op
+    if not isinstance(op, ops.Compare):
+        return None
+    a, b = (positions.form(i) for i in condition.inputs)
+    if a is None or b is None or op.direction not in ("GE", "GT", "LE", "LT"):
+        return None
+    if op.direction in ("LE", "LT"):
+        a, b = b, a
+    steps = tuple(s - t for s, t in zip(a.steps, b.steps, strict=True))
+    seen = Affine(a.constant - b.constant - (op.direction in ("GT", "LT")), steps)
+    *outer, row, col = seen.steps
+    if any(s != 0 for s in outer) or row != 1 or col != -1:
+        return None
+    if seen.constant == 0:
+        return "upper_left"
+    return "lower_right" if seen.constant == cols - rows else None

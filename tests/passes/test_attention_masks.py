@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import TensorType, boolean, i64
+from ingot.passes.simplify import simplify
+from tests.passes.check import arg, graph, same_values
+
+S = symbol("s")
+B = symbol("b")
+Q, K, V = (arg(label, B, 2, S, 4) for label in "qkv")
+SHAPE = (B, 1, S, S)
+
+
+def at(dim: int) -> Node:
+    return ops.Iota(TensorType(i64, SHAPE), dim)()
+
+
+def added(keep: Node, hidden: float = -np.inf) -> Node:
+    return ops.where(keep, ops.full(keep.shape, 0.0), ops.full(keep.shape, hidden))
+
+
+def attention(g: Graph) -> Node:
+    (found,) = [n for n in g.nodes() if isinstance(n.op, ops.Attention)]
+    return found
+
+
+CAUSAL = ops.compare("LE", at(3), at(2))
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        CAUSAL,
+        ops.compare("GT", ops.add(at(2), 1), at(3)),
+        added(CAUSAL),
+        added(CAUSAL, LOWEST),
+        ops.not_(ops.compare("LT", at(2), at(3))),
+        ops.reshape(added(ops.reshape(CAUSAL, (B, S, S))), SHAPE),
+    ],
+)
+def test_causal_masks_become_an_attribute(mask: Node) -> None:
+    g = graph(ops.Attention("none", 0.5)(Q, K, V, mask))
+    after = simplify(g)
+    found = attention(after)
+    assert found.op.causal == "upper_left" and len(found.inputs) == 3  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, b=2, s=5)
+
+
+def test_other_conditions_stay_a_mask() -> None:
+    keep = ops.broadcast_to(ops.reshape(arg("m", B, S, dtype=boolean), (B, 1, 1, S)), SHAPE)
+    g = graph(ops.Attention("none", 0.5)(Q, K, V, added(ops.and_(CAUSAL, keep))))
+    after = simplify(g)
+    found = attention(after)
+    assert found.op.causal == "upper_left" and found.inputs[3].dtype == boolean  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, b=2, s=5)
+
+
+@pytest.mark.parametrize("direction", ["LT", "GE", "GT", "EQ"])
+def test_conditions_that_are_not_causal_stay(direction: str) -> None:
+    g = graph(ops.Attention("none", 0.5)(Q, K, V, added(ops.compare(direction, at(3), at(2)))))
+    after = simplify(g)
+    assert attention(after).op.causal == "none"  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, b=2, s=5)
+
+
+def test_cached_keys_are_lower_right() -> None:
+    more = symbol("t")
+    k, v = (arg(label, B, 2, S + more, 4) for label in "kv")
+    shape = (B, 1, S, S + more)
+    row, col = (ops.Iota(TensorType(i64, shape), d)() for d in (2, 3))
+    seen = ops.compare("LE", col, ops.add(row, ops.full(shape, more, i64)))
+    g = graph(ops.Attention("none", 0.5)(Q, k, v, added(seen)))
+    after = simplify(g)
+    assert attention(after).op.causal == "lower_right"  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, b=2, s=3, t=4)
