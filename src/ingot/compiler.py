@@ -1,4 +1,7 @@
-"""The way from a user's model to a compiled one: choose the frontend, ask the cache, run the pipeline."""
+"""The way from a user's model to a compiled one: choose the frontend, ask the cache, run the pipeline.
+
+A model that is in the cache needs neither frontend nor compiler, so both are imported where they are first needed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,10 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ingot.ir.node import Const, Graph
-from ingot.ir.show import show
-from ingot.pipeline import build_program, fingerprint
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import default_threads
@@ -22,12 +21,13 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError
-from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import host_features
+from ingot.support.native import host
 
 if TYPE_CHECKING:
     import onnx
     import torch
+
+    from ingot.ir.node import Graph
 
     Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
 
@@ -51,10 +51,6 @@ class _Options:
     threads: int
     cache: bool
     fast_math: bool
-
-    @property
-    def isa(self) -> HostFeatures:
-        return host_features()
 
 
 def _import_onnx(source: Any, dynamic: Any) -> Graph:
@@ -86,8 +82,8 @@ def _digest(path: Path) -> bytes | None:
 
 
 def _key(options: _Options, *parts: bytes) -> str:
-    isa = options.isa
-    settings = f"{fingerprint()} {isa.arch} {isa.cpu} {isa.features} {options.threads} {options.fast_math}"
+    isa = host()
+    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math}"
     return cache_key(settings, *parts)
 
 
@@ -101,22 +97,26 @@ def _cached(key: str, options: _Options, build: Callable[[], Program]) -> Compil
 
 
 def _build(graph: Graph, options: _Options) -> Program:
-    return build_program(graph, options.isa, options.threads, fast_math=options.fast_math)
+    from ingot.pipeline import build_native
+
+    return build_native(graph, options.threads, fast_math=options.fast_math)
 
 
 def _compile_graph(graph: Graph, options: _Options) -> CompiledModel:
     if not options.cache:
         return CompiledModel(_build(graph, options), threads=options.threads)
-    return _cached(_key(options, *_graph_parts(graph)), options, lambda: _build(graph, options))
+    from ingot.pipeline import identity
+
+    return _cached(_key(options, *identity(graph)), options, lambda: _build(graph, options))
 
 
-def _graph_parts(graph: Graph) -> list[bytes]:
-    """What identifies a graph: its text, in which large constants are numbered, and their contents."""
-    parts = [show(graph).encode()]
-    for n in graph.nodes():
-        if isinstance(n.op, Const) and n.op.value.nbytes > 64:
-            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1)).digest())
-    return parts
+@cache
+def fingerprint() -> str:
+    """Names this version of the compiler: a digest of its sources, so that a cached program is never older than it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class TorchModel:

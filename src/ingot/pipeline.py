@@ -9,11 +9,12 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
+
+import numpy as np
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Graph, Op
+from ingot.ir.node import Const, Graph, Op
 from ingot.ir.show import show
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, Attention
@@ -32,12 +33,13 @@ from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
 from ingot.support import progress
 from ingot.support.native import CodeObject, HostFeatures
-from ingot.targets.cpu.assemble import assemble
+from ingot.targets.cpu.assemble import assemble, host_features
 from ingot.targets.cpu.llvm import print_module
 
 Pass = Callable[[Graph], Graph]
 
 KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU})  # ops with kernels of their own
+
 
 def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
     """The passes for CPUs, in order."""
@@ -113,10 +115,15 @@ def build_program(
     return program
 
 
-@cache
-def fingerprint() -> str:
-    """Names this version of the compiler: a digest of its sources, so that a cached program is never older than it."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def build_native(graph: Graph, threads: int, *, fast_math: bool = False) -> Program:
+    """Compile a MODEL graph for this machine's CPU."""
+    return build_program(graph, host_features(), threads, fast_math=fast_math)
+
+
+def identity(graph: Graph) -> list[bytes]:
+    """What tells a graph from others: its text, in which large constants are numbered, and their contents."""
+    parts = [show(graph).encode()]
+    for n in graph.nodes():
+        if isinstance(n.op, Const) and n.op.value.nbytes > 64:
+            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1)).digest())
+    return parts
