@@ -117,16 +117,17 @@ def _relabel(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     op = n.op
-    if not isinstance(op, ops.Convolution) or op.lhs_layout.find("C") != 1:
+    if not isinstance(op, ops.Convolution):
         return None
-    perm = channels_last(n.type.rank)
-    last = f"N{op.lhs_layout[2:]}C"
+    last = f"N{op.spatial}C"
     x, k = n.inputs
+    have = op.lhs_layout
     # images have so few channels that vectors cannot run along them: they are read where they lie
-    few = isinstance(x.shape[1], int) and x.shape[1] <= FEW and w.at[x][1] == _identity(x.type.rank)
-    new = replace(op, lhs_layout=op.lhs_layout if few else last, out_layout=last)
-    order = _identity(x.type.rank) if few else perm
-    return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), perm
+    small = have[:2] == "NC" and isinstance(x.shape[1], int) and x.shape[1] <= FEW
+    few = small and w.at[x][1] == _identity(x.type.rank)
+    new = replace(op, lhs_layout=have if few else last, out_layout=last)
+    order = _identity(x.type.rank) if few else tuple(map(have.index, last))
+    return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), tuple(map(op.out_layout.index, last))
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:

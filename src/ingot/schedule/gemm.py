@@ -88,6 +88,9 @@ def lower_contraction(
     em = operands.emitter(body, ins)
 
     def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+        if acc.lanes > 1 and c.cols[-1].extent == 1:
+            # a single column is lane 0
+            place, acc, mask = (*place[:-1], ZERO), k.Extract(acc.dtype, 1, acc, 0), None
         value = block.let(k.cast(acc, anchor.dtype), "acc")
         bind_result(em, block, anchor, value)
         index = result_index(block, body.outputs[0], anchor, loops.index(place))
@@ -171,12 +174,15 @@ def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
     at = {c: i for i, c in enumerate(op.lhs_layout)}
     wt = {c: i for i, c in enumerate(op.rhs_layout)}
     out = {c: i for i, c in enumerate(op.out_layout)}
-    groups = op.feature_groups
+    groups = max(op.feature_groups, op.batch_groups)
     o, i = wt["O"], wt["I"]
     per_out = _exact(b.shape[o], groups)
-    batch = (Axis(groups, a.strides[at["C"]] * b.shape[i], b.strides[o] * per_out),)
+    images = anchor.shape[out["N"]]
+    # a group reads its own channels, or its own images
+    step = a.strides[at["C"]] * b.shape[i] if op.batch_groups == 1 else a.strides[at["N"]] * images
+    batch = (Axis(groups, step, b.strides[o] * per_out),)
     rows = (
-        Axis(a.shape[at["N"]], a.strides[at["N"]]),
+        Axis(images, a.strides[at["N"]]),
         *(
             Axis(anchor.shape[out[c]], a.strides[at[c]] * s)
             for c, s in zip(spatial, op.strides, strict=True)

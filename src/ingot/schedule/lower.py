@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group
 from ingot.schedule.attention import lower_attention
 from ingot.schedule.gemm import lower_contraction
@@ -36,6 +36,10 @@ PACKING: dict[str, PackingStrategy] = {
 }
 
 
+def _is_empty(node: Node) -> bool:
+    return any(d == 0 for d in node.shape)
+
+
 def lower(
     group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
@@ -43,6 +47,8 @@ def lower(
 
     `constant` tells which operands are constants: these may be repacked at compile time.
     """
+    if all(_is_empty(n) for n in group.body.outputs):
+        return Lowered(())
     packing = PACKING.get(group.kind)
     if packing is not None:
         return packing(group.body, ins, outs, constant, machine)

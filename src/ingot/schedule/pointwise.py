@@ -116,7 +116,7 @@ def _flattened(
 ) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...], Shape] | None:
     """The same group over one flat dimension, where nothing in it depends on the shape."""
     shape = body.outputs[0].shape
-    if not all(lay.is_contiguous for lay in (*ins, *outs)):
+    if not shape or not all(lay.is_contiguous for lay in (*ins, *outs)):
         return None
     for n in body.nodes():
         plain = category(n.op) is Category.ELEMENTWISE or n in body.inputs or n.type.rank == 0
