@@ -165,7 +165,7 @@ def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
 
 
 def burst(engine: Engine, seconds: float) -> float:
-    """Median seconds of calls back to back, for about `seconds` (at least 3); the first, on cold caches, is left out."""
+    """Median seconds of calls back to back for about `seconds` (at least 3), but for the first, on cold caches."""
     engine.run()
     times: list[float] = []
     end = time.perf_counter() + seconds

@@ -1,15 +1,16 @@
 """Where a compiled model's time goes: per kernel its time, work, share of the machine's limits, and what was fused why.
 
 A row is one fused group (one kernel, or a few). FLOPs are those of sums of products, 2 per multiply-add, as benchmarks
-count them. Bytes are what the group must read and write once: operands, weights and results. The floor is the larger of
-both at the rates that this machine reached in the same run; arrays that stay in a cache can beat the memory's share.
+count them. Bytes are what the group must read and write once: operands, weights and results. The floor is the longer
+of both at the rates that this machine reached in the same run, on as many bytes as the model's weights and arena have.
+What the group before has just written is nearer than that, so that a small group can beat its floor.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,17 +93,18 @@ class Explanation:
 def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
     """Run the model on `feeds` `repeats` times with a clock on each step; measure the machine before and after."""
     progress.report("measure the machine")
-    before = rates or measure(build.threads)
     model = build.model()
+    model(**feeds)
+    moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
+    before = rates or measure(build.threads, moved)
     taken: list[list[float]] = []
     for i in range(repeats):
         progress.report("run", i, repeats)
         taken.append([seconds for _, seconds in model.profile(**feeds)])
     times = [statistics.median(column) for column in zip(*taken, strict=True)]
-    after = rates or measure(build.threads)
-    limits = Rates(
-        before.cpu, before.threads, max(before.gflops, after.gflops), max(before.gbytes, after.gbytes)
-    )  # the better of two: a neighbour may have disturbed one
+    after = rates or measure(build.threads, moved)
+    # the better of two: a neighbour may have disturbed one
+    limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
     return _explanation(name, build, model, feeds, times, limits)
 
 

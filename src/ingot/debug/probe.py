@@ -21,20 +21,21 @@ from ingot.targets.cpu.llvm import print_module
 
 _ACCUMULATORS = 12  # more than latency times throughput of any current core
 _TURNS = 20_000
-_STREAM = 128 << 20  # bytes: several times the last-level cache
-_SLICES = 64
+_LARGEST = 256 << 20  # bytes: several times the last-level cache of any current machine
+_SLICE = 32 << 10  # at least: smaller ones would measure the hand-over of chunks
 _REPEATS = 9
 
 
 @dataclass(frozen=True)
 class Rates:
-    """f32 multiply-adds of all threads together, in GFLOP/s (2 per multiply-add); memory in GB/s, the better of reading
-    and copying (a copy counts what is read and what is written)."""
+    """What all threads together reach. gflops: f32 multiply-adds, 2 each. gbytes: GB/s on `working_set` bytes, the
+    better of reading and copying (which counts what is read and what is written)."""
 
     cpu: str
     threads: int
     gflops: float
     gbytes: float
+    working_set: int
 
 
 def cpu_name() -> str:
@@ -48,17 +49,29 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure(threads: int) -> Rates:
-    """Run the probes on `threads` threads: about a second, and 256 MiB of memory while it lasts."""
+def measure(threads: int, working_set: int = _LARGEST) -> Rates:
+    """Run the probes on `threads` threads: about a second.
+
+    `working_set`: bytes that are gone through again and again, such as a model's weights and arena together; at most
+    256 MiB. Where they fit into a cache, the rate is the cache's.
+    """
     isa = host_features()
     machine = machine_of(isa.arch, isa.features, threads)
     lanes, chunks = machine.lanes(f32), 8 * threads
-    cells = max(chunks, _SLICES) * _ACCUMULATORS * lanes
-    kernels = [_peak(machine), _copy(machine), _sum(machine)]
+    working_set = min(max(working_set, 2 * threads * _SLICE), _LARGEST)
+    slices = min(working_set // 2 // _SLICE, 64)
+    n = working_set // 2 // 4 // slices // (8 * lanes) * (8 * lanes)  # floats in a slice
+    half = 4 * n * slices
+    cells = max(chunks, slices) * _ACCUMULATORS * lanes
+    kernels = [_peak(machine), _copy(machine, n), _sum(machine, n)]
+    turns = max(1, (8 << 20) // half)
+    copies = (rt.Step("copy", ((0, 0), (1, 0)), (), slices), rt.Step("copy", ((1, 0), (0, 0)), (), slices))
+    reads = (rt.Step("sum", ((0, 0), (2, 0)), (), slices), rt.Step("sum", ((1, 0), (2, 0)), (), slices))
+    steps = (rt.Step("peak", ((2, 0),), (), chunks), *copies * turns, *reads * turns)
     # two arrays that the copies write in turn: untouched pages would all be one page of zeros in the cache
     buffers = (
-        rt.Buffer(0, "arena", _STREAM, 0, 3),
-        rt.Buffer(1, "arena", _STREAM, 0, 3),
+        rt.Buffer(0, "arena", half, 0, len(steps) - 1),
+        rt.Buffer(1, "arena", half, 0, len(steps) - 1),
         rt.Buffer(2, "output", 4 * cells, index=0),
     )
     program = rt.Program(
@@ -66,12 +79,7 @@ def measure(threads: int) -> Rates:
         inputs=(),
         outputs=(rt.TensorSpec("sink", "f32", (cells,)),),
         buffers=buffers,
-        steps=(
-            rt.Step("peak", ((2, 0),), (), chunks),
-            rt.Step("copy", ((0, 0), (1, 0)), (), _SLICES),
-            rt.Step("copy", ((1, 0), (0, 0)), (), _SLICES),
-            rt.Step("sum", ((0, 0), (2, 0)), (), _SLICES),
-        ),
+        steps=steps,
         code=assemble([print_module(kernels, isa)], isa),
         weights=np.empty(0, np.uint8),
         isa=isa,
@@ -79,10 +87,11 @@ def measure(threads: int) -> Rates:
     model = CompiledModel(program, threads=threads)
     times = np.array([[seconds for _, seconds in model.profile()] for _ in range(_REPEATS)])
     # the best of many: a peak is what the machine can do when nobody disturbs it
-    peak, there, back, read = (float(t) for t in times.min(0))
+    peak = float(times[:, 0].min())
+    copy = float(times[:, 1 : 1 + 2 * turns].sum(1).min()) / (2 * turns)
+    read = float(times[:, 1 + 2 * turns :].sum(1).min()) / (2 * turns)
     flops = 2 * _ACCUMULATORS * lanes * _TURNS * chunks
-    moved = max(2 * _STREAM / min(there, back), _STREAM / read)
-    return Rates(cpu_name(), threads, flops / peak / 1e9, moved / 1e9)
+    return Rates(cpu_name(), threads, flops / peak / 1e9, max(2 * half / copy, half / read) / 1e9, 2 * half)
 
 
 def _registers(b: Block, lanes: int) -> Buffer:
@@ -120,11 +129,11 @@ def _peak(machine: Machine) -> Kernel:
     return Kernel("peak", (sink,), (), chunk, integer(1), top.body)
 
 
-def _copy(machine: Machine) -> Kernel:
-    """One slice of one array to another."""
+def _copy(machine: Machine, n: int) -> Kernel:
+    """One slice of n floats of one array to another."""
     lanes, chunk = machine.lanes(f32), k.var("chunk")
     x, y = Buffer("x", f32), Buffer("y", f32, writable=True)
-    top, n = Block(), _STREAM // 4 // _SLICES
+    top = Block()
     start = top.let(mul(chunk, integer(n)))
 
     def turn(b: Block, at: k.Expr) -> None:
@@ -135,12 +144,11 @@ def _copy(machine: Machine) -> Kernel:
     return Kernel("copy", (x, y), (), chunk, integer(1), top.body)
 
 
-def _sum(machine: Machine) -> Kernel:
-    """The sum of one slice: reads only."""
+def _sum(machine: Machine, n: int) -> Kernel:
+    """The sum of one slice of n floats: reads only."""
     lanes, chunk = machine.lanes(f32), k.var("chunk")
     x, sink = Buffer("x", f32), Buffer("sink", f32, writable=True, align=4)
     top, width = Block(), 8 * lanes
-    n = _STREAM // 4 // _SLICES
     start = top.let(mul(chunk, integer(n)))
     acc = _registers(top, lanes)
 

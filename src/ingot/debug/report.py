@@ -50,7 +50,7 @@ def _tiles(e: Explanation) -> str:
         (bytes_text(e.weights), "weights"),
         (bytes_text(e.code), "code"),
         (f"{e.rates.gflops:.0f} GFLOP/s", "measured multiply-add peak"),
-        (f"{e.rates.gbytes:.0f} GB/s", "measured memory bandwidth"),
+        (f"{e.rates.gbytes:.0f} GB/s", f"measured on {bytes_text(e.rates.working_set)}"),
     )
     return "".join(f"<div><b>{escape(big)}</b><small>{escape(small)}</small></div>" for big, small in tiles)
 

@@ -88,16 +88,17 @@ class Stepper:
         self.bases[2:] = [a.ctypes.data for a in (*self.inputs, *self.outputs)]
         # the driver's own view of the context and of the step records: see targets/cpu/driver.py
         context = (ctypes.c_int64 * 7).from_address(self.instance.address)
-        records = (ctypes.c_int64 * (3 * len(program.steps))).from_address(context[2]) if program.steps else ()
-        self.records = np.array(records, np.int64).reshape(-1, 3)
+        records = (ctypes.c_int64 * (4 * len(program.steps))).from_address(context[2]) if program.steps else ()
+        self.records = np.array(records, np.int64).reshape(-1, 4)
         self.random = np.random.default_rng(seed)
 
     def run(self, launch: Launch) -> None:
         """All chunks of the launch's steps."""
-        for function, table, chunks in self.records[launch.first : launch.last]:
+        for function, table, chunks, rounds in self.records[launch.first : launch.last]:
             kernel = _KERNEL(int(function))
-            for chunk in self.random.permutation(int(chunks)):
-                kernel(self.bases.ctypes.data, int(table), int(chunk), self.scratch.ctypes.data)
+            for first in range(0, int(chunks * rounds), max(int(chunks), 1)):
+                for chunk in self.random.permutation(int(chunks)):
+                    kernel(self.bases.ctypes.data, int(table), first + int(chunk), self.scratch.ctypes.data)
 
     def read(self, buffer: int, layout: Layout, node: Node) -> np.ndarray:
         """A copy of the value that lies in a buffer of the plan."""
