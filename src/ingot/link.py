@@ -184,6 +184,7 @@ class _Linker:
                     tuple((v.name,) for v in step.kernel.dims),
                     expression(chunk_count(step.kernel.chunks)),
                     label(node),
+                    expression(chunk_count(step.kernel.rounds)),
                 )
             )
 

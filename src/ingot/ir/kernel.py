@@ -1,9 +1,9 @@
 """Kernel IR: the loop language that schedules write and targets print. The whole grammar:
 
-    kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes)
+    kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
-             | Increment(var, buffer, index) | Await(buffer, index, value)
+             | Increment(var, buffer, index)
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Select(c, a, b)
              | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask)
              | Gather(buffer, index, mask) | Reduce(fn, a) | Shuffle(a, b, pick) | Extract(a, lane)
@@ -11,7 +11,8 @@
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
 flat: schedules do the address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`:
-chunks start in ascending order, on any worker; everything inside is serial. A chunk may wait for lower ones (`Await`).
+chunks run in any order, on any worker; everything inside is serial. With `rounds`, chunks r * chunks up to (r + 1) *
+chunks - 1 are round r, and a round starts when the one before is done.
 
 Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
 each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is
@@ -232,25 +233,12 @@ class Prefetch(Stmt):
 class Increment(Stmt):
     """Add 1 to an i64 in a param and bind what it was before, as one step that no other worker can come between.
 
-    Whoever sees the new value, by Increment or Await, sees all that was stored before it.
+    For sharing out work within a round, where every outcome gives the same results.
     """
 
     var: Var
     buffer: Buffer
     index: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Await(Stmt):
-    """Wait until an i64 in a param is `value` or more.
-
-    Only lower chunks may be waited for: they have started, and the lowest of them waits for nobody, so that each wait
-    ends however many workers there are.
-    """
-
-    buffer: Buffer
-    index: Expr
-    value: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +248,9 @@ class Comment(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` is an expression over `dims`."""
+    """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` (of a
+    round) and `rounds` are expressions over `dims`.
+    """
 
     name: str
     params: tuple[Buffer, ...]
@@ -269,6 +259,7 @@ class Kernel:
     chunks: Expr
     body: Body
     scratch_bytes: int = 0
+    rounds: Expr = Lit(i64, 1, 1)
 
 
 def integer(value: int) -> Lit:

@@ -35,7 +35,7 @@ def run_kernel(
     *,
     order: Sequence[int] | None = None,
 ) -> None:
-    """Run every chunk, in `order` (default: ascending), on `buffers`, which writable params change in place.
+    """Run every chunk, each round in `order` (default: ascending), on `buffers`, which writable params change in place.
 
     Arrays are C-contiguous and of the params' dtypes; those with a size hold at least that many elements.
     """
@@ -44,12 +44,16 @@ def run_kernel(
     machine = Machine(memory, env, NOBODY)
     with np.errstate(all="ignore"):
         count = int(_tape([kernel.chunks])(machine)[0])
+        rounds = int(_tape([kernel.rounds])(machine)[0])
         body = _body(kernel.body)
-        for chunk in range(count) if order is None else order:
-            machine.chunk = chunk
-            machine.env = {**env, kernel.chunk.name: chunk}
-            machine.memory = dict(memory)
-            body(machine)
+        for first in range(0, count * rounds, max(count, 1)):
+            for marks in (m for b in memory.values() for m in (b.writer, b.reader) if m is not None):
+                marks[...] = NOBODY
+            for chunk in range(count) if order is None else order:
+                machine.chunk = first + chunk
+                machine.env = {**env, kernel.chunk.name: first + chunk}
+                machine.memory = dict(memory)
+                body(machine)
 
 
 @dataclass
@@ -114,8 +118,6 @@ def _statement(s: k.Stmt) -> Action:
             return lambda m: None
         case k.Increment():
             return _increment(s)
-        case k.Await():
-            return _await(s)
     raise TypeError(f"unknown statement {type(s).__name__}")
 
 
@@ -191,24 +193,6 @@ def _increment(s: k.Increment) -> Action:
         where = _elements(memory, index, 1, None, "increment", s.index)
         m.env[s.var.name] = memory.data[where]
         memory.data[where] += 1
-
-    return run
-
-
-def _await(s: k.Await) -> Action:
-    tape, name = _tape([s.index, s.value]), s.buffer.name
-
-    def run(m: Machine) -> None:
-        index, value = tape(m)
-        memory = _known(m, name)
-        found = memory.data[_elements(memory, index, 1, None, "await", s.index)]
-        if found < value:
-            raise VerifyError(f"await {name}", expected=f"{value} from the chunks before this one", got=found)
-        # what other chunks touched so far comes before
-        for other in m.memory.values():
-            for marks in (other.writer, other.reader):
-                if marks is not None:
-                    marks[...] = NOBODY
 
     return run
 

@@ -30,6 +30,8 @@ def show_kernel(kernel: k.Kernel) -> str:
     dims = f"; {', '.join(v.name for v in kernel.dims)}" if kernel.dims else ""
     scratch = f" scratch {kernel.scratch_bytes} bytes" if kernel.scratch_bytes else ""
     chunks = show_expr(kernel.chunks)
+    if kernel.rounds != k.integer(1):
+        chunks += f" for {show_expr(kernel.rounds)} rounds"
     lines = [f"kernel {kernel.name}({params}{dims}){scratch} for {kernel.chunk.name} in 0..{chunks}:"]
     _body(kernel.body, "  ", lines)
     return "\n".join(lines) + "\n"
@@ -93,9 +95,6 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
         case k.Increment():
             at = _shared(indent, lines, s.index).of(s.index)
             lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{at}]")
-        case k.Await():
-            t = _shared(indent, lines, s.index, s.value)
-            lines.append(f"{indent}await {s.buffer.name}[{t.of(s.index)}] >= {t.of(s.value)}")
         case k.Comment():
             lines += [f"{indent}# {line}" for line in s.text.splitlines()]
         case _:

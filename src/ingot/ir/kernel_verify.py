@@ -30,6 +30,7 @@ def verify_kernel(kernel: k.Kernel, after: str = "") -> None:
         checker.need(v.dtype == i64 and v.lanes == 1, f"dim {v.name}", "an i64 scalar", _kind(v))
         scope.vars[v.name] = v
     checker.index(kernel.chunks, "chunks", scope)
+    checker.index(kernel.rounds, "rounds", scope)
     checker.need(kernel.chunk.dtype == i64 and kernel.chunk.lanes == 1, "chunk", "an i64 scalar", _kind(kernel.chunk))
     checker.need(kernel.chunk.name not in scope.vars, "chunk", "a name of its own", kernel.chunk.name)
     scope.vars[kernel.chunk.name] = kernel.chunk
@@ -101,8 +102,8 @@ class _Checker:
                 self.buffer(s.buffer, scope, "prefetch")
                 self.need(s.buffer.space != "register", f"prefetch {s.buffer.name}", "memory", "a register")
                 self.index(s.index, f"prefetch {s.buffer.name}", scope)
-            case k.Increment() | k.Await():
-                self.counter(s, scope)
+            case k.Increment():
+                self.increment(s, scope)
             case k.Comment():
                 pass
             case _:
@@ -137,15 +138,13 @@ class _Checker:
             self.need(end <= self.scratch_bytes, what, f"an end within scratch_bytes = {self.scratch_bytes}", end)
         scope.buffers[b.name] = b
 
-    def counter(self, s: k.Increment | k.Await, scope: _Scope) -> None:
+    def increment(self, s: k.Increment, scope: _Scope) -> None:
         b = s.buffer
-        what = f"{type(s).__name__.lower()} {b.name}"
-        self.buffer(b, scope, type(s).__name__.lower())
-        self.need(b.space == "param" and b.writable and b.dtype == i64, what, "a writable i64 param", f"{b.space} {b.dtype}")
+        what = f"increment {b.name}"
+        self.buffer(b, scope, "increment")
+        fits = b.space == "param" and b.writable and b.dtype == i64
+        self.need(fits, what, "a writable i64 param", f"{b.space} {b.dtype}")
         self.index(s.index, what, scope)
-        if isinstance(s, k.Await):
-            self.index(s.value, what, scope)
-            return
         self.need(s.var.dtype == i64 and s.var.lanes == 1, what, "an i64 scalar", _kind(s.var))
         self.need(s.var.name not in scope.vars, what, "a new name", f"{s.var.name}, which is bound already")
         scope.vars[s.var.name] = s.var

@@ -113,6 +113,7 @@ class Instance:
         args: list[int] = []
         starts: list[int] = []
         chunks: list[int] = []
+        rounds: list[int] = []
         for step in program.steps:
             starts.append(len(args))
             for identity, offset in step.args:
@@ -124,17 +125,19 @@ class Instance:
                 where = step.label or step.kernel
                 raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=count, where=where)
             chunks.append(count)
+            rounds.append(evaluate(step.rounds, self.values))
         self._args = np.array(args, np.int64)
-        self._steps = np.zeros((len(starts), 3), np.int64)
+        self._steps = np.zeros((len(starts), 4), np.int64)
         self._steps[:, 0] = [image.address(step.kernel) for step in program.steps]
         self._steps[:, 1] = self._args.ctypes.data + 8 * np.array(starts, np.int64)
         self._steps[:, 2] = chunks
+        self._steps[:, 3] = rounds
         self._bases = np.zeros(_TENSORS + len(program.inputs) + len(program.outputs), np.int64)
         self._context = np.zeros(7, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._steps.ctypes.data
         self._context[3] = len(starts)
-        self.chunks = chunks
+        self.chunks = [n * r for n, r in zip(chunks, rounds, strict=True)]
         self.bases = self._bases.data
         self.address: int = self._context.ctypes.data
         self.last_used = 0

@@ -4,7 +4,8 @@
     one call = bind symbols from the input shapes -> place buffers -> run the steps in order
 
 A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
-thread; it starts when all chunks of the step before it are done. `bases` holds the addresses of the arena, the
+thread; it starts when all chunks of the step before it are done. With `rounds`, chunks r * chunks to (r + 1) *
+chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses of the arena, the
 weights, the inputs and the outputs, in this order. `args` is the step's table of i64: for its buffer i,
 args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims.
 """
@@ -72,13 +73,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes."""
+    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: of a round."""
 
     kernel: str
     args: tuple[tuple[int, Expr], ...]
     dims: tuple[Expr, ...] = ()
     chunks: Expr = 1
     label: str = ""
+    rounds: Expr = 1
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Program:
         where = f"step {number} ({step.label or step.kernel})"
         if step.kernel not in self.code.symbols:
             raise VerifyError(where, expected="a kernel of the code object", got=repr(step.kernel))
-        for item in (step.chunks, *step.dims, *(offset for _, offset in step.args)):
+        for item in (step.chunks, step.rounds, *step.dims, *(offset for _, offset in step.args)):
             expr.check(item, names, where)
         for identity, _ in step.args:
             buffer = by_id.get(identity)
@@ -186,6 +188,7 @@ class Program:
                     [_expr_json(dim) for dim in s.dims],
                     _expr_json(s.chunks),
                     s.label,
+                    _expr_json(s.rounds),
                 ]
                 for s in self.steps
             ],
@@ -267,7 +270,7 @@ def _buffer(value: Json) -> Buffer:
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label = _list(value, 5)
+    kernel, args, dims, chunks, label, rounds = _list(value, 6)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -275,6 +278,7 @@ def _step(value: Json) -> Step:
         tuple(_expr(dim) for dim in _list(dims)),
         _expr(chunks),
         _str(label),
+        _expr(rounds),
     )
 
 

@@ -7,8 +7,8 @@ R is repacked so that a block of columns is one stream: [block][k][gate][columns
 says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that resets
 before the product) runs in stages; every stage is a pass over the columns.
 
-Where a pass is long enough, the columns are shared out: chunks are (pass, direction, part) in this order, a pass waits
-for the parts of the one before, and a worker keeps the part that it had, so that its share of R stays in its own cache.
+Passes are the rounds of one kernel; their chunks are (direction, part of the columns). Chunks of a round may take their
+part in any order, so a worker takes the part that it had before, if it is free: its share of R stays in its own cache.
 Every other pass walks the part's blocks backwards: what the last one left in the cache is used first.
 """
 
@@ -38,7 +38,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
 from ingot.support.errors import CompileError
 
-LINE = 16  # counters of a pass: on cache lines of their own
+LINE = 16  # counters of a pass and direction: on cache lines of their own
 PART_SECONDS = 3e-6  # of work that is worth a wait
 
 
@@ -159,7 +159,7 @@ class _Scan:
             seconds += max(weights * self.dtype.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
         share = seconds / len(self.stages)
         workers = max(1, self.machine.threads // len(self.directions))
-        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE - 1))
+        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE))
 
     # --- steps before the scan
 
@@ -332,19 +332,19 @@ class _Loop:
     def step(self) -> Step:
         scan, top, chunk = self.scan, Block(), k.var("chunk")
         count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
-        chunks: DimLike = count
+        chunks: int = count
+        rounds: DimLike = 1
         scratch = 0
         if self.control is None:
             self._alone(top, chunk)
         else:
-            chunks = scan.steps * stages * count * parts
-            scratch = 64
+            chunks, rounds, scratch = count * parts, scan.steps * stages, 64
             self._shared(top, chunk, self.control)
         dims = symbol_params(
-            *body_dims(scan.body, (*scan.ins, *scan.outs)), *(d for n in scan.body.inputs for d in n.shape), chunks
+            *body_dims(scan.body, (*scan.ins, *scan.outs)), *(d for n in scan.body.inputs for d in n.shape), rounds
         )
         params = tuple(b for b, _ in self.params)
-        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch)
+        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch, dim_expr(rounds))
         return Step(kernel, tuple(a for _, a in self.params))
 
     def _alone(self, top: Block, direction: Expr) -> None:
@@ -364,7 +364,6 @@ class _Loop:
         direction = top.let(k.binary("rem", order, integer(count)), "d")
         turn = top.let(k.binary("div", order, integer(count)), "turn")
         line = top.let(k.mul(order, integer(LINE)), "line")
-        before = k.sub(line, integer(count * LINE))
         mine = top.alloc("mine", i64, 1, scratch=0)
         last = top.let(k.load(mine, ZERO), "last")
         # what lies in fresh scratch may be any number
@@ -376,15 +375,12 @@ class _Loop:
             def claim(b: Block, i: int = i) -> None:
                 part = b.let(k.binary("rem", k.add(wanted, integer(i)), integer(parts)), "p")
                 taken = b.fresh("taken")
-                b.stmts.append(k.Increment(taken, control, k.add(line, k.add(part, integer(1)))))
+                b.stmts.append(k.Increment(taken, control, k.add(line, part)))
                 b.store(found, ZERO, k.select(k.binary("eq", taken, ZERO), part, integer(-1)))
 
             top.when(k.binary("lt", k.load(found, ZERO), ZERO), claim)
         part = top.let(k.load(found, ZERO), "part")
         top.store(mine, ZERO, part)
-        top.when(
-            k.binary("gt", turn, ZERO), lambda b: b.stmts.append(k.Await(control, before, integer(parts)))
-        )
         i = top.let(k.binary("div", turn, integer(stages)), "i")
         if stages == 1:
             self._direction(top, direction, i, 0, part)
@@ -394,7 +390,6 @@ class _Loop:
                 top.when(
                     k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part)
                 )
-        top.stmts.append(k.Increment(top.fresh("done"), control, line))
 
     def _direction(self, block: Block, direction: Expr, i: Expr, stage: int, part: Expr) -> None:
         cells = self.scan.cells

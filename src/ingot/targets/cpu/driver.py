@@ -1,17 +1,18 @@
 """The driver: LLVM IR, compiled into every blob, that runs a model's steps on the caller and its workers.
 
-    run(ctx):  for step in ctx.steps:  for chunk in parallel(step.chunks):  step.kernel(bases, args, chunk, scratch)
+    run(ctx):  for step in ctx.steps:  for round in step.rounds:
+                   for chunk in parallel(step.chunks):  step.kernel(bases, args, round * chunks + chunk, scratch)
 
 One word of the pool, `next`, carries the whole protocol:
 
     bit 63          31 bits                     32 bits
-    [ run is over | chunks not yet claimed    | tag, +1 per published step ]
+    [ run is over | chunks not yet claimed    | tag, +1 per published round ]
 
 - **claim**: compare-and-swap `next` to one chunk less. The tag makes a late thread's swap fail, so it can
   neither take a chunk of another step nor of another run; it reads nothing but pool memory until it holds a
   chunk, and while it holds one its step, and so its context, cannot end.
-- **advance**: whoever finishes the last chunk of a step (`done` falls to 0) owns the run: it publishes the next
-  step, or runs steps of one chunk itself on the way. No thread waits for one that holds no chunk, so a
+- **advance**: whoever finishes the last chunk of a round (`done` falls to 0) owns the run: it publishes the next
+  round of the step or the next step, or runs rounds of one chunk itself on the way. No thread waits for one that holds no chunk, so a
   preempted or sleeping worker costs its help and nothing else. With no worker at all the caller does it alone.
 - **wait**: spin for `spin` ticks, then sleep on a futex (the tag half of `next`). A sleeper announces itself
   before the kernel compares the tag, and the publisher changes the tag before it looks for sleepers, so no
@@ -21,8 +22,9 @@ Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fi
 
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
            48 profile: step count + 1 clock readings, or 0
-    step:  0 kernel  8 args  16 chunk count (< 2**31)
-    pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 next step  400 current step
+    step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
+    pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 step at hand  400 its record  408 its next round
+           416 first chunk of the published round
            512 syscall  520 spin ticks  528 workers joined  536 stop
 """
 
@@ -112,10 +114,13 @@ step:
   %end = icmp eq i64 %i, %count
   br i1 %end, label %over, label %first
 first:
-  %here = mul i64 %i, 24
+  %here = mul i64 %i, 32
   %at = getelementptr i8, ptr %steps, i64 %here
   %chunks.at = getelementptr i8, ptr %at, i64 16
-  %chunks = load i64, ptr %chunks.at
+  %each = load i64, ptr %chunks.at
+  %rounds.at = getelementptr i8, ptr %at, i64 24
+  %rounds = load i64, ptr %rounds.at
+  %chunks = mul i64 %each, %rounds
   br label %chunk
 chunk:
   %c = phi i64 [ 0, %first ], [ %c.next, %body ]
@@ -163,40 +168,56 @@ done:
   ret void
 }
 
-; Called by the only thread in the run that holds work: publish the next step with several chunks, or end the run.
+; Called by the only thread in the run that holds work: publish the next round of several chunks, or end the run.
 define internal void @advance(ptr %pool, i64 %thread) nounwind {
   %ctx.at = getelementptr i8, ptr %pool, i64 384
   %ctx = load ptr, ptr %ctx.at
   %index.at = getelementptr i8, ptr %pool, i64 392
   %index = load i64, ptr %index.at
+  %round.at = getelementptr i8, ptr %pool, i64 408
+  %again = load i64, ptr %round.at
+  %first.at = getelementptr i8, ptr %pool, i64 416
   %steps.at = getelementptr i8, ptr %ctx, i64 16
   %steps = load ptr, ptr %steps.at
   %count.at = getelementptr i8, ptr %ctx, i64 24
   %count = load i64, ptr %count.at
   br label %step
 step:
-  %i = phi i64 [ %index, %0 ], [ %i.next, %next ]
+  %i = phi i64 [ %index, %0 ], [ %i.next, %next ], [ %i, %body ]
+  %round = phi i64 [ %again, %0 ], [ 0, %next ], [ %round.next, %body ]
+  %fresh = icmp eq i64 %round, 0
+  br i1 %fresh, label %enter, label %look
+enter:
   call void @record(ptr %ctx, i64 %i)
-  %i.next = add i64 %i, 1
   %end = icmp eq i64 %i, %count
   br i1 %end, label %over, label %look
 look:
-  %here = mul i64 %i, 24
+  %i.next = add i64 %i, 1
+  %round.next = add i64 %round, 1
+  %here = mul i64 %i, 32
   %at = getelementptr i8, ptr %steps, i64 %here
   %chunks.at = getelementptr i8, ptr %at, i64 16
   %chunks = load i64, ptr %chunks.at
+  %rounds.at = getelementptr i8, ptr %at, i64 24
+  %rounds = load i64, ptr %rounds.at
+  %more = icmp slt i64 %round, %rounds
+  br i1 %more, label %some, label %next
+some:
   %several = icmp ugt i64 %chunks, 1
   br i1 %several, label %publish, label %few
 few:
   %one = icmp eq i64 %chunks, 1
   br i1 %one, label %body, label %next
 body:
-  call void @kernel(ptr %ctx, ptr %at, i64 0, i64 %thread)
-  br label %next
+  call void @kernel(ptr %ctx, ptr %at, i64 %round, i64 %thread)
+  br label %step
 next:
   br label %step
 publish:
-  store i64 %i.next, ptr %index.at
+  store i64 %i, ptr %index.at
+  store i64 %round.next, ptr %round.at
+  %first = mul i64 %round, %chunks
+  store i64 %first, ptr %first.at
   %current.at = getelementptr i8, ptr %pool, i64 400
   store ptr %at, ptr %current.at
   %done.at = getelementptr i8, ptr %pool, i64 128
@@ -233,6 +254,7 @@ define internal void @take.part(ptr %pool, i64 %thread) nounwind {
   %caller.at = getelementptr i8, ptr %pool, i64 264
   %ctx.at = getelementptr i8, ptr %pool, i64 384
   %current.at = getelementptr i8, ptr %pool, i64 400
+  %first.at = getelementptr i8, ptr %pool, i64 416
   %syscall.at = getelementptr i8, ptr %pool, i64 512
   %syscall = load ptr, ptr %syscall.at
   %spin.at = getelementptr i8, ptr %pool, i64 520
@@ -258,7 +280,9 @@ work:
   %step = load ptr, ptr %current.at
   %chunks.at = getelementptr i8, ptr %step, i64 16
   %chunks = load i64, ptr %chunks.at
-  %chunk = sub i64 %chunks, %left
+  %first = load i64, ptr %first.at
+  %past = sub i64 %chunks, %left
+  %chunk = add i64 %first, %past
   call void @kernel(ptr %ctx, ptr %step, i64 %chunk, i64 %thread)
   br label %finished.chunk
 finished.chunk:
@@ -326,6 +350,8 @@ parallel:
   store ptr %ctx, ptr %ctx.at
   %index.at = getelementptr i8, ptr %pool, i64 392
   store i64 0, ptr %index.at
+  %round.at = getelementptr i8, ptr %pool, i64 408
+  store i64 0, ptr %round.at
   call void @advance(ptr %pool, i64 0)
   call void @take.part(ptr %pool, i64 0)
   ret void

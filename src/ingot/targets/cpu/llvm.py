@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 from ingot.ir.kernel import (
     Alloc,
-    Await,
     Binary,
     Bitcast,
     Body,
@@ -52,11 +51,6 @@ from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast
 
-# The spin hint: (declaration, call).
-PAUSE = {
-    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "aarch64": ("declare void @llvm.aarch64.isb(i32)", "call void @llvm.aarch64.isb(i32 15)"),
-}
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
@@ -105,7 +99,6 @@ class _Function:
             Alloc: self._alloc,
             Prefetch: self._prefetch,
             Increment: self._increment,
-            Await: self._await,
             Comment: lambda s: None,
         }
 
@@ -238,23 +231,6 @@ class _Function:
     def _increment(self, s: Increment) -> None:
         pointer, _ = self.address(s.buffer, s.index)
         self.vars[s.var.name] = Affine.of(self.b.effect(f"atomicrmw add ptr {pointer}, i64 1 acq_rel, align 8"))
-
-    def _await(self, s: Await) -> None:
-        b = self.b
-        pointer, _ = self.address(s.buffer, s.index)
-        least = self.affine(s.value).value(b)
-        look, pause, done = b.label(), b.label(), b.label()
-        b.line(f"br label %{look}")
-        b.start(look)
-        found = b.effect(f"load atomic i64, ptr {pointer} acquire, align 8")
-        enough = b.effect(f"icmp sge i64 {found}, {least}")
-        b.line(f"br i1 {enough}, label %{done}, label %{pause}")
-        b.start(pause)
-        declaration, call = PAUSE[b.features.arch]
-        b.declares.add(declaration)
-        b.line(call)
-        b.line(f"br label %{look}")
-        b.start(done)
 
     def _for(self, s: For) -> None:
         begin, end = self.affine(s.begin), self.affine(s.end)
