@@ -1,0 +1,134 @@
+"""The house's import rules, kept by walking every import of every file: see docs/README.md for the layers."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "ingot"
+
+# layer -> the layers it may import besides itself and support
+LAYERS: dict[str, set[str]] = {
+    "support": set(),
+    "ir": set(),
+    "ops": {"ir"},
+    "passes": {"ir", "ops"},
+    "frontends": {"ir", "ops"},
+    "schedule": {"ir", "ops"},
+    "targets": {"ir"},
+    "runtime": set(),
+}
+# These see every layer above; of each other, only what stands before them.
+TOP = ["link", "pipeline", "tune", "compiler", "debug", "cli"]
+
+# Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
+LAZY = {("__init__", "compiler"), ("compiler", "pipeline"), ("frontends/torch/dynamo", "compiler")}
+EXTRAS = {"onnx", "torch"}  # frontends that need a package of their own: imported where they are used
+HARD = {"numpy", "llvmlite", "ml_dtypes"}
+# outside packages beyond the hard dependencies, by the files that may import them at module level
+THIRD_PARTY = {"frontends/onnx": {"onnx", "google"}, "frontends/torch": {"torch", "sympy"}, "cli": {"typer", "rich"}}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imported by `file` (its path below src/ingot without the suffix); `local`: inside a function."""
+
+    file: str
+    line: int
+    module: str
+    local: bool
+    typing: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}.py:{self.line} imports {self.module}"
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    file = path.relative_to(SOURCE).with_suffix("").as_posix().removesuffix("/__init__") or "__init__"
+    stack: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text()), False, False)]
+    while stack:
+        node, local, typing = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from (Import(file, node.lineno, a.name, local, typing) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}.py:{node.lineno}: imports are absolute"
+            # `from ingot import ops` imports ingot.ops
+            names = [f"ingot.{a.name}" for a in node.names] if node.module == "ingot" else [node.module or ""]
+            yield from (Import(file, node.lineno, name, local, typing) for name in names)
+        local = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        stack += [(child, local, typing) for child in ast.iter_child_nodes(node)]
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    found = [i for path in sorted(SOURCE.rglob("*.py")) for i in _imports(path)]
+    assert len(found) > 200
+    return found
+
+
+def _layer(module: str) -> str:
+    """"ingot.ops.core.base" -> "ops"; names of the package itself (ingot.__version__) -> "__init__"."""
+    part = [*module.split("."), ""][1]
+    return part if part in LAYERS or part in TOP else "__init__"
+
+
+def _allowed(file: str, target: str) -> bool:
+    layer = file.split("/")[0]
+    if layer in LAYERS:
+        return target in {layer, "support"} | LAYERS[layer]
+    if layer == "__init__":
+        return target in {"runtime", "support"}
+    before = TOP[: TOP.index(layer) + 1]
+    # tools may ask for the version, which the package's own file has
+    return target in LAYERS or target in before or (target == "__init__" and layer in ("debug", "cli"))
+
+
+def test_layers_import_only_what_stands_below_them(imports: list[Import]):
+    wrong = [
+        str(i)
+        for i in imports
+        if i.module.split(".")[0] == "ingot"
+        and not i.typing
+        and not _allowed(i.file, _layer(i.module))
+        and (i.file, _layer(i.module)) not in LAZY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_inside_functions_are_extras_only(imports: list[Import]):
+    wrong = [
+        str(i)
+        for i in imports
+        if i.local
+        and i.module.split(".")[0] == "ingot"
+        and not any(i.module.startswith(f"ingot.frontends.{extra}") for extra in EXTRAS)
+        and i.module != "ingot.frontends"
+        and (i.file, _layer(i.module)) not in LAZY
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_core_depends_on_numpy_llvmlite_and_ml_dtypes_alone(imports: list[Import]):
+    wrong: list[str] = []
+    for i in imports:
+        package = i.module.split(".")[0]
+        if package == "ingot" or package in sys.stdlib_module_names or i.local or i.typing:
+            continue
+        extra = set[str]().union(*(names for place, names in THIRD_PARTY.items() if i.file.startswith(place)))
+        if package not in HARD | extra:
+            wrong.append(str(i))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_target_imports_llvmlite_and_the_runtime_needs_numpy_alone(imports: list[Import]):
+    outside = [i for i in imports if i.module.split(".")[0] not in sys.stdlib_module_names | {"ingot"} and not i.typing]
+    llvm = {i.file.split("/")[0] for i in outside if i.module.split(".")[0] == "llvmlite"}
+    assert llvm <= {"targets"}
+    small = [i for i in outside if i.file.split("/")[0] in ("runtime", "support") and not i.local]
+    assert {i.module.split(".")[0] for i in small} <= {"numpy"}
