@@ -250,7 +250,8 @@ class _Lowering:
 
         def read(b: Block, index: Index, mask: Expr | None) -> Expr:
             own = tuple(index[d] for d in self.rows.kept) if spread else index
-            if len(own) != len(row) or any(not _same(a, c) for a, c in zip(own, row, strict=True)):
+            shape = self.rows.kept_shape
+            if len(own) != len(row) or any(d != 1 and not _same(a, c) for a, c, d in zip(own, row, shape, strict=True)):
                 raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
             return result
 
