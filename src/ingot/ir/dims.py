@@ -447,5 +447,13 @@ def _expect(tokens: list[str], token: str) -> list[str]:
 
 
 def estimate(d: int | Dim, guess: int = 64) -> int:
-    """A likely size for choices that need a number: `d` itself, or its value with `guess` for every symbol."""
-    return d if isinstance(d, int) else int(substitute(d, dict.fromkeys(symbols_of(d), guess)))
+    """A likely size for choices that need a number: `d` itself, or its value with `guess` for every symbol; with more
+    where that leaves next to nothing (what is left of a waveform after strided convolutions). At least 1 for a Dim."""
+    if isinstance(d, int):
+        return d
+    value = 0
+    for scale in (1, 16, 256):
+        value = int(substitute(d, dict.fromkeys(symbols_of(d), guess * scale)))
+        if value >= 8:
+            break
+    return max(value, 1)

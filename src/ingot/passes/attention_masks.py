@@ -2,6 +2,7 @@
 
     attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
     attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
+    attention(q, k, v, 0)                                    ->   attention(q, k, v)
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ View = Callable[[Node], Node]
 
 def mask_rules(positions: Positions) -> RuleSet:
     """The rule of this module, on top of what is known of positions."""
-    return rules(Rule("causal-mask", ops.Attention, lambda n: _causal(n, positions)))
+    return rules(
+        Rule("idle-mask", ops.Attention, _idle),
+        Rule("causal-mask", ops.Attention, lambda n: _causal(n, positions)),
+    )
+
+
+def _idle(n: Node) -> Node | None:
+    """attention with a mask that is true, or one finite number, everywhere -> attention without"""
+    value = splat_of(n.inputs[3]) if len(n.inputs) == 4 else None
+    if value is None or not (bool(value) if n.inputs[3].dtype == boolean else np.isfinite(value)):
+        return None
+    return n.op(*n.inputs[:3], loc=n.loc)
 
 
 def _causal(n: Node, positions: Positions) -> Node | None:

@@ -45,7 +45,7 @@ def _attention(n: Node) -> Node | None:
     if not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
         return None
     scores = _scores(p.inputs[0])
-    if scores is None or not (guarded or scores.mask is None or _finite(scores.mask)):
+    if scores is None:
         return None
     q, kt = scores.q, scores.kt
     if not q.type.rank == kt.type.rank == v.type.rank == n.type.rank:
@@ -53,6 +53,8 @@ def _attention(n: Node) -> Node | None:
     rank = n.type.rank
     k = _tidy(ops.Transpose((*range(rank - 2), rank - 1, rank - 2))(kt))
     mask = scores.mask
+    if mask is not None and not guarded and not _finite(mask):
+        mask = _poisoned(mask)
     if rank == 3:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
         mask = None if mask is None else ops.Reshape((1, *mask.shape))(mask) if mask.type.rank == 3 else mask
@@ -135,6 +137,15 @@ def _narrow(mask: Node) -> Node:
             return mask
         mask = x
     return mask
+
+
+def _poisoned(mask: Node) -> Node:
+    """An added mask in which rows that hide every key are NaN, as their softmax is; attention itself would give 0."""
+    if mask.dtype == boolean:
+        mask = ops.where(mask, ops.full(mask.shape, 0.0), ops.full(mask.shape, -np.inf))
+    seen = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
+    nan = ops.full(mask.shape, np.nan, mask.dtype)
+    return ops.where(ops.broadcast_to(seen, mask.shape), mask, nan)
 
 
 def _finite(mask: Node, depth: int = 12) -> bool:

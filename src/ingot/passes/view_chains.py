@@ -92,8 +92,26 @@ def _shorter(n: Node) -> Node | None:
             return None
         dims, cut = split
         origin = _apply_cuts(origin, cut)
-    new = _rebuild(source, [a for d in origin for a in d], [a for d in dims for a in d], n.shape)
+    atoms = [a for d in origin for a in d]
+    new = _permuted(source, atoms, dims, n.shape) or _rebuild(source, atoms, [a for d in dims for a in d], n.shape)
     return new[0] if new[1] < len(chain) else None
+
+
+def _permuted(source: Node, origin: list[_Atom], dims: Dims, shape: Shape) -> tuple[Node, int] | None:
+    """The chain as a split and a transpose, whose dimensions are those of the result: a view of any strided source."""
+    position = {a: i for i, a in enumerate(origin)}
+    blocks = [[position[a] for a in d] for d in dims if d]
+    if len(blocks) != len(shape) or any(b != list(range(b[0], b[0] + len(b))) for b in blocks):
+        return None
+    in_source = sorted(blocks)
+    split = tuple(product(origin[i].size for i in b) for b in in_source)
+    permutation = tuple(in_source.index(b) for b in blocks)
+    node, count = source, 0
+    if source.shape != split:
+        node, count = ops.Reshape(split)(node), 1
+    if permutation != tuple(range(len(permutation))):
+        node, count = ops.Transpose(permutation)(node), count + 1
+    return node, count
 
 
 def _rebuild(source: Node, origin: list[_Atom], wanted: list[_Atom], shape: Shape) -> tuple[Node, int]:

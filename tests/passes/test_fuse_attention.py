@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import boolean
+from ingot.passes.fuse_attention import fuse_attention
+from tests.passes.check import arg, count, graph, same_values
+
+B, S = symbol("b"), symbol("s")
+Q, K, V = (arg(label, B, 2, S, 4) for label in "qkv")
+
+
+def written_out(mask: Node | None, guard: bool = False) -> Graph:
+    scores = ops.MatMul()(ops.mul(Q, 0.5), ops.swap_axes(K, 2, 3))
+    if mask is not None:
+        scores = ops.add(scores, ops.broadcast_to(mask, scores.shape))
+    weights = ops.Softmax(-1)(scores)
+    if guard:
+        weights = ops.where(ops.IsNan()(weights), ops.full(weights.shape, 0.0), weights)
+    return graph(ops.MatMul()(weights, V))
+
+
+def test_written_out_attention_is_found() -> None:
+    for mask in (None, arg("m", S, S), arg("m", B, 1, 1, S)):
+        g = written_out(mask)
+        after = fuse_attention(g)
+        assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
+        same_values(g, after, 1e-5, b=2, s=5)
+
+
+def test_rows_that_see_no_key_keep_their_meaning() -> None:
+    seen = arg("seen", B, 1, S, S, dtype=boolean)
+    hidden = ops.where(seen, ops.full(seen.shape, 0.0), ops.full(seen.shape, -np.inf))
+    keep = np.ones((2, 1, 3, 3), bool)
+    keep[1, 0, 2] = False
+    q, k, v = (np.random.default_rng(i).standard_normal((2, 2, 3, 4)).astype(np.float32) for i in range(3))
+    for guard in (False, True):
+        g = written_out(hidden, guard)
+        after = fuse_attention(g)
+        assert count(after, ops.Attention) == 1
+        given = [keep if n.dtype == boolean else {"q": q, "k": k, "v": v}[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+        with np.errstate(all="ignore"):
+            (want,), (got,) = interpret(g, given), interpret(after, given)
+        np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
+        assert np.isnan(got[1, :, 2]).all() != guard
+
+
+def test_heads_are_views_of_a_packed_projection() -> None:
+    x = arg("x", S, B, 12)
+    chain = ops.reshape(ops.transpose(ops.reshape(x, (S, B * 3, 4)), (1, 0, 2)), (B, 3, S, 4))
+    after = fuse_attention(graph(chain))
+    assert [n.op.name for n in after.nodes()[1:]] == ["reshape", "transpose"]
+    same_values(graph(chain), after, b=2, s=5)
