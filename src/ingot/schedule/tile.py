@@ -153,7 +153,8 @@ def plan_contraction(c: Contraction, machine: Machine, tile: tuple[int, int, int
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
     """Tiles of one line, or of several whole lines."""
     out = [(1, w) for w in range(1, machine.registers) if fits(w, nv, machine) and w <= max(inner, 1)]
-    if len(c.rows) > 1 and isinstance(c.rows[-1].extent, int) and outer > 1:
+    # a run-time number of lines would leave any number of them over
+    if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
         out += [(n, inner) for n in range(2, outer + 1) if fits(n * inner, nv, machine)]
     return out
 
