@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, floordiv
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
@@ -21,7 +21,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import Operand, emit_contraction
 from ingot.schedule.emit import Index
-from ingot.schedule.index import ZERO
+from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import pack_key, pack_panels
@@ -36,6 +36,8 @@ from ingot.schedule.window import (
     result_index,
     store_results,
 )
+from ingot.schedule.winograd import lower_winograd
+from ingot.schedule.winograd_plan import covered, plan_winograd
 
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
@@ -79,6 +81,10 @@ def lower_contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
     )
     plan = plan_contraction(c, machine)
+    shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd else None
+    pieces = plan_winograd(shape, plan, machine) if shape is not None else None
+    if pieces is not None:
+        return lower_winograd(body, ins, outs, anchor, pieces, machine)
     packs: tuple[Pack, ...] = ()
     if packed:
         offset = int(b_layout.offset) if isinstance(b_layout.offset, int) else 0
@@ -176,7 +182,7 @@ def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
     out = {c: i for i, c in enumerate(op.out_layout)}
     groups = max(op.feature_groups, op.batch_groups)
     o, i = wt["O"], wt["I"]
-    per_out = _exact(b.shape[o], groups)
+    per_out = floordiv(b.shape[o], groups)
     images = anchor.shape[out["N"]]
     # a group reads its own channels, or its own images
     step = a.strides[at["C"]] * b.shape[i] if op.batch_groups == 1 else a.strides[at["N"]] * images
@@ -203,14 +209,10 @@ def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
         result[out["N"]] = n
         for c, e in zip(spatial, positions, strict=True):
             result[out[c]] = e
-        result[out["C"]] = ix.add(ix.mul(group, integer(per_out)), channel)
+        result[out["C"]] = ix.add(ix.mul(group, dim_expr(per_out)), channel)
         return tuple(result)
 
     return _sized(batch, rows, cols, reduce, anchor.type.rank + 1, index)
-
-
-def _exact(total: DimLike, groups: int) -> int:
-    return int(total) // groups  # type: ignore[arg-type]
 
 
 def _sized(
@@ -254,7 +256,7 @@ def _flat_rows(loops: _Loops) -> _Loops:
     """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence."""
     rows = list(loops.rows)
     extents: list[DimLike] = []
-    while len(rows) > 1 and isinstance(rows[-1].extent, int) and rows[-2].a == rows[-1].a * rows[-1].extent:
+    while len(rows) > 1 and rows[-2].a == rows[-1].a * rows[-1].extent:
         last, before = rows.pop(), rows.pop()
         extents.insert(0, loops.rows[len(rows) + 1].extent)
         rows.append(Axis(before.extent * last.extent, last.a, 0))

@@ -170,11 +170,13 @@ def taps(block: Block, window: tuple[int, ...], body: Callable[[Block, tuple[Exp
 
 
 def is_depthwise(node: Node) -> bool:
-    """A convolution, channels last, in which every output channel reads its own input channel."""
+    """A convolution, channels last, in which every output channel reads its own input channel, with a static kernel."""
     op = node.op
     if not isinstance(op, ops.Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
         return False
     x, w = node.inputs
+    if not all(isinstance(d, int) for d in w.shape):
+        return False
     own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
     return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout
 
