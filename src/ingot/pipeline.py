@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from ingot.ir.dims import likely_sizes, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Graph, Op
 from ingot.ir.show import show
@@ -83,6 +84,22 @@ def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...], trace: Trace | 
     return graph
 
 
+BATCH, LENGTH = 1, 128  # likely sizes of symbolic dimensions: what latency is asked for
+
+
+def likely(graph: Graph) -> dict[str, int]:
+    """Sizes to optimize symbolic dimensions for: one that only leads inputs is a batch, others are lengths."""
+    sizes: dict[str, int] = {}
+    for n in graph.inputs:
+        for axis, d in enumerate(n.shape):
+            for s in symbols_of(d):
+                sizes[s] = max(sizes.get(s, 0), LENGTH if axis else BATCH)
+    for name, low, high in graph.bounds:
+        if name in sizes:
+            sizes[name] = min(max(sizes[name], low), high or sizes[name])
+    return sizes
+
+
 def build_program(
     graph: Graph,
     isa: HostFeatures,
@@ -93,6 +110,13 @@ def build_program(
     meta: dict[str, str] | None = None,
 ) -> Program:
     """Compile a MODEL graph for a CPU with the features `isa`."""
+    with likely_sizes(likely(graph)):
+        return _build(graph, isa, threads, fast_math, trace, meta or {})
+
+
+def _build(
+    graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
+) -> Program:
     machine = machine_of(isa.arch, isa.features, threads)
     fused = optimize(graph, cpu_passes(fast_math), trace)
 
@@ -108,7 +132,7 @@ def build_program(
         isa,
         native,
         stages={"model": show(graph), "fused": show(fused)},
-        meta=meta or {},
+        meta=meta,
         launches=None if trace is None else trace.launches,
     )
     program.check()

@@ -10,7 +10,9 @@ A constant expression is always a plain `int`. Symbols are integers >= their low
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import gcd
 
@@ -446,14 +448,22 @@ def _expect(tokens: list[str], token: str) -> list[str]:
     return tokens[1:]
 
 
+_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", default={})
+
+
+@contextmanager
+def likely_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Within, `estimate` takes symbols to have these sizes."""
+    token = _SIZES.set(sizes)
+    try:
+        yield
+    finally:
+        _SIZES.reset(token)
+
+
 def estimate(d: int | Dim, guess: int = 64) -> int:
-    """A likely size for choices that need a number: `d` itself, or its value with `guess` for every symbol; with more
-    where that leaves next to nothing (what is left of a waveform after strided convolutions). At least 1 for a Dim."""
+    """A likely size, for choices that need a number: `d` itself, or its value at the symbols' likely sizes."""
     if isinstance(d, int):
         return d
-    value = 0
-    for scale in (1, 16, 256):
-        value = int(substitute(d, dict.fromkeys(symbols_of(d), guess * scale)))
-        if value >= 8:
-            break
-    return max(value, 1)
+    likely = _SIZES.get()
+    return int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)}))

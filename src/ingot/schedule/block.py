@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, Stmt, Store, Var
 from ingot.ir.types import DType, i64
-from ingot.schedule.index import dim_expr
+from ingot.schedule.index import LOCAL, dim_expr
 
 
 OPERANDS = ("a", "b", "c", "base", "index", "cond", "mask")
@@ -30,7 +30,7 @@ class Block:
         return tuple(self.stmts)
 
     def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1) -> Var:
-        v = Var(dtype, lanes, f"{hint}{next(self._names)}")
+        v = Var(dtype, lanes, f"{LOCAL}{hint}{next(self._names)}")
         self._homes[v.name] = self
         return v
 

@@ -7,14 +7,16 @@ accesses apart. Division and remainder keep it where the vector cannot straddle 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, Dim, DimLike
+from ingot.ir.dims import Apply, Dim, DimLike, symbol
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
 ZERO = integer(0)
+LOCAL = "%"  # names of variables inside a kernel start so; names of symbols cannot
 
 
 def dim_expr(d: DimLike) -> Expr:
@@ -126,50 +128,72 @@ def linear(index: tuple[Expr, ...], strides: tuple[DimLike, ...], offset: DimLik
     at = len(index) - 1
     while at >= 0:
         e, s = index[at], strides[at]
-        whole = _part(e)
+        part = _part(e)
         at -= 1
-        while whole is not None and at >= 0 and isinstance(s, int):
-            flat, inner, size = whole
+        while part is not None and part.size is not None and at >= 0:
             before = _part(index[at])
-            if before is None or before[0] is not flat or size is None or before[1] != inner * size:
+            if before is None or before.flat is not part.flat or before.inner != part.inner * part.size:
                 break
-            if strides[at] != s * size:
+            if strides[at] != s * part.size:
                 break
-            e = _joined(flat, inner, None if before[2] is None else size * before[2])
-            whole = _part(e) or (flat, inner, None)
+            part = _Part(part.flat, part.inner, None if before.size is None else part.size * before.size)
+            e = part.expr
             at -= 1
-            if whole[2] is None:
-                break
         if s != 0:
             total = add(total, mul(e, dim_expr(s)))
     return total
 
 
-def split(flat: Expr, extents: tuple[int | Dim, ...]) -> tuple[Expr, ...]:
-    """Row-major coordinates of a scalar `flat` in a box of static extents (the first does not matter), in a form that
-    `linear` can join again."""
+@dataclass(frozen=True)
+class _Part:
+    """(flat // inner) % size, one coordinate of a split index; size None: the outermost."""
+
+    flat: Expr
+    inner: DimLike
+    size: DimLike | None
+
+    @property
+    def expr(self) -> Expr:
+        e = k.binary("div", self.flat, dim_expr(self.inner))
+        return e if self.size is None else k.binary("rem", e, dim_expr(self.size))
+
+
+def split(flat: Expr, extents: tuple[DimLike, ...]) -> tuple[Expr, ...]:
+    """Row-major coordinates of a scalar `flat` in a box (its first extent does not matter), in a form that `linear` can
+    join again."""
     out: list[Expr] = []
-    inner = 1
+    inner: DimLike = 1
     for d in reversed(extents[1:]):
-        out.append(_joined(flat, inner, int(d)))
-        inner *= int(d)
-    return (_joined(flat, inner, None), *reversed(out))
+        out.append(_Part(flat, inner, d).expr)
+        inner = inner * d
+    return (_Part(flat, inner, None).expr, *reversed(out))
 
 
-def _joined(flat: Expr, inner: int, size: int | None) -> Expr:
-    """(flat // inner) % size."""
-    e = k.binary("div", flat, integer(inner))
-    return e if size is None else k.binary("rem", e, integer(size))
+def _part(e: Expr) -> _Part | None:
+    """The part that an expression made by `split` stands for."""
+    size: DimLike | None = None
+    if isinstance(e, Binary) and e.fn == "rem":
+        size = dim_of(e.b)
+        if size is None:
+            return None
+        e = e.a
+    if isinstance(e, Binary) and e.fn == "div":
+        inner = dim_of(e.b)
+        return None if inner is None else _Part(e.a, inner, size)
+    return None if size is None else _Part(e, 1, size)
 
 
-def _part(e: Expr) -> tuple[Expr, int, int | None] | None:
-    """(flat, inner, size) of an expression made by `_joined`; size None: the outermost part."""
-    size: int | None = None
-    if isinstance(e, Binary) and e.fn == "rem" and isinstance(e.b, Lit):
-        size, e = int(e.b.value), e.a
-    if isinstance(e, Binary) and e.fn == "div" and isinstance(e.b, Lit):
-        return e.a, int(e.b.value), size
-    return (e, 1, size) if size is not None else None
+def dim_of(e: Expr) -> DimLike | None:
+    """The dimension that `dim_expr` made this expression from; None for one that depends on loop variables."""
+    match e:
+        case Lit():
+            return int(e.value)
+        case Var():
+            return None if e.name.startswith(LOCAL) else symbol(e.name)
+        case Binary() if e.fn in ("add", "mul"):
+            a, b = dim_of(e.a), dim_of(e.b)
+            return None if a is None or b is None else a + b if e.fn == "add" else a * b
+    return None
 
 
 def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str, int]) -> tuple[Expr, ...]:

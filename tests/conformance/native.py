@@ -1,0 +1,150 @@
+"""Many samples as one native program: each sample is a subgraph of its own, so one compilation serves them all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
+from ingot.pipeline import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import IngotError
+from ingot.targets.cpu.assemble import host_features
+
+# what types that programs have inside but not at their borders come in as
+BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}
+Arrays = tuple[np.ndarray, ...]
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An op on `inputs`. types: the operands' types, which may be symbolic; origin: the op whose reference is right (the
+    same op, with sizes for symbols)."""
+
+    op: Op
+    inputs: Arrays
+    types: tuple[TensorType, ...]
+    origin: Op
+
+    @staticmethod
+    def static(op: Op, inputs: Arrays) -> Sample:
+        return Sample(op, inputs, tuple(TensorType(dtype_of(x), x.shape) for x in inputs), op)
+
+    @property
+    def is_dynamic(self) -> bool:
+        return any(not isinstance(d, int) for t in self.types for d in t.shape)
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.types))})"
+
+
+def run_samples(samples: Sequence[Sample]) -> list[Arrays]:
+    """The native results of each sample."""
+    inputs: list[Node] = []
+    arrays: list[np.ndarray] = []
+    outputs: list[Node] = []
+    counts: list[int] = []
+    dtypes: list[DType] = []
+    zero = sorted({d for s in samples for t, x in zip(s.types, s.inputs, strict=True) for d in _empty(t, x)})
+    for i, s in enumerate(samples):
+        own: list[Node] = []
+        for j, (t, x) in enumerate(zip(s.types, s.inputs, strict=True)):
+            outside = BORDER.get(t.dtype.name, t.dtype)
+            inputs.append(Input(f"x{i}_{j}", TensorType(outside, t.shape))())
+            arrays.append(_cast(x, outside))
+            own.append(_inside(inputs[-1], t.dtype))
+        results = s.op(*own).results
+        counts.append(len(results))
+        outputs += [_inside(r, BORDER.get(r.dtype.name, r.dtype)) for r in results]
+        dtypes += [r.dtype for r in results]
+    graph = Graph(tuple(inputs), tuple(outputs), bounds=tuple((name, 0, None) for name in zero))
+    model = CompiledModel(build_program(graph, host_features(), THREADS), threads=THREADS)
+    got = model(*arrays)
+    flat = iter(_cast(np.asarray(g), t) for g, t in zip(_tuple(got), dtypes, strict=True))
+    return [tuple(next(flat) for _ in range(n)) for n in counts]
+
+
+def _inside(x: Node, dtype: DType) -> Node:
+    if x.dtype == dtype:
+        return x
+    return (ops.BitcastConvert if x.dtype.bits == dtype.bits else ops.Convert)(dtype)(x)
+
+
+def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype_of(x) == dtype:
+        return x
+    op = ops.BitcastConvert(dtype) if dtype_of(x).bits == dtype.bits else ops.Convert(dtype)
+    return op.reference(x)
+
+
+def _empty(t: TensorType, x: np.ndarray) -> list[str]:
+    return [str(d) for d, n in zip(t.shape, x.shape, strict=True) if n == 0 and not isinstance(d, int)]
+
+
+def dynamic(op: Op, inputs: Arrays) -> Sample | None:
+    """The sample with all dimensions symbolic that the type rule accepts as such; None where it accepts none.
+
+    Equal sizes at equal distance from the end share a symbol, or else all equal sizes do, or else each dimension is
+    tried alone. Sizes that an attribute names become symbols there as well.
+    """
+    sizes = sorted({n for x in inputs for n in x.shape})
+    sample = Sample.static(op, inputs)
+    for n in sizes:
+        places = [(i, a) for i, x in enumerate(inputs) for a in range(x.ndim) if x.shape[a] == n]
+        by_axis = {p: f"n{n}a{inputs[p[0]].ndim - p[1]}" for p in places}
+        together = dict.fromkeys(places, f"n{n}")
+        found = _accepted(sample, by_axis, n) or _accepted(sample, together, n)
+        if found is not None:
+            sample = found
+            continue
+        for p in places:
+            sample = _accepted(sample, {p: f"n{n}i{p[0]}a{p[1]}"}, n) or sample
+    return sample if sample.is_dynamic else None
+
+
+def _accepted(sample: Sample, names: dict[tuple[int, int], str], size: int) -> Sample | None:
+    types = tuple(
+        t.with_shape(tuple(symbol(names[i, a]) if (i, a) in names else d for a, d in enumerate(t.shape)))
+        for i, t in enumerate(sample.types)
+    )
+    want = sample.origin.infer(*(TensorType(dtype_of(x), x.shape) for x in sample.inputs))
+    env = {name: size for name in names.values()}
+    for op in _variants(sample.op, size, sorted(set(names.values()))):
+        try:
+            got = op.infer(*types)
+        except IngotError:
+            continue
+        if _types(got, env) is not None and len(_tuple(got)) == len(_tuple(want)):
+            return dataclasses.replace(sample, op=op, types=types)
+    return None
+
+
+def _variants(op: Op, size: int, names: list[str]) -> Iterator[Op]:
+    """The op, then with `size` replaced by a symbol in one of its shape attributes."""
+    yield op
+    for field in ("shape", "sizes"):
+        value = getattr(op, field, None)
+        if isinstance(value, tuple) and size in value:
+            for name in names:
+                yield dataclasses.replace(op, **{field: tuple(symbol(name) if d == size else d for d in value)})  # type: ignore[arg-type]
+            if value.count(size) == len(names) > 1:
+                left = iter(reversed(names))
+                yield dataclasses.replace(op, **{field: tuple(symbol(next(left)) if d == size else d for d in value)})  # type: ignore[arg-type]
+
+
+def _tuple(value: object) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _types(got: object, env: dict[str, int]) -> object:
+    return got
+
+
+__all__ = ["THREADS", "Arrays", "DimLike", "Sample", "dynamic", "run_samples"]
