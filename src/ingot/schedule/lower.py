@@ -8,12 +8,15 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group
 from ingot.schedule.attention import lower_attention
+from ingot.schedule.cumulative import lower_cumulative
 from ingot.schedule.gemm import lower_contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
 from ingot.schedule.scan import lower_recurrent
+from ingot.schedule.scatter import lower_scatter
+from ingot.schedule.sort import lower_sort
 from ingot.schedule.window import lower_pool
 from ingot.support.errors import CompileError
 
@@ -25,6 +28,9 @@ STRATEGIES: dict[str, Strategy] = {
     "rows": lower_rows,
     "window": lower_pool,
     "attention": lower_attention,
+    "scan": lower_cumulative,
+    "sort": lower_sort,
+    "scatter": lower_scatter,
 }
 
 
