@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -345,6 +346,8 @@ class _Walk:
         loc = scope.prefix + (proto.name or f"{proto.op_type}_{index}")
         inputs = tuple(self._operand(name, scope, loc) if name else None for name in proto.input)
         if any(isinstance(v, Missing) for v in inputs):
+            if not self._is_known(proto, scope):
+                self.refused.append(UnsupportedOp(_full_name(proto), loc))
             scope.values.update((name, Missing()) for name in proto.output if name)
             return
         results: Sequence[AnyValue | None]
@@ -360,6 +363,19 @@ class _Walk:
         for name, v in zip(proto.output, results, strict=False):
             if name and v is not None:
                 scope.values[name] = v
+
+    def _is_known(self, proto: onnx.NodeProto, scope: _Scope) -> bool:
+        """Whether there is a way to import the op at all, whatever its inputs are."""
+        domain = _domain(proto.domain)
+        version = scope.versions.get(domain, 1)
+        if (domain, proto.op_type) in self.functions or find_row(domain, proto.op_type, version) is not None:
+            return True
+        if not onnx.defs.has(proto.op_type, version, domain):
+            return False
+        # the binding's stub does not list the function accessors
+        schema: Any = onnx.defs.get_schema(proto.op_type, version, domain)
+        sizes = domain == "" and proto.op_type in ("Shape", "Size")  # known at import, without a row
+        return sizes or schema.has_function or schema.has_context_dependent_function
 
     def _operand(self, name: str, scope: _Scope, loc: str) -> AnyValue:
         found = scope.get(name)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ingot.debug.build import Build, build
+from ingot.debug.chrome import chrome_trace
+from ingot.debug.explain import Explanation, explain
+from ingot.debug.feeds import random_feeds
+from ingot.debug.probe import Rates, measure
+from ingot.debug.report import html_report
+from ingot.debug.source import open_source, read_graph
+from ingot.link import Launch
+from tests.debug.models import classifier, save
+
+RATES = Rates("a test's machine <&>", 2, gflops=100.0, gbytes=10.0, working_set=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return build(read_graph(open_source(save(classifier(), tmp_path_factory.mktemp("m") / "m.onnx"))), threads=2)
+
+
+@pytest.fixture(scope="module")
+def found(built: Build) -> Explanation:
+    return explain("cls <3>", built, random_feeds(built.program, {"batch": 4}), repeats=3, rates=RATES)
+
+
+def test_flops_are_those_of_the_sums_of_products(found: Explanation):
+    batch = 4
+    by_place = {r.where: r for r in found.rows}
+    assert by_place["relu"].flops == 2 * batch * 8 * 8 * 12 * 9
+    assert by_place["dense"].flops == 2 * batch * 192 * 5
+    assert by_place["softmax"].flops == 0
+
+
+def test_bytes_are_read_and_written_once(found: Explanation):
+    dense = next(r for r in found.rows if r.where == "dense")
+    assert dense.bytes == 4 * (4 * 192 + 192 * 5 + 5 + 4 * 5)
+
+
+def test_rows_add_up_and_follow_each_other(found: Explanation, built: Build):
+    assert len(found.rows) == len(built.launches)
+    assert sum(r.share for r in found.rows) == pytest.approx(1)
+    assert found.seconds == pytest.approx(sum(r.seconds for r in found.rows))
+    for before, after in pairwise(found.rows):
+        assert after.begin == pytest.approx(before.begin + before.seconds)
+        assert before.index in after.reads
+    assert found.floor == pytest.approx(sum(max(r.flops / 100e9, r.bytes / 10e9) for r in found.rows))
+
+
+def test_every_group_says_why_it_stores_its_result(found: Explanation):
+    assert all(r.apart for r in found.rows)
+    last = found.rows[-1]
+    assert last.apart == "an output of the model"
+    assert any("maximum @ relu" in op for r in found.rows for op in r.fused)
+
+
+def test_the_probe_measures_something_plausible():
+    rates = measure(1, 1 << 20)
+    assert 1 < rates.gflops < 2000
+    assert 1 < rates.gbytes < 5000
+
+
+def test_the_chrome_trace_has_one_slice_per_row(found: Explanation):
+    events = json.loads(chrome_trace(found))["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(found.rows)
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in slices)
+
+
+class _Checker(HTMLParser):
+    """Tags must nest; what the page asks of the network is collected."""
+
+    VOID = frozenset({"meta", "input", "br", "link", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.rows: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "data") and value:
+                self.fetched.append(value)
+            if name == "data-row":
+                self.rows.add(value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_self_contained(found: Explanation):
+    page = html_report(found)
+    checker = _Checker()
+    checker.feed(page)
+    checker.close()
+    assert not checker.open
+    assert not checker.fetched
+    assert "http" not in page and "@import" not in page and "url(" not in page
+    assert checker.rows == {str(r.index) for r in found.rows}
+    assert "cls <3>" not in page and "cls &lt;3&gt;" in page
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert len(json.loads(data.group(1))["rows"]) == len(found.rows)
+
+
+def _browser() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no browser is installed")
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser(found: Explanation, tmp_path: Path):
+    """Opened offline in a headless browser: it sorts, marks a row everywhere, changes its theme and zooms."""
+    script = """
+      const result = [];
+      const check = (name, ok) => { if (!ok) result.push(name); };
+      const rows = () => [...document.querySelectorAll("tbody tr")].map(r => +r.cells[2].dataset.v);
+      window.addEventListener("error", e => result.push("error: " + e.message));
+      window.addEventListener("load", () => {
+        document.querySelectorAll("th")[2].click();
+        check("sorts down", rows().every((v, i, a) => !i || a[i - 1] >= v));
+        document.querySelectorAll("th")[2].click();
+        check("sorts up", rows().every((v, i, a) => !i || a[i - 1] <= v));
+        document.querySelector("svg.graph [data-row='1']").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+        check("marks the table", document.querySelector("tr[data-row='1']").classList.contains("on"));
+        check("marks the timeline", document.querySelector(".timeline [data-row='1']").classList.contains("on"));
+        check("marks one row", document.querySelectorAll("tr.on").length === 1);
+        const old = document.documentElement.dataset.theme, colour = getComputedStyle(document.body).backgroundColor;
+        document.getElementById("theme").click();
+        check("theme", document.documentElement.dataset.theme !== old);
+        check("colour", getComputedStyle(document.body).backgroundColor !== colour);
+        const zoom = document.getElementById("zoom");
+        zoom.value = 300; zoom.dispatchEvent(new Event("input"));
+        const wide = document.querySelector("svg.timeline").getBoundingClientRect().width;
+        check("zooms", wide > 2 * document.querySelector("svg.memory").getBoundingClientRect().width);
+        const boxes = [...document.querySelectorAll("svg.memory rect")].map(r => r.getBoundingClientRect());
+        check("memory is drawn", boxes.length > 0 && boxes.every(b => b.width > 0 && b.height > 0));
+        document.title = "checked:" + result.join(",");
+      });
+    """
+    page = html_report(found).replace("<script>", f"<script>{script}</script><script>", 1)
+    path = tmp_path / "report.html"
+    path.write_text(page)
+    done = subprocess.run(
+        [_browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--virtual-time-budget=3000", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    title = re.search(r"<title>([^<]*)</title>", done.stdout)
+    assert title is not None and title.group(1) == "checked:"
+
+
+def test_launches_cover_all_steps_in_order(built: Build):
+    launches: list[Launch] = built.launches
+    ends = [(launch.first, launch.last) for launch in launches]
+    assert ends[0][0] == 0 and ends[-1][1] == len(built.program.steps)
+    assert all(a[1] == b[0] for a, b in pairwise(ends))

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.debug.build import build
+from ingot.debug.feeds import cases, choose_sizes, index_limits, parse_sizes, random_feeds, read_feeds
+from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.support.errors import ImportModelError, InputError
+from tests.debug.models import save, tokens
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory):
+    path = save(tokens(), tmp_path_factory.mktemp("m") / "tokens.onnx")
+    return build(read_graph(open_source(path)), threads=1)
+
+
+def test_random_ids_stay_below_the_table_they_select_from(built):
+    limits = index_limits(built.graph)
+    assert limits == {"ids": 11}
+    feeds = random_feeds(built.program, {"batch": 5, "length": 40}, limits)
+    assert feeds["ids"].dtype == np.int64 and feeds["ids"].shape == (5, 40)
+    assert feeds["ids"].min() >= 0
+    assert feeds["ids"].max() in range(6, 11)
+    again = random_feeds(built.program, {"batch": 5, "length": 40}, limits)
+    assert (feeds["ids"] == again["ids"]).all()
+
+
+def test_integers_of_unknown_meaning_are_masks_that_keep_something(built):
+    mask = random_feeds(built.program, {"batch": 4, "length": 6})["ids"]
+    assert set(np.unique(mask)) == {0, 1} and (mask[:, 0] == 1).all()
+
+
+def test_sizes_differ_from_case_to_case_and_may_be_given(built):
+    assert len(cases(built.program, [])) == 3
+    assert choose_sizes(built.program, 0)["batch"] == 1
+    assert cases(built.program, [{"length": 9}]) == [{"batch": 1, "length": 9}]
+    with pytest.raises(InputError, match="one of the model's symbols"):
+        choose_sizes(built.program, 0, {"lenght": 9})
+
+
+def test_size_and_dim_texts():
+    assert parse_sizes(["batch=1,length=8", "batch=2"]) == [{"batch": 1, "length": 8}, {"batch": 2}]
+    assert parse_dims(["a=1", "b=2:9", "c=4:"]) == {"a": 1, "b": (2, 9), "c": (4, None)}
+    for text in ("batch", "=3", "batch=-1", "batch=x"):
+        with pytest.raises(InputError):
+            parse_sizes([text])
+        with pytest.raises(InputError):
+            parse_dims([text])
+
+
+def test_arrays_from_files(built, tmp_path: Path):
+    np.save(tmp_path / "x.npy", np.zeros((1, 2), np.int64))
+    assert read_feeds(built.program, [f"ids={tmp_path / 'x.npy'}"])["ids"].shape == (1, 2)
+    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY, not quite")
+    for text in (f"ids={tmp_path / 'bad.npy'}", f"ids={tmp_path / 'none.npy'}", f"idz={tmp_path / 'x.npy'}"):
+        with pytest.raises(InputError):
+            read_feeds(built.program, [text])
+
+
+def test_a_pickle_is_refused(built, tmp_path: Path):
+    np.save(tmp_path / "evil.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(InputError, match="written by numpy"):
+        read_feeds(built.program, [f"ids={tmp_path / 'evil.npy'}"])
+
+
+def test_files_that_are_no_models(tmp_path: Path):
+    with pytest.raises(ImportModelError, match="cannot read the model"):
+        open_source(tmp_path / "none.onnx")
+    junk = tmp_path / "junk.onnx"
+    junk.write_bytes(b"\x0a\xffjunk")
+    with pytest.raises(ImportModelError):
+        read_graph(open_source(junk))

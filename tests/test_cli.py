@@ -1,0 +1,285 @@
+"""The command line as a user meets it: exit codes, messages, JSON, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import ingot
+from ingot import cli
+from tests.debug import models
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return models.save(models.classifier(), folder / "m.onnx")
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(a) for a in args])
+
+
+def told(result: Result) -> dict:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(code: int, *args: object) -> str:
+    """The error's text; asserts the exit code, and one message without a traceback."""
+    result = call(*args)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return " ".join(result.stderr.split())
+
+
+# --- help and usage
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "bench", "dump", "compare", "explain"])
+def test_help_teaches_with_examples(command: str):
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"ingot {command} model" in result.output
+
+
+def test_help_tells_the_exit_codes_and_version_is_one_word():
+    assert "130 interrupted" in " ".join(call("--help").output.split())
+    assert call("--version").output.strip() == ingot.__version__
+
+
+def test_wrong_usage():
+    assert call("compile").exit_code == 2
+    assert call("frobnicate").exit_code == 2
+    assert call("run", "m.onnx", "--threads", "0").exit_code == 2
+
+
+# --- compile
+
+
+def test_compile_writes_a_program_that_loads(model: Path):
+    facts = told(call("compile", model, "--json"))
+    written = Path(facts["output"])
+    assert written == model.with_suffix(".ingot") and facts["file_bytes"] == written.stat().st_size
+    assert facts["inputs"] == ["image: f32[batch, 1, 8, 8]"]
+    x = np.random.default_rng(0).standard_normal((3, 1, 8, 8)).astype(np.float32)
+    assert np.asarray(ingot.load(written)(x)).shape == (3, 5)
+
+
+def test_compile_fixes_sizes(model: Path, tmp_path: Path):
+    facts = told(call("compile", model, "-o", tmp_path / "one.ingot", "--dim", "batch=1", "--threads", 1, "--json"))
+    assert facts["inputs"] == ["image: f32[1, 1, 8, 8]"] and facts["threads"] == 1
+
+
+def test_compile_tells_people(model: Path):
+    result = call("compile", model)
+    assert result.exit_code == 0
+    assert "m.ingot" in result.output and "image: f32[batch, 1, 8, 8]" in result.output
+
+
+def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: Path):
+    assert "an existing folder" in refused(2, "compile", model, "-o", tmp_path / "none" / "m.ingot")
+
+
+def test_a_refused_model_leaves_an_old_program_alone(tmp_path: Path):
+    bad = models.save(models.unknown_ops(), tmp_path / "bad.onnx")
+    old = tmp_path / "bad.ingot"
+    old.write_bytes(b"precious")
+    refused(3, "compile", bad)
+    assert old.read_bytes() == b"precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.ingot", "bad.onnx"]
+
+
+def test_every_unsupported_op_is_told_at_once(tmp_path: Path):
+    bad = models.save(models.unknown_ops(), tmp_path / "bad.onnx")
+    text = refused(3, "compile", bad)
+    assert "Frobnicate" in text and "Defenestrate" in text
+    result = call("compile", bad, "--json")
+    error = json.loads(result.stdout)
+    assert result.exit_code == 3 and error["code"] == 3 and error["kind"] == "UnsupportedOpError"
+    assert len(error["unsupported"]) == 2
+
+
+# --- bad input: each a clear message, exit code 2, nothing written
+
+
+def test_files_that_cannot_be_used(model: Path, tmp_path: Path):
+    assert "No such file" in refused(2, "compile", tmp_path / "none.onnx")
+    empty = tmp_path / "empty.onnx"
+    empty.touch()
+    assert "empty" in refused(2, "compile", empty)
+    whole = model.read_bytes()
+    for share in (0.2, 0.5, 0.99):
+        cut = tmp_path / "cut.onnx"
+        cut.write_bytes(whole[: int(len(whole) * share)])
+        assert "error:" in refused(2, "compile", cut)
+    assert not list(tmp_path.glob("*.ingot"))
+
+
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path):
+    (tmp_path / "secret.bin").write_bytes(b"0" * 16)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    text = refused(2, "compile", models.save(models.escaping_data(), folder / "m.onnx"))
+    assert "secret.bin" in text
+
+
+def test_wrong_dims(model: Path):
+    assert "NAME=SIZE" in refused(2, "compile", model, "--dim", "batch")
+    assert "batch" in refused(2, "compile", model, "--dim", "batsh=1")
+
+
+def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    text = refused(2, "compile", model, "-o", tmp_path / "m.ingot", "--no-cache")
+    assert "No space left on device" in text
+    assert not [p for p in tmp_path.iterdir() if p.is_file()]
+
+
+def test_a_damaged_program_is_refused(model: Path):
+    written = Path(told(call("compile", model, "--json"))["output"])
+    data = bytearray(written.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    written.write_bytes(data)
+    assert "error:" in refused(2, "run", written, "--random")
+    written.write_bytes(data[: len(data) // 3])
+    assert "error:" in refused(2, "run", written, "--random")
+
+
+# --- run
+
+
+def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path):
+    x = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    facts = told(call("run", model, "-i", f"image={tmp_path / 'x.npy'}", "--output-dir", tmp_path / "out", "--json"))
+    (output,) = facts["outputs"]
+    assert output["shape"] == [2, 5] and output["dtype"] == "float32"
+    y = np.load(output["file"])
+    np.testing.assert_allclose(y.sum(1), 1, rtol=1e-5)
+    assert (tmp_path / "out" / "probability.npy").exists()
+
+
+def test_run_on_random_inputs_is_repeatable(model: Path):
+    runs = [told(call("run", model, "--random", "--size", "batch=4", "--json"))["outputs"][0] for _ in range(2)]
+    assert runs[0] == runs[1] and runs[0]["shape"] == [4, 5]
+    assert "probability" in call("run", model, "--random").output
+
+
+def test_run_refuses_inputs_that_do_not_fit(model: Path, tmp_path: Path):
+    assert "image" in refused(2, "run", model)
+    for name, array in (("rank", np.zeros(3, np.float32)), ("dtype", np.zeros((1, 1, 8, 8))),
+                        ("size", np.zeros((1, 1, 8, 9), np.float32))):  # fmt: skip
+        np.save(tmp_path / f"{name}.npy", array)
+        assert "expected" in refused(2, "run", model, "-i", f"image={tmp_path / name}.npy")
+    assert "cannot read" in refused(2, "run", model, "-i", f"image={tmp_path / 'none.npy'}")
+
+
+# --- dump
+
+
+def test_dump_lists_passes_and_kernels(model: Path):
+    facts = told(call("dump", model, "--json"))
+    names = [p["name"] for p in facts["passes"]]
+    assert "lower" in names and "fuse" in names and facts["kernels"]
+    for name in ("model", "lower", "fuse"):
+        assert call("dump", model, "--after", name).output.startswith("graph(")
+    assert "fuse" in refused(2, "dump", model, "--after", "refuse")
+
+
+def test_dump_shows_kernels_in_three_forms(model: Path):
+    kernel = next(k for k in told(call("dump", model, "--json"))["kernels"] if k.startswith("contraction"))
+    assert kernel in call("dump", model, "--kernel", kernel).output
+    assert f"define void @{kernel}" in call("dump", model, "--kernel", kernel, "--llvm").output
+    assert f"{kernel}:" in call("dump", model, "--kernel", kernel.rpartition("_")[2], "--asm").output
+    assert kernel in refused(2, "dump", model, "--kernel", "none")
+    assert "--kernel" in refused(2, "dump", model, "--asm")
+
+
+def test_dump_shows_the_plan_of_models_and_programs(model: Path):
+    written = told(call("compile", model, "--json"))["output"]
+    for path in (model, written):
+        assert "symbol batch" in call("dump", path, "--plan").output
+        assert "arena" in call("dump", path, "--plan", "--size", "batch=2").output
+    assert call("dump", written, "--after", "fused").output.startswith("graph(")
+
+
+# --- compare and explain
+
+
+def test_compare_agrees(model: Path):
+    facts = told(call("compare", model, "--size", "batch=2", "--json"))
+    assert facts["ok"] and facts["blame"] is None
+    assert {c["output"] for c in facts["checks"]} == {"probability"}
+    result = call("compare", model, "--size", "batch=2")
+    assert result.exit_code == 0 and "interpreter" in result.output
+
+
+def test_compare_with_an_impossible_tolerance_is_a_mismatch(model: Path):
+    result = call("compare", model, "--size", "batch=2", "--tolerance", "0")
+    assert result.exit_code == 1
+    assert "differs" in result.output and "to blame" in result.output
+
+
+def test_compare_checks_a_saved_program(model: Path, tmp_path: Path):
+    other = models.save(models.classifier(), tmp_path / "other.onnx")
+    written = told(call("compile", other, "--json"))["output"]
+    assert told(call("compare", model, "--program", written, "--size", "batch=2", "--json"))["ok"]
+
+
+def test_explain_writes_a_table_a_trace_and_a_page(model: Path, tmp_path: Path):
+    page, trace = tmp_path / "r.html", tmp_path / "t.json"
+    result = call("explain", model, "--repeats", 1, "--html", page, "--trace", trace, "--size", "batch=2")
+    assert result.exit_code == 0, result.output
+    assert "floor" in result.output and "relu" in result.output
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads(trace.read_text())["traceEvents"]
+    facts = told(call("explain", model, "--repeats", 1, "--json"))
+    assert facts["sizes"] == {"batch": 1} and facts["rates"]["gflops"] > 0
+
+
+# --- bench and the process
+
+
+def test_bench_runs_each_engine_in_its_process(model: Path):
+    pytest.importorskip("onnxruntime")
+    facts = told(call("bench", model, "--against", "ort", "--rounds", 1, "--seconds", 0.01, "--json"))
+    ours, theirs = facts["results"]
+    assert ours["engine"] == "ingot" and ours["seconds"] > 0 and ours["ratio"] is None
+    assert theirs["engine"] == "ort" and theirs["ratio"] > 0 and theirs["error"] < 1e-5
+
+
+def test_bench_says_which_engine_cannot_run(model: Path):
+    result = call("bench", model, "--against", "inductor", "--rounds", 1, "--seconds", 0.01)
+    assert result.exit_code == 3
+    assert "ingot" in result.stdout and "inductor" in result.stderr
+    assert "engines of" in refused(2, "bench", model, "--against", "abacus")
+
+
+def test_the_command_in_a_process_of_its_own(model: Path):
+    """Standard output carries JSON alone, no progress is drawn where standard error is no terminal."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ingot.cli", "run", str(model), "--random", "--json"],
+        capture_output=True, text=True, env=environment, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == ""
+    assert json.loads(done.stdout)["outputs"][0]["name"] == "probability"
