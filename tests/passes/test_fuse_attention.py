@@ -18,7 +18,7 @@ def written_out(mask: Node | None, guard: bool = False) -> Graph:
     scores = ops.MatMul()(ops.mul(Q, 0.5), ops.swap_axes(K, 2, 3))
     if mask is not None:
         scores = ops.add(scores, ops.broadcast_to(mask, scores.shape))
-    weights = ops.Softmax(-1)(scores)
+    weights = ops.Softmax(3)(scores)
     if guard:
         weights = ops.where(ops.IsNan()(weights), ops.full(weights.shape, 0.0), weights)
     return graph(ops.MatMul()(weights, V))

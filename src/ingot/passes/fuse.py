@@ -21,11 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ingot import ops
-from ingot.ir.dims import estimate
+from ingot.ir.dims import bounds, estimate
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
+from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided_view
 
@@ -35,6 +36,7 @@ _FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Iota, op
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
+_COPIES = 3  # groups that may each compute a cheap value again
 _CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 _REDUCTIONS = (ops.Reduce, ops.ArgReduce)
 
@@ -47,6 +49,13 @@ def is_free(node: Node) -> bool:
 def is_pointwise(node: Node) -> bool:
     """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
     return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
+
+
+def _source(node: Node) -> Node:
+    """The value under a chain of views."""
+    while isinstance(node.op, _FREE) and node.inputs:
+        node = node.inputs[0]
+    return node
 
 
 def is_leaf(node: Node) -> bool:
@@ -105,11 +114,12 @@ class _Fusion:
         """Pointwise nodes that follow a contraction one by one: they belong to its epilogue."""
         tails: set[Node] = set()
         for n in self.order:
-            if category(n.op) is not Category.ELEMENTWISE:
+            if category(n.op) is not Category.ELEMENTWISE and not isinstance(n.op, ops.Reshape):
                 continue
             for i in n.inputs:
                 alone = len(self.users.get(i, ())) == 1 and i not in self.outputs
-                if alone and i.shape == n.shape and (takes_epilogue(i) or i in tails):
+                aligned = i.shape == n.shape or isinstance(n.op, ops.Reshape)
+                if alone and aligned and (takes_epilogue(i) or i in tails):
                     tails.add(n)
         return tails
 
@@ -132,8 +142,11 @@ class _Fusion:
         if is_free(node):
             self._place_free(node, homes, must)
             return
-        if not must and len(homes) == 1 and all(self.homes.get(u) for u in users) and self._join(homes[0], node):
-            return
+        if not must and homes and all(self.homes.get(u) for u in users):
+            if len(homes) == 1 and self._join(homes[0], node):
+                return
+            if len(homes) > 1 and self._join_all(homes, node):
+                return
         self.apart[node] = self._why_apart(node, homes)
         self._open(node)
 
@@ -181,11 +194,17 @@ class _Fusion:
         if isinstance(node.op, ops.Concat):
             made = [i for i in node.inputs if not is_leaf(i) and not self._is_cheap_chain(i)]
             return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
-        if not isinstance(node.op, ops.Pad) or any(node.op.interior) or min((*node.op.low, *node.op.high)) < 0:
+        if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._widens(node.op):
             return False
         fill = node.inputs[1]
-        zero = isinstance(fill.op, Const) and not fill.op.value.any()
+        # -0.0 is no zero: a halo is made of zero bytes
+        zero = isinstance(fill.op, Const) and not any(fill.op.value.tobytes())
         return zero and node in self.forced
+
+    def _widens(self, op: ops.Pad) -> bool:
+        limits = {name: (low, high) for name, low, high in self.graph.bounds}
+        least = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
+        return all(n is not None and n >= 0 for n in least)
 
     def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
         """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
@@ -235,13 +254,42 @@ class _Fusion:
             self.homes[node] = [g]
         return joined
 
+    def _join_all(self, homes: list[_Open], node: Node) -> bool:
+        """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain
+        arithmetic on at most one value as large."""
+        if len(homes) > _COPIES or node in self.tails or not self._is_stored_or_plain(node):
+            return False
+        sources = {_source(i) for i in node.inputs}
+        large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
+        if len(large) > 1:
+            return False
+        axes = [self._axes_in(g, node) for g in homes]
+        if not all(self._accepts_pointwise(g, node, a) for g, a in zip(homes, axes, strict=True)):
+            return False
+        for g, a in zip(homes, axes, strict=True):
+            g.members.add(node)
+            g.axes[node] = a
+        self.homes[node] = homes
+        return True
+
+    def _is_stored_or_plain(self, node: Node, depth: int = 4) -> bool:
+        """Plain arithmetic on values that are in memory whatever happens to `node`."""
+        if depth == 0 or not isinstance(node.op, Elementwise) or isinstance(node.op, _COSTLY):
+            return False
+        for x in map(_source, node.inputs):
+            stored = is_leaf(x) or is_free(x) or x in self.forced or not is_pointwise(x)
+            if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(x, depth - 1)):
+                return False
+        return True
+
     def _accepts_pointwise(self, g: _Open, node: Node, axes: Axes | None) -> bool:
         if node in self.tails and not (g.anchor is None and not g.reductions and self._aligned(g, node)):
             return False
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
             return False
         again = estimate(g_size(g.box)) > 2 * estimate(node.type.size)
-        cheap = not isinstance(node.op, _COSTLY) and all(is_leaf(i) or is_free(i) for i in node.inputs)
+        plain = not isinstance(node.op, _COSTLY) or (_gathers_rows(node) and g.anchor is None)
+        cheap = plain and all(is_leaf(i) or is_free(i) for i in node.inputs)
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._aligned(g, node, moved=True) or cheap
@@ -359,6 +407,16 @@ def g_size(shape: Shape) -> int:
     return size
 
 
+def _gathers_rows(node: Node) -> bool:
+    """A gather whose innermost dimension lies in memory as its operand's: as cheap to read as any value."""
+    op = node.op
+    if not isinstance(op, ops.Gather) or not node.inputs[0].type.rank:
+        return False
+    last = node.inputs[0].type.rank - 1
+    whole = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
+    return whole and node.type.rank - 1 in op.offset_dims
+
+
 def _reduced(node: Node) -> tuple[int, ...]:
     op = node.op
     return tuple(sorted(op.dims)) if isinstance(op, ops.Reduce) else (op.dim,)
@@ -383,6 +441,8 @@ def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:
         return tuple(
             None if node.shape[own] == 1 and user.shape[d] != 1 else axes[d] for own, d in enumerate(op.dims)
         )
+    if isinstance(op, ops.Gather):
+        return _index_axes(op, user, node, axes)
     if isinstance(op, ops.Transpose):
         out: list[int | None] = [None] * len(axes)
         for at, own in enumerate(op.permutation):
@@ -396,6 +456,17 @@ def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:
         by = dict(zip(mine, theirs, strict=True))
         return tuple(axes[by[d]] if d in by else None for d in range(len(node.shape)))
     return None
+
+
+def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | None:
+    """Axes of a gather's indices, each a scalar: those of the result's dimensions outside the slices."""
+    x, indices = user.inputs
+    if node is x or op.index_vector_dim < indices.type.rank - 1:
+        return None
+    batch = tuple(axes[d] for d in range(user.type.rank) if d not in op.offset_dims)
+    if op.index_vector_dim == indices.type.rank:
+        return batch
+    return (*batch, None) if indices.shape[-1] == 1 else None
 
 
 def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
