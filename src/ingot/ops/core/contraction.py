@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike, mod, product
 from ingot.ir.node import Op
 from ingot.ir.types import DType, TensorType, dtype_of, i32
-from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, known, widen
+from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, widen
 from ingot.ops.core.shape import pad_array
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
@@ -183,7 +183,7 @@ class Convolution(CoreOp):
             f"expected {sizes['C']} input channels = {groups} groups x I of the kernel {w}, got I = {kernel['I']}",
         )
         self.expect(
-            all(not known(v) or v % g == 0 for v, g in ((kernel["O"], groups * batches), (sizes["N"], batches))),
+            all(mod(v, g) == 0 for v, g in ((kernel["O"], groups * batches), (sizes["N"], batches))),
             f"expected O of {w} (and N of {x}) to be multiples of the groups {groups * batches}",
         )
         out: dict[str, DimLike] = {"N": sizes["N"] // batches, "C": kernel["O"]}

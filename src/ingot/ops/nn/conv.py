@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, mod
 from ingot.ir.node import Node, Op
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops.core.base import Pairs, check_count, finish, known
@@ -64,8 +64,7 @@ class Conv(Op):
             w.shape[1] * self.groups == x.shape[1],
             f"expected a kernel [O, {x.shape[1]} / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
         )
-        divisible = not known(w.shape[0]) or w.shape[0] % self.groups == 0
-        self.expect(divisible, f"expected output channels in {self.groups} groups, got {w}")
+        self.expect(mod(w.shape[0], self.groups) == 0, f"expected output channels in {self.groups} groups, got {w}")
         for i, (size, (low, high)) in enumerate(zip(x.shape[2:], self.padding, strict=True)):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
             fits = size + low + high - span
@@ -125,11 +124,11 @@ class ConvTranspose(Op):
             f"expected {spatial} paddings, output paddings and dilations, got {lengths}",
         )
         _check_positive(self, strides=self.strides, dilation=self.dilation, groups=(self.groups,))
-        divisible = not known(x.shape[1]) or x.shape[1] % self.groups == 0
         self.expect(
-            x.shape[1] == w.shape[0] and divisible,
+            x.shape[1] == w.shape[0] and mod(x.shape[1], self.groups) == 0,
             f"expected a kernel [{x.shape[1]}, O / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
         )
+        self.expect(known(*w.shape[2:]), f"expected a kernel of static sizes, got {w}")
         out: list[DimLike] = [x.shape[0], w.shape[1] * self.groups]
         for i, size in enumerate(x.shape[2:]):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1

@@ -9,10 +9,11 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
+from ingot.ir.dims import mod
 from ingot.ir.node import Node, Op
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import check_dims, finish, known
+from ingot.ops.core.base import check_dims, finish
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, Sqrt
 from ingot.ops.core.reduce import ReduceWindow
@@ -184,7 +185,7 @@ class GroupNorm(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         x = _check(self, inputs, 1, 3, 2)
         channels = x.shape[1]
-        divisible = self.groups >= 1 and (not known(channels) or channels % self.groups == 0)
+        divisible = self.groups >= 1 and mod(channels, self.groups) == 0
         self.expect(divisible, f"expected channels in {self.groups} groups, got {x}")
         _check_channels(self, inputs)
         return x
