@@ -147,4 +147,3 @@ def _types(got: object, env: dict[str, int]) -> object:
     return got
 
 
-__all__ = ["THREADS", "Arrays", "DimLike", "Sample", "dynamic", "run_samples"]
