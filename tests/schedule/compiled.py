@@ -38,7 +38,7 @@ def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> 
 
 def run(graph: Graph, xs: Sequence[np.ndarray], machine: Machine = NATIVE) -> tuple[np.ndarray, ...]:
     out = compile_graph(graph, machine)(*xs)
-    return out if isinstance(out, tuple) else (out,)
+    return tuple(map(np.asarray, out if isinstance(out, tuple) else (out,)))
 
 
 def inputs_like(xs: Sequence[np.ndarray], symbols: Mapping[int, Sequence[int | Dim]] | None = None) -> list[Node]:

@@ -45,7 +45,9 @@ def given(xs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("op", "xs"), [s for cls in (LSTM, GRU, RNN) for s in cls.samples()], ids=lambda v: v.name if hasattr(v, "name") else ""
+    ("op", "xs"),
+    [s for cls in (LSTM, GRU, RNN) for s in cls.samples()],
+    ids=lambda v: v.name if hasattr(v, "name") else "",
 )
 def test_samples(op: Recurrent, xs: tuple[np.ndarray, ...]) -> None:
     check(op_graph(op, xs), xs, rtol=1e-3 if xs[0].dtype == np.float16 else 4e-6)
@@ -78,7 +80,9 @@ def test_columns_shared_by_workers(op: Recurrent, monkeypatch: pytest.MonkeyPatc
     for threads in (1, 3):
         model = compile_graph(graph, replace(NATIVE, threads=6), threads=threads)
         for _ in range(20):
-            for got, w in zip(model(*given(xs)), want, strict=True):
+            results = model(*given(xs))
+            assert isinstance(results, tuple)
+            for got, w in zip(results, want, strict=True):
                 np.testing.assert_allclose(got, w, rtol=0, atol=1e-5)
 
 

@@ -231,8 +231,8 @@ class Flash:
         self, block: Block, first: Expr, stop: Expr, size: int, extent: DimLike,
         tile: Callable[[Block, Expr, int], None],
     ) -> None:
-        """tile(block, j, n) for n = `size` rows at a time from `first`; what is left in pieces of its own size where that
-        is known, else of halves."""
+        """tile(block, j, n) for n = `size` rows at a time from `first`; what is left in one piece where its size is
+        known, else in powers of two."""
         count = k.binary("div", k.sub(stop, first), integer(size))
         whole = block.let(ix.add(first, k.mul(count, integer(size))), "w")
         block.loop("j", first, whole, size, lambda b, j: tile(b, j, size))
@@ -279,7 +279,7 @@ class Flash:
         self, block: Block, rows: int, turns: int, end: Expr, b: Buffer, b_at: Expr, a: Buffer, a_at: Expr,
         row_stride: DimLike, turn_stride: DimLike, start: Callable[[Block, Buffer], None] | None = None,
     ) -> Buffer:
-        """acc[rows][vectors] += a[row, turn] * b[turn][vectors] over `end` turns (`turns`, where that is known: else 0)."""
+        """acc[rows][vectors] += a[row, turn] * b[turn][vectors] over `end` turns; `turns`: that number, if known."""
         t, lanes = self.t, self.t.lanes
         acc = block.alloc("acc", self.dtype, rows * t.vectors, lanes=lanes)
         if start is None:

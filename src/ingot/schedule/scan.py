@@ -4,8 +4,8 @@
     2. for t: for block of 32 hidden columns: acc[gate] = h[t-1] R_block;  h[t], c[t] = cell(acc + P[t], h[t-1], c[t-1])
 
 R is repacked so that a block of columns is one stream: [block][k][gate][columns]. The cell is whatever the op's `step`
-says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that resets
-before the product) runs in stages; every stage is a pass over the columns.
+says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that
+resets before the product) runs in stages; every stage is a pass over the columns.
 
 Passes are the rounds of one kernel; their chunks are (direction, part of the columns). Chunks of a round may take their
 part in any order, so a worker takes the part that it had before, if it is free: its share of R stays in its own cache.
@@ -441,16 +441,12 @@ class _Step:
 
     def columns(self, block: Block, column: Expr) -> None:
         scan, s = self.scan, self.stage
-        whole: DimLike = scan.batch
-        rest = 0
-        if isinstance(scan.batch, int):
-            rest = scan.batch % s.rows
+        if isinstance(scan.batch, int) or s.rows == 1:
+            rest = scan.batch % s.rows if isinstance(scan.batch, int) else 0
             whole = scan.batch - rest
-        if s.rows == 1 or rest == 0 and isinstance(scan.batch, int):
             block.loop("b", 0, whole, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
-        elif isinstance(scan.batch, int):
-            block.loop("b", 0, whole, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
-            self._tile(block, column, integer(whole), rest)
+            if rest:
+                self._tile(block, column, dim_expr(whole), rest)
         else:
             total = dim_expr(scan.batch)
             main = block.let(k.mul(k.binary("div", total, integer(s.rows)), integer(s.rows)), "main")

@@ -122,11 +122,12 @@ class _Scattering:
                 if axis is None:
                     self._update(c, at, target, None)
                     return
-                own = self.window[axis]
-                vector_loop(
-                    c, low, high, lanes, self.machine,
-                    lambda y, e, m: self._update(y, at | {axis: e}, target | {own: e}, m), multiple=64,
-                )  # fmt: skip
+                along, own = axis, self.window[axis]
+
+                def vector(y: Block, e: Expr, m: Expr | None) -> None:
+                    self._update(y, at | {along: e}, target | {own: e}, m)
+
+                vector_loop(c, low, high, lanes, self.machine, vector, multiple=64)
 
             if inside is None:
                 run(b)
