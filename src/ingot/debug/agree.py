@@ -55,7 +55,7 @@ def agree(got: np.ndarray, expected: np.ndarray, tolerance: float | None = None)
         place = tuple(int(i) for i in np.argwhere(wrong)[0])
         note = f"{wrong.sum()} of {a.size} values: first {a[place]} instead of {b[place]} at {list(place)}"
         return _failed(note, place)
-    difference = np.where(special, 0.0, np.abs(a - np.where(special, a, b)))
+    difference = np.abs(np.where(special, 0.0, a) - np.where(special, 0.0, b))
     place = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
     error = float(difference[place])
     relative = error / (float(np.abs(b[~special]).max(initial=0.0)) or 1.0)

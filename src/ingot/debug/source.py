@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 Kind = Literal["onnx", "torch", "artifact"]
 Bound = int | tuple[int, int | None]
 
+# What torch.export.load raises on archives that are damaged or hold something else.
+_UNREADABLE = (
+    RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError, EOFError,
+    zipfile.BadZipFile, pickle.UnpicklingError,
+)  # fmt: skip
 _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
@@ -92,12 +100,16 @@ def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
     except ImportError as error:
         raise ImportModelError("reading .pt2 files needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from error
     progress.report("read")
+    log = logging.getLogger("torch.export")
+    log.disabled = True  # what matters is in the raised error
     try:
         program = torch.export.load(source.path)
-    except (RuntimeError, ValueError, KeyError, EOFError) as error:
+    except _UNREADABLE as error:
         raise ImportModelError(
             f"not a readable exported program: {error}", where=str(source.path), fix="write it with torch.export.save"
         ) from error
+    finally:
+        log.disabled = False
     imported = import_exported(program)
     return program, replace(imported, graph=_sized(imported.graph, source.dims))
 
