@@ -135,7 +135,7 @@ class _Linker:
         found = self.of_owner.get(owner)
         if found is None:
             zeroed = self.storage.halos.get(owner)
-            found = self._new(owner, _Memory("arena", owner.type.nbytes, zeroed=zeroed))
+            found = self._new(owner, _Memory("arena", self.storage.places[owner].layout.span * owner.dtype.nbytes, zeroed=zeroed))
         return found
 
     def _weight(self, value: np.ndarray, pack: Pack | None) -> int:

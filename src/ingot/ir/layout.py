@@ -36,6 +36,11 @@ class Layout:
         same = (a == b or d == 1 for a, b, d in zip(self.strides, dense.strides, self.shape, strict=True))
         return self.offset == 0 and all(same)
 
+    @property
+    def span(self) -> DimLike:
+        """Elements from the buffer's start to the end of the last row, for row-major strides with or without gaps."""
+        return self.offset + (self.strides[0] * self.shape[0] if self.shape else 1)
+
     def slice(self, start: tuple[DimLike, ...], shape: Shape, steps: tuple[int, ...] | None = None) -> Layout:
         """The box of `shape` at `start`, every `steps`-th element."""
         offset = self.offset

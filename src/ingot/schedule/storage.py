@@ -20,6 +20,10 @@ from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, strided
 
 
+LINE = 64  # bytes of a cache line
+SETS = 1024  # rows that lie a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
+
+
 @dataclass(frozen=True)
 class Place:
     """A value's buffer, named by the value that it was made for, and the value's layout in it."""
@@ -62,7 +66,9 @@ class _Assignment:
                 for unread in node.results:
                     self.places.setdefault(unread, Place(unread, Layout.contiguous(unread.shape)))
                 continue
-            place = self.places.setdefault(node, Place(node, Layout.contiguous(node.shape)))
+            if node not in self.places:
+                self.places[node] = Place(node, self._own_layout(node))
+            place = self.places[node]
             if not isinstance(node.op, ops.Concat | ops.Pad):
                 continue
             for operand, inner in _parts(node, place.layout):
@@ -73,6 +79,30 @@ class _Assignment:
             if isinstance(node.op, ops.Pad):
                 self.halos[place.owner] = f"{place.owner.type}:{self.halos.get(place.owner, '')}{node.op}@{place.layout}"
         return None
+
+    def _own_layout(self, node: Node) -> Layout:
+        """Row-major; with a gap after each row where the rows of a contraction's tile would share a few cache sets."""
+        dense = Layout.contiguous(node.shape)
+        if isinstance(node.op, Input | Const) or node in self.graph.outputs or not self._feeds_rows(node):
+            return dense
+        width = node.shape[-1] if node.type.rank > 1 else 0
+        if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % SETS:
+            return dense
+        row = width + LINE // node.dtype.nbytes
+        outer = Layout.contiguous((*node.shape[:-1], row))
+        gapped = Layout(node.shape, outer.strides)
+        return gapped if self._readable(node, gapped) else dense
+
+    def _feeds_rows(self, node: Node) -> bool:
+        """Whether a contraction reads `node` as its first operand, row by row."""
+        for user in self.users.get(node, ()):
+            if not isinstance(user.op, Group):
+                continue
+            params = {p for p, outer in zip(user.op.body.inputs, user.inputs, strict=True) if outer is node}
+            for n in user.op.body.nodes():
+                if category(n.op) is Category.CONTRACTION and _base(n.inputs[0]) in params:
+                    return True
+        return False
 
     def _readable(self, value: Node, layout: Layout) -> bool:
         """Whether all loops that read `value` as memory can do so by `layout`."""
@@ -95,11 +125,15 @@ def reads_memory(node: Node) -> bool:
     return category(node.op) not in inline and not isinstance(node.op, Input | Const)
 
 
+def _base(operand: Node) -> Node:
+    """The stored value under a chain of views."""
+    while isinstance(operand.op, VIEWS):
+        operand = operand.inputs[0]
+    return operand
+
+
 def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
-    base = operand
-    while isinstance(base.op, VIEWS):
-        base = base.inputs[0]
-    return base not in params or strided(operand, params) is not None
+    return _base(operand) not in params or strided(operand, params) is not None
 
 
 def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
