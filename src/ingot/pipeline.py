@@ -42,15 +42,23 @@ Pass = Callable[[Graph], Graph]
 KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU})  # ops with kernels of their own
 
 
+def _has_kernel(node: Node) -> bool:
+    """Whether the kernel of a kept op takes these operands: heads of attention have a static size."""
+    if not isinstance(node.op, Attention):
+        return True
+    return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
+
+
 def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
     """The passes for CPUs, in order."""
     tidy = partial(simplify, fast_math=fast_math)
     return (
         # on MODEL ops, while they still have their names
+        ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
-        ("lower", lambda g: lower_model_ops(g, KEPT)),
+        ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
         ("fold", fold_constants),
         ("simplify", tidy),
         ("split_transposed", split_transposed),
