@@ -462,8 +462,12 @@ def likely_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def estimate(d: int | Dim, guess: int = 64) -> int:
-    """A likely size, for choices that need a number: `d` itself, or its value at the symbols' likely sizes."""
+    """A likely size, for choices that need a number: `d` itself, or its value at the symbols' likely sizes; at more of
+    them where next to nothing is left (of a waveform after strided convolutions). At least 1 for a Dim."""
     if isinstance(d, int):
         return d
     likely = _SIZES.get()
-    return int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)}))
+    value = int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)}))
+    if value >= 1:
+        return value
+    return max(1, int(substitute(d, {s: 256 * likely.get(s, guess) for s in symbols_of(d)})))

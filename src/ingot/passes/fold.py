@@ -14,6 +14,8 @@ from ingot.ir.verify import attribute_dims
 SMALL = 4096
 # What repeats one value is cheaper as an immediate than as memory, unless it is as small as a shape.
 TINY = 64
+# A table looked up at constant positions may grow this large: to look it up again in each run costs more.
+TABLE = 1 << 22
 # The most that one evaluation may put into temporary arrays, and that a pass may add to the model.
 TEMPORARY = 1 << 26
 ADDED = 1 << 26
@@ -25,7 +27,8 @@ def fold_constants(graph: Graph) -> Graph:
     """multiply(const, const) -> const
 
     A result is kept where it is no larger than the constants that it comes from (twice that for a wider dtype), or
-    small: broadcasts, iotas and pads of something small into something big stay ops. One pass adds at most ADDED bytes
+    small: broadcasts, iotas and pads of something small into something big stay ops; a table may grow by lookups up to
+    TABLE. One pass adds at most ADDED bytes
     and the size of the model's own constants.
     """
     budget = ADDED + sum(n.op.value.nbytes for n in graph.nodes() if isinstance(n.op, Const))
@@ -61,7 +64,8 @@ class _Folder:
         sources = _sources(n)
         read = sum(c.op.value.nbytes for c in sources)  # type: ignore[attr-defined]
         wider = isinstance(n.op, ops.Convert)
-        return size <= max(SMALL, read * (2 if wider else 1))
+        table = TABLE if isinstance(n.op, ops.Gather) else SMALL
+        return size <= max(table, read * (2 if wider else 1))
 
 
 def _nbytes(t: TensorType) -> int:
