@@ -15,6 +15,8 @@ class Machine:
     fma_per_cycle, loads_per_cycle: full vectors. l2_rate: bytes per cycle that the second-level cache surely
     sustains. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes. l1, l2: bytes of a core's own
     caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
+    winograd: convolutions may use Winograd's algorithm where it is faster (docs/winograd.md says what that does to
+    rounding errors and NaN).
     """
 
     vector_bits: int = 256
@@ -31,6 +33,7 @@ class Machine:
     threads: int = 1
     bf16_dot: bool = False
     int8_dot: bool = False
+    winograd: bool = True
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
@@ -43,7 +46,9 @@ NEON = Machine(vector_bits=128, registers=32, gflops=50.0)
 SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
 
-def machine_of(arch: str, features: tuple[str, ...] | frozenset[str], threads: int = 1, l2: int = 1 << 20) -> Machine:
+def machine_of(
+    arch: str, features: tuple[str, ...] | frozenset[str], threads: int = 1, l2: int = 1 << 20, winograd: bool = True
+) -> Machine:
     """The machine for LLVM feature names of `arch`: "x86_64" or "aarch64"."""
     if arch == "aarch64":
         base = NEON
@@ -60,4 +65,5 @@ def machine_of(arch: str, features: tuple[str, ...] | frozenset[str], threads: i
         threads=threads,
         bf16_dot="avx512bf16" in features or (arch == "aarch64" and "bf16" in features),
         int8_dot="avx512vnni" in features or "avxvnni" in features or (arch == "aarch64" and "dotprod" in features),
+        winograd=winograd,
     )

@@ -1,0 +1,329 @@
+"""Winograd convolution: 3x3 (and 5x5) windows of stride 1 by small matrix products on transformed tiles.
+
+    a chunk: T tiles of m x m outputs, a block of output channels; alpha = m + r - 1
+
+    for each tile, 16 channels:  V[alpha^2][tile][ci] = B^T d B           d: alpha x alpha inputs of the tile
+    for e in alpha^2:            M[e][tile][co] = V[e] U[e]               U = G g G^T, packed at compile time
+    for each tile, 16 channels:  out = epilogue(A^T M A)
+
+V and M are scratch that stays in the second-level cache; U is a stream. Where V is large or used by many chunks, it is
+a temporary that a step of its own fills. F(4, 3) takes 36 products where the direct convolution takes 144, F(2, 3) 16
+instead of 36. The last tiles of a row or column of tiles are moved back inside the image, so that nothing beyond the
+input is read, and leave alone what the tiles before them store. docs/winograd.md: error bounds, and when this pays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.kernel import Buffer, Expr, Kernel, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.contraction import Operand, emit_contraction
+from ingot.schedule.emit import Index
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.machine import Machine
+from ingot.schedule.pack import pack_key, pack_panels
+from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
+from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
+from ingot.schedule.toom_cook import apply, transform, transformed_weights
+from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
+from ingot.schedule.winograd_plan import CYCLES_PER_VECTOR, Pieces, covered
+
+CHUNK_CYCLES = 40000  # of a step that only transforms the input
+
+
+def lower_winograd(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], anchor: Node, plan: Pieces, machine: Machine
+) -> Lowered:
+    """The group of a convolution that is `covered` and whose weights are a constant, in the pieces of `plan`."""
+    return _Winograd(body, ins, outs, anchor, plan, machine).lower()
+
+
+class _Winograd:
+    def __init__(
+        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], anchor: Node, plan: Pieces,
+        machine: Machine,
+    ):
+        self.body, self.ins, self.outs, self.anchor, self.plan, self.machine = body, ins, outs, anchor, plan, machine
+        op = anchor.op
+        assert isinstance(op, ops.Convolution)
+        self.op = op
+        x, w = anchor.inputs
+        self.x_at, x_layout = operand_memory(body, x, ins)
+        self.w_at, self.w_layout = operand_memory(body, w, ins)
+        shape = covered(anchor, x_layout, self.w_layout)
+        assert shape is not None
+        self.shape = shape
+        self.x_layout = x_layout.transpose(tuple(op.lhs_layout.index(c) for c in ("N", *op.spatial, "C")))
+        self.t = transform(plan.m, shape.r)
+        self.lanes = machine.lanes(shape.dtype)
+        self.operands = Operands.of(body)
+        self.em = self.operands.emitter(body, ins)
+        # tiles of all images in a row where their number is known, else of each image
+        self.grid = (-(-shape.h // plan.m), -(-shape.w // plan.m))
+        own = self.grid[0] * self.grid[1]
+        flat = isinstance(shape.images, int)
+        self.units: DimLike = 1 if flat else shape.images
+        self.tiles: int = own * shape.images if isinstance(shape.images, int) else own
+        self.runs: int = -(-self.tiles // plan.tiles)
+        self.blocks = -(-shape.co // plan.columns)
+        line = 64 // shape.dtype.nbytes
+        # an odd number of cache lines between rows: no two of a register tile in one set of the first-level cache
+        self.row = (-(-shape.ci // line) | 1) * line
+        self.products = self.t.alpha**2
+        self.stacked = plan.tiles * (self.runs if plan.split else 1)  # tiles of one product in V
+        self.unit_size = self.products * self.stacked * self.row
+        self.contraction = self._contraction()
+        self.gemm = self._gemm_plan()
+
+    def _contraction(self) -> Contraction:
+        p, s = self.plan, self.shape
+        return Contraction(
+            batch=(
+                Axis(self.blocks, 0, self.products * s.ci * p.columns),
+                Axis(self.products, self.stacked * self.row, s.ci * p.columns),
+            ),
+            rows=(Axis(p.tiles, self.row),),
+            cols=(Axis(p.columns, 0, 1),),
+            reduce=(Axis(s.ci, 1, p.columns),),
+            a=s.dtype, b=s.dtype, acc=s.dtype,
+        )  # fmt: skip
+
+    def _gemm_plan(self) -> Plan:
+        """All products of one block of columns are one run."""
+        p = plan_contraction(self.contraction, self.machine)
+        panels = -(-self.plan.columns // p.panel)
+        return replace(
+            p, row_run=1, row_block=self.plan.tiles, panels=panels, batch_run=self.products, k_block=0, panel_at=-1,
+            scratch_bytes=0,
+        )  # fmt: skip
+
+    def lower(self) -> Lowered:
+        if not self.plan.split:
+            return Lowered((self._multiply(None),), (), (self._pack(),))
+        v = Buffer("v", self.shape.dtype, writable=True)
+        nbytes = self.units * (self.unit_size * self.shape.dtype.nbytes)
+        return Lowered((self._transform(v), self._multiply(v)), (nbytes,), (self._pack(),))
+
+    def _transform(self, v: Buffer) -> Step:
+        """The step that fills all of V."""
+        tiles = self.stacked
+        cost = -(-self.shape.ci // self.lanes) * self.products * CYCLES_PER_VECTOR
+        per = max(1, min(int(CHUNK_CYCLES / cost), tiles // (2 * self.machine.threads)))
+        chunk, top = k.var("chunk"), Block()
+        unit, part = (top.let(e, "c") for e in ix.delinearize(chunk, (self.units, -(-tiles // per)), top.multiples))
+        low = top.let(k.mul(part, integer(per)), "t")
+        high = k.add(low, integer(per))
+        if tiles % per:
+            high = top.let(k.binary("min", high, integer(tiles)), "t")
+        base = top.let(k.mul(unit, integer(self.unit_size)), "u")
+        top.loop("i", low, high, 1, lambda b, i: self._input(b, v, unit, i, k.add(base, k.mul(i, integer(self.row)))))
+        x = self.operands.ins[self.x_at]
+        dims = symbol_params(*body_dims(self.body, self.ins))
+        kernel = Kernel("winograd_tiles", (x, v), dims, chunk, dim_expr(self.units * -(-tiles // per)), top.body)
+        return Step(kernel, (Arg("in", self.x_at), Arg("temp", 0)))
+
+    def _multiply(self, tiles: Buffer | None) -> Step:
+        """The step that multiplies and transforms back. Without `tiles` it fills V itself, in scratch."""
+        p, s = self.plan, self.shape
+        chunk, top = k.var("chunk"), Block()
+        extents = (self.blocks, self.units, self.runs)
+        block, unit, run = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
+        if self.blocks == 1:
+            block = ZERO
+        first = top.let(k.mul(run, integer(p.tiles)), "t") if self.runs > 1 else ZERO
+        m_at = 0
+        start: DimLike = 0
+        if tiles is None:
+            v = top.alloc("v", s.dtype, self.unit_size, scratch=0)
+            m_at = -(-self.unit_size * s.dtype.nbytes // 64) * 64
+            place = self.row
+            top.loop(
+                "i", 0, p.tiles, 1,
+                lambda b, i: self._input(b, v, unit, k.add(first, i), k.mul(i, integer(place))),
+            )  # fmt: skip
+        else:
+            v = tiles
+            # an operand's offset is a dimension: here one that this kernel itself computes
+            here = top.fresh("va")
+            offset = k.add(k.mul(unit, integer(self.unit_size)), k.mul(first, integer(self.row)))
+            top.stmts.append(k.Let(here, offset))
+            start = symbol(here.name)
+        m = top.alloc("m", s.dtype, self.products * p.tiles * p.columns, scratch=m_at)
+        packed = Buffer("u", s.dtype)
+
+        def write(b: Block, index: Index, acc: Expr, mask: Expr | None) -> None:
+            _, e, tile, column = index
+            b.store(m, ix.first_lane(self._m_index(e, tile, column)), acc, mask)
+
+        which = top.fresh("cb")
+        top.stmts.append(k.Let(which, block))
+        emit_contraction(top, which, self.contraction, self.gemm, Operand(v, start), Operand(packed), write)
+        self._output(top, m, unit, first, block)
+        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
+        params = list(zip(self.operands.params, self.operands.args, strict=True))
+        for at, unused in ((self.w_at, True), (self.x_at, tiles is not None)):
+            if unused and not self._used_elsewhere(at):
+                params = [(b, a) for b, a in params if a != Arg("in", at)]
+        params += [(packed, Arg("pack", 0))] + ([(v, Arg("temp", 0))] if tiles is not None else [])
+        scratch = m_at + self.products * p.tiles * p.columns * s.dtype.nbytes
+        chunks = dim_expr(self.blocks * self.units * self.runs)
+        kernel = Kernel("winograd", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
+        return Step(kernel, tuple(a for _, a in params))
+
+    def _used_elsewhere(self, at: int) -> bool:
+        """Whether the epilogue reads input `at` of the group too."""
+        x = self.body.inputs[at]
+        users = sum(n.inputs.count(x) for n in self.body.nodes())
+        return x in self.body.outputs or users > 1 or x not in self.anchor.inputs
+
+    def _pack(self) -> Pack:
+        c, gemm, t, p = self.contraction, self.gemm, self.t, self.plan
+        op, lay, s = self.op, self.w_layout, self.shape
+        order = tuple(op.rhs_layout.index(letter) for letter in (*op.spatial, "I", "O"))
+        shape = tuple(int(lay.shape[d]) for d in order)  # type: ignore[arg-type]
+        strides = tuple(int(lay.strides[d]) for d in order)  # type: ignore[arg-type]
+        offset = int(lay.offset)  # type: ignore[arg-type]
+
+        def pack(array: np.ndarray) -> np.ndarray:
+            flat = np.ascontiguousarray(array).reshape(-1)[offset:]
+            w = as_strided(flat, shape, tuple(n * flat.itemsize for n in strides), writeable=False)
+            u = transformed_weights(w, t)
+            missing = self.blocks * p.columns - s.co
+            if missing:
+                u = np.concatenate([u, np.zeros((*u.shape[:2], missing), u.dtype)], axis=2)
+            split = u.reshape(self.products, s.ci, self.blocks, p.columns).transpose(2, 0, 1, 3)
+            return pack_panels(np.ascontiguousarray(split), c, gemm)
+
+        return Pack(self.w_at, f"winograd {t.m} {shape} {strides} @{offset} {pack_key(c, gemm)}", pack)
+
+    # Tiles
+
+    def _place(self, block: Block, unit: Expr, tile: Expr) -> tuple[Expr, tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(image, first output row and column of the tile, the first ones that it stores)."""
+        n, y, x = (block.let(e, "p") for e in ix.delinearize(tile, (1, *self.grid), block.multiples))
+        image = n if isinstance(self.shape.images, int) else unit
+        at, stores = [], []
+        for e, extent in ((y, self.shape.h), (x, self.shape.w)):
+            start = block.let(k.mul(e, integer(self.t.m)), "s")
+            stores.append(start)
+            rest = extent % self.t.m
+            at.append(block.let(k.binary("min", start, integer(extent - self.t.m)), "o") if rest else start)
+        return image, (at[0], at[1]), (stores[0], stores[1])
+
+    def _input(self, block: Block, v: Buffer, unit: Expr, at: Expr, to: Expr) -> None:
+        """Transform tile `at` of a unit into V from `to` on. Tiles beyond the last one repeat it."""
+        alpha, x = self.t.alpha, self.operands.ins[self.x_at]
+        sn, sh, sw, _ = self.x_layout.strides
+        step = self.stacked * self.row
+        if self.tiles % self.plan.tiles:
+            at = block.let(k.binary("min", at, integer(self.tiles - 1)), "t")
+        n, (top, left), _ = self._place(block, unit, at)
+        base = block.let(ix.linear((n, top, left), (sn, sh, sw), self.x_layout.offset), "x")
+        to = block.let(to, "v")
+
+        def vector(b: Block, c: Expr, mask: Expr | None) -> None:
+            scalar = ix.first_lane(c)
+            half = b.alloc("half", v.dtype, alpha * (alpha + 1) * self.lanes, stack=True)
+            source, target = k.add(base, scalar), k.add(to, scalar)
+
+            def down(y: Block, j: Expr) -> None:
+                start = y.let(k.add(source, k.mul(j, dim_expr(sw))), "x")
+                column = [
+                    y.let(k.load(x, k.add(start, k.mul(integer(n), dim_expr(sh))), c.lanes, mask), "d")
+                    for n in range(alpha)
+                ]
+                for n, value in enumerate(apply(y, self.t.bt, column)):
+                    y.store(half, self._half(integer(n), j), value)
+
+            def along(y: Block, n: Expr) -> None:
+                row = [y.let(k.load(half, self._half(n, integer(j)), c.lanes), "h") for j in range(alpha)]
+                start = y.let(k.add(target, k.mul(n, integer(alpha * step))), "v")
+                for j, value in enumerate(apply(y, self.t.bt, row)):
+                    y.store(v, k.add(start, integer(j * step)), value, mask)
+
+            b.loop("j", 0, alpha, 1, down)
+            b.loop("r", 0, alpha, 1, along)
+
+        vector_loop(block, ZERO, self.shape.ci, self.lanes, self.machine, vector)
+
+    def _m_index(self, e: Expr, tile: Expr, column: Expr) -> Expr:
+        p = self.plan
+        return ix.linear((e, tile, column), (p.tiles * p.columns, p.columns, 1))
+
+    def _output(self, block: Block, m: Buffer, unit: Expr, first: Expr, column_block: Expr) -> None:
+        alpha, p, s = self.t.alpha, self.plan, self.shape
+        start = block.let(k.mul(column_block, integer(p.columns)), "n")
+        if isinstance(start, k.Var):
+            block.multiples[start.name] = p.columns
+        width: DimLike | Expr = p.columns
+        if s.co % p.columns:
+            width = block.let(k.binary("min", integer(p.columns), k.sub(integer(s.co), start)), "w")
+        count: DimLike | Expr = p.tiles
+        if self.tiles % p.tiles:
+            count = block.let(k.binary("min", integer(p.tiles), k.sub(integer(self.tiles), first)), "n")
+
+        def tile(b: Block, i: Expr) -> None:
+            n, at, stores = self._place(b, unit, k.add(first, i))
+
+            def vector(c: Block, column: Expr, mask: Expr | None) -> None:
+                scalar = ix.first_lane(column)
+                half = c.alloc("half", m.dtype, alpha * (alpha + 1) * self.lanes, stack=True)
+
+                def down(y: Block, j: Expr) -> None:
+                    index = [self._m_index(k.add(integer(r * alpha), j), i, scalar) for r in range(alpha)]
+                    loaded = [y.let(k.load(m, e, column.lanes), "m") for e in index]
+                    for r, value in enumerate(apply(y, self.t.at, loaded)):
+                        y.store(half, self._half(integer(r), j), value)
+
+                def along(y: Block, r: Expr) -> None:
+                    row = [y.let(k.load(half, self._half(r, integer(j)), column.lanes), "h") for j in range(alpha)]
+                    values = apply(y, self.t.at, row)
+                    line = y.let(k.add(at[0], r), "y")
+                    here = (n, line, at[1], ix.add(start, column))
+                    if at[0] is stores[0]:
+                        self._store(y, here, stores[1], values, mask)
+                    else:
+                        y.when(k.binary("ge", line, stores[0]), lambda z: self._store(z, here, stores[1], values, mask))
+
+                c.loop("j", 0, alpha, 1, down)
+                c.loop("r", 0, self.t.m, 1, along)
+
+            vector_loop(b, ZERO, width, self.lanes, self.machine, vector)
+
+        block.loop("i", 0, count, 1, tile)
+
+    def _half(self, row: Expr, column: Expr) -> Expr:
+        """Where a tile that is transformed in one dimension keeps a vector."""
+        return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
+
+    def _store(self, block: Block, at: Index, first: Expr, values: list[Expr], mask: Expr | None) -> None:
+        """The epilogue of one row of a tile from (n, y, x, channel) on, from column `first` on."""
+        n, y, x, channel = at
+        a, b = self.op.spatial
+
+        def one(block: Block, j: int) -> None:
+            index = {"N": n, a: y, b: k.add(x, integer(j)), "C": channel}
+            bind_result(self.em, block, self.anchor, values[j])
+            place = tuple(index[c] for c in self.op.out_layout)
+            place = result_index(block, self.body.outputs[0], self.anchor, place)
+            store_results(self.em, block, self.body, self.operands.outs, self.outs, place, mask)
+
+        for j in range(self.t.m):
+            if x is first or j == self.t.m - 1:
+                one(block, j)
+            else:
+                block.when(k.binary("ge", k.add(x, integer(j)), first), lambda z, j=j: one(z, j))
+
+
+__all__ = ["lower_winograd"]

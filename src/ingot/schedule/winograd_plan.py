@@ -1,0 +1,169 @@
+"""Whether a convolution should be done by Winograd's algorithm, and in which pieces: an analytic model.
+
+    time = max(arithmetic, stream of weights from memory) + transforms + the idle end
+
+The direct convolution's is modelled by the same numbers, so the answer rests on ratios. docs/winograd.md has what was
+measured on the shapes of ResNet, VGG, U-Net and DenseNet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.ir.dims import DimLike
+from ingot.ir.layout import Layout
+from ingot.ir.node import Node
+from ingot.ir.types import DType, f32, f64
+from ingot.schedule.machine import Machine
+from ingot.schedule.tile import Plan, fits, tile_cycles
+
+WINDOWS = {3: (2, 4), 5: (2,)}  # r -> m
+# The direct convolution's time over Winograd's from which on the rounding errors and the larger weights are worth it.
+GAIN = 1.15
+_RESERVE = 0.07  # F(4)'s errors and weights are larger than F(2)'s: it must be that much faster
+CYCLES_PER_VECTOR = 3.5  # cycles per vector that a transform reads or writes, in and out alike, store misses included
+_ENTRY, _PER_ACCUMULATOR = 20.0, 2.0  # cycles around a register tile's reduction loop, as in `tile`
+_STEP = 2e-6  # seconds that a step more costs: all threads meet
+_CLAIM = 0.5e-6  # seconds to claim a chunk and set up its loops
+_ONE_CORE, _ALL_CORES = 38e9, 55e9  # bytes per second that weights stream from memory
+_SHARED_CACHE = 120e9  # bytes per second and core, half hidden by prefetching
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution that Winograd's algorithm covers. images: N; h, w: of the output; r: of the window."""
+
+    images: DimLike
+    h: int
+    w: int
+    ci: int
+    co: int
+    r: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """m: outputs of a tile along each dimension. tiles, columns: of a chunk, columns a multiple of the vector.
+    split: the input is transformed by a step of its own."""
+
+    m: int
+    tiles: int
+    columns: int
+    split: bool = False
+
+
+def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
+    """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions of known size,
+    stride and dilation 1, padding in the input's memory, no groups, channels side by side."""
+    op = anchor.op
+    if not isinstance(op, ops.Convolution) or len(op.spatial) != 2:
+        return None
+    ones = (*op.strides, *op.rhs_dilation, *op.lhs_dilation, op.feature_groups, op.batch_groups)
+    types = {anchor.dtype, *(i.dtype for i in anchor.inputs)}
+    if any(v != 1 for v in ones) or any(map(any, op.padding)) or len(types) != 1 or anchor.dtype not in (f32, f64):
+        return None
+    a, b = op.spatial
+    out = dict(zip(op.out_layout, anchor.shape, strict=True))
+    window = dict(zip(op.rhs_layout, w.shape, strict=True))
+    sizes = (out[a], out[b], window["I"], window["O"], window[a], window[b])
+    known = [v for v in sizes if isinstance(v, int)]
+    if len(known) != len(sizes) or not all(isinstance(v, int) for v in (*w.strides, w.offset)):
+        return None
+    h, width, ci, co, r, s = known
+    if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, out["N"]):
+        return None
+    return Shape(out["N"], h, width, ci, co, r, anchor.dtype)
+
+
+def plan_winograd(s: Shape, plan: Plan, machine: Machine) -> Pieces | None:
+    """The fastest pieces, or None where the direct convolution with `plan` is as fast. A dynamic batch counts as 1."""
+    images = s.images if isinstance(s.images, int) else 1
+    weights = s.r * s.r * s.ci * s.co * s.dtype.nbytes
+    goal = _time(_direct_cycles(s, plan, images, machine), 0.0, weights, machine) / GAIN
+    best: tuple[float, Pieces] | None = None
+    for pieces in _candidates(s, images, machine):
+        cost = modelled(s, pieces, machine) * (1 + _RESERVE * (pieces.m > 2))
+        if cost < goal and (best is None or cost < best[0]):
+            best = cost, pieces
+    return best[1] if best else None
+
+
+def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
+    lanes = machine.lanes(s.dtype)
+    vectors = -(-s.co // lanes)
+    out = []
+    for m in WINDOWS[s.r]:
+        if min(s.h, s.w) < m:
+            continue
+        total = images * -(-s.h // m) * -(-s.w // m)
+        products = (m + s.r - 1) ** 2
+        for tiles in sorted({-(-total // -(-total // t)) for t in range(1, min(total, 64) + 1)}):
+            if tiles < min(total, 7):
+                continue
+            for per in sorted({-(-vectors // -(-vectors // v)) for v in (2, 3, 4, 6, 8, 12, 16)}):
+                for split in (False, True):
+                    kept = per * lanes + (0 if split else s.ci)
+                    if products * tiles * kept * s.dtype.nbytes <= 0.9 * machine.l2:
+                        out.append(Pieces(m, tiles, per * lanes, split))
+    return out
+
+
+def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
+    """Seconds."""
+    images = s.images if isinstance(s.images, int) else 1
+    lanes, threads, size = machine.lanes(s.dtype), machine.threads, s.dtype.nbytes
+    products = (p.m + s.r - 1) ** 2
+    runs = -(-(images * -(-s.h // p.m) * -(-s.w // p.m)) // p.tiles)
+    blocks = -(-s.co // p.columns)
+    cycles = runs * blocks * products * _product_cycles(p.tiles, p.columns // lanes, s.ci, machine)
+    fills = 1 if p.split else blocks
+    vectors = runs * p.tiles * products * (-(-s.ci // lanes) * fills + blocks * p.columns // lanes)
+    weights = products * s.ci * blocks * p.columns * size
+    time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine)
+    traffic = 0.0
+    of_block = products * p.tiles * (s.ci + p.columns) * size + weights / blocks
+    if of_block > 0.9 * machine.l2:
+        traffic += (runs - 1) * weights
+    v = products * runs * p.tiles * s.ci * size
+    if p.split:
+        time += _STEP
+        traffic += v * (1 + blocks) if v > 0.5 * machine.l2 or threads > 1 else 0.0
+    time += traffic * 0.5 / _SHARED_CACHE / threads
+    chunks = runs * blocks
+    chunk = time * threads / chunks
+    idle = 0.0 if chunks % threads == 0 else chunk * (threads - 1) / threads
+    return time + max(idle, 0.1 * chunk * (threads > 1)) + chunks * _CLAIM / threads
+
+
+def _time(cycles: float, more: float, weights: float, machine: Machine) -> float:
+    """Seconds of `cycles` of arithmetic on all cores beside the stream of weights, and of `more` after it."""
+    hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * machine.lanes(f32))
+    stream = weights / min(_ONE_CORE * machine.threads, _ALL_CORES)
+    arithmetic = cycles / hertz / machine.threads
+    return max(arithmetic, stream) + 0.15 * min(arithmetic, stream) + more / hertz / machine.threads
+
+
+def _product_cycles(rows: int, vectors: int, k: int, machine: Machine) -> float:
+    """Cycles of [rows, k] x [k, vectors]: the best even cut into register tiles."""
+    best = float("inf")
+    for nv in range(1, min(vectors, machine.registers) + 1):
+        width = max((w for w in range(1, min(rows, machine.registers) + 1) if fits(w, nv, machine)), default=0)
+        if width:
+            calls = -(-rows // width)
+            best = min(best, calls * -(-vectors // nv) * _tile(-(-rows // calls), nv, k, machine))
+    return best
+
+
+def _tile(m: int, nv: int, k: int, machine: Machine) -> float:
+    return tile_cycles(m, nv, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * nv
+
+
+def _direct_cycles(s: Shape, plan: Plan, images: int, machine: Machine) -> float:
+    vectors = -(-s.co // plan.lanes)
+    tiles = images * -(-s.h // plan.lines) * s.w / plan.width
+    return tiles * vectors / plan.vectors * _tile(plan.lines * plan.width, plan.vectors, s.r**2 * s.ci, machine)
+
+
+__all__ = ["Pieces", "Shape", "covered", "modelled", "plan_winograd"]
