@@ -28,7 +28,7 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
-from ingot.ops.views import pull_back, strided_view
+from ingot.ops.views import VIEWS, pull_back, strided_view
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
@@ -484,6 +484,8 @@ def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
     order: list[Node] = []
     stack: list[tuple[Node, bool]] = [(g.root, False)]
     seen: set[Node] = set()
+    # what an anchor reads is memory, even a scalar constant
+    memory = set() if g.anchor is None else {_viewed(i) for i in g.anchor.inputs}
     while stack:
         n, expanded = stack.pop()
         if expanded:
@@ -498,13 +500,19 @@ def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
     for n in order:
         if n in g.members:
             inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
-        elif isinstance(n.op, Const) and n.op.value.size == 1:
+        elif isinstance(n.op, Const) and n.op.value.size == 1 and n not in memory:
             inside[n] = n
         else:
             inside[n] = leaf(n)
     root = inside[g.root]
     outputs = root.results if len(root.types) > 1 else (root,)
     return Group(Graph(tuple(inputs), outputs), g.kind)(*outer, loc=g.root.loc)
+
+
+def _viewed(node: Node) -> Node:
+    while isinstance(node.op, VIEWS):
+        node = node.inputs[0]
+    return node
 
 
 def _copy(label: str, value: Node) -> Node:

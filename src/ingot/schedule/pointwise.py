@@ -159,6 +159,8 @@ def chunked_loops(
     if not shape:
         write(top, (), None)
         return integer(1)
+    # an index of size 1 is not followed, so it cannot carry the vector
+    lanes = 1 if shape[axis] == 1 else lanes
     order = [d for d in range(len(shape)) if d != axis]
     goal = max(CHUNK // work, 4 * lanes)
     long = estimate(shape[axis])

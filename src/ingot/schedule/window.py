@@ -93,7 +93,7 @@ def lower_pool(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     chunk, top = k.var("chunk"), Block()
     dtype = accumulator(x.dtype)
     rank = anchor.type.rank
-    axis = rank - 1
+    axis = max((d for d in range(rank) if anchor.shape[d] != 1), default=rank - 1)
     lanes = lanes_for(body, machine)
 
     def write(block: Block, index: Index, mask: Expr | None) -> None:

@@ -72,6 +72,7 @@ class _Function:
         self.scopes_of: dict[Buffer, str] = {}
         self.registers: dict[Buffer, dict[int, str]] = {}
         self.loads: dict[str, str] = {}
+        self.single: set[str] = set()  # masks that are known to let lane 0 through alone
         self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
         self.stored: dict[int, frozenset[Buffer]] = {}
         self.value_of: dict[type[Expr], Callable[..., str]] = {
@@ -206,8 +207,11 @@ class _Function:
             b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}")
         elif lanes == 1:
             self._guarded(self.value(s.mask), lambda: b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}"))
+        elif (mask := self.value(s.mask)) in self.single:
+            # LLVM 22 narrows `trunc` into a masked store of one lane and then writes the wide lane
+            one = values.extract(b, x, 0, storage_type(buffer.dtype), lanes)
+            b.line(f"store {storage_type(buffer.dtype)} {one}, ptr {pointer}, align {align}{meta}")
         else:
-            mask = self.value(s.mask)
             name = f"llvm.masked.store.{mangle(storage_type(buffer.dtype), lanes)}.p0"
             b.declares.add(f"declare void @{name}({kind}, ptr, <{lanes} x i1>)")
             b.line(f"call void @{name}({kind} {x}, ptr align {align} {pointer}, <{lanes} x i1> {mask}){meta}")
@@ -512,7 +516,13 @@ class _Function:
             if folded is not None:
                 return "true" if folded else "false"
         x, y = self.value(e.a), self.value(e.b)
-        return values.binary(self.b, e.fn, x, y, e.a.dtype, e.lanes)
+        out = values.binary(self.b, e.fn, x, y, e.a.dtype, e.lanes)
+        if e.fn == "lt" and isinstance(e.a, Ramp) and e.a.step == 1 and isinstance(e.b, Lit | Splat):
+            end = constant(int(e.b.value)) if isinstance(e.b, Lit) else self.affine(e.b.a)
+            room = end.combine("sub", self.affine(e.a.base))
+            if room is not None and room.literal == 1:
+                self.single.add(out)
+        return out
 
     def _fma(self, e: Fma) -> str:
         return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
