@@ -21,6 +21,7 @@ from ingot.debug.feeds import Feeds
 from ingot.debug.reference import Reference, session, with_all_values
 from ingot.debug.source import Source
 from ingot.debug.stepper import find_fault
+from ingot.ir.dims import likely_sizes
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.rewrite import fueled
@@ -113,12 +114,13 @@ def _blame_passes(
         after = build.after(name)
         apart = worst([agree(a, b, tolerance) for a, b in zip(interpret(after, arrays), meaning, strict=True)])
         if not apart.ok:
-            return _blame_pass(name, run, before, arrays, meaning, tolerance, apart)
+            return _blame_pass(build, name, run, before, arrays, meaning, tolerance, apart)
         before = after
     return None
 
 
 def _blame_pass(
+    build: Build,
     name: str,
     run: Pass,
     before: Graph,
@@ -130,7 +132,7 @@ def _blame_pass(
     """Within a pass: the first node whose prefix of the graph the pass breaks, and the rewrite rule that does it."""
 
     def breaks(graph: Graph, limit: int | None = None) -> tuple[bool, str, int]:
-        with fueled(limit) as tank:
+        with likely_sizes(pipeline.likely(build.graph)), fueled(limit) as tank:
             changed = run(graph)
         expected = meaning if graph is before else interpret(graph, arrays)
         return not _worst(interpret(changed, arrays), expected, tolerance).ok, tank.last, tank.used
@@ -141,14 +143,15 @@ def _blame_pass(
         first = _first(range(1, used + 1), lambda n: breaks(before, n)[0])
         rule = breaks(before, first)[1] if first is not None and breaks(before, first)[0] else ""
     nodes = [n for n in before.nodes() if not isinstance(n.op, Input | Const) and len(n.types) == 1]
-    at = _first(range(len(nodes)), lambda i: breaks(_prefix(before, nodes[i]))[0])
+    at = _first(range(len(nodes)), lambda i: breaks(_prefix(before, nodes[: i + 1]))[0])
     node = None if at is None else nodes[at]
     op, where = ("", "") if node is None else (node.op.name, node.loc)
     return Blame("pass", name, op, where, str(apart), rule)
 
 
-def _prefix(graph: Graph, node: Node) -> Graph:
-    return Graph(graph.inputs, (node,), (), graph.bounds)
+def _prefix(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    """The graph that gives all of `nodes`: one that holds a broken node stays broken as it grows."""
+    return Graph(graph.inputs, tuple(nodes), (), graph.bounds)
 
 
 def _first(places: range, bad: Callable[[int], bool]) -> int | None:

@@ -18,12 +18,13 @@ from ingot import ops
 from ingot.debug.build import Build
 from ingot.debug.feeds import Feeds
 from ingot.debug.probe import Rates, measure
-from ingot.ir.dims import DimLike, substitute
+from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import TensorType
 from ingot.link import Launch
 from ingot.ops.group import Group
 from ingot.passes.fuse import fuse
+from ingot.pipeline import likely
 from ingot.runtime.bind import Instance
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
@@ -175,7 +176,8 @@ def reasons(build: Build) -> dict[Node, str]:
     at = names.index("fuse")
     before = build.trace.stages[at - 1][2] if at else build.graph
     told: dict[Node, str] = {}
-    fuse(before, told)
+    with likely_sizes(likely(build.graph)):  # as the pipeline does: fusion asks for them
+        fuse(before, told)
     # storage may have put copies between groups, which changes nodes: their bodies and places stay
     by_body = {(node.op, node.loc): text for node, text in told.items()}
     copied = "a copy: its operand has a place in memory already, or a reader needs other strides"
