@@ -43,7 +43,8 @@ class Storage:
 
 def assign(graph: Graph) -> Storage:
     """Places for every value of a fused graph, after copies are added where no place serves (see module)."""
-    for _ in range(len(graph.nodes())):
+    operands = sum(len(n.inputs) for n in graph.nodes() if isinstance(n.op, ops.Concat | ops.Pad))
+    for _ in range(operands + 1):
         attempt = _Assignment(graph)
         misfit = attempt.run()
         if misfit is None:
