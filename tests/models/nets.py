@@ -1,4 +1,4 @@
-"""Tiny networks of the families that Ingot promises, in plain PyTorch: the real structure, a few thousand parameters."""
+"""Tiny networks of the families that Ingot promises, in plain PyTorch: the real structure with few parameters."""
 
 from __future__ import annotations
 
