@@ -133,22 +133,24 @@ class TorchModel:
         return getattr(self.compiled, name)
 
 
+def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:
+    from ingot.frontends import torch as frontend
+
+    if hasattr(model, "graph_signature"):
+        return model
+    if example_inputs is None:
+        raise InputError(
+            "example_inputs", expected="example inputs for an nn.Module", got="none", fix="ingot.compile(net, (x,))"
+        )
+    return frontend.export_module(model, example_inputs, dynamic)
+
+
 def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Options) -> TorchModel:
     from ingot.frontends import torch as frontend
 
-    imported = model if isinstance(model, frontend.ImportedModel) else None
-    if imported is None:
-        program = model
-        if not hasattr(model, "graph_signature"):
-            if example_inputs is None:
-                raise InputError(
-                    "example_inputs",
-                    expected="example inputs for an nn.Module",
-                    got="none",
-                    fix="ingot.compile(net, (x,))",
-                )
-            program = frontend.export_module(model, example_inputs, dynamic)
-        imported = frontend.import_exported(program)
+    imported = model
+    if not isinstance(model, frontend.ImportedModel):
+        imported = frontend.import_exported(_exported(model, example_inputs, dynamic))
     compiled = _compile_graph(imported.graph, options)
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:

@@ -419,7 +419,8 @@ def _gathers_rows(node: Node) -> bool:
 
 def _reduced(node: Node) -> tuple[int, ...]:
     op = node.op
-    return tuple(sorted(op.dims)) if isinstance(op, ops.Reduce) else (op.dim,)
+    assert isinstance(op, _REDUCTIONS)
+    return tuple(sorted(op.dims))
 
 
 def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:

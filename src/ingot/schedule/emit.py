@@ -13,19 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp
+from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
 from ingot.ir.types import boolean, i64
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.ir.layout import Layout, reshape_groups
 from ingot.support.errors import CompileError
 
 Index = tuple[Expr, ...]
@@ -33,8 +31,8 @@ Index = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """A bound value. `home`: the block from which on it exists (None: from the start). `pinned`: it changes as statements
-    run (a buffer that the kernel itself writes), so reads stay where they are asked for."""
+    """A bound value. `home`: the block from which on it exists (None: from the start). `pinned`: it changes as
+    statements run (a buffer that the kernel itself writes), so reads stay where they are asked for."""
 
     read: Callable[[Block, Index, Expr | None], Expr]
     home: Block | None = None
@@ -140,7 +138,9 @@ class Emitter:
     def _elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
         xs = [self.value(block, i, index, mask) for i in node.inputs]
         lanes = max((x.lanes for x in xs), default=1)
-        return block.let(node.op.scalar(*(k.splat(x, lanes) for x in xs)))
+        op = node.op
+        assert isinstance(op, ops.Elementwise)
+        return block.let(op.scalar(*(k.splat(x, lanes) for x in xs)))
 
 
 def _index_key(e: Expr) -> object:
@@ -153,7 +153,9 @@ def _index_key(e: Expr) -> object:
 
 
 def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    value = node.op.value
+    op = node.op
+    assert isinstance(op, Const)
+    value = op.value
     if value.size != 1:
         raise CompileError("a constant with more than one element must be a group input")
     v = value.reshape(())[()]
@@ -161,9 +163,11 @@ def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
 
 
 def _broadcast(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    assert isinstance(op, ops.BroadcastInDim)
     (x,) = node.inputs
     at = tuple(
-        ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(node.op.dims)
+        ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(op.dims)
     )
     return em.value(block, x, at, mask)
 
@@ -193,15 +197,18 @@ def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ..
 
 
 def _transpose(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    assert isinstance(op, ops.Transpose)
     (x,) = node.inputs
     at: list[Expr] = [ZERO] * len(index)
-    for out, own in enumerate(node.op.permutation):
+    for out, own in enumerate(op.permutation):
         at[own] = index[out]
     return em.value(block, x, tuple(at), mask)
 
 
 def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     op = node.op
+    assert isinstance(op, ops.Slice)
     at = tuple(
         ix.add(ix.mul(i, integer(n)), dim_expr(s)) for i, s, n in zip(index, op.start, op.strides, strict=True)
     )
@@ -209,16 +216,19 @@ def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
 
 
 def _reverse(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    assert isinstance(op, ops.Reverse)
     (x,) = node.inputs
     at = tuple(
-        ix.sub(dim_expr(x.shape[d] - 1), e) if d in node.op.dims else e for d, e in enumerate(index)
+        ix.sub(dim_expr(x.shape[d] - 1), e) if d in op.dims else e for d, e in enumerate(index)
     )
     return em.value(block, x, at, mask)
 
 
 def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    x, fill = node.inputs
     op = node.op
+    assert isinstance(op, ops.Pad)
+    x, fill = node.inputs
     inside: Expr | None = None
     at: list[Expr] = []
     for d, e in enumerate(index):
@@ -245,7 +255,9 @@ def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None)
 
 
 def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    axis = node.op.dimension
+    op = node.op
+    assert isinstance(op, ops.Concat)
+    axis = op.dimension
     start: DimLike = 0
     result: Expr | None = None
     for x in node.inputs:
@@ -262,11 +274,15 @@ def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
 
 
 def _iota(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    return block.let(k.cast(index[node.op.dimension], node.dtype))
+    op = node.op
+    assert isinstance(op, ops.Iota)
+    return block.let(k.cast(index[op.dimension], node.dtype))
 
 
 def _dim_value(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    return k.cast(dim_expr(node.op.dim), node.dtype)
+    op = node.op
+    assert isinstance(op, ops.DimValue)
+    return k.cast(dim_expr(op.dim), node.dtype)
 
 
 def _clamped(e: Expr, low: DimLike, high: DimLike) -> Expr:
@@ -275,8 +291,9 @@ def _clamped(e: Expr, low: DimLike, high: DimLike) -> Expr:
 
 def _gather(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     """StableHLO gather: result[batch, offset] = x[start(batch) clamped + offset]."""
-    x, indices = node.inputs
     op = node.op
+    assert isinstance(op, ops.Gather)
+    x, indices = node.inputs
     batch = [d for d in range(node.type.rank) if d not in op.offset_dims]
     window = [d for d in range(x.type.rank) if d not in op.collapsed_slice_dims + op.operand_batching_dims]
     at: list[Expr] = [ZERO] * x.type.rank
@@ -296,11 +313,13 @@ def _gather(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
 
 
 def _dynamic_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    assert isinstance(op, ops.DynamicSlice)
     x, *starts = node.inputs
     at: list[Expr] = []
     for d, (e, s) in enumerate(zip(index, starts, strict=True)):
         first = k.cast(em.value(block, s, (), None), i64)
-        at.append(ix.add(e, block.let(_clamped(first, 0, x.shape[d] - node.op.sizes[d]), "s")))
+        at.append(ix.add(e, block.let(_clamped(first, 0, x.shape[d] - op.sizes[d]), "s")))
     return em.value(block, x, tuple(at), mask)
 
 
@@ -336,17 +355,3 @@ _RULES: dict[type, Rule] = {
     ops.DynamicSlice: _dynamic_slice,
     ops.DynamicUpdateSlice: _dynamic_update_slice,
 }
-
-
-def can_inline(node: Node) -> bool:
-    """Whether `value` has a rule for this node: it needs no loop of its own."""
-    if isinstance(node.op, Const):
-        return node.op.value.size == 1
-    return type(node.op) in _RULES or node.category(op) is Category.ELEMENTWISE
-
-
-def scalar_constant(node: Node) -> float | int | bool | None:
-    """The value of a one-element constant, None for anything else."""
-    if isinstance(node.op, Const) and node.op.value.size == 1:
-        return np.asarray(node.op.value).reshape(()).item()
-    return None

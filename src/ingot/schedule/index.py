@@ -6,12 +6,12 @@ accesses apart. Division and remainder keep it where the vector cannot straddle 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, Dim, DimLike, symbol
+from ingot.ir.dims import Apply, Dim, DimLike, dim_max, dim_min, floordiv, mod, symbol
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
@@ -190,10 +190,21 @@ def dim_of(e: Expr) -> DimLike | None:
             return int(e.value)
         case Var():
             return None if e.name.startswith(LOCAL) else symbol(e.name)
-        case Binary() if e.fn in ("add", "mul"):
+        case Binary() if e.fn in _ARITHMETIC:
             a, b = dim_of(e.a), dim_of(e.b)
-            return None if a is None or b is None else a + b if e.fn == "add" else a * b
+            return None if a is None or b is None else _ARITHMETIC[e.fn](a, b)
     return None
+
+
+_ARITHMETIC: dict[str, Callable[[DimLike, DimLike], DimLike]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": floordiv,
+    "rem": mod,
+    "max": dim_max,
+    "min": dim_min,
+}
 
 
 def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str, int]) -> tuple[Expr, ...]:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
+from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, Shape, boolean, f16, bf16, f32, i64
+from ingot.ir.types import DType, Shape, bf16, boolean, f16, f32, i64
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.ir.layout import Layout
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import CHUNK, Operands, body_dims, lanes_for, symbol_params, vector_loop
@@ -61,10 +61,14 @@ def reductions_of(body: Graph) -> list[Node]:
     return [n for n in body.nodes() if isinstance(n.op, Reduce | ArgReduce)]
 
 
-def reduced_dims(node: Node) -> tuple[int, ...]:
+def reduction(node: Node) -> Reduce | ArgReduce:
     op = node.op
     assert isinstance(op, Reduce | ArgReduce)
-    return tuple(sorted(op.dims)) if isinstance(op, Reduce) else (op.dim,)
+    return op
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    return tuple(sorted(reduction(node).dims))
 
 
 def rows_of(body: Graph) -> Rows | None:
@@ -116,7 +120,7 @@ class _Lowering:
         total = count * blocks
 
         def one(block: Block, at: Expr) -> None:
-            first = at
+            first, vector = at, ZERO
             if not rows.horizontal:
                 first = block.let(k.binary("div", at, dim_expr(blocks)), "row")
                 vector = block.let(k.binary("rem", at, dim_expr(blocks)), "vb")
@@ -314,7 +318,7 @@ class _Fold:
         operand = node.inputs[0].dtype
         dtype = accumulator(operand)
         value = block.alloc("acc", dtype, 1, lanes=lanes)
-        start = identity_of(node.op.kind, dtype)
+        start = identity_of(reduction(node).kind, dtype)
         block.store(value, ZERO, Lit(dtype, lanes, start))
         if isinstance(node.op, Reduce):
             return _Fold(node, dtype, lanes, value, None)
@@ -324,24 +328,26 @@ class _Fold:
 
     def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:
         value = k.cast(value, self.dtype)
-        kind = self.node.op.kind
+        op = reduction(self.node)
+        kind = op.kind
         if mask is not None:
             value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
         old = block.let(k.load(self.value, ZERO), "o")
         if self.position is None:
             block.store(self.value, ZERO, k.binary(COMBINE[kind], old, value))
             return
+        assert isinstance(op, ArgReduce)
         # the first element, a better one, or a NaN where there was none so far
         value = block.let(value)
         where = block.let(k.load(self.position, ZERO), "w")
         better = "gt" if kind == "max" else "lt"
-        if self.node.op.last:
+        if op.last:
             better = "ge" if kind == "max" else "le"
         take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(i64, self.lanes, 0)))
         if self.dtype.is_float:
             is_nan, was_nan = k.binary("ne", value, value), k.binary("ne", old, old)
             fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
-            also = is_nan if self.node.op.last else k.binary("and", is_nan, fresh)
+            also = is_nan if op.last else k.binary("and", is_nan, fresh)
             take = k.binary("or", k.binary("and", take, fresh), also)
         take = block.let(take, "t")
         block.store(self.value, ZERO, k.select(take, value, old))
@@ -351,7 +357,7 @@ class _Fold:
         if self.position is not None:
             return block.let(k.load(self.position, ZERO), "w")
         total = block.let(k.load(self.value, ZERO), "o")
-        return k.reduce(COMBINE[self.node.op.kind], total) if horizontal else total
+        return k.reduce(COMBINE[reduction(self.node).kind], total) if horizontal else total
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:

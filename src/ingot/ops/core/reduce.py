@@ -117,6 +117,11 @@ class ArgReduce(CoreOp):
     dim: int
     last: bool = False
 
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The reduced dimensions, as Reduce names them."""
+        return (self.dim,)
+
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
         (x,) = inputs
