@@ -72,7 +72,7 @@ def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
 
 
 def _digest(path: Path) -> bytes | None:
-    """A digest of the file, or None where it may name other files that hold weights: then its bytes do not identify it."""
+    """A digest of the file; None where it may name other files that hold weights: its bytes do not identify it."""
     with path.open("rb") as f:
         if path.stat().st_size == 0:
             return None

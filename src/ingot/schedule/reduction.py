@@ -1,4 +1,4 @@
-"""Row groups: reductions over one set of dimensions with the pointwise work before, between and after them, as one kernel.
+"""Row groups: reductions over one set of dimensions and the pointwise work around them, as one kernel.
 
     softmax:  for row: m = max(x); s = sum(e = exp(x - m)); out = e / s
     mean of NHWC over H, W:  for 32 channels at once: for h: for w: acc += x
@@ -162,7 +162,8 @@ class _Lowering:
             if i not in full:
                 self._store_row(block, i, root)
         if full:
-            self._over_row(block, self.lanes if self.rows.horizontal else 0, lambda b, at, m: self._store(b, full, at, m))
+            lanes = self.lanes if self.rows.horizontal else 0
+            self._over_row(block, lanes, lambda b, at, m: self._store(b, full, at, m))
 
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
