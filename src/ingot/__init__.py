@@ -53,8 +53,8 @@ def compile(
     Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
     inputs, outputs, save, dump.
 
-    Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read, UnsupportedOpError
-    naming every op that Ingot does not have, CompileError where no code could be made.
+    Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
+    UnsupportedOpError naming every op that Ingot does not have, CompileError where no code could be made.
     """
     from ingot.compiler import compile_model  # the compiler is imported when it is used: loading must stay quick
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import gcd
+from types import MappingProxyType
 
 Monomial = tuple["Atom", ...]
 
@@ -448,7 +449,7 @@ def _expect(tokens: list[str], token: str) -> list[str]:
     return tokens[1:]
 
 
-_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", default={})
+_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", default=MappingProxyType({}))
 
 
 @contextmanager

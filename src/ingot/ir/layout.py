@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ingot.ir.dims import DimLike, divides, product
 from ingot.ir.types import Shape
@@ -71,7 +72,7 @@ class Layout:
         strides: list[DimLike] = [0] * len(shape)
         for old, new in groups:
             own = [d for d in old if self.shape[d] != 1]
-            for a, b in zip(own, own[1:], strict=False):
+            for a, b in pairwise(own):
                 if self.strides[a] != self.strides[b] * self.shape[b]:
                     return None
             step: DimLike = self.strides[own[-1]] if own else 0
@@ -85,7 +86,7 @@ Group = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[Group] | None:
-    """The finest pairing of runs of old dimensions with runs of new ones of equal product; None if they do not align."""
+    """The finest pairing of runs of old dimensions with runs of new ones of equal size; None if they do not align."""
     if any(d == 0 for d in (*old, *new)):
         return [(tuple(range(len(old))), tuple(range(len(new))))]
     groups: list[Group] = []

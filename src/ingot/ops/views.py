@@ -51,8 +51,8 @@ def strided_view(node: Node) -> bool:
 
 
 def pull_back(root: Node, source: Node, layout: Layout) -> Layout | None:
-    """Where element i of `source` has to be written, when `root`, reached from it by reshapes and transposes alone, lies
-    at `layout`; None where other ops lie between or no strides express it."""
+    """Where element i of `source` has to be written, when `root`, reached from it by reshapes and transposes alone,
+    lies at `layout`; None where other ops lie between or no strides express it."""
     at: Layout | None = layout
     node = root
     while node is not source:

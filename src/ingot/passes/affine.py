@@ -192,8 +192,8 @@ class Positions:
         return ops.mul(total, ops.full(n.shape, form.constant, n.dtype))
 
     def gather(self, n: Node) -> Node | None:
-        """gather at positions that follow the result's own -> a view; gather from a counter -> the index, clamped; gather
-        from one value -> that value"""
+        """gather at positions that follow the result's own -> a view; gather from a counter -> the index, clamped;
+        gather from one value -> that value"""
         op, (x, indices) = n.op, n.inputs
         assert isinstance(op, ops.Gather)
         form = self.form(x)

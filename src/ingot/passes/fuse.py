@@ -8,7 +8,7 @@ The graph is walked from its outputs. An op whose users all lie in one group joi
 otherwise it is the root of a group of its own. So a group has one result, and groups never form a cycle.
 
 - Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one has its own copy.
-- An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it (epilogue);
+- An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
   what it reads is memory, seen through strided views.
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
 - Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
@@ -349,8 +349,8 @@ class _Fusion:
         g.box = box
 
     def _aligned(self, g: _Open, node: Node, moved: bool = False) -> bool:
-        """Element i of `node` is needed for one element of the result alone: the i-th in row-major order, or with `moved`
-        any, by transposes."""
+        """Element i of `node` is needed for one element of the result alone: the i-th in row-major order, or with
+        `moved` any, by transposes."""
         if node is g.root:
             return True
         through = (ops.Reshape, ops.Transpose) if moved else (ops.Reshape,)
@@ -425,7 +425,9 @@ def _reduced(node: Node) -> tuple[int, ...]:
 
 def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:
     """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
-    return len(axes) == len(kept) and all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, kept, strict=True))
+    if len(axes) != len(kept):
+        return False
+    return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, kept, strict=True))
 
 
 def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:

@@ -3,8 +3,8 @@
     conv(NCHW) -> relu -> conv(NCHW)   ->   transpose -> conv(NHWC) -> relu -> conv(NHWC) -> transpose
 
 One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
-ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their operands
-(each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order.
+ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
+operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ingot import ops
 from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ops.core.base import CoreOp, Perm, inverse, permute
-
 
 FEW = 4  # channels of an input that is not worth transposing
 

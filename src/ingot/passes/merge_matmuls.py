@@ -2,8 +2,8 @@
 
     q = x @ Wq + bq; k = x @ Wk + bk   ->   y = x @ [Wq Wk] + [bq bk]; q = y[..., :n]; k = y[..., n:]
 
-One large product reads x once and keeps its tiles full. It pays where the results are only viewed before they are read as
-memory (heads for attention); a result that pointwise ops follow is better off with these as its own epilogue.
+One large product reads x once and keeps its tiles full. It pays where the results are only viewed before they are read
+as memory (heads for attention); a result that pointwise ops follow is better off with these as its own epilogue.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _with_bias(n: Node, weight: np.ndarray, users: dict[Node, list[Node]], outpu
         (add,) = readers
         other = add.inputs[1] if add.inputs[0] is n else add.inputs[0]
         op = other.op
-        if isinstance(op, ops.BroadcastInDim) and op.dims == (n.type.rank - 1,) and isinstance(other.inputs[0].op, Const):
+        along_columns = isinstance(op, ops.BroadcastInDim) and op.dims == (n.type.rank - 1,)
+        if along_columns and isinstance(other.inputs[0].op, Const):
             return _Product(add, weight, other.inputs[0].op.value)
     return _Product(n, weight, None)
 

@@ -152,8 +152,8 @@ def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
 
 
 def _concat(n: Node) -> Node | None:
-    """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined; all
-    filled with one value -> that value"""
+    """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined;
+    all filled with one value -> that value"""
     assert isinstance(n.op, ops.Concat)
     axis = n.op.dimension
     if len(n.inputs) == 1:

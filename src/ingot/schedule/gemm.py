@@ -1,7 +1,7 @@
 """Contraction groups: dot_general and convolution as one kind of loop nest, with the pointwise ops behind them.
 
-The op's dimension numbers become strides of axes (batch, rows, columns, reduction); the layouts of the operands in memory,
-views included, are in these strides, so a transposed operand or a convolution's window costs nothing here.
+The op's dimension numbers become strides of axes (batch, rows, columns, reduction); the layouts of the operands in
+memory, views included, are in these strides, so a transposed operand or a convolution's window costs nothing here.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Pack:
-    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation (for sharing)."""
+    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation."""
 
     index: int
     key: str
@@ -39,7 +39,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered group: steps run in order; temps are byte sizes of memory that lives from its first to its last step."""
+    """A lowered group: steps run in order; temps are sizes in bytes of memory that lives from first to last use."""
 
     steps: tuple[Step, ...]
     temps: tuple[DimLike, ...] = ()

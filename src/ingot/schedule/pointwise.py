@@ -1,4 +1,4 @@
-"""Pointwise groups: every output element is an expression of the inputs; loops over the output, vectors along one dimension.
+"""Pointwise groups: every output element is an expression of the inputs; loops over the output, vectors along one axis.
 
     out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store(out, i*n+j, f(load a, load b), 16)
 """
@@ -153,8 +153,8 @@ def chunked_loops(
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
-    The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are few
-    and the vector dimension is long, that is cut too. `work`: operations an element costs.
+    The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are
+    few and the vector dimension is long, that is cut too. `work`: operations an element costs.
     """
     if not shape:
         write(top, (), None)
@@ -243,7 +243,7 @@ def vector_loop(
     body: Callable[[Block, Expr, Expr | None], None],
     multiple: int | None = None,
 ) -> None:
-    """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without mask registers."""
+    """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks."""
     end = high if isinstance(high, Expr) else dim_expr(high)
     if lanes == 1:
         block.loop("j", low, end, 1, lambda b, e: body(b, e, None))

@@ -21,7 +21,7 @@ from ingot.ops.views import VIEWS, strided
 
 
 LINE = 64  # bytes of a cache line
-SETS = 1024  # rows that lie a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
+SETS = 1024  # rows a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class _Assignment:
                     return node, operand
                 self.places[operand] = Place(place.owner, inner)
             if isinstance(node.op, ops.Pad):
-                self.halos[place.owner] = f"{place.owner.type}:{self.halos.get(place.owner, '')}{node.op}@{place.layout}"
+                inner = self.halos.get(place.owner, "")
+                self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}"
         return None
 
     def _own_layout(self, node: Node) -> Layout:

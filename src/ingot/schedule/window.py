@@ -1,6 +1,6 @@
 """Window groups: pools and depthwise convolutions, with the pointwise ops behind them.
 
-    depthwise, channels last:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
+    depthwise:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
 
 Vectors run along the innermost dimension. A depthwise tile keeps several output positions in registers, so that every
 input vector of a row is loaded once for all taps that use it. Depthwise inputs carry their padding (see passes/layout);
