@@ -89,7 +89,8 @@ def transformed_weights(w: np.ndarray, t: Transform) -> np.ndarray:
     both = np.kron(g, g)
     taps = np.ascontiguousarray(w, np.float64).reshape(t.r * t.r, -1)
     out = np.empty((both.shape[0], taps.shape[1]), w.dtype)
-    step = 1 << 16  # columns at a time: the float64 products stay in cache
+    # columns at a time: in cache, and so few that BLAS does not wake its threads, which costs more than the product
+    step = max(1, (1 << 18) // both.size)
     for at in range(0, taps.shape[1], step):
         out[:, at : at + step] = both @ taps[:, at : at + step]
     return out.reshape(both.shape[0], *w.shape[2:])

@@ -32,7 +32,7 @@ from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pack import pack_key, pack_panels
+from ingot.schedule.pack import panel_widths
 from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
@@ -188,24 +188,28 @@ class _Winograd:
         return x in self.body.outputs or users > 1 or x not in self.anchor.inputs
 
     def _pack(self) -> Pack:
-        c, gemm, t, p = self.contraction, self.gemm, self.t, self.plan
-        op, lay, s = self.op, self.w_layout, self.shape
-        order = tuple(op.rhs_layout.index(letter) for letter in (*op.spatial, "I", "O"))
+        t, p, s, lay = self.t, self.plan, self.shape, self.w_layout
+        order = tuple(self.op.rhs_layout.index(letter) for letter in (*self.op.spatial, "I", "O"))
         shape = tuple(int(lay.shape[d]) for d in order)  # type: ignore[arg-type]
         strides = tuple(int(lay.strides[d]) for d in order)  # type: ignore[arg-type]
         offset = int(lay.offset)  # type: ignore[arg-type]
+        widths = panel_widths(p.columns, self.gemm)
 
         def pack(array: np.ndarray) -> np.ndarray:
             flat = np.ascontiguousarray(array).reshape(-1)[offset:]
             w = as_strided(flat, shape, tuple(n * flat.itemsize for n in strides), writeable=False)
-            u = transformed_weights(w, t)
-            missing = self.blocks * p.columns - s.co
-            if missing:
-                u = np.concatenate([u, np.zeros((*u.shape[:2], missing), u.dtype)], axis=2)
-            split = u.reshape(self.products, s.ci, self.blocks, p.columns).transpose(2, 0, 1, 3)
-            return pack_panels(np.ascontiguousarray(split), c, gemm)
+            out = np.zeros((self.blocks, self.products, s.ci * p.columns), array.dtype)
+            for block, first in enumerate(range(0, s.co, p.columns)):
+                u = transformed_weights(w[..., first : first + p.columns], t)
+                start = 0
+                for width in widths:
+                    panel = out[block, :, start * s.ci : (start + width) * s.ci].reshape(self.products, s.ci, width)
+                    part = u[:, :, start : start + width]
+                    panel[:, :, : part.shape[2]] = part
+                    start += width
+            return out.reshape(-1)
 
-        return Pack(self.w_at, f"winograd {t.m} {shape} {strides} @{offset} {pack_key(c, gemm)}", pack)
+        return Pack(self.w_at, f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths}", pack)
 
     # Tiles
 
