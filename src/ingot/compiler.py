@@ -18,7 +18,7 @@ from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import default_threads
 from ingot.runtime.program import Program
-from ingot.support import progress
+from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError
 from ingot.support.native import host
@@ -83,7 +83,7 @@ def _digest(path: Path) -> bytes | None:
 
 def _key(options: _Options, *parts: bytes) -> str:
     isa = host()
-    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math}"
+    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math} {flags.winograd()}"
     return cache_key(settings, *parts)
 
 

@@ -7,14 +7,18 @@ from ingot.support.errors import InputError
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch):
-    for name in ("INGOT_DEBUG", "INGOT_FUEL", "INGOT_THREADS", "INGOT_CACHE_DIR", "INGOT_CACHE_MB", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("DEBUG", "FUEL", "THREADS", "WINOGRAD", "CACHE_DIR", "CACHE_MB"):
+        monkeypatch.delenv(f"INGOT_{name}", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert (flags.debug_level(), flags.fuel(), flags.threads()) == (0, None, None)
     assert flags.cache_dir() == Path.home() / ".cache" / "ingot"
     assert flags.cache_bytes() == 4 << 30
+    assert flags.winograd()
 
 
 def test_values_and_refusals(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INGOT_WINOGRAD", "0")
+    assert not flags.winograd()
     monkeypatch.setenv("INGOT_FUEL", "0")
     assert flags.fuel() == 0
     monkeypatch.setenv("INGOT_THREADS", "0")

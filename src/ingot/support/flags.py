@@ -36,6 +36,11 @@ def fuel() -> int | None:
     return _integer("INGOT_FUEL", None, 0, 2**62)
 
 
+def winograd() -> bool:
+    """INGOT_WINOGRAD=0: no convolution by Winograd's algorithm (docs/winograd.md: its errors, and what NaN does)."""
+    return _integer("INGOT_WINOGRAD", 1, 0, 1) == 1
+
+
 def threads() -> int | None:
     """INGOT_THREADS=n: threads of a compiled model that does not say; None means one per available core."""
     return _integer("INGOT_THREADS", None, 1, 1024)
