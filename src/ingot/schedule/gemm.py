@@ -7,7 +7,7 @@ memory, views included, are in these strides, so a transposed operand or a convo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 from ingot import ops
@@ -59,6 +59,8 @@ def lower_contraction(
 ) -> Lowered:
     """A matmul or convolution and its epilogue."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
+    if any(d == 0 for n in anchor.inputs for d in n.shape):
+        return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
     if is_depthwise(anchor):
         return lower_depthwise(body, ins, outs, constant, machine)
     a_node, b_node = anchor.inputs
@@ -114,6 +116,17 @@ def lower_contraction(
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
     kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, plan.scratch_bytes)
     return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs)
+
+
+def _without_terms(body: Graph, anchor: Node) -> Graph:
+    """The group with its contraction, a sum of nothing, as zeros."""
+    memo: dict[Node, Node] = {}
+    for n in body.nodes():
+        if n is anchor:
+            memo[n] = ops.BroadcastInDim(n.shape, ())(ops.scalar(0, n.dtype))
+        else:
+            memo[n] = n.with_inputs([memo[i] for i in n.inputs])
+    return replace(body, outputs=tuple(memo[o] for o in body.outputs))
 
 
 def _reads(body: Graph, node: Node, anchor: Node) -> bool:

@@ -90,14 +90,14 @@ def accumulator(dtype: DType) -> DType:
 
 class _Lowering:
     def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, machine: Machine):
-        self.body, self.outs, self.rows, self.machine = body, outs, rows, machine
+        self.body, self.ins, self.outs, self.rows, self.machine = body, ins, outs, rows, machine
         self.operands = Operands.of(body)
         self.em: Emitter = self.operands.emitter(body, ins)
         self.found = reductions_of(body)
         arg = any(isinstance(n.op, ArgReduce) for n in self.found)
         self.lanes = lanes_for(body, machine)
         size = estimate(rows.shape[rows.axis])
-        if size < self.lanes and not machine.masks:
+        if rows.shape[rows.axis] == 1 or (size < self.lanes and not machine.masks):
             self.lanes = 1
         if arg and rows.horizontal:
             self.lanes = 1
@@ -134,7 +134,7 @@ class _Lowering:
             if not rows.horizontal:
                 low = block.let(k.mul(vector, integer(self.lanes)), "lo")
                 block.multiples[getattr(low, "name", "")] = self.lanes
-                index[rows.axis] = k.ramp(low, self.lanes)
+                index[rows.axis] = k.ramp(low, self.lanes) if self.lanes > 1 else low
                 extent = rows.shape[rows.axis]
                 if not isinstance(extent, int) or extent % self.lanes:
                     self.row_mask = block.let(k.binary("lt", k.ramp(low, self.lanes), dim_expr(extent)), "live")
@@ -147,7 +147,7 @@ class _Lowering:
             first = top.let(k.mul(chunk, integer(run)), "first")
             last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(total)), "last")
             top.loop("r", first, last, 1, one)
-        dims = symbol_params(*body_dims(self.body, (*self.outs,)), *(d for n in self.body.inputs for d in n.shape))
+        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *(d for n in self.body.inputs for d in n.shape))
         kernel = Kernel("rows", self.operands.params, dims, chunk, dim_expr(ceildiv(total, run)), top.body)
         return Lowered((Step(kernel, self.operands.args),))
 
