@@ -32,7 +32,7 @@ from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
-from ingot.support import progress
+from ingot.support import flags, progress
 from ingot.support.native import CodeObject, HostFeatures
 from ingot.targets.cpu.assemble import assemble, host_features
 from ingot.targets.cpu.llvm import print_module
@@ -125,7 +125,7 @@ def build_program(
 def _build(
     graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
 ) -> Program:
-    machine = machine_of(isa.arch, isa.features, threads)
+    machine = machine_of(isa.arch, isa.features, threads, winograd=flags.winograd())
     fused = optimize(graph, cpu_passes(fast_math), trace)
 
     def native(kernels: Sequence[Kernel]) -> CodeObject:
