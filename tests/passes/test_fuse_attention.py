@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean
+from ingot.ir.types import boolean, f32, i64
 from ingot.passes.fuse_attention import fuse_attention
 from tests.passes.check import arg, count, graph, same_values
 
@@ -47,6 +47,45 @@ def test_rows_that_see_no_key_keep_their_meaning() -> None:
             (want,), (got,) = interpret(g, given), interpret(after, given)
         np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
         assert np.isnan(got[1, :, 2]).all() != guard
+
+
+def test_softcap_and_two_masks() -> None:
+    scores = ops.mul(ops.Tanh()(ops.div(ops.MatMul()(Q, ops.swap_axes(K, 2, 3)), 6.0)), 3.0)
+    shape = scores.shape
+    bias, hidden = ops.cast(arg("i", 2, 1, S, dtype=i64), f32), arg("m", B, 1, S, S, dtype=boolean)
+    masked = ops.add(scores, ops.broadcast_to(bias, shape))
+    masked = ops.where(ops.broadcast_to(hidden, shape), masked, ops.full(shape, -np.inf))
+    g = graph(ops.MatMul()(ops.Softmax(3)(masked), V))
+    after = fuse_attention(g)
+    (found,) = [n for n in after.nodes() if isinstance(n.op, ops.Attention)]
+    assert found.op.softcap == 3.0 and found.op.scale == 0.5  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"):
+        same_values(g, after, 1e-5, b=2, s=5)
+
+
+def test_scores_of_merged_heads_are_split_for_the_mask() -> None:
+    q, k, v = (arg(label, B * 2, S, 4) for label in "qkv")
+    alibi = ops.cast(arg("i", B * 2, 1, S, dtype=i64), f32)
+    scores = ops.add(ops.MatMul()(q, ops.swap_axes(k, 1, 2)), ops.broadcast_to(alibi, (B * 2, S, S)))
+    scores = ops.add(ops.reshape(scores, (B, 2, S, S)), ops.broadcast_to(arg("m", B, 1, 1, S), (B, 2, S, S)))
+    weights = ops.reshape(ops.Softmax(3)(scores), (B * 2, S, S))
+    g = graph(ops.MatMul()(weights, v))
+    after = fuse_attention(g)
+    assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
+    with np.errstate(all="ignore"):
+        same_values(g, after, 1e-5, b=2, s=5)
+
+
+def test_repeated_keys_are_read_once() -> None:
+    def repeated(x: Node) -> Node:
+        wide = ops.BroadcastInDim((B, 2, 3, S, 4), (0, 1, 3, 4))(x)
+        return ops.reshape(wide, (B, 6, S, 4))
+
+    q = arg("q6", B, 6, S, 4)
+    g = graph(ops.Attention("upper_left", 0.5)(q, repeated(K), repeated(V)))
+    after = fuse_attention(g)
+    assert count(after, ops.BroadcastInDim) == 0
+    same_values(g, after, 1e-5, b=2, s=5)
 
 
 def test_heads_are_views_of_a_packed_projection() -> None:

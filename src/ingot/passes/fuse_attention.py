@@ -2,14 +2,14 @@
 
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
-Scores may be scaled before, after or inside the product, by multiplications or divisions by constants; masks may be added
-or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values that are repeated for groups of
-query heads are read once.
+Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, and capped by tanh;
+masks may be added or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values that are
+repeated for groups of query heads are read once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,53 +17,69 @@ from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Graph, Node
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
-from ingot.ir.types import boolean
+from ingot.ir.types import Shape, boolean
 from ingot.passes.constants import splat_of
 from ingot.passes.view_chains import VIEW_CHAINS
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Masked, scaled scores: matmul(q, k^T) * scale + mask."""
+    """Masked scores: softcap(matmul(q, kt) * scale) + mask."""
 
     q: Node
     kt: Node
     scale: float
-    mask: Node | None
+    softcap: float = 0.0
+    mask: Node | None = None
 
 
 def fuse_attention(graph: Graph) -> Graph:
     """matmul(softmax(scores), v) -> attention (see module)"""
-    return rewrite(graph, VIEW_CHAINS + RuleSet((Rule("attention", ops.MatMul, _attention),)))
+    found = RuleSet((Rule("attention", ops.MatMul, _attention), Rule("shared-heads", ops.Attention, _shared)))
+    return rewrite(graph, VIEW_CHAINS + found)
 
 
 def _attention(n: Node) -> Node | None:
     p, v = n.inputs
-    if n.type.rank not in (3, 4) or not n.dtype.is_float:
+    if n.type.rank not in (3, 4) or not n.dtype.is_float or v.type.rank != n.type.rank:
         return None
     p, guarded = _unguard(p)
+    if isinstance(p.op, ops.Reshape) and not guarded and p.inputs[0].shape[-2:] == p.shape[-2:]:
+        p, guarded = _unguard(p.inputs[0])
     if not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
         return None
     scores = _scores(p.inputs[0])
     if scores is None:
         return None
-    q, kt = scores.q, scores.kt
-    if not q.type.rank == kt.type.rank == v.type.rank == n.type.rank:
+    lead = p.shape[:-2]
+    if lead != n.inputs[0].shape[:-2]:
+        if v.shape[:-2] != n.inputs[0].shape[:-2]:
+            return None
+        v = ops.reshape(v, (*lead, *v.shape[-2:]))
+    if scores.q.shape[:-2] != lead or not scores.kt.type.rank == v.type.rank == len(lead) + 2:
         return None
-    rank = n.type.rank
-    k = _tidy(ops.Transpose((*range(rank - 2), rank - 1, rank - 2))(kt))
+    q, k = scores.q, ops.swap_axes(scores.kt, -1, -2)
     mask = scores.mask
     if mask is not None and not guarded and not _finite(mask):
         mask = _poisoned(mask)
-    if rank == 3:
+    if len(lead) == 1:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
         mask = None if mask is None else ops.Reshape((1, *mask.shape))(mask) if mask.type.rank == 3 else mask
+    q, k, v = map(_tidy, (q, k, v))
     k, v = _ungroup(k, v, q.shape[1])
-    if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[1] != v.shape[1] or not _divides(k.shape[1], q.shape[1]):
+    fits = q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and _divides(k.shape[1], q.shape[1])
+    if q.type.rank != 4 or not fits:
         return None
     operands = (q, k, v) if mask is None else (q, k, v, mask)
-    out = ops.Attention("none", scores.scale, 0.0)(*operands, loc=n.loc)
-    return ops.Reshape(n.shape)(out) if rank == 3 else out
+    out = ops.Attention("none", scores.scale, scores.softcap)(*operands, loc=n.loc)
+    return ops.reshape(out, n.shape)
+
+
+def _shared(n: Node) -> Node | None:
+    """attention with keys and values repeated for groups of query heads -> attention without"""
+    q, k, v, *mask = n.inputs
+    own = _ungroup(k, v, q.shape[1])
+    return None if own == (k, v) or not _divides(own[0].shape[1], q.shape[1]) else n.op(q, *own, *mask, loc=n.loc)
 
 
 def _divides(heads: DimLike, queries: DimLike) -> bool:
@@ -82,31 +98,62 @@ def _unguard(p: Node) -> tuple[Node, bool]:
 
 
 def _scores(n: Node) -> _Scores | None:
-    """The product under scaling and at most one mask, which is applied last."""
-    mask: Node | None = None
+    """The product under scaling, a softcap and masks, which are applied last; leading dimensions may be regrouped."""
     if isinstance(n.op, ops.Add):
         for a, b in (n.inputs, n.inputs[::-1]):
-            if _product(a) is not None:
-                n, mask = a, _narrow(b)
-                break
-    elif isinstance(n.op, ops.Select):
-        keep, a, fill = n.inputs
-        if splat_of(fill) == -np.inf and _product(a) is not None:
-            n, mask = a, _narrow(keep)
-    found = _product(n)
-    if found is None:
+            inner = _scores(a)
+            if inner is not None:
+                return replace(inner, mask=_both(inner.mask, _narrow(b)))
         return None
-    q, kt, scale = found
-    return _Scores(q, kt, scale, mask)
+    if isinstance(n.op, ops.Select):
+        keep, a, fill = n.inputs
+        inner = _scores(a) if splat_of(fill) == -np.inf else None
+        return None if inner is None else replace(inner, mask=_both(inner.mask, _narrow(keep)))
+    if isinstance(n.op, ops.Reshape):
+        inner = _scores(n.inputs[0])
+        return None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
+    return _product(n)
 
 
-def _product(n: Node) -> tuple[Node, Node, float] | None:
+def _regrouped(s: _Scores, old: Shape, new: Shape) -> _Scores | None:
+    """Scores of shape `old` reshaped to `new`, where only the dimensions before rows and columns change."""
+    if old[-2:] != new[-2:] or s.q.shape[:-2] != old[:-2] or s.kt.shape[:-2] != old[:-2]:
+        return None
+    lead = new[:-2]
+    q, kt = (ops.reshape(x, (*lead, *x.shape[-2:])) for x in (s.q, s.kt))
+    if s.mask is None or s.mask.type.rank == 2:
+        return replace(s, q=q, kt=kt)
+    own = s.mask.shape[:-2]
+    if own != old[:-2] and any(d != 1 for d in own):
+        return None
+    target = lead if own == old[:-2] else (1,) * len(lead)
+    return replace(s, q=q, kt=kt, mask=ops.reshape(s.mask, (*target, *s.mask.shape[-2:])))
+
+
+def _both(a: Node | None, b: Node) -> Node:
+    """One mask for two."""
+    if a is None:
+        return b
+    if a.dtype == b.dtype:
+        return ops.and_(a, b) if a.dtype == boolean else ops.add(a, b)
+    keep, added = (a, b) if a.dtype == boolean else (b, a)
+    shape = ops.broadcast_shapes(keep.shape, added.shape)
+    keep, added = ops.broadcast_to(keep, shape), ops.broadcast_to(added, shape)
+    return ops.where(keep, added, ops.full(shape, -np.inf, added.dtype))
+
+
+def _product(n: Node) -> _Scores | None:
     n, scale = _unscale(n)
+    softcap = 0.0
+    if isinstance(n.op, ops.Tanh) and scale > 0:
+        # c * tanh(f * x) = c * tanh(s * x / c) with s = f * c
+        n, factor = _unscale(n.inputs[0])
+        softcap, scale = scale, scale * factor
     if not isinstance(n.op, ops.MatMul):
         return None
     q, a = _unscale(n.inputs[0])
     kt, b = _unscale(n.inputs[1])
-    return q, kt, scale * a * b
+    return _Scores(q, kt, scale * a * b, softcap)
 
 
 def _unscale(n: Node) -> tuple[Node, float]:
