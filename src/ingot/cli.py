@@ -46,7 +46,7 @@ try:
     import typer
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}; pip install 'ingot-compiler[cli]'") from error
@@ -382,13 +382,12 @@ def _shown_progress() -> Iterator[None]:
     if not err.is_terminal:
         yield
         return
-    stage, counts = TextColumn("{task.description}"), MofNCompleteColumn()
-    columns = (SpinnerColumn(), stage, BarColumn(20), counts, TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("start", total=None)
 
         def listen(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=escape(stage), completed=done, total=total or None)
+            bar.update(task, description=escape(stage) + (f" {done}/{total}" if total else ""))
 
         with progress.listening(listen):
             yield
