@@ -28,7 +28,8 @@ test-torch: $(VENV)/torch
 test-slow: $(VENV)/torch
 	$(RUN) -m pytest -n $(WORKERS) -m slow
 
-lint: $(VENV)/dev
+# with PyTorch, so that the types of its frontend are known
+lint: $(VENV)/torch
 	$(RUN) -m ruff check .
 	$(RUN) -m pyright --pythonpath $(RUN)
 
