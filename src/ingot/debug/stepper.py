@@ -65,7 +65,7 @@ class Stepper:
     def __init__(self, build: Build, arrays: Sequence[np.ndarray], seed: int = 0) -> None:
         program = build.program
         self.build = build
-        self.inputs = [np.ascontiguousarray(a) for a in arrays]
+        self.inputs = [np.asarray(a, order="C") for a in arrays]
         self.image = CodeImage(program.code)
         self.instance = Instance(program, [a.shape for a in self.inputs], self.image)
         self.sizes = self.instance.values
@@ -93,12 +93,28 @@ class Stepper:
         self.random = np.random.default_rng(seed)
 
     def run(self, launch: Launch) -> None:
-        """All chunks of the launch's steps."""
-        for function, table, chunks, rounds in self.records[launch.first : launch.last]:
-            kernel = _KERNEL(int(function))
-            for first in range(0, int(chunks * rounds), max(int(chunks), 1)):
-                for chunk in self.random.permutation(int(chunks)):
-                    kernel(self.bases.ctypes.data, int(table), first + int(chunk), self.scratch.ctypes.data)
+        """All chunks of the launch's steps, which loop and branch where they are jumps."""
+        number = launch.first
+        while number < launch.last:
+            step = self.build.program.steps[number]
+            if step.target is None:
+                self._step(number)
+            elif not step.args or not self._flag(number):
+                number = step.target
+                continue
+            number += 1
+
+    def _step(self, number: int) -> None:
+        function, table, chunks, rounds = (int(v) for v in self.records[number])
+        kernel = _KERNEL(function)
+        for first in range(0, chunks * rounds, max(chunks, 1)):
+            for chunk in self.random.permutation(chunks):
+                kernel(self.bases.ctypes.data, table, first + int(chunk), self.scratch.ctypes.data)
+
+    def _flag(self, number: int) -> bool:
+        """The byte that a jump looks at."""
+        base, offset = (ctypes.c_int64 * 2).from_address(int(self.records[number][1]))
+        return ctypes.c_uint8.from_address(int(self.bases[base]) + offset).value != 0
 
     def read(self, buffer: int, layout: Layout, node: Node) -> np.ndarray:
         """A copy of the value that lies in a buffer of the plan."""
