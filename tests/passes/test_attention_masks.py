@@ -6,7 +6,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import TensorType, boolean, i64
+from ingot.ir.types import TensorType, boolean, f32, i64
 from ingot.passes.simplify import simplify
 from tests.passes.check import arg, graph, same_values
 
@@ -79,3 +79,14 @@ def test_cached_keys_are_lower_right() -> None:
     after = simplify(g)
     assert attention(after).op.causal == "lower_right"  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=3, t=4)
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, LOWEST])
+def test_what_is_added_beside_stays(hidden: float) -> None:
+    bias = ops.broadcast_to(ops.cast(arg("i", 1, 2, 1, S, dtype=i64), f32), (B, 2, S, S))
+    wide = ops.broadcast_to(added(CAUSAL, hidden), (B, 2, S, S))
+    g = graph(ops.Attention("none", 0.5)(Q, K, V, ops.add(wide, bias)))
+    after = simplify(g)
+    found = attention(after)
+    assert found.op.causal == "upper_left" and len(found.inputs) == 4  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, b=2, s=5)

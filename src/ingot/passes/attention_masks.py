@@ -2,13 +2,14 @@
 
     attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
     attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
+    attention(q, k, v, select(row >= col, 0, -inf) + m)      ->   attention{causal}(q, k, v, m)
     attention(q, k, v, 0)                                    ->   attention(q, k, v)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ingot.ir.node import Node
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
 from ingot.passes.affine import Affine, Positions
-from ingot.passes.constants import splat_of
+from ingot.passes.constants import is_finite, splat_of
 
 View = Callable[[Node], Node]
 
@@ -48,47 +49,59 @@ def _causal(n: Node, positions: Positions) -> Node | None:
     rows, cols = q.shape[2], k.shape[2]
     if mask.type.rank < 2 or mask.shape[-2:] != (rows, cols):
         return None
-    terms, soft = _conditions(mask, lambda x: x)
-    if terms is None:
-        return None
-    kinds = {t: _kind(t, rows, cols, positions) for t in terms}
-    found = next((kind for kind in kinds.values() if kind), None)
-    rest = [t for t, kind in kinds.items() if kind != found]
+    found = _parts(mask, lambda x: x)
+    kinds = {t: _kind(t, rows, cols, positions) for t in found.terms}
+    kind = next((kind for kind in kinds.values() if kind), None)
+    rest = [t for t, other in kinds.items() if other != kind]
     # a finite "minus infinity" differs from a real one in rows that see no key; causal rows all see one
-    if found is None or (soft and rest):
+    if kind is None or (found.soft and (rest or not all(map(is_finite, found.added)))):
         return None
-    if not rest:
-        return replace(op, causal=found)(q, k, v, loc=n.loc)
-    keep = rest[0]
-    for t in rest[1:]:
-        keep = ops.and_(keep, t)
-    return replace(op, causal=found)(q, k, v, keep, loc=n.loc)
+    operands = [q, k, v, *_joined(rest, found.added)]
+    return replace(op, causal=kind)(*operands, loc=n.loc)
 
 
-def _conditions(mask: Node, view: View) -> tuple[list[Node] | None, bool]:
-    """The conditions that must all hold where a key is seen; and whether hidden scores only become very small."""
+@dataclass(frozen=True)
+class _Parts:
+    """A mask as conditions that must all hold where a key is seen, and what is added to the scores beside; `soft`: the
+    scores of hidden keys only become very small."""
+
+    terms: tuple[Node, ...] = ()
+    added: tuple[Node, ...] = ()
+    soft: bool = False
+
+    def __add__(self, other: _Parts) -> _Parts:
+        return _Parts(self.terms + other.terms, self.added + other.added, self.soft or other.soft)
+
+
+def _parts(mask: Node, view: View) -> _Parts:
     op = mask.op
     if isinstance(op, ops.BroadcastInDim | ops.Reshape):
-        return _conditions(mask.inputs[0], lambda x: view(_seen_through(mask, x)))
+        return _parts(mask.inputs[0], lambda x: view(_seen_through(mask, x)))
     if isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float):
-        parts = [_conditions(i, view) for i in mask.inputs]
-        if any(terms is None for terms, _ in parts):
-            return None, False
-        return [t for terms, _ in parts for t in terms or ()], any(soft for _, soft in parts)
+        return _parts(mask.inputs[0], view) + _parts(mask.inputs[1], view)
     if isinstance(op, ops.Select) and mask.dtype.is_float:
         keep, zero, hidden = mask.inputs
         low = splat_of(hidden)
         lowest = np.finfo(np.float32).min
         hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == lowest))
-        if splat_of(zero) != 0 or not hides:
-            return None, False
-        terms, _ = _conditions(keep, view)
-        return terms, bool(low != -np.inf)
-    if mask.dtype != boolean:
-        return None, False
+        if splat_of(zero) == 0 and hides:
+            return replace(_parts(keep, view), soft=bool(low != -np.inf))
     if isinstance(op, ops.Compare):
-        return [op(*(view(i) for i in mask.inputs))], False
-    return [view(mask)], False
+        return _Parts((op(*(view(i) for i in mask.inputs)),))
+    return _Parts((view(mask),)) if mask.dtype == boolean else _Parts((), (view(mask),))
+
+
+def _joined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
+    """What is left of a mask: nothing, a condition, or an added value."""
+    keep: Node | None = None
+    for t in terms:
+        keep = t if keep is None else ops.and_(keep, t)
+    total: Node | None = None
+    for a in added:
+        total = a if total is None else ops.add(total, a)
+    if total is not None and keep is not None:
+        return [ops.where(keep, total, ops.full(keep.shape, -np.inf, total.dtype))]
+    return [x for x in (keep, total) if x is not None]
 
 
 def _seen_through(like: Node, x: Node) -> Node:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ingot import ops
 from ingot.ir.node import Const, Node
+from ingot.ir.types import boolean
 
 
 def splat_of(node: Node) -> np.generic | None:
@@ -32,3 +34,44 @@ def is_constant(node: Node) -> bool:
     while node.op.rearranges and len(node.inputs) == 1:
         node = node.inputs[0]
     return isinstance(node.op, Const)
+
+
+def is_finite(mask: Node) -> bool:
+    """Whether no element of an added mask can be an infinity or NaN, for any input, so that no row loses every key."""
+    if mask.dtype == boolean:
+        return False
+    low, high = _interval(mask)
+    largest = {"f16": 65504.0, "bf16": 3.3e38}.get(mask.dtype.name, float(np.finfo(np.float32).max))
+    return -largest <= low and high <= largest
+
+
+def _interval(n: Node, depth: int = 16) -> tuple[float, float]:
+    """Bounds of the elements of a mask, infinite where nothing is known; NaN counts as unknown."""
+    anything = (-np.inf, np.inf)
+    op = n.op
+    if n.dtype == boolean:
+        return 0.0, 1.0
+    if depth == 0:
+        return anything
+    if isinstance(op, Const):
+        value = op.value.astype(np.float64)
+        return (float(value.min()), float(value.max())) if value.size and not np.isnan(value).any() else anything
+    if isinstance(op, ops.Iota | ops.DimValue) or n.dtype.is_integer:
+        return -(2.0**n.dtype.bits), 2.0**n.dtype.bits
+    if isinstance(op, ops.Gather | ops.Neg | ops.Convert) or (op.rearranges and n.inputs):
+        low, high = _interval(n.inputs[0], depth - 1)
+        return (-high, -low) if isinstance(op, ops.Neg) else (low, high)
+    if not isinstance(op, ops.Select | ops.Add | ops.Sub | ops.Mul):
+        return anything
+    (a, b), (c, d) = (_interval(i, depth - 1) for i in n.inputs[-2:])
+    if not np.isfinite([a, b, c, d]).all():
+        return anything
+    match op:
+        case ops.Select():
+            return min(a, c), max(b, d)
+        case ops.Add():
+            return a + c, b + d
+        case ops.Sub():
+            return a - d, b - c
+    corners = [a * c, a * d, b * c, b * d]
+    return min(corners), max(corners)

@@ -2,7 +2,7 @@
 
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
-Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, and capped by tanh;
+Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, or capped by tanh;
 masks may be added or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values that are
 repeated for groups of query heads are read once.
 """
@@ -15,10 +15,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import Shape, boolean
-from ingot.passes.constants import splat_of
+from ingot.passes.constants import is_finite, splat_of
 from ingot.passes.view_chains import VIEW_CHAINS
 
 
@@ -60,7 +60,7 @@ def _attention(n: Node) -> Node | None:
         return None
     q, k = scores.q, ops.swap_axes(scores.kt, -1, -2)
     mask = scores.mask
-    if mask is not None and not guarded and not _finite(mask):
+    if mask is not None and not guarded and not is_finite(mask):
         mask = _poisoned(mask)
     if len(lead) == 1:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
@@ -193,39 +193,6 @@ def _poisoned(mask: Node) -> Node:
     seen = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
     nan = ops.full(mask.shape, np.nan, mask.dtype)
     return ops.where(ops.broadcast_to(seen, mask.shape), mask, nan)
-
-
-def _finite(mask: Node, depth: int = 12) -> bool:
-    """Whether no element of an added mask can be an infinity or NaN, so that no row loses every key."""
-    if depth == 0 or mask.dtype == boolean:
-        return False
-    op = mask.op
-    if isinstance(op, Const):
-        return bool(np.isfinite(op.value.astype(np.float64)).all())
-    if isinstance(op, ops.Convert):
-        return mask.inputs[0].dtype == boolean or mask.inputs[0].dtype.is_integer
-    if isinstance(op, ops.Select):
-        return all(_finite(i, depth - 1) for i in mask.inputs[1:])
-    if isinstance(op, ops.Mul | ops.Sub | ops.Add):
-        return all(_small(i, depth - 1) for i in mask.inputs)
-    return op.rearranges and all(_finite(i, depth - 1) for i in mask.inputs)
-
-
-def _small(n: Node, depth: int) -> bool:
-    """Finite, and so small that a sum or a product of two such values cannot overflow."""
-    value = splat_of(n)
-    if value is not None:
-        return abs(float(value)) < 1e30 or _finite(n)
-    if isinstance(n.op, ops.Convert):
-        return n.inputs[0].dtype == boolean
-    if isinstance(n.op, ops.Sub | ops.Mul):
-        return depth > 0 and all(_small(i, depth - 1) and not _huge(i) for i in n.inputs)
-    return n.op.rearranges and depth > 0 and all(_small(i, depth - 1) for i in n.inputs)
-
-
-def _huge(n: Node) -> bool:
-    value = splat_of(n)
-    return value is not None and abs(float(value)) >= 1e15
 
 
 def _tidy(n: Node) -> Node:
