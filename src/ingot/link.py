@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, dim_max, dim_min, floordiv, mod, postfix, symbol
-from ingot.ir.kernel import Binary, Kernel, Lit, Var
+from ingot.control import launch_control
+from ingot.ir.dims import DimLike, postfix
 from ingot.ir.kernel import Expr as KernelExpr
+from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
+from ingot.schedule.index import dim_of
 from ingot.schedule.lower import lower
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.schedule.machine import Machine
@@ -107,7 +109,8 @@ class _Linker:
         self.steps: list[rt.Step] = []
         self.launches: list[Launch] = []
         self.scratch = 0
-        self.by_identity: dict[int, str] = {}
+        self.by_identity: dict[int, tuple[Kernel, str]] = {}  # the kernel too: an id is that of a living object
+        self.depth = 0
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
@@ -124,10 +127,10 @@ class _Linker:
         self.of_owner[owner] = len(self.buffers) - 1
         return len(self.buffers) - 1
 
-    def _layout(self, node: Node) -> Layout:
+    def layout(self, node: Node) -> Layout:
         return Layout.contiguous(node.shape) if isinstance(node.op, Const) else self.storage.places[node].layout
 
-    def _buffer(self, node: Node) -> int:
+    def buffer(self, node: Node) -> int:
         """The buffer id of a value of the graph, made when a step first asks for it."""
         if isinstance(node.op, Const):
             return self._weight(node.op.value, None)
@@ -135,7 +138,8 @@ class _Linker:
         found = self.of_owner.get(owner)
         if found is None:
             zeroed = self.storage.halos.get(owner)
-            found = self._new(owner, _Memory("arena", self.storage.places[owner].layout.span * owner.dtype.nbytes, zeroed=zeroed))
+            nbytes = self.storage.places[owner].layout.span * owner.dtype.nbytes
+            found = self._new(owner, _Memory("arena", nbytes, zeroed=zeroed))
         return found
 
     def _weight(self, value: np.ndarray, pack: Pack | None) -> int:
@@ -151,27 +155,44 @@ class _Linker:
         group = node.op
         assert isinstance(group, Group)
         results = node.results
-        ins, outs = tuple(map(self._layout, node.inputs)), tuple(map(self._layout, results))
+        ins, outs = tuple(map(self.layout, node.inputs)), tuple(map(self.layout, results))
         constant = tuple(isinstance(i.op, Const) for i in node.inputs)
-        key = (group, ins, outs, constant)
-        if key not in self.lowered:
-            self.lowered[key] = self._lower(node, group, ins, outs, constant)
-        low = self.lowered[key]
-        packed = {i: self._weight(self._constant(node, p), p) for i, p in enumerate(low.packs)}
-        temps = [self._temp(t) for t in low.temps]
+        first = len(self.steps)
+        if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
+            launch_control(self, node, ins, outs)
+        else:
+            key = (group, ins, outs, constant)
+            if key not in self.lowered:
+                self.lowered[key] = self._lower(node, group, ins, outs, constant)
+            low = self.lowered[key]
+            packed = [self._weight(self._constant(node, p), p) for p in low.packs]
+            # operands that are read in packed form only have no memory of their own
+            places = {a: n for s in low.steps for a in s.args for n in self._operand(node, a)}
+            self.append(low, lambda a: self.buffer(places[a]), packed, label(node))
+        if self.depth:
+            return
+        reads = (None if c else (self.buffer(n), lay) for n, lay, c in zip(node.inputs, ins, constant, strict=True))
+        writes = ((self.buffer(n), lay) for n, lay in zip(results, outs, strict=True))
+        self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes)))
+
+    @staticmethod
+    def _operand(node: Node, arg: Arg) -> tuple[Node, ...]:
+        values = {"in": node.inputs, "out": node.results}.get(arg.kind)
+        return (values[arg.index],) if values else ()
+
+    def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None:
+        """The steps of a lowered group; `place` gives the buffers of its operands and results."""
+        temps = [self.temp(t) for t in low.temps]
 
         def resolve(arg: Arg) -> int:
             match arg.kind:
-                case "in":
-                    return self._buffer(node.inputs[arg.index])
-                case "out":
-                    return self._buffer(results[arg.index])
                 case "temp":
                     return temps[arg.index]
                 case "pack":
                     return packed[arg.index]
+                case _:
+                    return place(arg)
 
-        first = len(self.steps)
         for step in low.steps:
             number = len(self.steps)
             for arg in step.args:
@@ -182,15 +203,42 @@ class _Linker:
                     self._symbol(step.kernel),
                     tuple((resolve(a), 0) for a in step.args),
                     tuple((v.name,) for v in step.kernel.dims),
-                    expression(chunk_count(step.kernel.chunks)),
-                    label(node),
-                    expression(chunk_count(step.kernel.rounds)),
+                    expression(count(step.kernel.chunks)),
+                    what,
+                    expression(count(step.kernel.rounds)),
                 )
             )
 
-        reads = (None if c else (self._buffer(n), lay) for n, lay, c in zip(node.inputs, ins, constant, strict=True))
-        writes = ((self._buffer(n), lay) for n, lay in zip(results, outs, strict=True))
-        self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes)))
+    def jump(self, flag: int | None = None, target: int = 0) -> int:
+        """A jump, taken if the byte in buffer `flag` is 0 (None: always); its number, to set the target later."""
+        number = len(self.steps)
+        if flag is not None:
+            self.buffers[flag].touch(number)
+        self.steps.append(rt.Step("", () if flag is None else ((flag, 0),), label="jump", target=target))
+        return number
+
+    def aim(self, number: int) -> None:
+        """Let the jump `number` lead to the next step."""
+        self.steps[number] = replace(self.steps[number], target=len(self.steps))
+
+    def nested(self, graph: Graph, places: Sequence[int]) -> list[tuple[int, Layout]]:
+        """The steps of a fused graph whose inputs lie, contiguous, in the buffers `places`; where its outputs are."""
+        outside = self.graph, self.storage, self.of_owner
+        known = (Group, Input, Const, Project, Concat, Pad)
+        loose = sorted({n.op.name for n in graph.nodes() if not isinstance(n.op, known)})
+        if loose:
+            raise CompileError("a graph of control flow", expected="fused groups", got=", ".join(loose))
+        self.storage = assign(graph)
+        self.graph = self.storage.graph
+        self.of_owner = dict(zip(self.graph.inputs, places, strict=True))
+        self.depth += 1
+        for n in self.graph.nodes():
+            if isinstance(n.op, Group):
+                self._launch(n)
+        found = [(self.buffer(n), self.layout(n)) for n in self.graph.outputs]
+        self.depth -= 1
+        self.graph, self.storage, self.of_owner = outside
+        return found
 
     def _lower(
         self,
@@ -210,7 +258,7 @@ class _Linker:
         assert isinstance(op, Const)
         return op.value
 
-    def _temp(self, nbytes: DimLike) -> int:
+    def temp(self, nbytes: DimLike) -> int:
         self.buffers.append(_Memory("arena", nbytes, name="temp"))
         return len(self.buffers) - 1
 
@@ -218,10 +266,10 @@ class _Linker:
         """The native name of a kernel. Lowering is memoized, so equal layers share the object."""
         known = self.by_identity.get(id(kernel))
         if known is None:
-            known = f"{kernel.name}_{len(self.by_identity)}"
+            known = kernel, f"{kernel.name}_{len(self.by_identity)}"
             self.by_identity[id(kernel)] = known
-            self.kernels.append(replace(kernel, name=known))
-        return known
+            self.kernels.append(replace(kernel, name=known[1]))
+        return known[1]
 
 
 def attribute_label(node: Node) -> str:
@@ -239,22 +287,12 @@ def label(node: Node) -> str:
     return "+".join(names[-6:]) + (f" @ {node.loc}" if node.loc else "")
 
 
-def chunk_count(e: KernelExpr) -> DimLike:
-    """A kernel's chunk expression over its dims, as a dimension."""
-    match e:
-        case Lit():
-            return int(e.value)
-        case Var():
-            return symbol(e.name)
-        case Binary():
-            return _ARITHMETIC[e.fn](chunk_count(e.a), chunk_count(e.b))
-    raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=type(e).__name__)
-
-
-_ARITHMETIC: dict[str, Callable[[DimLike, DimLike], DimLike]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul,
-    "div": floordiv, "rem": mod, "max": dim_max, "min": dim_min,
-}  # fmt: skip
+def count(e: KernelExpr) -> DimLike:
+    """A number that a kernel gives over its dims (chunks, rounds)."""
+    found = dim_of(e)
+    if found is None:
+        raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=repr(e))
+    return found
 
 
 def link(

@@ -13,6 +13,7 @@ from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, dtype_of
 from ingot.link import link
+from ingot.passes.bodies import in_bodies
 from ingot.passes.fuse import fuse
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.machine import AVX2, Machine, machine_of
@@ -25,13 +26,18 @@ NATIVE = machine_of(HOST.arch, HOST.features, 2)
 MACHINES = [NATIVE] + ([replace(AVX2, threads=2)] if "avx512f" in HOST.features else [])
 
 
+def fuse_all(graph: Graph) -> Graph:
+    """Fusion, in the graphs of control flow too."""
+    return in_bodies(fuse(graph), fuse_all)
+
+
 def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> CompiledModel:
     def assembled(kernels):
         for kernel in kernels:
             verify_kernel(kernel, "lower")
         return assemble([print_module(kernels, HOST)], HOST)
 
-    program = link(fuse(graph), machine, HOST, assembled, stages={}, meta={})
+    program = link(fuse_all(graph), machine, HOST, assembled, stages={}, meta={})
     program.check()
     return CompiledModel(program, threads=threads)
 

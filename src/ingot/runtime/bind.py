@@ -120,6 +120,10 @@ class Instance:
                 base, place = locate(identity)
                 args += (base, place + evaluate(offset, self.values))
             args += (evaluate(dim, self.values) for dim in step.dims)
+            if step.target is not None:
+                chunks.append(step.target)
+                rounds.append(-1 if step.args else -2)
+                continue
             count = evaluate(step.chunks, self.values)
             if not 0 <= count < _MAX_CHUNKS:
                 where = step.label or step.kernel
@@ -128,7 +132,7 @@ class Instance:
             rounds.append(evaluate(step.rounds, self.values))
         self._args = np.array(args, np.int64)
         self._steps = np.zeros((len(starts), 4), np.int64)
-        self._steps[:, 0] = [image.address(step.kernel) for step in program.steps]
+        self._steps[:, 0] = [image.address(s.kernel) if s.target is None else 0 for s in program.steps]
         self._steps[:, 1] = self._args.ctypes.data + 8 * np.array(starts, np.int64)
         self._steps[:, 2] = chunks
         self._steps[:, 3] = rounds
@@ -137,7 +141,7 @@ class Instance:
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._steps.ctypes.data
         self._context[3] = len(starts)
-        self.chunks = [n * r for n, r in zip(chunks, rounds, strict=True)]
+        self.chunks = [n * max(r, 0) for n, r in zip(chunks, rounds, strict=True)]
         self.bases = self._bases.data
         self.address: int = self._context.ctypes.data
         self.last_used = 0

@@ -5,9 +5,10 @@
 
 A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
 thread; it starts when all chunks of the step before it are done. With `rounds`, chunks r * chunks to (r + 1) *
-chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses of the arena, the
-weights, the inputs and the outputs, in this order. `args` is the step's table of i64: for its buffer i,
-args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims.
+chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses
+of the arena, the weights, the inputs and the outputs, in this order. `args` is the step's table of i64: for its buffer
+i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step with a
+`target` is a jump.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: of a round."""
+    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: of a round.
+
+    With a `target` it launches nothing but goes on at that step: if the byte that its argument names is 0, or, without
+    an argument, always. The target may be the number of steps: the end.
+    """
 
     kernel: str
     args: tuple[tuple[int, Expr], ...]
@@ -81,6 +86,7 @@ class Step:
     chunks: Expr = 1
     label: str = ""
     rounds: Expr = 1
+    target: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,10 @@ class Program:
 
     def _check_step(self, number: int, step: Step, by_id: Mapping[int, Buffer], names: Sequence[str]) -> None:
         where = f"step {number} ({step.label or step.kernel})"
-        if step.kernel not in self.code.symbols:
+        if step.target is not None:
+            if not 0 <= step.target <= len(self.steps) or len(step.args) > 1:
+                raise VerifyError(where, expected="a step to go on at, and at most one flag", got=step.target)
+        elif step.kernel not in self.code.symbols:
             raise VerifyError(where, expected="a kernel of the code object", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims, *(offset for _, offset in step.args)):
             expr.check(item, names, where)
@@ -189,6 +198,7 @@ class Program:
                     _expr_json(s.chunks),
                     s.label,
                     _expr_json(s.rounds),
+                    s.target,
                 ]
                 for s in self.steps
             ],
@@ -270,7 +280,7 @@ def _buffer(value: Json) -> Buffer:
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds = _list(value, 6)
+    kernel, args, dims, chunks, label, rounds, target = _list(value, 7)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -279,6 +289,7 @@ def _step(value: Json) -> Step:
         _expr(chunks),
         _str(label),
         _expr(rounds),
+        None if target is None else _int(target),
     )
 
 

@@ -213,7 +213,10 @@ class Flash:
         )  # fmt: skip
 
         def scores(x: Block, hidden: bool) -> None:
-            self._tiles(x, first, stop, t.keys, self.low.keys, lambda y, j, n: self._scores(y, first, j, n, most, hidden))
+            def tile(y: Block, j: Expr, rows: int) -> None:
+                self._scores(y, first, j, rows, most, hidden)
+
+            self._tiles(x, first, stop, t.keys, self.low.keys, tile)
 
         if seen is None:
             scores(b, False)

@@ -23,7 +23,15 @@ from ingot.schedule.emit import Index, both, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import CHUNK, Operands, body_dims, chunked_loops, symbol_params, vector_loop
+from ingot.schedule.pointwise import (
+    CHUNK,
+    Operands,
+    body_dims,
+    chunked_loops,
+    lower_pointwise,
+    symbol_params,
+    vector_loop,
+)
 from ingot.schedule.window import operand_memory
 from ingot.support.errors import CompileError
 
@@ -31,8 +39,11 @@ COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
 def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A Scatter, and the reshapes and transposes behind it."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Scatter))
+    """A Scatter, or a DynamicUpdateSlice, and the reshapes and transposes behind it."""
+    anchor = next((n for n in body.nodes() if isinstance(n.op, Scatter)), None)
+    if anchor is None:
+        # every element of an updated slice is known by its own index
+        return lower_pointwise(body, ins, outs, machine)
     return _Scattering(anchor, body, ins, outs, machine).lower()
 
 

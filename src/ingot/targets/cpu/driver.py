@@ -23,6 +23,8 @@ Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fi
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
            48 profile: step count + 1 clock readings, or 0
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
+           a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
+           is 0; -2: always
     pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 step at hand  400 its record  408 its next round
            416 first chunk of the published round
            512 syscall  520 spin ticks  528 workers joined  536 stop
@@ -101,6 +103,33 @@ done:
   ret void
 }
 
+; Where to go on after the jump at `step`, which `next` follows.
+define internal i64 @jump(ptr %ctx, ptr %step, i64 %next) nounwind alwaysinline {
+  %target.at = getelementptr i8, ptr %step, i64 16
+  %target = load i64, ptr %target.at
+  %kind.at = getelementptr i8, ptr %step, i64 24
+  %kind = load i64, ptr %kind.at
+  %always = icmp eq i64 %kind, -2
+  br i1 %always, label %go, label %test
+go:
+  ret i64 %target
+test:
+  %args.at = getelementptr i8, ptr %step, i64 8
+  %args = load ptr, ptr %args.at
+  %which = load i64, ptr %args
+  %offset.at = getelementptr i8, ptr %args, i64 8
+  %offset = load i64, ptr %offset.at
+  %bases.at = getelementptr i8, ptr %ctx, i64 8
+  %bases = load ptr, ptr %bases.at
+  %base.at = getelementptr ptr, ptr %bases, i64 %which
+  %base = load ptr, ptr %base.at
+  %flag.at = getelementptr i8, ptr %base, i64 %offset
+  %flag = load i8, ptr %flag.at
+  %set = icmp ne i8 %flag, 0
+  %to = select i1 %set, i64 %next, i64 %target
+  ret i64 %to
+}
+
 define internal void @alone(ptr %ctx) nounwind {
   %steps.at = getelementptr i8, ptr %ctx, i64 16
   %steps = load ptr, ptr %steps.at
@@ -108,7 +137,7 @@ define internal void @alone(ptr %ctx) nounwind {
   %count = load i64, ptr %count.at
   br label %step
 step:
-  %i = phi i64 [ 0, %0 ], [ %i.next, %next ]
+  %i = phi i64 [ 0, %0 ], [ %i.next, %next ], [ %to, %jump ]
   call void @record(ptr %ctx, i64 %i)
   %i.next = add i64 %i, 1
   %end = icmp eq i64 %i, %count
@@ -121,9 +150,15 @@ first:
   %rounds.at = getelementptr i8, ptr %at, i64 24
   %rounds = load i64, ptr %rounds.at
   %chunks = mul i64 %each, %rounds
+  %is.jump = icmp slt i64 %rounds, 0
+  br i1 %is.jump, label %jump, label %ready
+jump:
+  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
+  br label %step
+ready:
   br label %chunk
 chunk:
-  %c = phi i64 [ 0, %first ], [ %c.next, %body ]
+  %c = phi i64 [ 0, %ready ], [ %c.next, %body ]
   %all = icmp eq i64 %c, %chunks
   br i1 %all, label %next, label %body
 body:
@@ -183,8 +218,8 @@ define internal void @advance(ptr %pool, i64 %thread) nounwind {
   %count = load i64, ptr %count.at
   br label %step
 step:
-  %i = phi i64 [ %index, %0 ], [ %i.next, %next ], [ %i, %body ]
-  %round = phi i64 [ %again, %0 ], [ 0, %next ], [ %round.next, %body ]
+  %i = phi i64 [ %index, %0 ], [ %i.next, %next ], [ %i, %body ], [ %to, %jump ]
+  %round = phi i64 [ %again, %0 ], [ 0, %next ], [ %round.next, %body ], [ 0, %jump ]
   %fresh = icmp eq i64 %round, 0
   br i1 %fresh, label %enter, label %look
 enter:
@@ -200,6 +235,12 @@ look:
   %chunks = load i64, ptr %chunks.at
   %rounds.at = getelementptr i8, ptr %at, i64 24
   %rounds = load i64, ptr %rounds.at
+  %is.jump = icmp slt i64 %rounds, 0
+  br i1 %is.jump, label %jump, label %ready
+jump:
+  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
+  br label %step
+ready:
   %more = icmp slt i64 %round, %rounds
   br i1 %more, label %some, label %next
 some:
