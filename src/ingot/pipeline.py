@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,13 @@ import numpy as np
 
 from ingot.ir.dims import likely_sizes, symbols_of
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Const, Graph, Op
+from ingot.ir.kernel_show import show_kernel
+from ingot.ir.node import Const, Graph, Node, Op
+from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.link import Launch, link
-from ingot.ops import GRU, LSTM, Attention
+from ingot.ops import GRU, LSTM, RNN, Attention
+from ingot.passes.bodies import in_bodies
 from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
@@ -34,12 +38,12 @@ from ingot.runtime.program import Program
 from ingot.schedule.machine import machine_of
 from ingot.support import flags, progress
 from ingot.support.native import CodeObject, HostFeatures
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble, emit_assembly, host_features
 from ingot.targets.cpu.llvm import print_module
 
 Pass = Callable[[Graph], Graph]
 
-KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU})  # ops with kernels of their own
+KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN})  # ops with kernels of their own
 
 
 def _has_kernel(node: Node) -> bool:
@@ -69,6 +73,7 @@ def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", fuse),
+        ("bodies", lambda g: in_bodies(g, lambda body: optimize(body, cpu_passes(fast_math)))),
     )
 
 
@@ -82,13 +87,19 @@ class Trace:
 
 
 def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...], trace: Trace | None = None) -> Graph:
-    """Run `passes` in order."""
+    """Run `passes` in order. INGOT_DEBUG=1 tells each pass and its time, 2 also the graph where it changed."""
+    level = flags.debug_level()
     for name, run in passes:
         progress.report(name)
-        begin = time.perf_counter()
+        before, begin = graph, time.perf_counter()
         graph = run(graph)
+        seconds = time.perf_counter() - begin
         if trace is not None:
-            trace.stages.append((name, time.perf_counter() - begin, graph))
+            trace.stages.append((name, seconds, graph))
+        if level >= 1:
+            print(f"{name}: {seconds * 1e3:.2f} ms, {len(graph.nodes())} nodes", file=sys.stderr)
+        if level >= 2 and graph.outputs != before.outputs:
+            print(show(graph), file=sys.stderr)
     return graph
 
 
@@ -126,13 +137,19 @@ def _build(
     graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
 ) -> Program:
     machine = machine_of(isa.arch, isa.features, threads, winograd=flags.winograd())
-    fused = optimize(graph, cpu_passes(fast_math), trace)
+    with fueled():  # INGOT_FUEL counts the rewrites of all passes together
+        fused = optimize(graph, cpu_passes(fast_math), trace)
 
     def native(kernels: Sequence[Kernel]) -> CodeObject:
         if trace is not None:
             trace.kernels += kernels
         progress.report("machine code")
-        return assemble([print_module(kernels, isa)], isa)
+        text = print_module(kernels, isa)
+        if (level := flags.debug_level()) >= 4:
+            print(*map(show_kernel, kernels), sep="\n", file=sys.stderr)
+        if level >= 5:
+            print(emit_assembly(text, isa), file=sys.stderr)
+        return assemble([text], isa)
 
     program = link(
         fused,
@@ -157,5 +174,5 @@ def identity(graph: Graph) -> list[bytes]:
     parts = [show(graph).encode()]
     for n in graph.nodes():
         if isinstance(n.op, Const) and n.op.value.nbytes > 64:
-            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1)).digest())
+            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1).data).digest())
     return parts
