@@ -278,7 +278,7 @@ def _vector_axis(
     best, best_cost = len(shape) - 1, float("inf")
     for axis in reversed(range(len(shape))):
         size = estimate(shape[axis])
-        if size == 1:
+        if size <= 1:
             continue
         block = Block()
         for d in range(len(shape)):

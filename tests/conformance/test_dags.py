@@ -1,0 +1,95 @@
+"""Random graphs: compiled = interpreted. A failing seed reproduces; the kernel interpreter then tells where memory went wrong."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import dtype_of
+from ingot.pipeline import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.targets.cpu.assemble import host_features
+from tests.conformance.checked import run_checked
+from tests.conformance.dags import OTHER, operands, random_graph
+
+# results are chains of some ten roundings and sums of up to a few thousand terms in another order; a rounding is one of
+# the largest value that a result was computed from
+ROUNDINGS = 64
+
+
+def values_of(graph: Graph, arrays: list[np.ndarray]) -> dict[Node, np.ndarray]:
+    nodes = graph.nodes()
+    with np.errstate(all="ignore"):
+        return dict(zip(nodes, interpret(Graph(graph.inputs, tuple(nodes)), arrays), strict=True))
+
+
+def magnitudes(values: dict[Node, np.ndarray]) -> dict[Node, float]:
+    """The largest finite number among a value and all that it was computed from."""
+    out: dict[Node, float] = {}
+    for n, v in values.items():
+        own = np.abs(v.astype(np.float64)) if dtype_of(v).is_float else np.zeros(0)
+        out[n] = max([float(own[np.isfinite(own)].max(initial=0.0)), *(out[i] for i in n.inputs)])
+    return out
+
+
+def assert_agree(got: object, graph: Graph, arrays: list[np.ndarray], what: str) -> None:
+    values = values_of(graph, arrays)
+    largest = magnitudes(values)
+    results = got if isinstance(got, tuple) else (got,)
+    for i, (g, node) in enumerate(zip(results, graph.outputs, strict=True)):
+        where, g, w = f"{what}, output {i}", np.asarray(g), values[node]
+        assert (g.dtype, g.shape) == (w.dtype, w.shape), f"{where}: expected {w.dtype}{w.shape}, got {g.dtype}{g.shape}"
+        if not dtype_of(w).is_float:
+            np.testing.assert_array_equal(g, w, err_msg=where)
+            continue
+        room = ROUNDINGS * float(ml_dtypes.finfo(w.dtype).eps) * max(largest[node], 1e-3)
+        np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=0, atol=room, err_msg=where)
+
+
+def agree(seed: int, dynamic: bool, length: int) -> None:
+    graph, sizes = random_graph(seed, dynamic, length)
+    model = CompiledModel(build_program(graph, host_features(), 2), threads=2)
+    # a dynamic program is right for every size, and when it comes back to one
+    shapes = [sizes, OTHER, sizes] if dynamic else [sizes]
+    for at in shapes:
+        arrays = operands(graph, at, seed)
+        assert_agree(model(*arrays), graph, arrays, f"seed {seed} at {at}")
+
+
+@pytest.mark.parametrize("first", range(0, 48, 8))
+def test_static_graphs(first: int) -> None:
+    for seed in range(first, first + 8):
+        agree(seed, False, 14)
+
+
+@pytest.mark.parametrize("first", range(100, 148, 8))
+def test_dynamic_graphs(first: int) -> None:
+    for seed in range(first, first + 8):
+        agree(seed, True, 14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1400, 20))
+def test_many_graphs(first: int) -> None:
+    for seed in range(first, first + 20):
+        agree(seed, seed % 2 == 0, 10 + seed % 20)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_stay_in_their_buffers(seed: int) -> None:
+    graph, sizes = random_graph(seed, seed % 2 == 1, 3)
+    arrays = operands(graph, sizes, seed)
+    assert_agree(run_checked(graph, arrays), graph, arrays, f"seed {seed}")
+
+
+def test_outputs_of_every_kind() -> None:
+    """Inputs, constants, views and one value twice can all be outputs."""
+    graph, sizes = random_graph(3, False, 10)
+    values = graph.nodes()
+    everything = Graph(graph.inputs, (*values, *values[:3], *graph.inputs))
+    arrays = operands(everything, sizes, 3)
+    model = CompiledModel(build_program(everything, host_features(), 2), threads=2)
+    assert_agree(model(*arrays), everything, arrays, "all values")
