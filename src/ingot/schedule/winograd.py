@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, symbol
+from ingot.ir.dims import DimLike, estimate, symbol
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -230,11 +230,15 @@ class _Winograd:
         alpha, x = self.t.alpha, self.operands.ins[self.x_at]
         sn, sh, sw, _ = self.x_layout.strides
         step = self.stacked * self.row
+        x_bytes = self.x_layout.strides[0] * self.shape.dtype.nbytes
         if self.tiles % self.plan.tiles:
             at = block.let(k.binary("min", at, integer(self.tiles - 1)), "t")
         n, (top, left), _ = self._place(block, unit, at)
         base = block.let(ix.linear((n, top, left), (sn, sh, sw), self.x_layout.offset), "x")
         to = block.let(to, "v")
+        # the next tile's inputs are on their way while this one is computed, where they come from far
+        far = estimate(x_bytes) > self.machine.l2
+        next_tile = dim_expr(self.t.m * sw)
 
         def vector(b: Block, c: Expr, mask: Expr | None) -> None:
             scalar = ix.first_lane(c)
@@ -247,6 +251,10 @@ class _Winograd:
                     y.let(k.load(x, k.add(start, k.mul(integer(n), dim_expr(sh))), c.lanes, mask), "d")
                     for n in range(alpha)
                 ]
+                if far:
+                    for n in range(alpha):
+                        ahead = k.mul(integer(n), dim_expr(sh))
+                        y.stmts.append(k.Prefetch(x, k.add(k.add(start, ahead), next_tile)))
                 for n, value in enumerate(apply(y, self.t.bt, column)):
                     y.store(half, self._half(integer(n), j), value)
 

@@ -27,7 +27,9 @@ _ENTRY, _PER_ACCUMULATOR = 20.0, 2.0  # cycles around a register tile's reductio
 _STEP = 2e-6  # seconds that a step more costs: all threads meet
 _CLAIM = 0.5e-6  # seconds to claim a chunk and set up its loops
 _ONE_CORE, _ALL_CORES = 38e9, 55e9  # bytes per second that weights stream from memory
-_SHARED_CACHE = 120e9  # bytes per second and core, half hidden by prefetching
+# Bytes per second and core, as far as they are not hidden: weights read again from the shared cache, which is a stream;
+# V written to and read from the shared cache, and from memory.
+_AGAIN, _SHARED, _FAR = 160e9, 60e9, 25e9
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
             for per in sorted({-(-vectors // -(-vectors // v)) for v in (2, 3, 4, 6, 8, 12, 16)}):
                 for split in (False, True):
                     kept = per * lanes + (0 if split else s.ci)
-                    if products * tiles * kept * s.dtype.nbytes <= 0.9 * machine.l2:
+                    if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
                         out.append(Pieces(m, tiles, per * lanes, split))
     return out
 
@@ -122,15 +124,14 @@ def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
     vectors = runs * p.tiles * products * (-(-s.ci // lanes) * fills + blocks * p.columns // lanes)
     weights = products * s.ci * blocks * p.columns * size
     time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine)
-    traffic = 0.0
-    of_block = products * p.tiles * (s.ci + p.columns) * size + weights / blocks
-    if of_block > 0.9 * machine.l2:
-        traffic += (runs - 1) * weights
+    again = products * p.tiles * (s.ci + p.columns) * size + weights / blocks > 0.9 * machine.l2
+    traffic = (runs - 1) * weights / _AGAIN if again else 0.0
     v = products * runs * p.tiles * s.ci * size
     if p.split:
         time += _STEP
-        traffic += v * (1 + blocks) if v > 0.5 * machine.l2 or threads > 1 else 0.0
-    time += traffic * 0.5 / _SHARED_CACHE / threads
+        reads = blocks if v > 0.7 * machine.l2 else threads - 1  # else each thread's second-level cache keeps it
+        traffic += v * (1 + reads) / (_SHARED if v <= machine.l3 / 2 else _FAR)
+    time += traffic / threads
     chunks = runs * blocks
     chunk = time * threads / chunks
     idle = 0.0 if chunks % threads == 0 else chunk * (threads - 1) / threads
