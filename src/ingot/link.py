@@ -72,10 +72,12 @@ class _Weights:
         raw = np.zeros(self.size + ALIGN, np.uint8)
         start = -raw.ctypes.data % ALIGN
         blob = raw[start : start + self.size]
-        for offset, data, _ in self.sources:
+        # each array goes as soon as it is copied: the blob's pages come into being as those of the arrays go
+        self.sources.reverse()
+        while self.sources:
+            offset, data, _ = self.sources.pop()
             flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             blob[offset : offset + flat.nbytes] = flat
-        self.sources.clear()
         return blob
 
 
