@@ -273,10 +273,12 @@ class _Fusion:
         return True
 
     def _is_stored_or_plain(self, node: Node, depth: int = 4) -> bool:
-        """Plain arithmetic on values that are in memory whatever happens to `node`."""
+        """Plain arithmetic on values that are in memory whatever happens to `node`: reductions are not, they join it."""
         if depth == 0 or not isinstance(node.op, Elementwise) or isinstance(node.op, _COSTLY):
             return False
         for x in map(_source, node.inputs):
+            if isinstance(x.op, _REDUCTIONS):
+                return False
             stored = is_leaf(x) or is_free(x) or x in self.forced or not is_pointwise(x)
             if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(x, depth - 1)):
                 return False
