@@ -13,11 +13,9 @@ from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.assemble import host_features
 from tests.conformance.checked import run_checked
-from tests.conformance.dags import OTHER, operands, random_graph
+from tests.conformance.dags import INEXACT, OTHER, operands, random_graph
 
-# results are chains of some ten roundings and sums of up to a few thousand terms in another order; a rounding is one of
-# the largest value that a result was computed from
-ROUNDINGS = 64
+PRODUCTS = ("multiply", "dot_general", "convolution")
 
 
 def values_of(graph: Graph, arrays: list[np.ndarray]) -> dict[Node, np.ndarray]:
@@ -35,9 +33,21 @@ def magnitudes(values: dict[Node, np.ndarray]) -> dict[Node, float]:
     return out
 
 
+def roundings(values: dict[Node, np.ndarray]) -> dict[Node, float]:
+    """How many roundings of the largest number a value may be off by: a few for each op on the way, about the root of
+    the number of terms for a sum in another order (Higham and Mary, 2019), and for a product those of both factors."""
+    out: dict[Node, float] = {}
+    for n in values:
+        own = [out[i] for i in n.inputs]
+        before = sum(own) if n.op.name in PRODUCTS else max(own, default=0.0)
+        terms = max((values[i].size for i in n.inputs), default=1) if n.op.name in INEXACT else 1
+        out[n] = before + 4 * terms**0.5
+    return out
+
+
 def assert_agree(got: object, graph: Graph, arrays: list[np.ndarray], what: str) -> None:
     values = values_of(graph, arrays)
-    largest = magnitudes(values)
+    largest, count = magnitudes(values), roundings(values)
     results = got if isinstance(got, tuple) else (got,)
     for i, (g, node) in enumerate(zip(results, graph.outputs, strict=True)):
         where, g, w = f"{what}, output {i}", np.asarray(g), values[node]
@@ -45,7 +55,7 @@ def assert_agree(got: object, graph: Graph, arrays: list[np.ndarray], what: str)
         if not dtype_of(w).is_float:
             np.testing.assert_array_equal(g, w, err_msg=where)
             continue
-        room = ROUNDINGS * float(ml_dtypes.finfo(w.dtype).eps) * max(largest[node], 1e-3)
+        room = count[node] * float(ml_dtypes.finfo(w.dtype).eps) * max(largest[node], 1e-3)
         np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=0, atol=room, err_msg=where)
 
 
