@@ -232,27 +232,40 @@ class _Depthwise:
         run = max(1, WORK // per_row)
         if isinstance(rows, int):
             run = max(1, min(run, rows // (4 * self.machine.threads)))
+        size = self._channel_block(estimate(rows))
+        parts = -(-self.channels // size)
         chunk, top = k.var("chunk"), Block()
+        which, low, high = chunk, ZERO, integer(self.channels)
+        if parts > 1:
+            which = top.let(k.binary("div", chunk, integer(parts)), "rows")
+            low = top.let(k.mul(k.binary("rem", chunk, integer(parts)), integer(size)), "c")
+            high = top.let(k.binary("min", k.add(low, integer(size)), high), "c")
 
         def row(block: Block, at: Expr) -> None:
             index = ix.delinearize(at, (shape[0], *outer), block.multiples)
             index = tuple(block.let(e, "r") for e in index)
             vector_loop(
-                block, ZERO, self.channels, self.lanes, self.machine, lambda b, c, m: self._line(b, index, c, m)
+                block, low, high, self.lanes, self.machine, lambda b, c, m: self._line(b, index, c, m), self.lanes
             )
 
-        first = top.let(k.mul(chunk, integer(run)), "first")
+        first = top.let(k.mul(which, integer(run)), "first")
         if run == 1:
             row(top, first)
         else:
             last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
             top.loop("row", first, last, 1, row)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
-        kernel = Kernel("depthwise", self.operands.params, dims, chunk, dim_expr(ceildiv(rows, run)), top.body)
+        chunks = dim_expr(ceildiv(rows, run) * parts)
+        kernel = Kernel("depthwise", self.operands.params, dims, chunk, chunks, top.body)
         args = tuple(
             Arg("pack", 0) if self.packs and a == Arg("in", self.w_index) else a for a in self.operands.args
         )
         return Lowered((Step(kernel, args),), packs=self.packs)
+
+    def _channel_block(self, rows: int) -> int:
+        """Channels of a chunk: all, or fewer where there are too few rows to keep the threads equally busy."""
+        parts = min(-(-8 * self.machine.threads // max(rows, 1)), self.channels // (2 * self.lanes))
+        return self.channels if parts < 2 else -(-self.channels // parts // self.lanes) * self.lanes
 
     def _tile(self, width: DimLike) -> int:
         """Output positions kept in registers: the most that waste little of the row."""
