@@ -273,7 +273,7 @@ class _Fusion:
         return True
 
     def _is_stored_or_plain(self, node: Node, depth: int = 4) -> bool:
-        """Plain arithmetic on values that are in memory whatever happens to `node`: reductions are not, they join it."""
+        """Plain arithmetic on values that lie in memory whatever happens to `node`: reductions do not, they join it."""
         if depth == 0 or not isinstance(node.op, Elementwise) or isinstance(node.op, _COSTLY):
             return False
         for x in map(_source, node.inputs):

@@ -29,7 +29,7 @@ Dims = list[list[_Atom]]  # the atoms of each dimension of a value, outermost fi
 
 
 def _splits(dims: Dims, shape: Shape) -> tuple[Dims, dict[_Atom, tuple[_Atom, _Atom]]] | None:
-    """The atoms regrouped to `shape`, splitting atoms where a new dimension ends inside one; None if they do not fit."""
+    """The atoms regrouped to `shape`, splitting atoms where a new dimension ends inside one; None if that fails."""
     queue = [a for d in dims for a in d if a.size != 1]
     out: Dims = []
     cut: dict[_Atom, tuple[_Atom, _Atom]] = {}

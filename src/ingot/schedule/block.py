@@ -10,7 +10,6 @@ from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, 
 from ingot.ir.types import DType, i64
 from ingot.schedule.index import LOCAL, dim_expr
 
-
 OPERANDS = ("a", "b", "c", "base", "index", "cond", "mask")
 
 

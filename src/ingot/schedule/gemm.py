@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, floordiv
-from ingot.ir.kernel import Buffer, Expr, Kernel, integer
+from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, i32, i64

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
-from ingot.ir.kernel import Buffer, Expr, Gather, If, For, Kernel, Let, Store, Stmt
+from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
+from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim
@@ -19,7 +20,6 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, load_leaf, store_at
 from ingot.schedule.index import dim_expr, integer
-from ingot.ir.layout import Layout
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 

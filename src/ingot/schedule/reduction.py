@@ -147,7 +147,8 @@ class _Lowering:
             first = top.let(k.mul(chunk, integer(run)), "first")
             last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(total)), "last")
             top.loop("r", first, last, 1, one)
-        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *(d for n in self.body.inputs for d in n.shape))
+        shapes = (d for n in self.body.inputs for d in n.shape)
+        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
         kernel = Kernel("rows", self.operands.params, dims, chunk, dim_expr(ceildiv(total, run)), top.body)
         return Lowered((Step(kernel, self.operands.args),))
 

@@ -19,7 +19,6 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, strided
 
-
 LINE = 64  # bytes of a cache line
 SETS = 1024  # rows a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
 

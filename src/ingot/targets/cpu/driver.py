@@ -25,7 +25,8 @@ Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fi
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
            a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
            is 0; -2: always
-    pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 step at hand  400 its record  408 its next round
+    pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 step at hand  400 its record
+           408 its next round
            416 first chunk of the published round
            512 syscall  520 spin ticks  528 workers joined  536 stop
 """
