@@ -1,10 +1,11 @@
-"""ONNX's own node test suite as models with inputs and expected outputs, run through import and interpreter."""
+"""ONNX's own node test suite as models with inputs and expected outputs, run through import and the interpreter or the
+compiler."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,10 +17,15 @@ from onnx import numpy_helper
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
+from ingot.pipeline import build_program
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import UnsupportedOpError
+from ingot.targets.cpu.assemble import host_features
 
 # integer tensors this small may be shapes, axes or counts
 SMALL = 64
+_T = onnx.TensorProto
+NARROW = (_T.INT4, _T.UINT4, _T.FLOAT8E4M3FN, _T.FLOAT8E4M3FNUZ, _T.FLOAT8E5M2, _T.FLOAT8E5M2FNUZ)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,10 @@ def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bo
             constants.update(found)
 
 
-def run_case(case: Case) -> bool:
+Run = Callable[[Graph, list[np.ndarray]], Sequence[object]]
+
+
+def run_case(case: Case, run: Run = interpret) -> bool:
     """Run every data set and compare. Returns whether inputs had to be bound as constants; raises on any difference."""
     frozen = False
     for inputs, outputs in case.data_sets:
@@ -83,13 +92,26 @@ def run_case(case: Case) -> bool:
         given = {n: as_array(v) for n, v in named if not isinstance(v, list) and v is not None}
         graph, bound = import_case(case, given)
         frozen |= bound
-        results = interpret(graph, [given[n.op.label] for n in graph.inputs])  # type: ignore[attr-defined]
+        results = run(graph, [given[n.op.label] for n in graph.inputs])  # type: ignore[attr-defined]
         # a sequence arrives as its members
         flat = [o for out in outputs for o in (out if isinstance(out, list) else [out])]
         assert len(results) == len(flat)
         for got, want in zip(results, flat, strict=True):
-            compare(got, as_array(want), case)
+            compare(np.asarray(got), as_array(want), case)
     return frozen
+
+
+def run_compiled(graph: Graph, arrays: list[np.ndarray]) -> Sequence[object]:
+    """The compiled program's results."""
+    model = CompiledModel(build_program(graph, host_features(), 2), threads=2)
+    got = model(*arrays)
+    return got if isinstance(got, tuple) else (got,)
+
+
+def has_narrow_border(case: Case) -> bool:
+    """Whether a tensor of the model's border has a type that programs have only inside: 4-bit integers, 8-bit floats."""
+    border = (*case.model.graph.input, *case.model.graph.output)
+    return any(v.type.tensor_type.elem_type in NARROW for v in border)
 
 
 def compare(got: np.ndarray, want: np.ndarray, case: Case) -> None:

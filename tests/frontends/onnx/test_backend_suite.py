@@ -1,4 +1,4 @@
-"""ONNX's node test suite through import and interpreter; what is refused is listed in unsupported_cases.py."""
+"""ONNX's node test suite through import, and the interpreter or the compiler; what is refused is listed in unsupported_cases.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("onnx")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from backend_cases import cases, run_case
+from backend_cases import Run, cases, has_narrow_border, run_case, run_compiled
 from unsupported_cases import DIFFERENT, UNSUPPORTED
 
+from ingot.ir.interp import interpret
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpError
 
 REFUSED = {name for names in UNSUPPORTED.values() for name in names}
@@ -21,11 +22,11 @@ REFUSED = {name for names in UNSUPPORTED.values() for name in names}
 LEAST_PASSING = 1_600
 
 
-def _failures(names: Iterable[str]) -> dict[str, str]:
+def _failures(names: Iterable[str], run: Run = interpret) -> dict[str, str]:
     out: dict[str, str] = {}
     for name in names:
         try:
-            run_case(cases()[name])
+            run_case(cases()[name], run)
         except (AssertionError, IngotError) as e:
             out[name] = f"{type(e).__name__}: {str(e).strip()[:300]}"
     return out
@@ -35,12 +36,29 @@ def _supported() -> list[str]:
     return [n for n in sorted(cases()) if n not in REFUSED and n not in DIFFERENT]
 
 
+def _compilable() -> list[str]:
+    return [n for n in _supported() if not has_narrow_border(cases()[n])]
+
+
 def _report(failures: dict[str, str]) -> str:
     return f"{len(failures)} cases failed:\n" + "\n".join(f"{n}: {e}" for n, e in failures.items())
 
 
 def test_every_seventh_case() -> None:
     failures = _failures(_supported()[::7])
+    assert not failures, _report(failures)
+
+
+def test_some_cases_compiled() -> None:
+    failures = _failures(_compilable()[3::31], run_compiled)
+    assert not failures, _report(failures)
+
+
+@pytest.mark.slow
+def test_every_compilable_case() -> None:
+    names = _compilable()
+    assert len(names) >= LEAST_PASSING - 100
+    failures = _failures(names, run_compiled)
     assert not failures, _report(failures)
 
 
