@@ -3,8 +3,8 @@
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
 Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, or capped by
-tanh; masks may be added or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values that are
-repeated for groups of query heads are read once.
+tanh; masks may be added or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values
+that are repeated for groups of query heads are read once.
 """
 
 from __future__ import annotations

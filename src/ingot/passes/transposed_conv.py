@@ -4,8 +4,8 @@
 
 Output o = s * q + p reads the taps t with (o + t - low) divisible by s: for each phase p a small stride-1 convolution
 over x itself. All phases are one convolution with s * s as many output channels, followed by a shuffle of channels
-into space, which fusion turns into the addresses that the convolution writes to (Shi et al. 2016, "Is the deconvolution layer the
-same as a convolutional layer?").
+into space, which fusion turns into the addresses that the convolution writes to (Shi et al. 2016, "Is the deconvolution
+layer the same as a convolutional layer?").
 """
 
 from __future__ import annotations

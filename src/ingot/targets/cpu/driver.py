@@ -12,8 +12,9 @@ One word of the pool, `next`, carries the whole protocol:
   neither take a chunk of another step nor of another run; it reads nothing but pool memory until it holds a
   chunk, and while it holds one its step, and so its context, cannot end.
 - **advance**: whoever finishes the last chunk of a round (`done` falls to 0) owns the run: it publishes the next
-  round of the step or the next step, or runs rounds of one chunk itself on the way. No thread waits for one that holds no chunk, so a
-  preempted or sleeping worker costs its help and nothing else. With no worker at all the caller does it alone.
+  round of the step or the next step, or runs rounds of one chunk itself on the way. No thread waits for one that
+  holds no chunk, so a preempted or sleeping worker costs its help and nothing else. With no worker at all the caller
+  does it alone.
 - **wait**: spin for `spin` ticks, then sleep on a futex (the tag half of `next`). A sleeper announces itself
   before the kernel compares the tag, and the publisher changes the tag before it looks for sleepers, so no
   wake-up is lost (Dekker's pattern; both sides sequentially consistent).
