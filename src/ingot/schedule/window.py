@@ -170,7 +170,7 @@ def taps(block: Block, window: tuple[int, ...], body: Callable[[Block, tuple[Exp
 
 
 def is_depthwise(node: Node) -> bool:
-    """A convolution, channels last, in which every output channel reads its own input channel, with a static kernel."""
+    """A convolution, channels last, of a static kernel, in which every output channel reads its own input channel."""
     op = node.op
     if not isinstance(op, ops.Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
         return False
