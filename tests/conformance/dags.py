@@ -81,7 +81,8 @@ class Dag:
 
     def fits(self, shape: Shape) -> bool:
         """Not too large, and no size below zero at any of the sizes that the graph will run at."""
-        return self.count(shape) <= LARGEST and all(int(substitute(d, at)) >= 0 for d in shape for at in (self.sizes, OTHER))
+        some = self.count(shape) <= LARGEST
+        return some and all(int(substitute(d, at)) >= 0 for d in shape for at in (self.sizes, OTHER))  # type: ignore[arg-type]
 
     def input(self, shape: Shape, dtype: DType) -> Node:
         node = Input(f"x{len(self.inputs)}", TensorType(dtype, shape))()
@@ -91,6 +92,10 @@ class Dag:
 
     def of(self, dtype: DType, rank: Callable[[int], bool] = lambda r: True) -> list[Node]:
         return [v for v in self.values if v.dtype == dtype and rank(v.type.rank)]
+
+    def some(self, rank: int) -> tuple[int, ...]:
+        """Some of `rank` dimensions, at least one, ascending."""
+        return tuple(sorted(self.rng.choice(rank, int(self.rng.integers(1, rank + 1)), False).tolist()))
 
     def constant(self, shape: tuple[int, ...], dtype: DType) -> Node:
         return const(data(self.rng, shape, dtype))
@@ -104,7 +109,7 @@ class Dag:
         if which < 0.65:
             return ops.BroadcastInDim(x.shape, ())(self.constant((), x.dtype))
         if which < 0.9 and x.type.rank:
-            dims = tuple(sorted(self.rng.choice(x.type.rank, int(self.rng.integers(1, x.type.rank + 1)), False).tolist()))
+            dims = self.some(x.type.rank)
             shape = tuple(x.shape[d] if self.rng.random() < 0.8 else 1 for d in dims)
             return ops.BroadcastInDim(x.shape, dims)(self.input(shape, x.dtype))
         return self.input(x.shape, x.dtype)
@@ -221,7 +226,8 @@ def pad(d: Dag) -> Node | None:
     x = d.pick(d.values)
     if not x.type.rank or x.dtype == boolean:
         return None
-    low, high, interior = ([int(v) for v in d.rng.choice(c, x.type.rank)] for c in ([0, 0, 1, 2], [0, 0, 1, 3], [0, 0, 0, 0, 0, 1]))
+    amounts = ([0, 0, 1, 2], [0, 0, 1, 3], [0, 0, 0, 0, 0, 1])
+    low, high, interior = ([int(v) for v in d.rng.choice(c, x.type.rank)] for c in amounts)
     if d.rng.random() < 0.1:
         low[0] = -1 if x.shape[0] != 1 and isinstance(x.shape[0], int) else low[0]
     fill = const(np.zeros((), x.dtype.numpy)) if d.rng.random() < 0.7 else d.constant((), x.dtype)
@@ -246,7 +252,7 @@ def reduce(d: Dag) -> Node | None:
     x = d.pick([v for v in d.values if v.type.rank] or d.values)
     if not x.type.rank:
         return None
-    dims = tuple(sorted(d.rng.choice(x.type.rank, int(d.rng.integers(1, x.type.rank + 1)), False).tolist()))
+    dims = d.some(x.type.rank)
     if x.dtype == boolean:
         return ops.Reduce(str(d.one("and", "or")), dims)(x)
     return ops.Reduce(str(d.one("sum", "max", "min")), dims)(x)
@@ -257,7 +263,7 @@ def normalize(d: Dag) -> Node | None:
     x = d.pick([v for v in d.of(d.dtype) if v.type.rank] or d.values)
     if not x.type.rank or x.dtype == boolean:
         return None
-    dims = tuple(sorted(d.rng.choice(x.type.rank, int(d.rng.integers(1, x.type.rank + 1)), False).tolist()))
+    dims = d.some(x.type.rank)
     kept = tuple(a for a in range(x.type.rank) if a not in dims)
     top = ops.Reduce(str(d.one("max", "sum", "min")), dims)(x)
     y = ops.Sub()(x, ops.BroadcastInDim(x.shape, kept)(top))
@@ -296,7 +302,10 @@ def dot(d: Dag) -> Node | None:
         y, other = same[int(d.rng.integers(len(same)))]
     batch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if y.type.rank > 1 and d.rng.random() < 0.5:
-        pairs = [(i, j) for i in range(x.type.rank) for j in range(y.type.rank) if i != axis and j != other and x.shape[i] == y.shape[j]]
+        pairs = [
+            (i, j) for i in range(x.type.rank) for j in range(y.type.rank)
+            if i != axis and j != other and x.shape[i] == y.shape[j]
+        ]  # fmt: skip
         if pairs:
             i, j = pairs[int(d.rng.integers(len(pairs)))]
             batch = ((i,), (j,))
@@ -382,7 +391,8 @@ def random_graph(seed: int, dynamic: bool, length: int = 14) -> tuple[Graph, dic
         d.input(tuple(map(symbol, d.sizes)), dtype)  # symbols get their values from inputs
     for _ in range(2):
         d.input(d.shape(), dtype)
-    d.input((int(rng.choice([1, 2])), int(rng.choice([1, 3, 4, 16])), *(int(v) for v in rng.choice([5, 6, 9], 2))), dtype)
+    image = (int(rng.choice([1, 2])), int(rng.choice([1, 3, 4, 16])), *(int(v) for v in rng.choice([5, 6, 9], 2)))
+    d.input(image, dtype)
     if rng.random() < 0.3:
         d.values.append(d.constant((3, 4), f32))
     steps, weights = zip(*STEPS, strict=True)

@@ -99,7 +99,8 @@ def _convolution() -> Samples:
         for c, o, groups in ((3, 17, 1), (4, 6, 2), (20, 20, 20), (5, 10, 5)):
             op = ops.Convolution((2, 1), ((1, 1), (0, 2)), one, (1, 2), "NCHW", "OIHW", "NCHW", groups)
             yield op, (numbers(dtype, 2, c, 7, 9), numbers(dtype, o, c // groups, 3, 2, seed=1))
-    for layouts in (("NHWC", "HWIO", "NHWC"), ("CNHW", "IOHW", "NCHW"), ("NCHW", "OIHW", "NHWC"), ("NWCH", "OIHW", "WNCH")):
+    for layouts in ("NHWC HWIO NHWC", "CNHW IOHW NCHW", "NCHW OIHW NHWC", "NWCH OIHW WNCH"):
+        layouts = layouts.split()
         op = ops.Convolution(one, ((1, 0), (0, 1)), (2, 1), one, *layouts)
         sizes = {"N": 2, "C": 5, "H": 6, "W": 4}
         kernel = {"O": 7, "I": 5, "H": 3, "W": 2}
@@ -128,7 +129,7 @@ def _pad() -> Samples:
 def _moves() -> dict[type[Op], list[Op]]:
     return {
         ops.Transpose: [ops.Transpose((2, 0, 1)), ops.Transpose((0, 2, 1)), ops.Transpose((1, 0, 2))],
-        ops.Reshape: [ops.Reshape((19, 34, 3)), ops.Reshape((2, 19, 3, 17)), ops.Reshape((1938,)), ops.Reshape((6, 17, 19))],
+        ops.Reshape: [ops.Reshape(s) for s in ((19, 34, 3), (2, 19, 3, 17), (1938,), (6, 17, 19))],
         ops.Slice: [ops.Slice((1, 2, 3), (5, 17, 18), (2, 1, 3)), ops.Slice((0, 1, 0), (6, 1, 19), (1, 1, 1))],
         ops.Reverse: [ops.Reverse((2,)), ops.Reverse((0, 1))],
         ops.BroadcastInDim: [ops.BroadcastInDim((6, 2, 17, 19), (0, 2, 3))],

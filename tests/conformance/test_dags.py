@@ -1,4 +1,4 @@
-"""Random graphs: compiled = interpreted. A failing seed reproduces; the kernel interpreter then tells where memory went wrong."""
+"""Random graphs: compiled = interpreted. A failing seed reproduces; `run_checked` tells where memory went wrong."""
 
 from __future__ import annotations
 

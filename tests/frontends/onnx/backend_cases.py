@@ -109,7 +109,7 @@ def run_compiled(graph: Graph, arrays: list[np.ndarray]) -> Sequence[object]:
 
 
 def has_narrow_border(case: Case) -> bool:
-    """Whether a tensor of the model's border has a type that programs have only inside: 4-bit integers, 8-bit floats."""
+    """Whether an input or output has a type that programs have only inside: 4-bit integers, 8-bit floats."""
     border = (*case.model.graph.input, *case.model.graph.output)
     return any(v.type.tensor_type.elem_type in NARROW for v in border)
 

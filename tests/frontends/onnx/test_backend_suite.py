@@ -1,4 +1,7 @@
-"""ONNX's node test suite through import, and the interpreter or the compiler; what is refused is listed in unsupported_cases.py."""
+"""ONNX's node test suite through import, and the interpreter or the compiler.
+
+What is refused is listed in unsupported_cases.py.
+"""
 
 from __future__ import annotations
 
