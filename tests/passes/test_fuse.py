@@ -1,0 +1,130 @@
+"""What becomes one group: golden texts of a few graphs, and rules that must hold for any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Const, Graph, Input, Node, Project, const
+from ingot.ir.show import show
+from ingot.ir.types import f32
+from ingot.ops.group import Group
+from ingot.passes.fuse import fuse
+from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.lower import lower_model_ops
+from ingot.passes.simplify import simplify
+from ingot.pipeline import cpu_passes, optimize
+from tests.conformance.dags import random_graph
+from tests.passes.check import arg, graph, random_inputs
+
+RNG = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> Node:
+    return const(RNG.normal(size=shape).astype(np.float32))
+
+
+def pipeline(*outputs: Node) -> Graph:
+    return fuse(simplify(explicit_padding(assign_layouts(simplify(lower_model_ops(graph(*outputs)))))))
+
+
+def groups(g: Graph) -> list[Group]:
+    return [n.op for n in g.nodes() if isinstance(n.op, Group)]
+
+
+def conv(x: Node, out: int, size: int, pad: int) -> Node:
+    c = x.shape[1]
+    assert isinstance(c, int)
+    return ops.Conv((1, 1), ((pad, pad), (pad, pad)), (1, 1))(x, weight(out, c, size, size))
+
+
+def mlp() -> Node:
+    x = arg("x", symbol("s"), 8)
+    return ops.Gelu()(ops.add(ops.MatMul()(x, weight(8, 16)), weight(16)))
+
+
+def softmax() -> Node:
+    return ops.Softmax(1)(arg("x", 5, 33))
+
+
+def residual() -> Node:
+    x = arg("x", 4, 8)
+    return ops.LayerNorm((1,))(ops.add(x, ops.MatMul()(x, weight(8, 8))), weight(8), weight(8))
+
+
+def dense_block() -> Node:
+    x = arg("x", 1, 4, 6, 6)
+    a = ops.Relu()(conv(x, 4, 1, 0))
+    b = ops.Relu()(conv(ops.Concat(1)(x, a), 4, 1, 0))
+    return conv(ops.Concat(1)(x, a, b), 4, 1, 0)
+
+
+def halo() -> Node:
+    return conv(ops.Relu()(conv(arg("x", 1, 8, 6, 6), 8, 3, 1)), 8, 3, 1)
+
+
+GOLDEN: tuple[Callable[[], Node], ...] = (mlp, softmax, residual, dense_block, halo)
+
+
+@pytest.mark.parametrize("make", GOLDEN, ids=lambda f: f.__name__)
+def test_golden(make: Callable[[], Node], golden: Callable[[str, str], None]) -> None:
+    golden(make.__name__, show(pipeline(make()), inline=4))
+
+
+def test_a_chain_behind_a_matmul_is_its_epilogue() -> None:
+    (only,) = groups(pipeline(mlp()))
+    assert only.kind == "contraction"
+
+
+def test_softmax_is_one_group() -> None:
+    (only,) = groups(pipeline(softmax()))
+    assert only.kind == "rows"
+
+
+def test_padding_of_a_computed_value_is_storage() -> None:
+    g = pipeline(halo())
+    assert [n.op.name for n in g.nodes() if isinstance(n.op, ops.Pad | ops.Concat)] == ["pad", "pad"]
+
+
+def test_a_pad_with_negative_zero_is_no_halo() -> None:
+    x = ops.Exp()(arg("x", 4, 8))
+    padded = ops.Pad((1, 0), (0, 0), (0, 0))(x, const(np.asarray(-0.0, np.float32)))
+    g = fuse(graph(ops.DotGeneral(((), ()), ((1,), (0,)))(padded, weight(8, 8))))
+    assert not any(isinstance(n.op, ops.Pad) for n in g.nodes())
+
+
+def test_a_scalar_constant_that_a_contraction_reads_is_memory() -> None:
+    ones = ops.BroadcastInDim((8, 4), ())(const(np.float32(1)))
+    (only,) = groups(fuse(graph(ops.DotGeneral(((), ()), ((1,), (0,)))(arg("x", 3, 8), ones))))
+    assert len(only.body.inputs) == 2
+
+
+def test_every_output_is_a_value_of_its_own() -> None:
+    x, c = arg("x", 3), const(np.arange(3, dtype=np.float32))
+    y = ops.Exp()(x)
+    g = fuse(Graph((x,), (y, y, x, c, ops.Reshape((3, 1))(y))))
+    assert len(set(g.outputs)) == 5 and all(isinstance(n.op, Group) for n in g.outputs)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_groups_are_closed_and_exact(seed: int) -> None:
+    """Only groups, storage ops and leaves are left; values stay the same; nothing that is read twice is lost."""
+    before, sizes = random_graph(seed, seed % 2 == 0)
+    after = optimize(before, cpu_passes())
+    for n in after.nodes():
+        assert isinstance(n.op, Group | ops.Concat | ops.Pad | Input | Const | Project), n.op
+    plain = fuse(before)
+    given = random_inputs(before, sizes)
+    with np.errstate(all="ignore"):
+        for want, got in zip(interpret(before, given), interpret(plain, given), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_types_of_inputs_are_kept() -> None:
+    g = fuse(graph(ops.Exp()(arg("x", symbol("s"), 3))))
+    assert g.inputs[0].dtype == f32 and g.symbols() == ("s",)
