@@ -38,7 +38,7 @@ def relative(found: dict[str, float]) -> dict[str, float]:
 
 
 def svg(table: dict[str, dict[str, float]]) -> str:
-    width, height = LEFT + 2 * UNIT + 60, ROW * len(table) + 50
+    width, height = LEFT + 2 * UNIT + 160, ROW * len(table) + 50
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         ' font-family="sans-serif" font-size="12">',
