@@ -222,10 +222,12 @@ class _Lowering:
             index = self._full_index(at)
             for n, fold in zip(level, folds, strict=True):
                 operand = n.inputs[0]
-                value = k.splat(self.em.value(b, operand, index, mask), lanes)
+                value = self.em.value(b, operand, index, mask)
                 if n in keep:
                     where = self._cache_index(index)
                     store_at(b, self.cached[operand], where, value, mask if self.rows.horizontal else None)
+                if self.rows.horizontal and lanes > index[self.rows.axis].lanes:
+                    value = fold.alone(value)  # one by one, behind the last whole vector
                 fold.add(b, value, self._position(at), mask if self.rows.horizontal else None)
 
         self._over_row(block, lanes if self.rows.horizontal else 0, body)
@@ -328,8 +330,14 @@ class _Fold:
         block.store(position, ZERO, Lit(i64, lanes, -1))
         return _Fold(node, dtype, lanes, value, position)
 
-    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:
+    def alone(self, value: Expr) -> Expr:
+        """A scalar as a vector that changes nothing in its other lanes."""
         value = k.cast(value, self.dtype)
+        rest = Lit(self.dtype, 1, identity_of(self.node.op.kind, self.dtype))
+        return k.Shuffle(self.dtype, self.lanes, value, rest, (0, *(1,) * (self.lanes - 1)))
+
+    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:
+        value = k.splat(k.cast(value, self.dtype), self.lanes)
         op = reduction(self.node)
         kind = op.kind
         if mask is not None:

@@ -16,8 +16,9 @@ import numpy as np
 from ingot.ir.types import DType
 from ingot.support.native import HostFeatures
 
-_STORAGE = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
-_MANGLED = {"double": "f64", "float": "f32", "half": "f16", "bfloat": "bf16", "ptr": "p0"}
+# bf16 is its bits: LLVM would move a bfloat through f32, by library calls where the machine has no bf16
+_STORAGE = {"f64": "double", "f32": "float", "f16": "half"}
+_MANGLED = {"double": "f64", "float": "f32", "half": "f16", "ptr": "p0"}
 
 
 def storage_type(dtype: DType, lanes: int = 1) -> str:
@@ -54,7 +55,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
     if dtype.name == "f16":
         return f"0xH{int(rounded.view(np.uint16)):04X}"
     if dtype.name == "bf16":
-        return f"0xR{int(rounded.view(np.uint16)):04X}"
+        return str(int(rounded.view(np.int16)))
     if dtype.bits == 8:
         return str(int(rounded.view(np.int8)))
     return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"

@@ -106,8 +106,7 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
         return _op(b, "fpext", x, "half", "float", lanes)
     ints = vector_of("i32", lanes)
     if source.name == "bf16":
-        raw = _op(b, "bitcast", x, "bfloat", "i16", lanes)
-        wide = _op(b, "zext", raw, "i16", "i32", lanes)
+        wide = _op(b, "zext", x, "i16", "i32", lanes)
         up = b.emit(f"shl {ints} {wide}, {b.splat('16', 'i32', lanes)}", (wide,))
         return _op(b, "bitcast", up, "i32", "float", lanes)
     # 8-bit floats through f16: e5m2 is its upper byte; e4m3fn has the same layout shifted, with a bias of 7 for 15
@@ -178,7 +177,7 @@ def _to_bfloat(b: Builder, x: str, lanes: int) -> str:
     quiet = b.emit(f"or {ints} {bits}, {b.splat('4194304', 'i32', lanes)}", (bits,))
     chosen = b.emit(f"select {flags} {nan}, {ints} {quiet}, {ints} {up}", (nan, quiet, up))
     down = b.emit(f"lshr {ints} {chosen}, {sixteen}", (chosen,))
-    return _op(b, "bitcast", _op(b, "trunc", down, "i32", "i16", lanes), "i16", "bfloat", lanes)
+    return _op(b, "trunc", down, "i32", "i16", lanes)
 
 
 def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
