@@ -2,6 +2,7 @@
 
     c = concat(a, b)   ->   a and b are slices of c's buffer; no copy
     p = pad(x)         ->   x is the inside of p's buffer, whose halo is zero from the start
+    y = relu(x)        ->   y is written over x, where nothing reads x afterwards
 
 Only groups write. A storage op's operand that cannot lie in its place (it has another place already, or a reader needs
 strides that the place does not give) is copied by a group of its own.
@@ -79,7 +80,26 @@ class _Assignment:
             if isinstance(node.op, ops.Pad):
                 inner = self.halos.get(place.owner, "")
                 self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}"
+        self._in_place()
         return None
+
+    def _in_place(self) -> None:
+        """Write pointwise groups over an operand that they are the last to read, element by element."""
+        order = {n: i for i, n in enumerate(self.graph.nodes())}
+        for node, at in order.items():
+            place = self.places.get(node)
+            pointwise = isinstance(node.op, Group) and node.op.kind == "pointwise" and len(node.types) == 1
+            if not pointwise or place is None or place.owner is not node or node in self.graph.outputs:
+                continue
+            for p, value in zip(node.op.body.inputs, node.inputs, strict=True):
+                held = self.places.get(value)
+                last = all(order[u] <= at for u in self.users[value]) and value not in self.graph.outputs
+                if held is None or not last or value.type != node.type or held.layout != place.layout:
+                    continue
+                whole = isinstance(held.owner.op, Group) and held.owner not in self.halos
+                if whole and node.inputs.count(value) == 1 and _same_index(node.op.body, p):
+                    self.places[node] = Place(held.owner, held.layout)
+                    break
 
     def _own_layout(self, node: Node) -> Layout:
         """Row-major; with a gap after each row where the rows of a contraction's tile would share a few cache sets."""
@@ -118,6 +138,18 @@ class _Assignment:
                 if reads_memory(n) and not all(_fits(i, params) for i in n.inputs):
                     return False
         return True
+
+
+def _same_index(body: Graph, p: Node) -> bool:
+    """Whether element i of `p` is read for element i of the result alone."""
+    users = body.uses()
+    stack = [p]
+    while stack:
+        for u in users.get(stack.pop(), ()):
+            if category(u.op) is not Category.ELEMENTWISE or u.shape != p.shape:
+                return False
+            stack.append(u)
+    return body.outputs[0].shape == p.shape
 
 
 def reads_memory(node: Node) -> bool:
