@@ -92,7 +92,7 @@ def _cached(key: str, options: _Options, build: Callable[[], Program]) -> Compil
     program = disk.load(key, artifact.load)
     if program is None:
         program = build()
-        disk.store(key, lambda p: artifact.save(program, p))
+        disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return CompiledModel(program, threads=options.threads)
 
 

@@ -51,7 +51,7 @@ class _Section:
     digest: str
 
 
-def save(program: Program, path: Path) -> None:
+def save(program: Program, path: Path, *, durable: bool = True) -> None:
     """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
     weights = np.ascontiguousarray(program.weights)
     parts: dict[str, bytes] = {"plan": json.dumps(program.to_json(), separators=(",", ":")).encode()}
@@ -69,7 +69,7 @@ def save(program: Program, path: Path) -> None:
     padding = -body % _PAGE
     total = body + padding + weights.nbytes
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
-    atomic_write(path, [prefix, text, *parts.values(), bytes(padding), weights.data])
+    atomic_write(path, [prefix, text, *parts.values(), bytes(padding), weights.data], durable=durable)
 
 
 def load(path: Path) -> Program:

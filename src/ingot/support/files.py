@@ -9,17 +9,19 @@ from pathlib import Path
 from ingot.support.errors import ArtifactError
 
 
-def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *, durable: bool = True) -> None:
     """Write `parts` to a temporary file in the same folder, sync it and move it over `path`.
 
     A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
-    ArtifactError, with nothing left behind, when the system refuses.
+    ArtifactError, with nothing left behind, when the system refuses. `durable` False leaves the syncing to the system:
+    after a loss of power the file may be damaged, which suits files that are checked when read and can be made again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
-        _write(temporary, parts)
+        _write(temporary, parts, durable)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise ArtifactError(
@@ -33,14 +35,15 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) ->
         raise
 
 
-def _write(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+def _write(path: Path, parts: Iterable[bytes | bytearray | memoryview], durable: bool) -> None:
     # O_EXCL and mode 0666: never follow a planted link, and let the umask decide as for any new file.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     with open(descriptor, "wb", buffering=1 << 20) as file:
         for part in parts:
             file.write(part)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
