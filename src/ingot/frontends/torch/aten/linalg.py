@@ -92,7 +92,19 @@ def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence
 def tensordot(c: Context, a: Node, b: Node, dims_self: Sequence[int], dims_other: Sequence[int]) -> Node:
     left = tuple(d % a.type.rank for d in dims_self)
     right = tuple(d % b.type.rank for d in dims_other)
+    # a size of 1 meets any size: the other operand is summed
+    for i, j in zip(left, right, strict=True):
+        if a.shape[i] == 1 and b.shape[j] != 1:
+            b = _summed(b, j)
+        elif b.shape[j] == 1 and a.shape[i] != 1:
+            a = _summed(a, i)
     return ops.DotGeneral(((), ()), (left, right), None)(a, b)
+
+
+def _summed(x: Node, axis: int) -> Node:
+    """The sum over `axis`, which stays with a size of 1."""
+    shape = tuple(1 if d == axis else size for d, size in enumerate(x.shape))
+    return ops.Reshape(shape)(ops.Reduce("sum", (axis,))(x))
 
 
 @aten("bilinear.default")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context
+from ingot.frontends.torch.values import Context, Unsupported
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 
@@ -66,6 +66,8 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
         *scales: float | None,
         **named: float | None,
     ) -> Node:
+        if antialias and align_corners:
+            raise Unsupported("antialias with align_corners")
         given = _given((*scales, *named.values()))
         return _resize(c, x, mode, "align_corners" if align_corners else "half_pixel", given, antialias=antialias)
 
