@@ -15,12 +15,20 @@ from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
 from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
+from ingot.support.native import HostFeatures
 from ingot.targets.cpu.assemble import host_features
 
 # what types that programs have inside but not at their borders come in as
 BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}
 Arrays = tuple[np.ndarray, ...]
 THREADS = 2
+HOST = host_features()
+_SSE = ("sse3", "sse4.1", "sse4.2", "ssse3", "popcnt", "cx16")
+_AVX2 = (*_SSE, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+# this machine, and as an older one: schedules for machines without mask registers are others
+ISAS = {"native": HOST}
+if "avx512f" in HOST.features:
+    ISAS["avx2"] = HostFeatures(HOST.arch, _AVX2, "haswell")
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Sample:
         return f"{self.op}({', '.join(map(str, self.types))})"
 
 
-def run_samples(samples: Sequence[Sample]) -> list[Arrays]:
+def run_samples(samples: Sequence[Sample], isa: HostFeatures = HOST) -> list[Arrays]:
     """The native results of each sample."""
     inputs: list[Node] = []
     arrays: list[np.ndarray] = []
@@ -67,7 +75,7 @@ def run_samples(samples: Sequence[Sample]) -> list[Arrays]:
         outputs += [_inside(r, BORDER.get(r.dtype.name, r.dtype)) for r in results]
         dtypes += [r.dtype for r in results]
     graph = Graph(tuple(inputs), tuple(outputs), bounds=tuple((name, 0, None) for name in zero))
-    model = CompiledModel(build_program(graph, host_features(), THREADS), threads=THREADS)
+    model = CompiledModel(build_program(graph, isa, THREADS), threads=THREADS)
     got = model(*arrays)
     flat = iter(_cast(np.asarray(g), t) for g, t in zip(_tuple(got), dtypes, strict=True))
     return [tuple(next(flat) for _ in range(n)) for n in counts]

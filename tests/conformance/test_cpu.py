@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.ir.node import Const, Input, Op, Project
 from tests.conformance.bounds import check
 from tests.conformance.extra import extra
-from tests.conformance.native import Sample, dynamic, run_samples
+from tests.conformance.native import ISAS, Sample, dynamic, run_samples
 
 # sources without operands, and ops that hold graphs of static shapes, have nothing to make symbolic
 STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case)
@@ -25,10 +25,10 @@ EVERY = [pytest.param(c, id=c.name) for c in OPS]
 MORE = [pytest.param(c, id=c.name) for c in OPS if any(True for _ in extra(c))]
 
 
-def conform(samples: list[Sample]) -> None:
+def conform(samples: list[Sample], isa: str = "native") -> None:
     """Run all samples as one program; a failure names those that are wrong."""
     wrong: list[str] = []
-    for s, got in zip(samples, run_samples(samples), strict=True):
+    for s, got in zip(samples, run_samples(samples, ISAS[isa]), strict=True):
         want = s.origin.reference(*s.inputs)
         for g, w in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
             try:
@@ -62,10 +62,11 @@ def test_dynamic(cls: type[Op]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cls", EVERY)
-def test_every_sample(cls: type[Op]) -> None:
-    conform(static(cls))
-    conform(symbolic(list(cls.samples())))
+def test_every_sample(cls: type[Op], isa: str) -> None:
+    conform(static(cls), isa)
+    conform(symbolic(list(cls.samples())), isa)
 
 
 @pytest.mark.parametrize("cls", [p for p in MORE if not issubclass(p.values[0], ops.Elementwise)])  # type: ignore[arg-type]
@@ -74,7 +75,8 @@ def test_more(cls: type[Op]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cls", MORE)
-def test_more_of_every_op(cls: type[Op]) -> None:
-    conform([Sample.static(op, inputs) for op, inputs in extra(cls)])
-    conform(symbolic(list(extra(cls))))
+def test_more_of_every_op(cls: type[Op], isa: str) -> None:
+    conform([Sample.static(op, inputs) for op, inputs in extra(cls)], isa)
+    conform(symbolic(list(extra(cls))), isa)

@@ -11,9 +11,9 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import dtype_of
 from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
-from ingot.targets.cpu.assemble import host_features
 from tests.conformance.checked import run_checked
 from tests.conformance.dags import INEXACT, OTHER, operands, random_graph
+from tests.conformance.native import HOST, ISAS
 
 PRODUCTS = ("multiply", "dot_general", "convolution")
 
@@ -59,9 +59,9 @@ def assert_agree(got: object, graph: Graph, arrays: list[np.ndarray], what: str)
         np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=0, atol=room, err_msg=where)
 
 
-def agree(seed: int, dynamic: bool, length: int) -> None:
+def agree(seed: int, dynamic: bool, length: int, isa: str = "native") -> None:
     graph, sizes = random_graph(seed, dynamic, length)
-    model = CompiledModel(build_program(graph, host_features(), 2), threads=2)
+    model = CompiledModel(build_program(graph, ISAS[isa], 2), threads=2)
     # a dynamic program is right for every size, and when it comes back to one
     shapes = [sizes, OTHER, sizes] if dynamic else [sizes]
     for at in shapes:
@@ -69,23 +69,26 @@ def agree(seed: int, dynamic: bool, length: int) -> None:
         assert_agree(model(*arrays), graph, arrays, f"seed {seed} at {at}")
 
 
-@pytest.mark.parametrize("first", range(0, 48, 8))
-def test_static_graphs(first: int) -> None:
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("first", range(0, 32, 8))
+def test_static_graphs(first: int, isa: str) -> None:
     for seed in range(first, first + 8):
-        agree(seed, False, 14)
+        agree(seed, False, 14, isa)
 
 
-@pytest.mark.parametrize("first", range(100, 148, 8))
-def test_dynamic_graphs(first: int) -> None:
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("first", range(100, 132, 8))
+def test_dynamic_graphs(first: int, isa: str) -> None:
     for seed in range(first, first + 8):
-        agree(seed, True, 14)
+        agree(seed, True, 14, isa)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("first", range(1000, 1400, 20))
-def test_many_graphs(first: int) -> None:
+def test_many_graphs(first: int, isa: str) -> None:
     for seed in range(first, first + 20):
-        agree(seed, seed % 2 == 0, 10 + seed % 20)
+        agree(seed, seed % 2 == 0, 10 + seed % 20, isa)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -101,5 +104,5 @@ def test_outputs_of_every_kind() -> None:
     values = graph.nodes()
     everything = Graph(graph.inputs, (*values, *values[:3], *graph.inputs))
     arrays = operands(everything, sizes, 3)
-    model = CompiledModel(build_program(everything, host_features(), 2), threads=2)
+    model = CompiledModel(build_program(everything, HOST, 2), threads=2)
     assert_agree(model(*arrays), everything, arrays, "all values")

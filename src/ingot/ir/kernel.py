@@ -366,4 +366,5 @@ def reduce(fn: str, a: Expr) -> Expr:
 
 
 def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
-    return Ramp(base.dtype, lanes, base, step)
+    """base + step * lane; the base itself for one lane, which is a scalar."""
+    return base if lanes == 1 else Ramp(base.dtype, lanes, base, step)

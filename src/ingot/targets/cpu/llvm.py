@@ -74,6 +74,7 @@ class _Function:
         self.loads: dict[str, str] = {}
         self.single: set[str] = set()  # masks that are known to let lane 0 through alone
         self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
+        self.sums: dict[int, Affine] = {}  # the same for scalar i64
         self.stored: dict[int, frozenset[Buffer]] = {}
         self.value_of: dict[type[Expr], Callable[..., str]] = {
             Lit: self._literal,
@@ -153,6 +154,7 @@ class _Function:
         for stmt in body:
             self.loads.clear()
             self.shared.clear()
+            self.sums.clear()
             do[type(stmt)](stmt)
         if bound is not None:
             self.vars = bound
@@ -482,20 +484,22 @@ class _Function:
                 raise CompileError(f"variable {e.name}", expected="a binding", got="none")  # type: ignore[attr-defined]
             return Affine.of(bound) if isinstance(bound, str) else bound
         if isinstance(e, Binary):
-            fn = e.fn
-            if fn in ("add", "sub", "mul", "div", "rem"):
-                x, y = self.affine(e.a), self.affine(e.b)
-                found = x.combine(fn, y)
-                if found is not None:
-                    return found
-                return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
-            x, y = self.affine(e.a), self.affine(e.b)
-            if x.literal is not None and y.literal is not None and fn in ("min", "max"):
-                return constant(min(x.literal, y.literal) if fn == "min" else max(x.literal, y.literal))
-            return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
+            found = self.sums.get(id(e))
+            if found is None:
+                found = self.sums[id(e)] = self._combined(e.fn, self.affine(e.a), self.affine(e.b))
+            return found
         if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
             return constant(int(e.a.value))
         return Affine.of(self.value_of[kind](e))
+
+    def _combined(self, fn: str, x: Affine, y: Affine) -> Affine:
+        if fn in ("add", "sub", "mul", "div", "rem"):
+            found = x.combine(fn, y)
+            if found is not None:
+                return found
+        elif x.literal is not None and y.literal is not None and fn in ("min", "max"):
+            return constant(min(x.literal, y.literal) if fn == "min" else max(x.literal, y.literal))
+        return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
 
     def _literal(self, e: Lit) -> str:
         text = literal(e.value, e.dtype)
