@@ -333,7 +333,7 @@ class _Fold:
     def alone(self, value: Expr) -> Expr:
         """A scalar as a vector that changes nothing in its other lanes."""
         value = k.cast(value, self.dtype)
-        rest = Lit(self.dtype, 1, identity_of(self.node.op.kind, self.dtype))
+        rest = Lit(self.dtype, 1, identity_of(reduction(self.node).kind, self.dtype))
         return k.Shuffle(self.dtype, self.lanes, value, rest, (0, *(1,) * (self.lanes - 1)))
 
     def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:

@@ -87,17 +87,18 @@ class _Assignment:
         """Write pointwise groups over an operand that they are the last to read, element by element."""
         order = {n: i for i, n in enumerate(self.graph.nodes())}
         for node, at in order.items():
-            place = self.places.get(node)
-            pointwise = isinstance(node.op, Group) and node.op.kind == "pointwise" and len(node.types) == 1
-            if not pointwise or place is None or place.owner is not node or node in self.graph.outputs:
+            place, group = self.places.get(node), node.op
+            if not isinstance(group, Group) or group.kind != "pointwise" or len(node.types) != 1:
                 continue
-            for p, value in zip(node.op.body.inputs, node.inputs, strict=True):
+            if place is None or place.owner is not node or node in self.graph.outputs:
+                continue
+            for p, value in zip(group.body.inputs, node.inputs, strict=True):
                 held = self.places.get(value)
                 last = all(order[u] <= at for u in self.users[value]) and value not in self.graph.outputs
                 if held is None or not last or value.type != node.type or held.layout != place.layout:
                     continue
                 whole = isinstance(held.owner.op, Group) and held.owner not in self.halos
-                if whole and node.inputs.count(value) == 1 and _same_index(node.op.body, p):
+                if whole and node.inputs.count(value) == 1 and _same_index(group.body, p):
                     self.places[node] = Place(held.owner, held.layout)
                     break
 
