@@ -186,8 +186,9 @@ def reshape(d: Dag) -> Node | None:
         shape[at : at + 2] = [shape[at] * shape[at + 1]]
     for at in d.rng.permutation(len(shape)).tolist():
         for n in (2, 3, 5, 8):
-            if len(shape) < 5 and shape[at] != n and divides(n, shape[at]) is not None and d.rng.random() < 0.5:
-                shape[at : at + 1] = [n, divides(n, shape[at])] if d.rng.random() < 0.5 else [divides(n, shape[at]), n]
+            part = divides(shape[at], n)
+            if len(shape) < 5 and shape[at] != n and part is not None and d.rng.random() < 0.5:
+                shape[at : at + 1] = [n, part] if d.rng.random() < 0.5 else [part, n]
                 break
     if len(shape) < 5 and d.rng.random() < 0.3:
         shape.insert(int(d.rng.integers(len(shape) + 1)), 1)
@@ -349,6 +350,8 @@ def gather(d: Dag) -> Node | None:
     if not x.type.rank:
         return None
     axis = int(d.rng.integers(x.type.rank))
+    if 0 in (d.number(x.shape[axis]), int(substitute(x.shape[axis], OTHER))):  # type: ignore[arg-type]
+        return None
     n = d.size()
     if d.number(n) * d.count(x.shape) // max(1, d.number(x.shape[axis])) > LARGEST:
         return None

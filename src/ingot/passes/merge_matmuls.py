@@ -85,8 +85,9 @@ def _with_bias(n: Node, weight: np.ndarray, users: dict[Node, list[Node]], outpu
         other = add.inputs[1] if add.inputs[0] is n else add.inputs[0]
         op = other.op
         along_columns = isinstance(op, ops.BroadcastInDim) and op.dims == (n.type.rank - 1,)
-        if along_columns and isinstance(other.inputs[0].op, Const):
-            return _Product(add, weight, other.inputs[0].op.value)
+        bias = other.inputs[0].op if along_columns else None
+        if isinstance(bias, Const) and bias.value.shape == weight.shape[1:]:
+            return _Product(add, weight, bias.value)
     return _Product(n, weight, None)
 
 

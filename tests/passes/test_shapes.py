@@ -1,0 +1,139 @@
+"""Passes that move data or save moving it: layouts, view chains, nested concats, merged matmuls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import divides, symbol
+from ingot.ir.node import Graph, Node, const
+from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.merge_matmuls import merge_matmuls
+from ingot.passes.nest_concats import nest_concats
+from ingot.passes.simplify import simplify
+from tests.passes.check import arg, count, graph, same_values
+
+RNG = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> Node:
+    return const(RNG.normal(size=shape).astype(np.float32))
+
+
+def conv(x: Node, w: Node, layouts: str = "NCHW OIHW NCHW", padding: int = 0) -> Node:
+    pads = ((padding, padding),) * 2
+    return ops.Convolution((1, 1), pads, (1, 1), (1, 1), *layouts.split())(x, w)
+
+
+# --- layout
+
+
+def test_convolutions_go_channels_last_and_what_follows_stays() -> None:
+    y = ops.Exp()(conv(arg("x", 2, 16, 5, 6), weight(8, 16, 3, 3)))
+    before = graph(conv(y, weight(4, 8, 1, 1)))
+    after = assign_layouts(before)
+    assert count(after, ops.Transpose) == 2  # at the model's edges alone
+    assert {n.op.lhs_layout for n in after.nodes() if isinstance(n.op, ops.Convolution)} == {"NHWC"}
+    same_values(before, after, 1e-5)
+
+
+@pytest.mark.parametrize("layouts", ["NHWC HWIO NHWC", "CNHW IOHW NCHW", "NCHW OIHW NHWC", "HNCW OHIW WCNH"])
+def test_every_convolution_layout(layouts: str) -> None:
+    first, kernel, _ = layouts.split()
+    sizes = dict(N=2, C=16, H=5, W=6, O=8, I=16)
+    x = arg("x", *(sizes[c] for c in first))
+    w = weight(*(dict(sizes, H=3, W=2)[c] for c in kernel))
+    before = graph(conv(x, w, layouts, 1))
+    same_values(before, explicit_padding(assign_layouts(before)), 1e-5)
+
+
+def test_ops_behind_a_convolution_follow_its_layout() -> None:
+    y = conv(arg("x", 2, 16, 5, 6), weight(8, 16, 3, 3))
+    z = ops.Concat(1)(y, ops.Tanh()(y))
+    mean = ops.Reduce("sum", (2, 3))(z)
+    flat = ops.Reshape((2, 16 * 3 * 4))(z)
+    before = graph(mean, flat, ops.Slice((0, 3, 0, 0), (2, 9, 3, 4), (1, 2, 1, 1))(z))
+    same_values(before, assign_layouts(before), 1e-5)
+
+
+def test_a_graph_without_convolutions_is_left_alone() -> None:
+    before = graph(ops.Transpose((1, 0))(arg("x", 3, 4)))
+    assert assign_layouts(before) is before
+
+
+# --- view chains
+
+
+def test_a_chain_that_comes_back_is_gone() -> None:
+    x = arg("x", 24, symbol("s"), 8)
+    y = ops.Reshape((3, 8, 8, symbol("s")))(ops.Transpose((0, 2, 1))(x))
+    after = simplify(graph(ops.Transpose((0, 1, 3, 2))(y)))
+    assert count(after, ops.Transpose) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_view_chains(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    node = arg("x", *(int(n) for n in rng.choice([1, 2, 3, 4, 6], 3)), symbol("s"))
+    for _ in range(6):
+        shape = list(node.shape)
+        if rng.random() < 0.5:
+            node = ops.Transpose(tuple(rng.permutation(len(shape)).tolist()))(node)
+            continue
+        at = int(rng.integers(len(shape)))
+        part = divides(shape[at], 2)
+        if part is not None and len(shape) < 6:
+            shape[at : at + 1] = [2, part]
+        elif len(shape) > 2 and at:
+            shape[at - 1 : at + 1] = [shape[at - 1] * shape[at]]
+        node = ops.Reshape(tuple(shape))(node)
+    before = graph(node)
+    after = simplify(before)
+    same_values(before, after, s=3)
+    assert len(after.nodes()) <= len(before.nodes())
+
+
+# --- concats
+
+
+def test_concats_with_a_common_start_are_nested() -> None:
+    a, b, c, d = (ops.Exp()(arg(n, 2, 3)) for n in "abcd")
+    short, long = ops.Concat(1)(a, b), ops.Concat(1)(a, b, c)
+    before = graph(short, long, ops.Concat(1)(a, b, c, d), ops.Concat(0)(a, b, c))
+    after = nest_concats(before)
+    one, two, three, other = after.outputs
+    assert two.inputs[0] is one and three.inputs[0] is two and len(other.inputs) == 3
+    same_values(before, after)
+
+
+# --- matmuls
+
+
+def heads(x: Node, w: Node, bias: Node | None) -> Node:
+    y = ops.MatMul()(x, w)
+    if bias is not None:
+        y = ops.add(y, bias)
+    return ops.Reshape((symbol("s"), 2, 4))(y)
+
+
+def test_projections_of_one_value_become_one_product() -> None:
+    x = arg("x", symbol("s"), 8)
+    before = graph(*(heads(x, weight(8, 8), b) for b in (weight(8), None, weight(8))))
+    after = merge_matmuls(before)
+    assert count(before, ops.MatMul) == 3 and count(after, ops.MatMul) == 1
+    same_values(before, after, 1e-5, s=3)
+
+
+def test_a_bias_that_repeats_one_number_stays_outside() -> None:
+    x = arg("x", symbol("s"), 8)
+    one = ops.BroadcastInDim((symbol("s"), 8), (1,))(weight(1))
+    before = graph(heads(x, weight(8, 8), one), heads(x, weight(8, 8), None))
+    same_values(before, merge_matmuls(before), 1e-5, s=3)
+
+
+def test_a_product_that_is_an_output_stays() -> None:
+    x = arg("x", symbol("s"), 8)
+    y = ops.MatMul()(x, weight(8, 8))
+    before = Graph((x,), (y, ops.Reshape((symbol("s"), 2, 4))(ops.MatMul()(x, weight(8, 8)))))
+    assert count(merge_matmuls(before), ops.MatMul) == 2
