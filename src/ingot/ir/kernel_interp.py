@@ -317,7 +317,7 @@ def _step(e: k.Expr) -> Step:
         case k.Reduce():
             return _reduce(e)
         case k.Shuffle():
-            return lambda m, a, b: np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)]
+            return lambda m, a, b: _finish(np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)], e)
         case k.Extract():
             return lambda m, a: _finish(_array(a, e.a)[e.lane : e.lane + 1], e)
     raise TypeError(f"unknown expression {type(e).__name__}")

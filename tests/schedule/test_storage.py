@@ -1,0 +1,94 @@
+"""Where values lie: slices of concats, insides of padded buffers, and copies where no place serves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Graph, Node, const
+from ingot.ops.group import Group
+from ingot.passes.fuse import fuse
+from ingot.schedule.storage import Storage, assign
+from tests.passes.check import arg, graph
+
+RNG = np.random.default_rng(0)
+
+
+def weight(*shape: int) -> Node:
+    return const(RNG.normal(size=shape).astype(np.float32))
+
+
+def product(x: Node, columns: int) -> Node:
+    k = x.shape[-1]
+    assert isinstance(k, int)
+    return ops.DotGeneral(((), ()), ((x.type.rank - 1,), (0,)))(x, weight(k, columns))
+
+
+def stored(*outputs: Node) -> tuple[Storage, Graph]:
+    found = assign(fuse(graph(*outputs)))
+    return found, found.graph
+
+
+def only(g: Graph, op: type) -> Node:
+    (node,) = (n for n in g.nodes() if isinstance(n.op, op))
+    return node
+
+
+def copies(g: Graph) -> int:
+    return sum(isinstance(n.op, Group) and len(n.op.body.nodes()) == 1 for n in g.nodes())
+
+
+def test_operands_of_a_concat_lie_in_it() -> None:
+    a, b = product(arg("x", 5, 8), 16), product(arg("y", 5, 8), 24)
+    found, g = stored(product(ops.Concat(1)(a, b), 4))
+    whole = only(g, ops.Concat)
+    first, second = (found.places[i] for i in whole.inputs)
+    assert first.owner is whole and second.owner is whole
+    assert (first.layout.offset, second.layout.offset) == (0, 16)
+    assert first.layout.strides == (40, 1) and copies(g) == 0
+
+
+def test_a_padded_value_lies_inside_its_halo() -> None:
+    x = ops.Exp()(product(arg("x", 5, 8), 16))
+    padded = ops.Pad((1, 0), (1, 0), (0, 0))(x, ops.scalar(0.0, x.dtype))
+    found, g = stored(ops.DotGeneral(((), ()), ((1,), (0,)))(padded, weight(16, 4)))
+    halo = only(g, ops.Pad)
+    inner = found.places[halo.inputs[0]]
+    assert inner.owner is halo and inner.layout.offset == 16 and list(found.halos) == [halo]
+
+
+def test_one_value_twice_in_a_concat_is_copied_once() -> None:
+    a = product(arg("x", 5, 8), 16)
+    found, g = stored(product(ops.Concat(1)(a, a), 4))
+    whole = only(g, ops.Concat)
+    assert copies(g) == 1
+    assert {found.places[i].layout.offset for i in whole.inputs} == {0, 16}
+
+
+def test_many_copies_of_an_input() -> None:
+    """As many copies as occurrences, however small the graph."""
+    x = arg("x", 5, 8)
+    _, g = stored(product(ops.Concat(1)(*(product(x, 8),) * 6), 4))
+    assert copies(g) == 5
+
+
+def test_an_output_keeps_a_buffer_of_its_own() -> None:
+    a = product(arg("x", 5, 8), 16)
+    found, g = stored(product(ops.Concat(1)(a, product(a, 8)), 4), a)
+    assert all(found.places[o].owner is o and found.places[o].layout.is_contiguous for o in g.outputs)
+
+
+def test_values_of_one_owner_do_not_overlap() -> None:
+    a, b, c = (product(arg(n, 3, 8), 8) for n in "abc")
+    inner = ops.Concat(0)(a, b)
+    found, g = stored(product(ops.Concat(1)(inner, ops.Concat(0)(c, a)), 4))
+    used: dict[Node, np.ndarray] = {}
+    for n in g.nodes():
+        if not isinstance(n.op, Group):
+            continue
+        place = found.places[n]
+        marks = used.setdefault(place.owner, np.zeros(int(place.owner.type.size), int))  # type: ignore[arg-type]
+        rows = np.arange(int(n.shape[0]))[:, None] * place.layout.strides[0]  # type: ignore[arg-type]
+        cols = np.arange(int(n.shape[1])) * place.layout.strides[1]  # type: ignore[arg-type]
+        marks[(rows + cols + place.layout.offset).reshape(-1)] += 1
+    assert all((m <= 1).all() for m in used.values())
