@@ -1,0 +1,64 @@
+"""The `ingot` command. It presents; what it shows is worked out in `ingot.debug` and `ingot.compiler`.
+
+Results go to standard output, progress and errors to standard error. Exit codes: see `console.CODES`. A command is a
+file here and a line in COMMANDS.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+try:
+    import rich  # noqa: F401
+    import typer
+except ImportError as error:
+    raise SystemExit(f"the command line needs {error.name}; pip install 'ingot-compiler[cli]'") from error
+
+from ingot import __version__
+from ingot.cli.bench import bench
+from ingot.cli.compare import compare
+from ingot.cli.compile import compile_
+from ingot.cli.console import CODES, OK
+from ingot.cli.dump import dump
+from ingot.cli.explain import explain
+from ingot.cli.run import run
+
+COMMANDS = {
+    "compile": compile_,
+    "run": run,
+    "bench": bench,
+    "dump": dump,
+    "compare": compare,
+    "explain": explain,
+}
+
+app = typer.Typer(
+    name="ingot",
+    help="Ingot compiles a trained model (ONNX, PyTorch) to one native CPU program.",
+    epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in CODES.items()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OK)

@@ -1,0 +1,5 @@
+"""`python -m ingot.cli`: the command without its script."""
+
+from ingot.cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""`ingot bench`: a model beside other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
+from ingot.cli.options import Json, Model, Sizes, Threads
+from ingot.cli.sizes import random_inputs
+from ingot.debug import bench as benching
+from ingot.debug.drawing import time_text
+from ingot.debug.feeds import Feeds
+from ingot.debug.source import compile_source, open_source
+
+
+def bench(
+    model: Model,
+    against: Annotated[str, typer.Option(help="Engines, by comma: ort, openvino, eager, inductor.")] = "ort",
+    threads: Threads = None,
+    size: Sizes = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = 0.15,
+    as_json: Json = False,
+) -> None:
+    """Time the model beside other engines: each in its own process, in short bursts by turns.
+
+    A ratio above 1 means that Ingot is faster. ort and openvino need an ONNX file, eager and inductor a .pt2 file.
+
+    \b
+    ingot bench model.onnx --against ort,openvino --threads 2
+    ingot bench model.pt2 --against inductor,eager --size batch=8
+    """
+    with presented(as_json):
+        source = open_source(model)
+        compiled = compile_source(source, threads=threads, cache=True, fast_math=False, target="native")
+        feeds = random_inputs(source, compiled, size, 0)
+        names = [name.strip() for name in against.split(",") if name.strip()]
+        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds)
+    failed = [r for r in results if r.failed]
+    if as_json:
+        shapes = {name: list(array.shape) for name, array in feeds.items()}
+        told = {"model": str(model), "threads": compiled.threads, "inputs": shapes}
+        print_json(told | {"results": [asdict(r) for r in results]})
+    else:
+        _print_bench(results, feeds, compiled.threads)
+    if failed:
+        raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
+
+
+def _print_bench(results: Sequence[benching.Result], feeds: Feeds, threads: int) -> None:
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+    out.print(f"{threads} threads; {escape(shapes)}", highlight=False)
+    heads = ("engine", "median", "best", "ingot is faster by", "compile", "first call", "error")
+    table = plain_table(*heads, left=("engine",))
+    for r in results:
+        if r.seconds is None:
+            continue
+        table.add_row(
+            r.engine,
+            time_text(r.seconds),
+            "" if r.best is None else time_text(r.best),
+            "" if r.ratio is None else f"[{'green' if r.ratio >= 1 else 'red'}]{r.ratio:.2f}x[/]",
+            "" if r.compile_seconds is None else time_text(r.compile_seconds),
+            "" if r.first_seconds is None else time_text(r.first_seconds),
+            "" if r.error is None else f"{r.error:.1e}",
+        )
+    out.print(table)
+    for r in results:
+        if r.failed:
+            err.print(f"[bold red]{r.engine}:[/] {escape(r.failed)}", highlight=False)

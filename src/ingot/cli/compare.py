@@ -1,0 +1,70 @@
+"""`ingot compare`: is a compiled model right, and if not, who is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import MISMATCH, out, plain_table, presented, print_json
+from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.debug import compare as comparing
+from ingot.debug.feeds import parse_sizes
+from ingot.debug.source import open_source, parse_dims
+
+
+def compare(
+    model: Uncompiled,
+    program: Annotated[Path | None, typer.Option(help="Check this .ingot file instead of compiling now.")] = None,
+    size: Sizes = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Error allowed, in parts of the largest magnitude; 1e-4 for float32.")
+    ] = None,
+    interpreter: Annotated[
+        bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
+    ] = True,
+    dim: Dims = None,
+    threads: Threads = None,
+    fast_math: FastMath = False,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
+
+    The references are ONNX Runtime (for ONNX) or PyTorch (for .pt2), where installed, and Ingot's interpreter. On a
+    mismatch it names the first op that differs and the import, pass, rewrite rule or kernel responsible. Exit code 1.
+
+    \b
+    ingot compare model.onnx
+    ingot compare model.onnx --size batch=1,length=128 --size batch=3,length=7
+    ingot compare model.onnx --program model.ingot
+    """
+    with presented(as_json):
+        source = open_source(model, parse_dims(dim or []))
+        found = comparing.compare(
+            source, program=program, threads=threads, fast_math=fast_math, sizes=parse_sizes(size or []),
+            tolerance=tolerance, interpreter=interpreter, seed=seed,
+        )  # fmt: skip
+    if as_json:
+        checks = [asdict(c) for c in found.checks]
+        blame = None if found.blame is None else asdict(found.blame)
+        print_json({"model": str(model), "ok": found.ok, "checks": checks, "blame": blame})
+    else:
+        _print_comparison(found)
+    if not found.ok:
+        raise typer.Exit(MISMATCH)
+
+
+def _print_comparison(found: comparing.Comparison) -> None:
+    table = plain_table("sizes", "against", "output", "error", "relative", "", left=("sizes", "against", "output", ""))
+    for c in found.checks:
+        a = c.agreement
+        verdict = "[green]ok[/]" if a.ok else f"[bold red]differs[/] {escape(a.note)}"
+        sizes = ", ".join(f"{name}={size}" for name, size in c.sizes.items()) or "fixed"
+        table.add_row(sizes, escape(c.against), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
+    out.print(table)
+    if found.blame is not None:
+        out.print(f"\n[bold red]to blame:[/] {escape(str(found.blame))}", highlight=False)

@@ -1,0 +1,81 @@
+"""`ingot compile`: a model to one file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import out, presented, print_json, writable
+from ingot.cli.options import Dims, FastMath, Json, Threads, Uncompiled
+from ingot.debug.drawing import bytes_text, time_text
+from ingot.debug.source import compile_source, open_source, parse_dims
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+from ingot.support.errors import InputError
+
+
+def compile_(
+    model: Uncompiled,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: MODEL with the suffix .ingot.")
+    ] = None,
+    threads: Threads = None,
+    dim: Dims = None,
+    target: Annotated[str, typer.Option(help="native: this machine's CPU with all its vector extensions.")] = "native",
+    fast_math: FastMath = False,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the disk cache.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Compile a model to one file that runs anywhere the CPU has the same extensions.
+
+    Sizes that the model leaves open (batch, length) stay open: the program takes any of them.
+
+    \b
+    ingot compile model.onnx                        writes model.ingot
+    ingot compile model.onnx -o fast.ingot --dim batch=1
+    ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
+    """
+    with presented(as_json):
+        source = open_source(model, parse_dims(dim or []))
+        if source.kind == "artifact":
+            raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
+        path = writable(model.with_suffix(".ingot") if output is None else output)
+        began = time.perf_counter()
+        compiled = compile_source(source, threads=threads, cache=cache, fast_math=fast_math, target=target)
+        seconds = time.perf_counter() - began
+        progress.report("save")
+        compiled.save(path)
+    facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
+    if as_json:
+        print_json(facts)
+        return
+    out.print(f"[bold]{escape(str(path))}[/]  {bytes_text(path.stat().st_size)}, compiled in {time_text(seconds)}")
+    _print_facts(compiled)
+
+
+def _facts(compiled: CompiledModel) -> dict[str, object]:
+    program = compiled.program
+    return {
+        "inputs": [str(s) for s in program.inputs],
+        "outputs": [str(s) for s in program.outputs],
+        "threads": compiled.threads,
+        "steps": len(program.steps),
+        "kernels": len({s.kernel for s in program.steps}),
+        "code_bytes": len(program.code.blob),
+        "weights_bytes": program.weights.nbytes,
+        "isa": [program.isa.arch, *program.isa.features],
+    }
+
+
+def _print_facts(compiled: CompiledModel) -> None:
+    program = compiled.program
+    for name, specs in (("in", program.inputs), ("out", program.outputs)):
+        for spec in specs:
+            out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
+    kernels = len({s.kernel for s in program.steps})
+    sizes = f"{bytes_text(len(program.code.blob))} of code, {bytes_text(program.weights.nbytes)} of weights"
+    out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}, {compiled.threads} threads", highlight=False)

@@ -1,0 +1,108 @@
+"""What the commands share: the two streams, exit codes, progress, errors as messages, tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ingot.support import progress
+from ingot.support.errors import (
+    ArtifactError,
+    CompileError,
+    ImportModelError,
+    IngotError,
+    InputError,
+    ShapeError,
+    UnsupportedOpError,
+)
+
+OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+CODES = {
+    OK: "done",
+    MISMATCH: "compare found a difference",
+    BAD_INPUT: "wrong usage, or an input, model or file that cannot be used",
+    UNSUPPORTED: "the model has ops that Ingot lacks, or an engine of bench could not run it",
+    FAILED: "Ingot's own failure: please report it",
+    INTERRUPTED: "interrupted",
+}
+
+out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def presented(as_json: bool) -> Iterator[None]:
+    """Progress on a terminal's standard error; Ingot's errors as one message and an exit code, not as a traceback."""
+    try:
+        with _shown_progress():
+            yield
+    except IngotError as error:
+        code = _code(error)
+        if as_json:
+            ops = [str(op) for op in error.ops] if isinstance(error, UnsupportedOpError) else []
+            print_json({"error": str(error), "kind": type(error).__name__, "code": code, "unsupported": ops})
+        err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        raise typer.Exit(code) from None
+    except MemoryError:
+        err.print("[bold red]error:[/] not enough memory for this model at these sizes")
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _code(error: IngotError) -> int:
+    if isinstance(error, UnsupportedOpError):
+        return UNSUPPORTED
+    usable = InputError | ImportModelError | ArtifactError | ShapeError
+    return BAD_INPUT if isinstance(error, usable) and not isinstance(error, CompileError) else FAILED
+
+
+@contextmanager
+def _shown_progress() -> Iterator[None]:
+    if not err.is_terminal:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("start", total=None)
+
+        def listen(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(stage) + (f" {done}/{total}" if total else ""))
+
+        with progress.listening(listen):
+            yield
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, default=_plain))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def writable(path: Path) -> Path:
+    """`path`, if its folder is there: said before minutes of work and not after them."""
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
+    if path.is_dir():
+        raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
+    return path
+
+
+def plain_table(*heads: str, left: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right", overflow="fold")
+    return table

@@ -1,0 +1,100 @@
+"""`ingot dump`: what happened inside a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ingot.cli.console import out, plain_table, presented, print_json
+from ingot.cli.options import Dims, FastMath, Json, Model, Sizes, Threads
+from ingot.cli.sizes import one_size
+from ingot.debug.build import Build, build
+from ingot.debug.drawing import time_text
+from ingot.debug.feeds import choose_sizes, random_feeds
+from ingot.debug.source import Source, compile_source, open_source, parse_dims, read_graph
+from ingot.ir.show import show
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError
+
+
+def dump(
+    model: Model,
+    after: Annotated[
+        str | None, typer.Option(metavar="PASS", help="The graph after this pass; `model` is the imported one.")
+    ] = None,
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="One kernel, by its name or number.")] = None,
+    llvm: Annotated[bool, typer.Option("--llvm", help="With --kernel: its LLVM IR.")] = False,
+    asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
+    dim: Dims = None,
+    size: Sizes = None,
+    threads: Threads = None,
+    fast_math: FastMath = False,
+    as_json: Json = False,
+) -> None:
+    """Look inside: the graph after any pass, a kernel's IR, LLVM IR and assembly, the plan.
+
+    Without options it lists the passes, with their times, and the kernels.
+
+    \b
+    ingot dump model.onnx
+    ingot dump model.onnx --after fuse
+    ingot dump model.onnx --kernel contraction_3 --asm
+    ingot dump model.ingot --plan --size batch=1
+    """
+    with presented(as_json):
+        if (llvm or asm) and kernel is None:
+            raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
+        source = open_source(model, parse_dims(dim or []))
+        built = None if source.kind == "artifact" else build(read_graph(source), threads=threads, fast_math=fast_math)
+        if built is None:
+            text = _dump_artifact(source, after, kernel, plan, size)
+        elif kernel is not None:
+            text = built.source(built.kernel(kernel), "asm" if asm else "llvm" if llvm else "ir")
+        elif after is not None:
+            text = show(built.after(after))
+        elif plan:
+            text = _plan(built.model(), size)
+        else:
+            _print_overview(built, as_json)
+            return
+    if as_json:
+        print_json({"model": str(model), "text": text})
+        return
+    print(text)
+
+
+def _dump_artifact(
+    source: Source, after: str | None, kernel: str | None, plan: bool, size: Sequence[str] | None
+) -> str:
+    """What a saved program carries: its stages and its plan."""
+    compiled = compile_source(source, threads=None, cache=False, fast_math=False, target="native")
+    if kernel is not None:
+        raise InputError("--kernel", expected="the model itself", got=f"{source.path}, which holds machine code only")
+    return _plan(compiled, size) if plan or after is None else compiled.dump(after)
+
+
+def _plan(compiled: CompiledModel, size: Sequence[str] | None) -> str:
+    """The plan; with its places in memory if sizes are given."""
+    if not size:
+        return compiled.plan()
+    feeds = random_feeds(compiled.program, choose_sizes(compiled.program, 0, one_size(size)))
+    return compiled.plan(*(array.shape for array in feeds.values()))
+
+
+def _print_overview(built: Build, as_json: bool) -> None:
+    passes = [(name, seconds, len(graph.nodes())) for name, seconds, graph in built.trace.stages]
+    kernels = [kernel.name for kernel in built.trace.kernels]
+    if as_json:
+        told = [{"name": n, "seconds": s, "nodes": c} for n, s, c in passes]
+        print_json({"nodes": len(built.graph.nodes()), "passes": told, "kernels": kernels})
+        return
+    table = plain_table("after pass", "time", "nodes", left=("after pass",))
+    table.add_row("model", "", str(len(built.graph.nodes())))
+    for name, seconds, nodes in passes:
+        table.add_row(name, time_text(seconds), str(nodes))
+    out.print(table)
+    out.print(f"\n[dim]kernels[/]  {' '.join(kernels)}", highlight=False)
+    out.print("\n[dim]see one with[/] --after PASS, --kernel NAME (--llvm or --asm), --plan", highlight=False)

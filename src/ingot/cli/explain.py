@@ -1,0 +1,98 @@
+"""`ingot explain`: where the time goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import out, plain_table, presented, print_json, writable
+from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.cli.sizes import one_size
+from ingot.debug import explain as explaining
+from ingot.debug.build import build
+from ingot.debug.chrome import chrome_trace
+from ingot.debug.drawing import bytes_text, time_text
+from ingot.debug.feeds import choose_sizes, index_limits, random_feeds
+from ingot.debug.report import html_report
+from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.support.files import atomic_write
+
+
+def explain(
+    model: Uncompiled,
+    size: Sizes = None,
+    threads: Threads = None,
+    dim: Dims = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page: graph, timeline, memory.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
+    fast_math: FastMath = False,
+    as_json: Json = False,
+) -> None:
+    """Say where the time goes: per kernel its time, share of this machine's limits, what was fused and what was not.
+
+    The machine's multiply-add peak and memory bandwidth are measured in the same run.
+
+    \b
+    ingot explain model.onnx
+    ingot explain model.onnx --html report.html --trace trace.json --size batch=8
+    """
+    with presented(as_json):
+        source = open_source(model, parse_dims(dim or []))
+        for path in (html, trace):
+            if path is not None:
+                writable(path)
+        graph = read_graph(source)
+        built = build(graph, threads=threads, fast_math=fast_math)
+        chosen = choose_sizes(built.program, 0, one_size(size))
+        feeds = random_feeds(built.program, chosen, index_limits(graph))
+        found = explaining.explain(source.name, built, feeds, repeats)
+        if html is not None:
+            atomic_write(html, [html_report(found).encode()])
+        if trace is not None:
+            atomic_write(trace, [chrome_trace(found).encode()])
+    if as_json:
+        print_json(asdict(found))
+        return
+    _print_explanation(found, top)
+
+
+def _print_explanation(e: explaining.Explanation, top: int) -> None:
+    sizes = ", ".join(f"{name} = {size}" for name, size in e.sizes.items()) or "all sizes fixed"
+    out.print(f"[bold]{escape(e.model)}[/]  {sizes}; {e.rates.cpu}, {e.rates.threads} threads", highlight=False)
+    rows = sorted(e.rows, key=lambda r: -r.seconds)[:top] if top else e.rows
+    heads = ("#", "kernel", "time", "share", "peak", "memory", "chunks", "MFLOP", "bytes", "why")
+    table = plain_table(*heads, left=("kernel",))
+    reasons = {text: f"({n})" for n, text in enumerate(dict.fromkeys(r.apart for r in rows), 1)}
+    for r in rows:
+        table.add_row(
+            str(r.index),
+            f"[bold]{escape(r.label)}[/] [dim]{escape(r.where)}[/]",
+            time_text(r.seconds),
+            f"{r.share:.1%}",
+            f"{r.flops_share:.0%}" if r.flops else "",
+            f"{r.bytes_share:.0%}",
+            str(r.chunks),
+            f"{r.flops / 1e6:.3g}" if r.flops else "",
+            bytes_text(r.bytes),
+            reasons[r.apart],
+        )
+    out.print(table)
+    out.print("[dim]why a kernel stores its result instead of being part of the one that reads it:[/]")
+    for text, number in reasons.items():
+        out.print(f"  {number} {escape(text)}", highlight=False)
+    left = len(e.rows) - len(rows)
+    if left:
+        out.print(f"[dim]and {left} faster ones (--top 0)[/]")
+    floor = f"{e.floor / e.seconds:.0%}" if e.seconds else "-"
+    out.print(
+        f"{time_text(e.seconds)} in {len(e.rows)} kernels; the floor is {time_text(e.floor)} ({floor}) at the measured "
+        f"{e.rates.gflops:.0f} GFLOP/s and {e.rates.gbytes:.0f} GB/s; arena {bytes_text(e.arena)}, "
+        f"weights {bytes_text(e.weights)}",
+        highlight=False,
+    )

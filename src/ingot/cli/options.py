@@ -1,0 +1,22 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[Path, typer.Argument(help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")]
+Uncompiled = Annotated[Path, typer.Argument(help="An ONNX file or a PyTorch .pt2 file (torch.export.save).")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default the physical cores.")]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Fix a size (batch=1) or bound it (length=1:512). Repeatable."),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes of the run's inputs, for sizes that are dynamic."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that only hold for real numbers.")]
