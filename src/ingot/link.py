@@ -17,6 +17,7 @@ from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
+from ingot.schedule.choice import Site
 from ingot.schedule.index import dim_of
 from ingot.schedule.lower import lower
 from ingot.schedule.lowered import Arg, Lowered, Pack
@@ -34,7 +35,8 @@ Assemble = Callable[[Sequence[Kernel]], CodeObject]
 class Launch:
     """Steps first..last-1 of a program run group `node`.
 
-    Operands and results are (buffer id, layout in it); an operand that is a constant is None.
+    Operands and results are (buffer id, layout in it); an operand that is a constant is None. site: what the schedule
+    decided for the group, if anything.
     """
 
     node: Node
@@ -42,6 +44,7 @@ class Launch:
     last: int
     inputs: tuple[tuple[int, Layout] | None, ...]
     outputs: tuple[tuple[int, Layout], ...]
+    site: Site | None = None
 
 
 def expression(d: DimLike) -> Expr:
@@ -159,7 +162,7 @@ class _Linker:
         results = node.results
         ins, outs = tuple(map(self.layout, node.inputs)), tuple(map(self.layout, results))
         constant = tuple(isinstance(i.op, Const) for i in node.inputs)
-        first = len(self.steps)
+        first, site = len(self.steps), None
         if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
             launch_control(self, node, ins, outs)
         else:
@@ -171,11 +174,12 @@ class _Linker:
             # operands that are read in packed form only have no memory of their own
             places = {a: n for s in low.steps for a in s.args for n in self._operand(node, a)}
             self.append(low, lambda a: self.buffer(places[a]), packed, label(node))
+            site = low.site
         if self.depth:
             return
         reads = (None if c else (self.buffer(n), lay) for n, lay, c in zip(node.inputs, ins, constant, strict=True))
         writes = ((self.buffer(n), lay) for n, lay in zip(results, outs, strict=True))
-        self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes)))
+        self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes), site))
 
     @staticmethod
     def _operand(node: Node, arg: Arg) -> tuple[Node, ...]:

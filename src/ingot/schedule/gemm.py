@@ -18,7 +18,9 @@ from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, i32, i64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.contraction import Operand, emit_contraction
+from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
@@ -26,7 +28,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pack import pack_key, pack_panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
 from ingot.schedule.reduction import accumulator
-from ingot.schedule.tile import Axis, Contraction, plan_contraction
+from ingot.schedule.tile import Axis, Contraction, plan_of
 from ingot.schedule.window import (
     bind_result,
     is_depthwise,
@@ -36,7 +38,7 @@ from ingot.schedule.window import (
     store_results,
 )
 from ingot.schedule.winograd import lower_winograd
-from ingot.schedule.winograd_plan import covered, plan_winograd
+from ingot.schedule.winograd_plan import covered
 
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
@@ -81,11 +83,13 @@ def lower_contraction(
     c = Contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
     )
-    plan = plan_contraction(c, machine)
     shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd else None
-    pieces = plan_winograd(shape, plan, machine) if shape is not None else None
-    if pieces is not None:
-        return lower_winograd(body, ins, outs, anchor, pieces, machine)
+    site = contraction_site(body, anchor, c, shape, machine)
+    choice = decide(site, machine.measured)
+    if isinstance(choice, Pieces):
+        return replace(lower_winograd(body, ins, outs, anchor, choice, machine), site=site)
+    assert isinstance(choice, Direct)
+    plan = plan_of(c, machine, choice)
     packs: tuple[Pack, ...] = ()
     if packed:
         offset = int(b_layout.offset) if isinstance(b_layout.offset, int) else 0
@@ -114,7 +118,7 @@ def lower_contraction(
     extents = tuple(x.extent for x in (*c.batch, *c.rows, *c.cols, *c.reduce))
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
     kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, plan.scratch_bytes)
-    return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs)
+    return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs, site)
 
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:

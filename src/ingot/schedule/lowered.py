@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Kernel
+from ingot.schedule.choice import Site
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Pack:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered group: steps run in order; temps are sizes in bytes of memory that lives from first to last use."""
+    """A lowered group: steps run in order; temps are sizes in bytes of memory that lives from first to last use. site:
+    what was decided for it, if anything was."""
 
     steps: tuple[Step, ...]
     temps: tuple[DimLike, ...] = ()
     packs: tuple[Pack, ...] = ()
+    site: Site | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ingot.ir.types import DType
+from ingot.schedule.choice import Measured
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Machine:
     sustains. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes. l1, l2: bytes of a core's own
     caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
     winograd: convolutions may use Winograd's algorithm where it is faster (docs/winograd.md says what that does to
-    rounding errors and NaN).
+    rounding errors and NaN). measured: choices that were measured on this kind of core with this number of threads, by
+    the key of what they decide.
     """
 
     vector_bits: int = 256
@@ -34,6 +37,7 @@ class Machine:
     bf16_dot: bool = False
     int8_dot: bool = False
     winograd: bool = True
+    measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""

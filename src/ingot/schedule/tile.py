@@ -10,12 +10,14 @@ and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.types import DType
+from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.machine import Machine
 
 
@@ -129,25 +131,116 @@ def fits(m: int, nv: int, machine: Machine) -> bool:
 
 def plan_contraction(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None = None) -> Plan:
     """The plan with the fewest modelled cycles, or the best one around a given `tile`: (lines, width, vectors)."""
+    return plan_of(c, machine, choose(c, machine, tile))
+
+
+def choose(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None = None) -> Direct:
+    """What the model chooses, or what it chooses around a given `tile`."""
+    tile = tile or rank_tiles(c, machine)[0]
+    return _around(c, machine, tile, rank_chunks(c, machine, tile)[0])
+
+
+def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk: tuple[int, int, int]) -> Direct:
+    plain = Direct(*tile, *chunk, blocks=1, prefetch=0)
+    plan = plan_of(c, machine, plain)
+    prefetch = _prefetch(c, plan, plain.tiles) if c.packed else 0
+    return replace(plain, blocks=_blocks(c, machine, plan, plain.tiles), prefetch=prefetch)
+
+
+def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
+    """All register tiles (lines, width, vectors), the one with the fewest modelled cycles first."""
     lanes = machine.lanes(c.acc)
     inner = estimate(c.rows[-1].extent)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
     k = max(1, estimate(c.k))
-    best: tuple[float, tuple[int, int, int]] | None = (0.0, tile) if tile else None
-    for nv in range(1, machine.registers if tile is None else 1):
+    found: list[tuple[float, tuple[int, int, int]]] = []
+    for nv in range(1, machine.registers):
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _shapes(c, inner, outer, nv, machine):
             cost = _cost(c, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
-            if best is None or cost < best[0]:
-                best = cost, (lines, width, nv)
-    assert best is not None
-    lines, width, nv = best[1]
-    run = estimate(merge_axes(c.reduce)[-1].extent)
-    fixed = isinstance(merge_axes(c.reduce)[-1].extent, int)
+            found.append((cost, (lines, width, nv)))
+    return [tile for _, tile in sorted(found, key=lambda x: x[0])]
+
+
+def others(c: Contraction, machine: Machine) -> list[Choice]:
+    """What the model ranks next: other register tiles, each with its own best chunks."""
+    ranked = rank_tiles(c, machine)[1:TRIED_TILES]
+    return [_around(c, machine, tile, rank_chunks(c, machine, tile)[0]) for tile in ranked]
+
+
+TRIED_TILES, TRIED_CHUNKS = 10, 10
+
+
+def neighbours(c: Contraction, machine: Machine, choice: Direct) -> list[Choice]:
+    """Choices that differ from one in its chunks, its blocks or its prefetching."""
+    tile = (choice.lines, choice.width, choice.vectors)
+    out: list[Choice] = [_around(c, machine, tile, chunk) for chunk in rank_chunks(c, machine, tile)[:TRIED_CHUNKS]]
+    plan = plan_of(c, machine, choice)
+    cuts = list(_cuts(c, plan)) if choice.tiles > 1 else []
+    if choice.blocks in cuts:
+        at = cuts.index(choice.blocks)
+        out += [replace(choice, blocks=n) for n in (1, *cuts[max(at - 1, 0) : at + 2])]
+    if c.packed:
+        lines = choice.prefetch
+        out += [replace(choice, prefetch=n) for n in (0, 1, lines // 2, lines + 1, 2 * lines)]
+    return [x for x in dict.fromkeys(out) if x != choice and admits(c, machine, x)]
+
+
+MOST_PREFETCH = 32  # cache lines of a turn
+MOST_SCRATCH = 4 << 20  # bytes of partial sums
+
+
+def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
+    """Whether `choice` gives a kernel for `c`: it may have been read from a file."""
+    if not isinstance(choice, Direct):
+        return False
+    inner = estimate(c.rows[-1].extent)
+    outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
+    lanes, columns = machine.lanes(c.acc), estimate(c.cols[-1].extent)
+    if not 1 <= choice.vectors < machine.registers or (choice.vectors > 1 and (choice.vectors - 1) * lanes >= columns):
+        return False
+    if (choice.lines, choice.width) not in _shapes(c, inner, outer, choice.vectors, machine):
+        return False
+    g = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes)
+    rows = choice.tiles <= g.across or (choice.tiles % g.across == 0 and choice.tiles < g.tiles + g.across)
+    counts = 1 <= choice.panels <= g.panels and 1 <= choice.entries <= g.entries and choice.tiles >= 1
+    if not rows or not counts or choice.prefetch > (MOST_PREFETCH if c.packed else 0):
+        return False
+    if choice.blocks == 1:
+        return True
+    plan = plan_of(c, machine, replace(choice, blocks=1))
+    small = tiles_bytes(c, plan, choice.tiles) <= MOST_SCRATCH
+    return choice.tiles > 1 and choice.blocks in _cuts(c, plan) and small
+
+
+def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
+    """A choice in terms of the loops."""
+    reduce = merge_axes(c.reduce)
+    run = estimate(reduce[-1].extent)
+    fixed = isinstance(reduce[-1].extent, int)
     unroll = next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
-    return _chunked(c, machine, Plan(lanes, lines, width, nv, unroll, 1, 1, 1, machine.masks))
+    lanes = machine.lanes(c.acc)
+    across = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).across
+    block: DimLike = choice.tiles * choice.width
+    if isinstance(c.rows[-1].extent, int) and choice.tiles >= across:
+        block = c.rows[-1].extent
+    elif choice.tiles >= across:
+        block = across * choice.width  # a fixed size: rows beyond the estimate are more chunks
+    p = Plan(
+        lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
+        machine.masks, choice.entries, choice.prefetch, AHEAD if choice.tiles == 1 else 0,
+    )  # fmt: skip
+    if choice.blocks > 1:
+        outer = reduce[0].extent
+        assert isinstance(outer, int)
+        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, choice.tiles))
+    if transposed(c) and isinstance(c.k, int):
+        panel = -(-c.k // lanes) * lanes * p.panel * c.acc.nbytes
+        at = -(-p.scratch_bytes // 64) * 64
+        p = replace(p, panel_at=at, scratch_bytes=at + panel)
+    return p
 
 
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
@@ -215,32 +308,47 @@ def _powers(n: int) -> list[int]:
 _CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
 
 
-def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
-    """Cut the output into chunks: many enough to keep all threads busy to the end, few enough to stream little twice.
+@dataclass(frozen=True)
+class _Grid:
+    """A contraction in register tiles. entries: batch entries and outer columns. tiles: of one column panel, `across`
+    of them along the last row axis."""
+
+    entries: int
+    across: int
+    tiles: int
+    panels: int
+
+    @staticmethod
+    def of(c: Contraction, lines: int, width: int, panel: int) -> _Grid:
+        entries = product(estimate(x.extent) for x in (*c.batch, *c.cols[:-1]))
+        rows = product(estimate(x.extent) for x in c.rows)
+        assert isinstance(entries, int) and isinstance(rows, int)
+        inner = max(1, estimate(c.rows[-1].extent))
+        across = -(-inner // width)
+        tiles = -(-max(1, rows // inner) // lines) * across
+        return _Grid(entries, across, tiles, -(-max(1, estimate(c.cols[-1].extent)) // panel))
+
+
+def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Ways to cut the output into chunks, (panels, tiles, entries) of each, best first: many enough to keep all threads
+    busy to the end, few enough to stream little twice.
 
     R row blocks stream B R times, C column blocks stream A C times. With n chunks on t threads the last ones to finish
     leave others idle for at most one chunk; none does where t divides n and all are equal.
     """
-    entries = 1
-    for x in (*c.batch, *c.cols[:-1]):
-        entries *= estimate(x.extent)
-    rows = 1
-    for x in c.rows:
-        rows *= estimate(x.extent)
-    inner = max(1, estimate(c.rows[-1].extent))
-    across = -(-inner // p.width)
-    row_tiles = -(-max(1, rows // inner) // p.lines) * across
+    lines, width, vectors = tile
+    g = _Grid.of(c, lines, width, vectors * machine.lanes(c.acc))
+    entries, across, row_tiles, panels = g.entries, g.across, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
-    panels = -(-columns // p.panel)
     a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
     work = c.flops / (machine.gflops * 1e9)
     threads = machine.threads
-    best: tuple[float, int, int, int] | None = None
+    found: dict[tuple[int, int, int], float] = {}
     for n in sorted({-(-panels // per) for per in range(1, panels + 1)}):
         per = -(-panels // n)
         blocks = -(-panels // per)
         for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads):
-            batch_run = max(1, entries * blocks // goal) if goal < entries * blocks else 1
+            batch_run = min(entries, max(1, entries * blocks // goal))
             lots = -(-entries // batch_run)
             tiles = _tile_run(-(-row_tiles // min(row_tiles, -(-goal // (blocks * lots)))), across)
             row_blocks = -(-row_tiles // tiles) if tiles >= across else -(-across // tiles) * (row_tiles // across)
@@ -254,25 +362,8 @@ def _chunked(c: Contraction, machine: Machine, p: Plan) -> Plan:
             traffic = entries * (b_times * b_bytes + a_times * a_bytes) * _PER_BYTE
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
             cost = (work + traffic + count * _CLAIM) / threads + max(idle, 0.2 * chunk * (threads > 1))
-            if best is None or cost < best[0]:
-                best = cost, per, tiles, batch_run
-    assert best is not None
-    _, per, tiles, batch_run = best
-    block: DimLike = tiles * p.width
-    if isinstance(c.rows[-1].extent, int) and tiles >= across:
-        block = c.rows[-1].extent
-    elif tiles >= across:
-        block = across * p.width  # a fixed size: rows beyond the estimate are more chunks
-    p = replace(
-        p, row_run=max(1, tiles // across), row_block=block, panels=per, batch_run=batch_run,
-        prefetch=_prefetch(c, p, tiles) if c.packed else 0, ahead=AHEAD if tiles == 1 else 0,
-    )  # fmt: skip
-    p = _blocked(c, machine, p, tiles)
-    if transposed(c) and isinstance(c.k, int):
-        panel = -(-c.k // p.lanes) * p.lanes * p.panel * c.acc.nbytes
-        at = -(-p.scratch_bytes // 64) * 64
-        p = replace(p, panel_at=at, scratch_bytes=at + panel)
-    return p
+            found.setdefault((per, tiles, batch_run), cost)
+    return sorted(found, key=lambda x: found[x])
 
 
 def transposed(c: Contraction) -> bool:
@@ -287,23 +378,28 @@ def _tile_run(tiles: int, across: int) -> int:
     return -(-across // -(-across // tiles))
 
 
-def _blocked(c: Contraction, machine: Machine, p: Plan, tiles: int) -> Plan:
-    """Cut a long reduction so that a chunk's rows of A and a panel of B fit the second-level cache together."""
-    axes = merge_axes(c.reduce)
-    outer, k = axes[0].extent, c.k
-    if not isinstance(outer, int) or not isinstance(k, int) or tiles < 2:
-        return p
+def _blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
+    """Blocks of a long reduction so that a chunk's rows of A and a panel of B fit the second-level cache together."""
+    if tiles < 2:
+        return 1
+    axes, k = merge_axes(c.reduce), estimate(c.k)
     a_bytes = min(_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
     b_bytes = k * p.panel * c.b.nbytes
-    step = p.unroll if len(axes) == 1 else 1
-    for n in range(1, outer // step + 1):
-        if outer % n or (outer // n) % step:
-            continue
+    for n in _cuts(c, p):
         small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
         if small or k // n < 2 * MIN_K_BLOCK:
-            block = outer // n if n > 1 else 0
-            return replace(p, k_block=block, scratch_bytes=tiles_bytes(c, p, tiles) if block else 0)
-    return p
+            return n
+    return 1
+
+
+def _cuts(c: Contraction, p: Plan) -> Iterator[int]:
+    """Into how many equal blocks of whole turns the outermost reduction loop can be cut; sizes must be known."""
+    axes = merge_axes(c.reduce)
+    outer = axes[0].extent
+    if not isinstance(outer, int) or not isinstance(c.k, int):
+        return
+    step = p.unroll if len(axes) == 1 else 1
+    yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
 
 
 MIN_K_BLOCK = 512
@@ -338,4 +434,7 @@ def _span(c: Contraction) -> int:
     return total
 
 
-__all__ = ["Axis", "Contraction", "Plan", "ceildiv", "merge_axes", "plan_contraction", "tile_cycles"]
+__all__ = [
+    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "merge_axes", "neighbours", "others",
+    "plan_contraction", "plan_of", "tile_cycles",
+]  # fmt: skip

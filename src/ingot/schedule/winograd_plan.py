@@ -15,6 +15,7 @@ from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
+from ingot.schedule.choice import Choice, Pieces
 from ingot.schedule.machine import Machine
 from ingot.schedule.tile import Plan, fits, tile_cycles
 
@@ -45,17 +46,6 @@ class Shape:
     dtype: DType
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """m: outputs of a tile along each dimension. tiles, columns: of a chunk, columns a multiple of the vector.
-    split: the input is transformed by a step of its own."""
-
-    m: int
-    tiles: int
-    columns: int
-    split: bool = False
-
-
 def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
     """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions of known size,
     stride and dilation 1, padding in the input's memory, no groups, channels side by side."""
@@ -84,12 +74,40 @@ def plan_winograd(s: Shape, plan: Plan, machine: Machine) -> Pieces | None:
     images = s.images if isinstance(s.images, int) else 1
     weights = s.r * s.r * s.ci * s.co * s.dtype.nbytes
     goal = _time(_direct_cycles(s, plan, images, machine), 0.0, weights, machine) / GAIN
-    best: tuple[float, Pieces] | None = None
-    for pieces in _candidates(s, images, machine):
-        cost = modelled(s, pieces, machine) * (1 + _RESERVE * (pieces.m > 2))
-        if cost < goal and (best is None or cost < best[0]):
-            best = cost, pieces
-    return best[1] if best else None
+    cost, pieces = min(_ranked(s, machine), key=lambda x: x[0], default=(goal, None))
+    return pieces if cost < goal else None
+
+
+def other_pieces(s: Shape, machine: Machine) -> list[Choice]:
+    """The pieces that the model ranks first."""
+    return [pieces for _, pieces in sorted(_ranked(s, machine), key=lambda x: x[0])[:TRIED]]
+
+
+TRIED = 10
+
+
+def near_pieces(s: Shape, near: Pieces, machine: Machine) -> list[Choice]:
+    """Pieces that differ from `near` by one step in one number."""
+    found = [p for _, p in _ranked(s, machine) if p.m == near.m]
+    out = [p for p in found if (p.tiles, p.columns) == (near.tiles, near.columns)]
+    for mine, other in (("tiles", "columns"), ("columns", "tiles")):
+        at = getattr(near, mine)
+        line = [p for p in found if getattr(p, other) == getattr(near, other) and p.split == near.split]
+        out += sorted((p for p in line if getattr(p, mine) < at), key=lambda p: getattr(p, mine))[-2:]
+        out += sorted((p for p in line if getattr(p, mine) > at), key=lambda p: getattr(p, mine))[:2]
+    return [p for p in out if p != near]
+
+
+def admits_pieces(s: Shape, pieces: Choice, machine: Machine) -> bool:
+    """Whether `pieces` give a kernel: they may have been read from a file."""
+    return any(p == pieces for _, p in _ranked(s, machine))
+
+
+def _ranked(s: Shape, machine: Machine) -> list[tuple[float, Pieces]]:
+    """All pieces with their modelled time, that of F(4) with its reserve."""
+    images = s.images if isinstance(s.images, int) else 1
+    found = _candidates(s, images, machine)
+    return [(modelled(s, p, machine) * (1 + _RESERVE * (p.m > 2)), p) for p in found]
 
 
 def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
@@ -105,7 +123,7 @@ def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
             if tiles < min(total, 7):
                 continue
             for per in sorted({-(-vectors // -(-vectors // v)) for v in (2, 3, 4, 6, 8, 12, 16)}):
-                for split in (False, True):
+                for split in (0, 1):
                     kept = per * lanes + (0 if split else s.ci)
                     if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
                         out.append(Pieces(m, tiles, per * lanes, split))
@@ -167,4 +185,4 @@ def _direct_cycles(s: Shape, plan: Plan, images: int, machine: Machine) -> float
     return tiles * vectors / plan.vectors * _tile(plan.lines * plan.width, plan.vectors, s.r**2 * s.ci, machine)
 
 
-__all__ = ["Pieces", "Shape", "covered", "modelled", "plan_winograd"]
+__all__ = ["Pieces", "Shape", "admits_pieces", "covered", "modelled", "near_pieces", "other_pieces", "plan_winograd"]

@@ -1,0 +1,107 @@
+"""What a schedule decides by a model of the machine and a tuner by measuring.
+
+A strategy with something to decide describes it as a `Site`: the key it is filed under, the model's choice, and others
+to try. `decide` is how strategies ask: what was measured for the key goes before the model, but only as long as the
+model's choice is still the one that it was measured against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import ClassVar
+
+# Of the kernels that measured choices are about; goes up when kernels change so much that old measurements say nothing.
+GENERATION = 1
+_LARGEST = 1 << 24  # of any number in a choice
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Small whole numbers. `way` names the kind; only values of the same kind are equal."""
+
+    way: ClassVar[str] = ""
+
+    def record(self) -> dict[str, int | str]:
+        """As plain data.   {"way": "direct", "lines": 1, ...}"""
+        return {"way": self.way, **{name: int(value) for name, value in asdict(self).items()}}
+
+
+@dataclass(frozen=True)
+class Direct(Choice):
+    """A contraction as one loop nest.
+
+    lines, width, vectors: the register tile, as in `tile.Plan`. panels, tiles, entries: column panels, register tiles
+    of one panel, and batch entries of a chunk. blocks: into which the outermost reduction loop is cut. prefetch: cache
+    lines of B per turn of the innermost loop.
+    """
+
+    way: ClassVar[str] = "direct"
+    lines: int
+    width: int
+    vectors: int
+    panels: int
+    tiles: int
+    entries: int
+    blocks: int
+    prefetch: int
+
+
+@dataclass(frozen=True)
+class Pieces(Choice):
+    """A convolution by Winograd's algorithm. m: outputs of a tile along each dimension. tiles, columns: of a chunk,
+    columns a multiple of the vector. split (0 or 1): the input is transformed by a step of its own."""
+
+    way: ClassVar[str] = "winograd"
+    m: int
+    tiles: int
+    columns: int
+    split: int = 0
+
+
+WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces)}
+
+
+def read_choice(record: object) -> Choice | None:
+    """The choice that `record` tells, None if it is none: the record may come from anywhere."""
+    if not isinstance(record, dict):
+        return None
+    kind = WAYS.get(str(record.get("way")))
+    if kind is None or set(record) != {"way", *(f.name for f in fields(kind))}:
+        return None
+    values = {name: value for name, value in record.items() if name != "way"}
+    if not all(type(value) is int and 0 <= value <= _LARGEST for value in values.values()):
+        return None
+    return kind(**values)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`choice` was faster than `over`, the model's own, or both are the same: nothing faster was found."""
+
+    choice: Choice
+    over: Choice
+
+
+@dataclass(frozen=True)
+class Site:
+    """A decision of one kernel. key: all that the best choice depends on besides the machine. untuned: the model's.
+    others: what it ranks next, best first. refine: neighbours of a choice. admits: whether a choice gives a kernel here
+    (a right one; how fast is another matter)."""
+
+    key: str
+    untuned: Choice
+    others: Callable[[], list[Choice]]
+    refine: Callable[[Choice], list[Choice]]
+    admits: Callable[[Choice], bool]
+
+
+def decide(site: Site, measured: Mapping[str, Measured]) -> Choice:
+    """The measured choice where there is one that still means something, else the model's."""
+    found = measured.get(site.key)
+    if found is None or found.over != site.untuned or not site.admits(found.choice):
+        return site.untuned
+    return found.choice
+
+
+__all__ = ["GENERATION", "Choice", "Direct", "Measured", "Pieces", "Site", "decide", "read_choice"]
