@@ -1,11 +1,17 @@
-"""Golden texts: `golden("name", text)` compares with golden/name.txt beside the test; --update-golden writes it."""
+"""Golden texts: `golden("name", text)` compares with golden/name.txt beside the test; --update-golden writes it.
+
+Whatever a test compiles is verified after every pass.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("INGOT_VERIFY", "1")
 
 Golden = Callable[[str, str], None]
 

@@ -17,9 +17,11 @@ import numpy as np
 from ingot.ir.dims import likely_sizes, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.node import Const, Graph, Node, Op
 from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
+from ingot.ir.verify import verify
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, RNN, Attention
 from ingot.passes.bodies import in_bodies
@@ -53,9 +55,14 @@ def _has_kernel(node: Node) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
-    """The passes for CPUs, in order."""
+def cpu_passes(fast_math: bool = False, outer: frozenset[str] = frozenset()) -> tuple[tuple[str, Pass], ...]:
+    """The passes for CPUs, in order. `outer`: the symbols of the graphs around this one, where it is a body."""
     tidy = partial(simplify, fast_math=fast_math)
+
+    def bodies(graph: Graph) -> Graph:
+        known = outer.union(graph.symbols())
+        return in_bodies(graph, lambda body: optimize(body, cpu_passes(fast_math, known), outer=known))
+
     return (
         # on MODEL ops, while they still have their names
         ("fold_model", fold_constants),  # weights that the model transposes or slices
@@ -73,7 +80,7 @@ def cpu_passes(fast_math: bool = False) -> tuple[tuple[str, Pass], ...]:
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", fuse),
-        ("bodies", lambda g: in_bodies(g, lambda body: optimize(body, cpu_passes(fast_math)))),
+        ("bodies", bodies),
     )
 
 
@@ -86,14 +93,24 @@ class Trace:
     kernels: list[Kernel] = field(default_factory=list)
 
 
-def optimize(graph: Graph, passes: tuple[tuple[str, Pass], ...], trace: Trace | None = None) -> Graph:
-    """Run `passes` in order. INGOT_DEBUG=1 tells each pass and its time, 2 also the graph where it changed."""
-    level = flags.debug_level()
+def optimize(
+    graph: Graph,
+    passes: tuple[tuple[str, Pass], ...],
+    trace: Trace | None = None,
+    outer: frozenset[str] = frozenset(),
+) -> Graph:
+    """Run `passes` in order; `outer` as for `cpu_passes`.
+
+    INGOT_DEBUG=1 tells each pass and its time, 2 also the graph where it changed; INGOT_VERIFY=1 verifies it.
+    """
+    level, checked = flags.debug_level(), flags.verify()
     for name, run in passes:
         progress.report(name)
         before, begin = graph, time.perf_counter()
         graph = run(graph)
         seconds = time.perf_counter() - begin
+        if checked:
+            verify(graph, name, outer)
         if trace is not None:
             trace.stages.append((name, seconds, graph))
         if level >= 1:
@@ -137,12 +154,17 @@ def _build(
     graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
 ) -> Program:
     machine = machine_of(isa.arch, isa.features, threads, winograd=flags.winograd())
+    verify(graph, "import")
     with fueled():  # INGOT_FUEL counts the rewrites of all passes together
         fused = optimize(graph, cpu_passes(fast_math), trace)
+    verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
 
     def native(kernels: Sequence[Kernel]) -> CodeObject:
         if trace is not None:
             trace.kernels += kernels
+        if flags.verify():
+            for kernel in kernels:
+                verify_kernel(kernel, "schedule")
         progress.report("machine code")
         text = print_module(kernels, isa)
         if (level := flags.debug_level()) >= 4:

@@ -7,18 +7,23 @@ from ingot.support.errors import InputError
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch):
-    for name in ("DEBUG", "FUEL", "THREADS", "WINOGRAD", "CACHE_DIR", "CACHE_MB"):
+    for name in ("DEBUG", "FUEL", "THREADS", "VERIFY", "WINOGRAD", "CACHE_DIR", "CACHE_MB"):
         monkeypatch.delenv(f"INGOT_{name}", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert (flags.debug_level(), flags.fuel(), flags.threads()) == (0, None, None)
     assert flags.cache_dir() == Path.home() / ".cache" / "ingot"
     assert flags.cache_bytes() == 4 << 30
-    assert flags.winograd()
+    assert flags.winograd() and not flags.verify()
 
 
 def test_values_and_refusals(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("INGOT_WINOGRAD", "0")
     assert not flags.winograd()
+    monkeypatch.setenv("INGOT_VERIFY", "1")
+    assert flags.verify()
+    monkeypatch.setenv("INGOT_VERIFY", "0")
+    monkeypatch.setenv("INGOT_DEBUG", "1")
+    assert flags.verify()
     monkeypatch.setenv("INGOT_FUEL", "0")
     assert flags.fuel() == 0
     monkeypatch.setenv("INGOT_THREADS", "0")

@@ -19,14 +19,16 @@ from ingot.support.errors import IngotError, VerifyError
 _verified: WeakSet[Node] = WeakSet()
 
 
-def verify(graph: Graph, after: str = "") -> None:
+def verify(graph: Graph, after: str = "", outer: frozenset[str] = frozenset()) -> None:
     """Raise VerifyError unless `graph` is well formed. `after` names the pass that made it.
+
+    `outer`: the symbols of the graphs around it, where it is a body.
 
     Checked: inputs are distinct Input nodes and all of the Input nodes there are; output names match the outputs; every
     output and operand is a single result; every node's types are what its op's type rule gives; every symbol is one of
     the inputs' (a body may also use those of the graph around it); graphs among the attributes are well formed.
     """
-    _graph(graph, f"after {after}: " if after else "", frozenset())
+    _graph(graph, f"after {after}: " if after else "", outer)
 
 
 def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:

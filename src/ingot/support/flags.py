@@ -31,6 +31,11 @@ def debug_level() -> int:
     return _integer("INGOT_DEBUG", 0, 0, 5) or 0
 
 
+def verify() -> bool:
+    """INGOT_VERIFY=1: verify the graph after every pass and every kernel; INGOT_DEBUG implies it."""
+    return _integer("INGOT_VERIFY", 0, 0, 1) == 1 or debug_level() >= 1
+
+
 def fuel() -> int | None:
     """INGOT_FUEL=n: stop optimizing after n rewrites (bisects a miscompile); None is unlimited."""
     return _integer("INGOT_FUEL", None, 0, 2**62)

@@ -1,0 +1,67 @@
+"""The borders of the pipeline: what a pass breaks is found, and the pass named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ingot import ops, pipeline
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, f32, i64
+from ingot.ops import Tanh, While
+from ingot.support.errors import VerifyError
+from tests.ir.test_verify import forged
+
+N = symbol("n")
+
+
+def spoil(graph: Graph) -> Graph:
+    """A pass with a bug: its result's type is not what the op gives."""
+    (x,) = graph.outputs
+    return graph.with_outputs([forged(Tanh(), (x,), TensorType(f32, (N + 1,)), loc="m.py:3")])
+
+
+def broken(name: str) -> Callable[..., tuple[tuple[str, pipeline.Pass], ...]]:
+    """`cpu_passes` in which the pass `name` is followed by the bug."""
+    passes = pipeline.cpu_passes
+
+    def spoiled(run: pipeline.Pass) -> pipeline.Pass:
+        return lambda g: spoil(run(g))
+
+    return lambda *options: tuple((n, spoiled(run) if n == name else run) for n, run in passes(*options))
+
+
+def small() -> Graph:
+    x = Input("x", TensorType(f32, (N,)))()
+    return Graph((x,), (Tanh()(x),))
+
+
+def test_a_pass_that_breaks_the_graph_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pipeline, "cpu_passes", broken("lower"))
+    with pytest.raises(VerifyError, match=r"after lower: tanh at m.py:3: types: expected f32\[n\]"):
+        pipeline.build_native(small(), 1)
+
+
+def test_both_ends_are_verified_without_the_flag(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INGOT_VERIFY", "0")
+    with pytest.raises(VerifyError, match="after import: tanh"):
+        pipeline.build_native(spoil(small()), 1)
+    monkeypatch.setattr(pipeline, "cpu_passes", broken("bodies"))
+    with pytest.raises(VerifyError, match=r"after the passes \(INGOT_VERIFY=1 tells which\): tanh"):
+        pipeline.build_native(small(), 1)
+
+
+def nest(depth: int, i: Node, x: Node) -> Node:
+    """Loops inside loops, whose innermost body has a size of the outermost graph among its attributes alone."""
+    if depth == 0:
+        return ops.broadcast_to(ops.reduce_sum(x, (0,)), (N,))
+    state = (Input("i", i.type)(), Input("x", x.type)())
+    body = Graph(state, (ops.sub(state[0], 1), nest(depth - 1, *state)))
+    return While(Graph(state, (ops.compare("GT", state[0], 0),)), body)(i, x).results[1]
+
+
+def test_bodies_may_use_the_sizes_around_them():
+    i, x = Input("i", TensorType(i64, ()))(), Input("x", TensorType(f32, (N,)))()
+    pipeline.build_native(Graph((i, x), (nest(2, i, x),)), 1)
