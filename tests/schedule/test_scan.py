@@ -95,7 +95,7 @@ def test_dynamic_steps_and_batch(op: Recurrent) -> None:
         shapes[5] = (d, b, h)
     if op.has_lengths:
         shapes[4 + op.states] = (b,)
-    for steps, batch in ((1, 1), (7, 11)):
+    for steps, batch in ((1, 1), (7, 11), (3, 4)):
         xs = operands(op, steps, batch)
         check(constant_graph(op, xs, shapes), given(xs))
 

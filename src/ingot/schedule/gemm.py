@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, floordiv
+from ingot.ir.dims import DimLike, estimate, floordiv
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
@@ -79,7 +79,7 @@ def lower_contraction(
         loops = make(anchor, a_layout, b_layout)
         temps = (b_node.type.nbytes,)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("temp", 0)
-    loops = _flat_rows(loops)
+    loops = _flat_rows(_rows_as_they_lie(loops))
     c = Contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
     )
@@ -266,6 +266,22 @@ def _sized(
         sized(reduce, Axis(1, 0, 0)),
         restore,
     )
+
+
+def _rows_as_they_lie(loops: _Loops) -> _Loops:
+    """Row axes in the order in which A lies in memory, so that a transposed A's rows can be joined too."""
+    order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
+    if order == list(range(len(order))):
+        return loops
+    first, inner = len(loops.batch), loops.index
+
+    def index(place: Index) -> Index:
+        own: list[Expr] = list(place)
+        for at, d in enumerate(order):
+            own[first + d] = place[first + at]
+        return inner(tuple(own))
+
+    return replace(loops, rows=tuple(loops.rows[d] for d in order), index=index)
 
 
 def _flat_rows(loops: _Loops) -> _Loops:

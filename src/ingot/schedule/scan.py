@@ -9,7 +9,8 @@ resets before the product) runs in stages; every stage is a pass over the column
 
 Passes are the rounds of one kernel; their chunks are (direction, part of the columns). Chunks of a round may take their
 part in any order, so a worker takes the part that it had before, if it is free: its share of R stays in its own cache.
-Every other pass walks the part's blocks backwards: what the last one left in the cache is used first.
+Every other pass walks the part's weights backwards: what the last one left in the cache is used first. (A walk that
+always starts at the same end finds nothing in a least-recently-used cache that is smaller than the part.)
 """
 
 from __future__ import annotations
@@ -134,15 +135,19 @@ class _Scan:
 
     def _stage(self, node: Node, first: int, before: list[_Stage]) -> _Stage:
         gates = int(node.shape[1]) // self.hidden  # type: ignore[arg-type]
-        batch, lanes = estimate(self.batch), self.lanes
+        lanes = self.lanes
         most = -(-self.hidden // lanes)
-        # one row of the batch: as many sums as hide the latency of a multiply-add; more rows bring their own
-        vectors = max(1, min((8 if batch == 1 else 4) // gates, most))
+        # a single row needs as many sums as hide the latency of a multiply-add; more rows bring their own
+        alone = estimate(self.batch) == 1
+        vectors = max(1, min((8 if alone else 4) // gates, most))
         if not self.machine.masks:
             while most % vectors:
                 vectors -= 1
         width = gates * vectors
-        rows = max(1, min((self.machine.registers - 1 - width) // width, 24 // width, batch))
+        # sums, a value of h for each row, and a weight
+        rows = max(1, min((self.machine.registers - 1) // (width + 1), 24 // width))
+        if isinstance(self.batch, int):
+            rows = max(1, min(rows, self.batch))
         base = sum(self._weights_size(s) for s in before)
         return _Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
 
@@ -411,7 +416,7 @@ class _Loop:
             k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high"
         )
         odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
-        step = _Step(self, cell, stage, i)
+        step = _Step(self, cell, stage, i, odd)
 
         def columns(b: Block, c: Expr) -> None:
             back = k.sub(k.sub(k.add(low, high), integer(1)), c)
@@ -424,8 +429,8 @@ class _Loop:
 class _Step:
     """One stage of one step of one direction: the products and the cell's arithmetic for a block of columns."""
 
-    def __init__(self, loop: _Loop, cell: _Cell, stage: int, i: Expr):
-        self.loop, self.scan, self.cell, self.number, self.i = loop, loop.scan, cell, stage, i
+    def __init__(self, loop: _Loop, cell: _Cell, stage: int, i: Expr, odd: Expr):
+        self.loop, self.scan, self.cell, self.number, self.i, self.odd = loop, loop.scan, cell, stage, i, odd
         self.stage = cell.stages[stage]
 
     def _state(self, b: Expr, j: Expr) -> Expr:
@@ -440,18 +445,21 @@ class _Step:
         return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
 
     def columns(self, block: Block, column: Expr) -> None:
-        scan, s = self.scan, self.stage
-        if isinstance(scan.batch, int) or s.rows == 1:
-            rest = scan.batch % s.rows if isinstance(scan.batch, int) else 0
-            whole = scan.batch - rest
-            block.loop("b", 0, whole, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
-            if rest:
-                self._tile(block, column, dim_expr(whole), rest)
-        else:
-            total = dim_expr(scan.batch)
-            main = block.let(k.mul(k.binary("div", total, integer(s.rows)), integer(s.rows)), "main")
-            block.loop("b", 0, main, s.rows, lambda x, b: self._tile(x, column, b, s.rows))
-            block.loop("b", main, total, 1, lambda x, b: self._tile(x, column, b, 1))
+        batch, rows = self.scan.batch, self.stage.rows
+        if isinstance(batch, int):
+            whole = batch - batch % rows
+            block.loop("b", 0, whole, rows, lambda x, b: self._tile(x, column, b, rows))
+            if whole < batch:
+                self._tile(block, column, integer(whole), batch - whole)
+            return
+        total = dim_expr(batch)
+        at = block.let(k.mul(k.binary("div", total, integer(rows)), integer(rows)), "main")
+        block.loop("b", 0, at, rows, lambda x, b: self._tile(x, column, b, rows))
+        for power in reversed(range((rows - 1).bit_length())):
+            here, some = at, 1 << power
+            has = k.binary("le", k.add(here, integer(some)), total)
+            block.when(has, lambda x, here=here, some=some: self._tile(x, column, here, some))
+            at = block.let(k.select(has, k.add(here, integer(some)), here), "b")
 
     def _tile(self, block: Block, column: Expr, b: Expr, rows: int) -> None:
         scan, s, lanes = self.scan, self.stage, self.scan.lanes
@@ -474,6 +482,7 @@ class _Step:
         unroll = next(u for u in (4, 2, 1) if h % u == 0)
 
         def turns(x: Block, e: Expr) -> None:
+            e = x.let(k.select(self.odd, k.sub(integer(h - unroll), e), e), "k")
             for u in range(unroll):
                 at = ix.add(e, integer(u))
                 values = [
