@@ -1,6 +1,6 @@
 """The contraction generator on the shapes of real models: share of the multiply-add peak, one and two threads.
 
-python benchmarks/contraction.py [filter ...] [--peers] [--threads 1,2]
+python benchmarks/contraction.py [filter ...] [--peers] [--threads 1,2] [--types bf16,bf16]
 
 Each shape runs as a program of many steps with its own weights for every step (at least 48 MB of them in rotation), as
 in a model: weights come from the third-level cache or memory, activations from the second or third. The peak is probed
@@ -13,14 +13,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.machine import PeakProbe, host_machine
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, Lit
-from ingot.ir.types import f32
+from ingot.ir.types import DTYPES, f32
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer as Memory
@@ -106,7 +106,7 @@ def kernel_of(shape: Shape, machine: Machine, plan: Plan | None = None) -> tuple
     """relu(acc + bias)."""
     c = shape.c
     plan = plan or plan_contraction(c, machine)
-    a, b, bias, out = Buffer("a", f32), Buffer("b", f32), Buffer("bias", f32), Buffer("out", f32, writable=True)
+    a, b, bias, out = Buffer("a", c.a), Buffer("b", c.b), Buffer("bias", f32), Buffer("out", f32, writable=True)
     top, chunk = Block(), k.var("chunk")
     go = int(c.cols[-1].extent)  # type: ignore[arg-type]
 
@@ -129,11 +129,11 @@ def program(
     kernel, plan = kernel_of(shape, machine, plan)
     code = assemble([print_module([kernel], host_features())])
     compile_ms = (time.perf_counter() - start) * 1e3
-    size = -(-shape.b * 5 // 4 // 64) * 64 * 4  # panels are padded
+    size = -(-shape.b * 5 // 4 // 64) * 64 * shape.c.b.nbytes  # panels are padded
     steps = max(2, min(64, weights // size))
     assert isinstance(kernel.chunks, Lit)
     blob = aligned_bytes(size * steps)
-    blob.view(np.float32)[:] = 1e-3
+    blob.view(shape.c.b.numpy)[:] = 1e-3
     buffers = [Memory(0, "input", 4, index=0), Memory(1, "output", 4, index=0)]
     for i in range(2):
         buffers.append(Memory(2 + i, "arena", shape.a * 4, 0, steps))
@@ -237,7 +237,9 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--seconds", type=float, default=0.5, help="per shape and thread count")
+    parser.add_argument("--types", default="f32,f32", help="of A and B; sums are f32")
     options = parser.parse_args()
+    a, b = (DTYPES[name] for name in options.types.split(","))
     threads = [int(t) for t in options.threads.split(",")]
     probe = PeakProbe()
     peak = max(probe() for _ in range(100))
@@ -249,6 +251,7 @@ def main() -> None:
     for shape in SHAPES:
         if options.filters and not any(f in shape.name for f in options.filters):
             continue
+        shape = replace(shape, c=replace(shape.c, a=a, b=b))
         cells, tile, chunks, ms = [], "", 0, 0.0
         for t in threads:
             got, plan, ms, chunks = rate(shape, t, options.seconds)

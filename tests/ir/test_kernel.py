@@ -10,7 +10,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel_interp import run_kernel
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
-from ingot.ir.types import DTYPES, bf16, boolean, f32, f64, i8, i32, i64, u8
+from ingot.ir.types import DTYPES, bf16, boolean, f32, f64, i8, i32, i64, u8, u32
 from ingot.support.errors import VerifyError
 
 C, S = k.var("c"), k.var("s0")
@@ -188,6 +188,27 @@ def test_fma_rounds_once() -> None:
         assert abs(Fraction(float(got)) - exact) * 2 <= ulp
         wide = value_of(k.fma(k.lit(a, f64), k.lit(b, f64), k.lit(c, f64)))[0]
         assert wide == float(exact)
+
+
+def test_pair_dot_adds_the_odd_product_first() -> None:
+    def dot(a: list[float], b: list[float], c: float) -> float:
+        return float(value_of(k.pair_dot(vec(list(a), "bf16"), vec(list(b), "bf16"), k.lit(c, f32)))[0])
+
+    # 1 + 2^-24 stays 1, so that the order of the two small products shows
+    assert dot([1.0, 2.0**-12], [1.0, 2.0**-12], 0.0) == 1.0
+    assert dot([2.0**-12, 1.0], [2.0**-12, 1.0], 2.0**-24) == 1.0
+    assert dot([1.0, 2.0**-12], [1.0, 2.0**-12], 2.0**-24) == 1.0 + 2.0**-23
+    # products are not rounded on their own: 2^128 is none of f32's, the sum is
+    assert dot([2.0, 1.0], [2.0**127, -(2.0**127)], 0.0) == 2.0**127
+    assert np.isnan(dot([0.0, 1.0], [np.inf, 1.0], 1.0))
+
+
+def test_bits_as_lanes_of_another_size() -> None:
+    both = vec([1.0, -2.0], "bf16")
+    word = k.bitcast(both, u32)
+    assert (word.lanes, int(value_of(word)[0])) == (1, 0xC0003F80)
+    assert value_of(k.bitcast(k.splat(word, 2), bf16)).tolist() == [1, -2, 1, -2]
+    assert show_kernel(store1(word)).endswith("= bits.u32(shuffle(1.0:bf16, -2.0:bf16, [0, 1]))\n")
 
 
 X, Y = k.Buffer("x", f32, 4), k.Buffer("y", f32, 4, writable=True)

@@ -4,9 +4,10 @@
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index)
-    expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Select(c, a, b)
-             | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step) | Load(buffer, index, mask)
-             | Gather(buffer, index, mask) | Reduce(fn, a) | Shuffle(a, b, pick) | Extract(a, lane)
+    expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | PairDot(a, b, c)
+             | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
+             | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
+             | Shuffle(a, b, pick) | Extract(a, lane)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
@@ -97,6 +98,19 @@ class Fma(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class PairDot(Expr):
+    """Lane i is fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])): a and b are bf16 and have twice the lanes of c, f32.
+
+    Both sums are rounded to nearest even. A denormal operand or sum may count as zero: Intel's vdpbf16ps, which this is
+    where the machine has it, flushes them (Intel SDM, VDPBF16PS). Without it the pairs are widened.
+    """
+
+    a: Expr
+    b: Expr
+    c: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Select(Expr):
     cond: Expr
     a: Expr
@@ -112,6 +126,8 @@ class Cast(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Bitcast(Expr):
+    """The same bits as lanes of another type, as many bits in all; the first lane is in the lowest."""
+
     a: Expr
 
 
@@ -339,6 +355,10 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     return Fma(c.dtype, lanes, splat(a, lanes), splat(b, lanes), splat(c, lanes))
 
 
+def pair_dot(a: Expr, b: Expr, c: Expr) -> Expr:
+    return PairDot(c.dtype, c.lanes, a, b, c)
+
+
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:
     lanes = max(cond.lanes, a.lanes, b.lanes)
     return Select(a.dtype, lanes, splat(cond, lanes), splat(a, lanes), splat(b, lanes))
@@ -349,7 +369,7 @@ def cast(a: Expr, dtype: DType) -> Expr:
 
 
 def bitcast(a: Expr, dtype: DType) -> Expr:
-    return a if a.dtype == dtype else Bitcast(dtype, a.lanes, a)
+    return a if a.dtype == dtype else Bitcast(dtype, a.lanes * a.dtype.bits // dtype.bits, a)
 
 
 def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) -> Expr:

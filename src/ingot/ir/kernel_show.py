@@ -153,12 +153,15 @@ class _Texts:
                 return self.binary(e)
             case k.Fma():
                 return f"fma({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
+            case k.PairDot():
+                return f"pair_dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.Select():
                 return f"select({self.of(e.cond)}, {self.of(e.a)}, {self.of(e.b)})", 9
             case k.Cast():
                 return f"{e.dtype}({self.of(e.a)})", 9
             case k.Bitcast():
-                return f"bits.{e.dtype}({self.of(e.a)})", 9
+                kind = str(e.dtype) if e.lanes == e.a.lanes else _kind(e.dtype, e.lanes)
+                return f"bits.{kind}({self.of(e.a)})", 9
             case k.Splat():
                 return f"splat{e.lanes}({self.of(e.a)})", 9
             case k.Ramp():

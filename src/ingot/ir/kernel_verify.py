@@ -13,7 +13,7 @@ from collections import ChainMap
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
-from ingot.ir.types import DType, boolean, i64
+from ingot.ir.types import DType, bf16, boolean, f32, i64
 from ingot.support.errors import VerifyError
 
 
@@ -220,6 +220,12 @@ class _Checker:
             case k.Fma():
                 self.same("fma", e, e.a, e.b, e.c)
                 self.need(e.dtype.kind in "fiu", "fma", "numbers", e.dtype)
+            case k.PairDot():
+                self.same("pair_dot", e, e.c)
+                self.need(e.dtype == f32, "pair_dot", "sums in f32", e.dtype)
+                for a in (e.a, e.b):
+                    pairs = a.dtype == bf16 and a.lanes == 2 * e.lanes
+                    self.need(pairs, "pair_dot", f"an operand bf16x{2 * e.lanes}", _kind(a))
             case k.Select():
                 self.same("select", e, e.a, e.b)
                 self.need(
@@ -232,9 +238,9 @@ class _Checker:
                 self.need(e.lanes == e.a.lanes, "cast", f"{e.a.lanes} lanes", e.lanes)
             case k.Bitcast():
                 bits = e.lanes * e.dtype.bits, e.a.lanes * e.a.dtype.bits
-                self.need(
-                    e.lanes == e.a.lanes and bits[0] == bits[1], "bitcast", f"lanes and bits of {_kind(e.a)}", _kind(e)
-                )
+                self.need(bits[0] == bits[1], "bitcast", f"as many bits as {_kind(e.a)}", _kind(e))
+                packed = all(x.dtype.bits >= 8 and x.dtype != boolean for x in (e, e.a))
+                self.need(packed or e.lanes == e.a.lanes, "bitcast", "lanes of whole bytes", _kind(e))
             case k.Splat():
                 self.need(e.a.lanes == 1 and e.a.dtype == e.dtype, "splat", f"a scalar {e.dtype}", _kind(e.a))
             case k.Ramp():
@@ -332,7 +338,7 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
             return (e.a,)
         case k.Binary() | k.Shuffle():
             return (e.a, e.b)
-        case k.Fma():
+        case k.Fma() | k.PairDot():
             return (e.a, e.b, e.c)
         case k.Select():
             return (e.cond, e.a, e.b)

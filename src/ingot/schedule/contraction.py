@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, floordiv, product
+from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import static_shape
+from ingot.ir.types import bf16, f32, static_shape, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.pack import Strip, turn_panel
@@ -72,6 +72,18 @@ class _Tile:
     row: Expr
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """One step of the reduction: where its elements of A and B start, the stride of k in A, and how many k it takes."""
+
+    acc: Buffer
+    bv: Buffer
+    a: Expr
+    b: Expr
+    stride: DimLike
+    count: int
+
+
 def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], None]) -> None:
     def line(b: Block, i: Expr) -> None:
         b.loop("j", 0, tile.rows, 1, lambda x, j: body(x, i, j), unroll=True)
@@ -107,6 +119,7 @@ class _Nest:
         self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
         self.turned = plan.panel_at >= 0
         self.in_panels = c.packed or self.turned
+        self.dots = c.pair == 2 and c.a == bf16
         self.b_tile = b.buffer  # where tiles read B
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
@@ -160,7 +173,7 @@ class _Nest:
         if not c.packed:
             in_place = (*(x.b for x in c.batch), *(x.b for x in c.cols[:-1]))
             return top.let(linear((*batch, *outer), in_place, self.b.offset), "b")
-        size = c.k * ceildiv(self.columns, self.plan.lanes) * self.plan.lanes
+        size = c.depth * ceildiv(self.columns, self.plan.lanes) * self.plan.lanes
         strides: list[DimLike] = []
         for x in reversed((*c.batch, *c.cols[:-1])):
             strides.append(size)
@@ -182,7 +195,7 @@ class _Nest:
             if isinstance(start, k.Var):
                 block.multiples[start.name] = plan.panel
             width = vectors * plan.lanes
-            step: DimLike = self.c.k * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
+            step: DimLike = self.c.depth * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
             if self.turned:
                 source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
@@ -213,7 +226,7 @@ class _Nest:
         """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache."""
         plan, axis = self.plan, self.reduce[0]
         blocks = floordiv(axis.extent, plan.k_block) if plan.k_block else 1
-        part = floordiv(self.c.k, blocks) * columns.width  # elements of a packed panel
+        part = floordiv(self.c.depth, blocks) * columns.width  # elements of a packed panel
 
         def one(b: Block, i: Expr) -> None:
             here = columns
@@ -308,7 +321,7 @@ class _Nest:
         acc_type, lanes = self.c.acc, self.plan.lanes
         size = tile.lines * tile.rows * columns.vectors
         acc = block.alloc("acc", acc_type, size, lanes=lanes)
-        bv = block.alloc("bv", acc_type, columns.vectors, lanes=lanes)
+        bv = self._b_vectors(block, columns.vectors)
         zero = k.lit(0.0 if acc_type.is_float else 0, acc_type, lanes)
         place = mul(tile.row, integer(self.plan.lines * self.plan.panel))
 
@@ -328,6 +341,7 @@ class _Nest:
             clear(block)
         else:
             block.when(columns.first, clear, resume)
+        pair = self.c.pair
         step: DimLike = columns.width  # between neighbouring k of a packed panel
         ahead = None
         if columns.ahead is not None:
@@ -342,6 +356,9 @@ class _Nest:
         def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
             axis = axes[0]
             inside = product(x.extent for x in axes[1:])
+            if self.c.pair == 2 and len(axes) > 1:
+                # rows of a panel
+                inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, 2) * 2
             extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
             b_step: DimLike = inside * step if self.in_panels else axis.b
 
@@ -353,17 +370,20 @@ class _Nest:
                 if ahead is not None:
                     self._prefetch(x, ahead, add(at_k, i))
 
-                def once(y: Block, u: Expr) -> None:
-                    here = add(i, u)
-                    a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
-                    self._multiply(y, columns, tile, acc, bv, add(a_index, a_next), add(b_index, b_next))
+                x.loop("u", 0, self.plan.unroll, pair, lambda y, u: once(y, add(i, u), pair), unroll=True)
 
-                x.loop("u", 0, self.plan.unroll, 1, once, unroll=True)
+            def once(x: Block, here: Expr, count: int) -> None:
+                a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
+                at = _Turn(acc, bv, add(a_index, a_next), add(b_index, b_next), axis.a, count)
+                self._multiply(x, columns, tile, at)
 
             if len(axes) > 1:
                 b.loop("k", 0, extent, 1, turn)
-            else:
+            elif pair == 1 or isinstance(extent, Dim) or extent % pair == 0:
                 b.loop("k", 0, extent, self.plan.unroll, innermost)
+            else:
+                b.loop("k", 0, extent - 1, self.plan.unroll, innermost)
+                once(b, integer(extent - 1), 1)
 
         nest(block, self.reduce, tile.a, columns.base, ZERO)
         if columns.last is None:
@@ -381,29 +401,71 @@ class _Nest:
         for i in range(self.plan.prefetch):
             block.stmts.append(k.Prefetch(self.b_tile, add(start, integer(i * line))))
 
-    def _multiply(
-        self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer, bv: Buffer, a_index: Expr, b_index: Expr
-    ) -> None:
-        """acc += the outer product of one column of A's tile and one row of B's panel."""
-        lanes, nv = self.plan.lanes, columns.vectors
-        whole = nv - 1 if columns.tail and not self.in_panels else nv
-        block.loop("v", 0, whole, 1, lambda x, v: x.store(bv, v, self._load_b(columns, b_index, v)), unroll=True)
-        if whole < nv:
-            block.store(bv, integer(whole), self._load_tail(block, columns, b_index, whole))
+    def _b_vectors(self, block: Block, vectors: int) -> Buffer:
+        """Registers for what one turn reads of B: vectors of pairs for dot instructions, else the vectors of each k."""
+        c, lanes = self.c, self.plan.lanes
+        if self.dots:
+            return block.alloc("bv", c.b, vectors, lanes=2 * lanes)
+        return block.alloc("bv", c.acc, vectors * c.pair, lanes=lanes)
+
+    def _multiply(self, block: Block, columns: _Columns, tile: _Tile, at: _Turn) -> None:
+        """acc += the outer product of one column of A's tile and one row of B's panel, or of a pair of each."""
+        nv = columns.vectors
+        self._load_row(block, columns, at)
 
         def row(x: Block, i: Expr, j: Expr) -> None:
             r = add(mul(i, integer(tile.rows)), j)
             offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
-            value = k.cast(k.load(self.a.buffer, add(a_index, offset)), self.c.acc)
-            value = x.let(k.splat(value, lanes), "s")
+            place = add(at.a, offset)
+            if self.dots:
+                pair = x.let(self._pair_of_a(place, at.count), "s")
 
-            def one(y: Block, v: Expr) -> None:
-                slot = add(mul(r, integer(nv)), v)
-                y.store(acc, slot, k.fma(value, k.load(bv, v), k.load(acc, slot)))
+                def both(y: Block, v: Expr) -> None:
+                    slot = add(mul(r, integer(nv)), v)
+                    y.store(at.acc, slot, k.pair_dot(pair, k.load(at.bv, v), k.load(at.acc, slot)))
 
-            x.loop("v", 0, nv, 1, one, unroll=True)
+                x.loop("v", 0, nv, 1, both, unroll=True)
+                return
+            for h in range(at.count):
+                value = k.cast(k.load(self.a.buffer, add(place, mul(integer(h), dim_expr(at.stride)))), self.c.acc)
+                value = x.let(k.splat(value, self.plan.lanes), "s")
+
+                def one(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
+                    slot = add(mul(r, integer(nv)), v)
+                    own = k.load(at.bv, add(integer(h * nv), v))
+                    y.store(at.acc, slot, k.fma(value, own, k.load(at.acc, slot)))
+
+                x.loop("v", 0, nv, 1, one, unroll=True)
 
         _each_row(block, tile, row)
+
+    def _load_row(self, block: Block, columns: _Columns, at: _Turn) -> None:
+        """One row of B's panel, or a pair of rows, into registers."""
+        nv = columns.vectors
+        if self.c.pair == 2:
+            block.loop("v", 0, nv, 1, lambda x, v: self._load_pair(x, at, v, nv), unroll=True)
+            return
+        whole = nv - 1 if columns.tail and not self.in_panels else nv
+        block.loop("v", 0, whole, 1, lambda x, v: x.store(at.bv, v, self._load_b(columns, at.b, v)), unroll=True)
+        if whole < nv:
+            block.store(at.bv, integer(whole), self._load_tail(block, columns, at.b, whole))
+
+    def _load_pair(self, block: Block, at: _Turn, v: Expr, nv: int) -> None:
+        lanes = self.plan.lanes
+        both = k.load(self.b_tile, add(at.b, mul(v, integer(2 * lanes))), 2 * lanes)
+        if self.dots:
+            block.store(at.bv, v, both)
+            return
+        words = block.let(k.bitcast(both, u32), "p")
+        even, odd = k.binary("shl", words, k.lit(16, u32)), k.binary("and", words, k.lit(0xFFFF0000, u32))
+        for h, half in enumerate((even, odd)[: at.count]):
+            block.store(at.bv, add(integer(h * nv), v), k.bitcast(half, f32))
+
+    def _pair_of_a(self, place: Expr, count: int) -> Expr:
+        """Two neighbouring k of A, or one and a zero, in all lanes."""
+        a = self.a.buffer
+        word = k.bitcast(k.load(a, place, 2), u32) if count == 2 else k.cast(k.bitcast(k.load(a, place), u16), u32)
+        return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
     def _epilogue(self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer) -> None:
         lanes, nv, at = self.plan.lanes, columns.vectors, tile.at

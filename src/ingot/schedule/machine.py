@@ -16,7 +16,7 @@ class Machine:
     vector_bits, registers: the vector register file. masks: loads and stores of a part of a vector are cheap.
     fma_per_cycle, loads_per_cycle: full vectors. l2_rate: bytes per cycle that the second-level cache surely
     sustains. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes. l1, l2: bytes of a core's own
-    caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions.
+    caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions, the first with `dot_latency`.
     winograd: convolutions may use Winograd's algorithm where it is faster (docs/winograd.md says what that does to
     rounding errors and NaN). measured: choices that were measured on this kind of core with this number of threads, by
     the key of what they decide.
@@ -35,6 +35,7 @@ class Machine:
     l3: int = 32 << 20
     threads: int = 1
     bf16_dot: bool = False
+    dot_latency: int = 6
     int8_dot: bool = False
     winograd: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
@@ -67,7 +68,7 @@ def machine_of(
         gflops=base.gflops,
         l2=l2,
         threads=threads,
-        bf16_dot="avx512bf16" in features or (arch == "aarch64" and "bf16" in features),
+        bf16_dot="avx512bf16" in features and base is AVX512,
         int8_dot="avx512vnni" in features or "avxvnni" in features or (arch == "aarch64" and "dotprod" in features),
         winograd=winograd,
     )

@@ -4,6 +4,9 @@
 
 A panel is what one register tile reads: for each k its columns lie side by side, so B is one contiguous stream. The
 last panel is as narrow as whole vectors allow; missing columns are zero (at run time: copies of the last).
+
+bf16 weights have pairs of k side by side: [panel][k / 2][columns][2], what lies in one 32-bit lane. An odd number of k
+in the innermost reduction loop is filled with zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import static_shape
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer, mul
-from ingot.schedule.tile import Contraction, Plan
+from ingot.schedule.tile import Contraction, Plan, merge_axes
 from ingot.schedule.transpose import transpose_block
 
 
@@ -32,7 +35,7 @@ def panel_widths(columns: int, plan: Plan) -> list[int]:
 def pack_key(c: Contraction, plan: Plan, offset: int = 0) -> str:
     """Names the transformation: equal keys repack equal arrays equally."""
     axes = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
-    return f"panels {axes} @{offset} {plan.panel}x{plan.lanes} {c.b}"
+    return f"panels {axes} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.pair}"
 
 
 def pack_panels(array: np.ndarray, c: Contraction, plan: Plan, offset: int = 0) -> np.ndarray:
@@ -50,14 +53,16 @@ def pack_panels(array: np.ndarray, c: Contraction, plan: Plan, offset: int = 0) 
     lead = len(c.batch) + len(c.cols) - 1
     outer = int(np.prod(view.shape[:lead], dtype=np.int64))
     columns = view.shape[-1]
-    dense = view.reshape(outer, -1, columns)
-    k = dense.shape[1]
+    run = static_shape((merge_axes(c.reduce)[-1].extent,))[0]
+    dense = view.reshape(outer, -1, run, columns)
+    turns = -(-run // c.pair)
     parts = []
     start = 0
     for width in panel_widths(columns, plan):
-        part = np.zeros((outer, k, width), array.dtype)
+        part = np.zeros((outer, dense.shape[1], turns, width, c.pair), array.dtype)
         stop = min(start + width, columns)
-        part[:, :, : stop - start] = dense[:, :, start:stop]
+        for i in range(c.pair):
+            part[:, :, : -(-(run - i) // c.pair), : stop - start, i] = dense[:, :, i :: c.pair, start:stop]
         parts.append(part.reshape(outer, -1))
         start = stop
     return np.ascontiguousarray(np.concatenate(parts, axis=1)).reshape(-1)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
-from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.types import DType
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
+from ingot.ir.types import DType, bf16, f32
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.machine import Machine
 
@@ -54,6 +54,21 @@ class Contraction:
     @cached_property
     def k(self) -> DimLike:
         return product(x.extent for x in self.reduce)
+
+    @cached_property
+    def pair(self) -> int:
+        """Neighbouring k that lie together in B's panels: 2 for bf16, of which one vector holds the k that two dot or
+        multiply-add steps need; a bf16 A must have its k side by side, too.
+        """
+        inner = merge_axes(self.reduce)[-1]
+        paired = self.packed and self.b == bf16 and self.acc == f32 and isinstance(inner.extent, int)
+        return 2 if paired and (self.a == f32 or (self.a == bf16 and inner.a == 1)) else 1
+
+    @cached_property
+    def depth(self) -> DimLike:
+        """k, with what its innermost loop lacks for whole pairs: the rows of B's panels."""
+        inner = merge_axes(self.reduce)[-1].extent
+        return self.k if self.pair == 1 else floordiv(self.k, inner) * ceildiv(inner, 2) * 2
 
     @cached_property
     def flops(self) -> int:
@@ -113,15 +128,36 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(out) or (Axis(1, 0, 0),)
 
 
-def tile_cycles(m: int, nv: int, machine: Machine) -> float:
-    """Cycles per k of a register tile."""
+def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:
+    """Cycles per k of a register tile, or per pair of k of one with dot instructions, whose latency is given.
+    widened: vectors that take an instruction more to become f32."""
     if m == 0 or nv == 0:
         return 0.0
-    fma = m * nv / machine.fma_per_cycle
+    arithmetic = (m * nv + widened) / machine.fma_per_cycle
     loads = (m + nv) / machine.loads_per_cycle
     stream = nv * machine.vector_bits / 8 / machine.l2_rate
     # the rest breaks ties: fewer loads leave room for the epilogue's and for prefetches
-    return max(fma, float(machine.fma_latency), loads, stream) + 0.03 * (m + nv)
+    return max(arithmetic, float(latency or machine.fma_latency), loads, stream) + 0.03 * (m + nv)
+
+
+def _k_cycles(c: Contraction, m: int, nv: int, machine: Machine) -> float:
+    """Cycles per k, what narrow operands cost included."""
+    if _dots(c, machine):
+        return tile_cycles(m, nv, machine, machine.dot_latency) / 2
+    # pairs come apart by a shift and a mask, other narrow operands are converted as they are loaded
+    widened = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
+    return tile_cycles(m, nv, machine, widened=widened)
+
+
+def _dots(c: Contraction, machine: Machine) -> bool:
+    return machine.bf16_dot and c.pair == 2 and c.a == bf16
+
+
+def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
+    """Whether a tile is in registers at once; pairs that are widened there need both halves."""
+    if c.pair == 1 or _dots(c, machine):
+        return fits(m, nv, machine)
+    return m * nv + 2 * nv + 2 <= machine.registers
 
 
 def fits(m: int, nv: int, machine: Machine) -> bool:
@@ -218,9 +254,9 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     """A choice in terms of the loops."""
     reduce = merge_axes(c.reduce)
-    run = estimate(reduce[-1].extent)
-    fixed = isinstance(reduce[-1].extent, int)
-    unroll = next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
+    run = estimate(reduce[-1].extent) // c.pair
+    fixed = isinstance(reduce[-1].extent, int) and run > 0
+    unroll = c.pair * next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
     lanes = machine.lanes(c.acc)
     across = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).across
     block: DimLike = choice.tiles * choice.width
@@ -245,10 +281,10 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
 
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
     """Tiles of one line, or of several whole lines."""
-    out = [(1, w) for w in range(1, machine.registers) if fits(w, nv, machine) and w <= max(inner, 1)]
+    out = [(1, w) for w in range(1, machine.registers) if _held(c, w, nv, machine) and w <= max(inner, 1)]
     # a run-time number of lines would leave any number of them over
     if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
-        out += [(n, inner) for n in range(2, outer + 1) if fits(n * inner, nv, machine)]
+        out += [(n, inner) for n in range(2, outer + 1) if _held(c, n * inner, nv, machine)]
     return out
 
 
@@ -263,7 +299,7 @@ def _cost(
     outer, inner, columns, k = extents
 
     def one(m: int, v: int) -> float:
-        return tile_cycles(m, v, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * v if m and v else 0.0
+        return _k_cycles(c, m, v, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * v if m and v else 0.0
 
     def column(v: int) -> float:
         full, rest = divmod(inner, width)
@@ -341,7 +377,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     entries, across, row_tiles, panels = g.entries, g.across, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
     a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    work = c.flops / (machine.gflops * 1e9)
+    work = c.flops / (machine.gflops * 1e9 * (2 if _dots(c, machine) else 1))
     threads = machine.threads
     found: dict[tuple[int, int, int], float] = {}
     for n in sorted({-(-panels // per) for per in range(1, panels + 1)}):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ingot.ir.kernel import Kernel
+from ingot.support.native import HostFeatures
 from ingot.targets.cpu.assemble import assemble, host_features
 from ingot.targets.cpu.llvm import print_module
 
@@ -18,8 +20,9 @@ _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_i
 class Native:
     """A compiled kernel: `Native(kernel)(arrays, dims)` runs chunks 0..n-1 in order."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        code = assemble([print_module([kernel], host_features())])
+    def __init__(self, kernel: Kernel, features: HostFeatures | None = None) -> None:
+        features = features or host_features()
+        code = assemble([print_module([kernel], features)], features)
         self._memory = mmap.mmap(-1, len(code.blob), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         self._memory.write(code.blob)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -46,6 +49,12 @@ class Bound:
 
     def __call__(self, chunk: int = 0) -> None:
         self.function(self.bases, self.args, chunk, self.scratch.ctypes.data)
+
+
+def without(*names: str) -> HostFeatures:
+    """This machine, lacking some features."""
+    host = host_features()
+    return replace(host, features=tuple(f for f in host.features if f not in names))
 
 
 def aligned(shape: int | tuple[int, ...], dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, For, If, Kernel, Let, Lit, Store, integer
+from ingot.ir.kernel_interp import run_kernel
 from ingot.ir.types import (
     DTYPES,
     DType,
@@ -31,9 +32,10 @@ from ingot.ir.types import (
 )  # fmt: skip
 from ingot.schedule.block import Block
 from ingot.support.errors import CompileError
+from ingot.support.native import HostFeatures
 from ingot.targets.cpu.assemble import host_features
 from ingot.targets.cpu.llvm import print_module
-from tests.targets.cpu.native import Native, place
+from tests.targets.cpu.native import Native, place, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 CHUNK = k.var("chunk")
@@ -417,3 +419,37 @@ def test_literals() -> None:
         made = place(np.zeros(3, dtype.numpy))
         Native(Kernel("k", (out,), (), CHUNK, integer(1), (Store(out, integer(0), Lit(dtype, 3, value)),)))([made])
         same(made, np.full(3, value).astype(dtype.numpy))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without("avx512bf16")], ids=["host", "without dot"])
+def test_pair_dot(features: HostFeatures, lanes: int) -> None:
+    """The instruction, and what stands for it, as the interpreter has it; infinities and NaN among the operands."""
+    rng = np.random.default_rng(lanes)
+    a, b = (rng.standard_normal(2 * lanes * 64) * 2.0 ** rng.integers(-9, 9, 2 * lanes * 64) for _ in range(2))
+    a[::37], b[::41], a[5::53] = np.inf, 0.0, np.nan
+    c = rng.standard_normal(lanes * 64).astype(np.float32)
+    x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
+    at = k.mul(CHUNK, integer(lanes))
+    twice = k.mul(at, integer(2))
+    sums = k.pair_dot(k.load(x, twice, 2 * lanes), k.load(y, twice, 2 * lanes), k.load(z, at, lanes))
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(64), (Store(z, at, sums),))
+    operands = [place(v.astype(bf16.numpy)) for v in (a, b)]
+    want, got = c.copy(), place(c)
+    run_kernel(kernel, {"x": operands[0], "y": operands[1], "z": want})
+    Native(kernel, features)([*operands, got], chunks=64)
+    np.testing.assert_array_equal(got, want)
+    text = print_module([kernel], features)
+    assert ("dpbf16ps" in text) == ("avx512bf16" in features and lanes >= 4)
+
+
+def test_pair_dot_may_flush_denormals() -> None:
+    """A denormal operand counts as itself or as zero: what machines do."""
+    tiny = np.array([2.0**-130, 0.0], bf16.numpy)
+    big = np.array([2.0**20, 0.0], bf16.numpy)
+    x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
+    sums = k.pair_dot(k.load(x, integer(0), 8), k.load(y, integer(0), 8), k.load(z, integer(0), 4))
+    out = place(np.zeros(4, np.float32))
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
+    Native(kernel)([place(np.tile(tiny, 4)), place(np.tile(big, 4)), out])
+    assert set(out.tolist()) <= {0.0, 2.0**-110}

@@ -32,6 +32,7 @@ from ingot.ir.kernel import (
     Let,
     Lit,
     Load,
+    PairDot,
     Prefetch,
     Ramp,
     Reduce,
@@ -82,6 +83,7 @@ class _Function:
             Unary: self._unary,
             Binary: self._binary,
             Fma: self._fma,
+            PairDot: self._pair_dot,
             Select: self._select,
             Cast: self._cast,
             Bitcast: self._bitcast,
@@ -530,6 +532,9 @@ class _Function:
 
     def _fma(self, e: Fma) -> str:
         return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
+
+    def _pair_dot(self, e: PairDot) -> str:
+        return values.pair_dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.lanes)
 
     def _select(self, e: Select) -> str:
         condition, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)

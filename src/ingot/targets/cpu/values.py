@@ -131,6 +131,32 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
+def pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    """z + the products of neighbouring lanes of x and y, bf16 as their bits."""
+    kind = vector_of("float", lanes)
+    if "avx512bf16" in b.features and (lanes == 16 or (lanes in (4, 8) and "avx512vl" in b.features)):
+        pairs = f"<{2 * lanes} x bfloat>"
+        p, q = (b.emit(f"bitcast <{2 * lanes} x i16> {v} to {pairs}", (v,)) for v in (x, y))
+        return b.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", kind, ((kind, z), (pairs, p), (pairs, q)))
+    for half in (_odd_of_pairs, _even_of_pairs):
+        z = fma(b, half(b, x, lanes), half(b, y, lanes), z, f32, lanes)
+    return z
+
+
+def _odd_of_pairs(b: Builder, x: str, lanes: int) -> str:
+    ints = vector_of("i32", lanes)
+    words = b.emit(f"bitcast <{2 * lanes} x i16> {x} to {ints}", (x,))
+    high = b.emit(f"and {ints} {words}, {b.splat('-65536', 'i32', lanes)}", (words,))
+    return b.emit(f"bitcast {ints} {high} to {vector_of('float', lanes)}", (high,))
+
+
+def _even_of_pairs(b: Builder, x: str, lanes: int) -> str:
+    ints = vector_of("i32", lanes)
+    words = b.emit(f"bitcast <{2 * lanes} x i16> {x} to {ints}", (x,))
+    high = b.emit(f"shl {ints} {words}, {b.splat('16', 'i32', lanes)}", (words,))
+    return b.emit(f"bitcast {ints} {high} to {vector_of('float', lanes)}", (high,))
+
+
 _IDENTITY = {"add": 0, "mul": 1, "or": 0, "xor": 0}
 
 
