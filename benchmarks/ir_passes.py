@@ -19,7 +19,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir import verify as verify_module
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.node import Array, Graph, Input, Node, const
 from ingot.ir.parse import parse
 from ingot.ir.rewrite import rewrite
 from ingot.ir.show import show
@@ -86,7 +86,7 @@ def main() -> None:
     core = lower_model_ops(source)
     tidy = fold_constants(simplify(core))
     n, m = len(core.nodes()), len(tidy.nodes())
-    table: list[np.ndarray] = []
+    table: list[Array] = []
     text = show(tidy, table=table)
     identities = rule_set(IDENTITIES)
 

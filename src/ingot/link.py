@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike, postfix
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Array, Const, Graph, Input, Node, Project
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
 from ingot.runtime import program as rt
@@ -25,6 +25,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.storage import Storage, assign
 from ingot.support import progress
 from ingot.support.errors import CompileError
+from ingot.support.files import release
 from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
@@ -56,31 +57,31 @@ def expression(d: DimLike) -> Expr:
 class _Weights:
     """Constants, each once, at aligned offsets of one blob; repacked where a kernel asks for it."""
 
-    offsets: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
-    sources: list[tuple[int, np.ndarray, Pack | None]] = field(default_factory=list)
+    sources: list[tuple[int, Array, Pack | None]] = field(default_factory=list)
     size: int = 0
-    blob: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
-    def add(self, value: np.ndarray, pack: Pack | None) -> tuple[int, int]:
-        """(offset, bytes) of a constant in the blob."""
-        key = (id(value), pack.key if pack else "")
-        if key not in self.offsets:
-            data = np.asarray(pack.transform(value)) if pack else value
-            self.offsets[key] = (self.size, data.nbytes)
-            self.sources.append((self.size, data, pack))
-            self.size += -(-max(data.nbytes, 1) // ALIGN) * ALIGN
-        return self.offsets[key]
+    def add(self, constant: Array, pack: Pack | None) -> tuple[int, int]:
+        """(offset, bytes) in the blob that a constant will have."""
+        nbytes = pack.nbytes if pack else constant.nbytes
+        offset = self.size
+        self.sources.append((offset, constant, pack))
+        self.size += -(-max(nbytes, 1) // ALIGN) * ALIGN
+        return offset, nbytes
 
-    def finish(self) -> np.ndarray:
+    def blob(self) -> np.ndarray:
+        """All constants. What was read of a model file leaves memory on the way, so that no weight is there twice."""
         raw = np.zeros(self.size + ALIGN, np.uint8)
         start = -raw.ctypes.data % ALIGN
         blob = raw[start : start + self.size]
-        # each array goes as soon as it is copied: the blob's pages come into being as those of the arrays go
-        self.sources.reverse()
-        while self.sources:
-            offset, data, _ = self.sources.pop()
-            flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            blob[offset : offset + flat.nbytes] = flat
+        for i, (offset, constant, pack) in enumerate(self.sources):
+            progress.report("weights", i, len(self.sources))
+            value = constant.value
+            place = blob[offset : offset + (pack.nbytes if pack else value.nbytes)]
+            if pack:
+                pack.write(value, place.view(pack.dtype.numpy))
+            else:
+                place[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            release(value)
         return blob
 
 
@@ -108,7 +109,7 @@ class _Linker:
         self.weights = _Weights()
         self.buffers: list[_Memory] = []
         self.of_owner: dict[Node, int] = {}
-        self.of_weight: dict[tuple[int, str], int] = {}
+        self.of_weight: dict[tuple[Array, str], int] = {}
         self.kernels: list[Kernel] = []
         self.lowered: dict[object, Lowered] = {}
         self.steps: list[rt.Step] = []
@@ -138,7 +139,7 @@ class _Linker:
     def buffer(self, node: Node) -> int:
         """The buffer id of a value of the graph, made when a step first asks for it."""
         if isinstance(node.op, Const):
-            return self._weight(node.op.value, None)
+            return self._weight(node.op.array, None)
         owner = self.storage.places[node].owner
         found = self.of_owner.get(owner)
         if found is None:
@@ -147,10 +148,10 @@ class _Linker:
             found = self._new(owner, _Memory("arena", nbytes, zeroed=zeroed))
         return found
 
-    def _weight(self, value: np.ndarray, pack: Pack | None) -> int:
-        key = (id(value), pack.key if pack else "")
+    def _weight(self, constant: Array, pack: Pack | None) -> int:
+        key = (constant, pack.key if pack else "")
         if key not in self.of_weight:
-            offset, nbytes = self.weights.add(value, pack)
+            offset, nbytes = self.weights.add(constant, pack)
             self.buffers.append(_Memory("weight", nbytes, offset=offset))
             self.of_weight[key] = len(self.buffers) - 1
         return self.of_weight[key]
@@ -259,10 +260,10 @@ class _Linker:
         except CompileError as e:
             raise CompileError(f"{e} in the kernel of {label(node)}") from e
 
-    def _constant(self, node: Node, pack: Pack) -> np.ndarray:
+    def _constant(self, node: Node, pack: Pack) -> Array:
         op = node.inputs[pack.index].op
         assert isinstance(op, Const)
-        return op.value
+        return op.array
 
     def temp(self, nbytes: DimLike) -> int:
         self.buffers.append(_Memory("arena", nbytes, name="temp"))
@@ -337,7 +338,7 @@ def link(
         buffers=buffers,
         steps=tuple(linker.steps),
         code=code,
-        weights=linker.weights.finish(),
+        weights=linker.weights.blob(),
         isa=isa,
         scratch_bytes=linker.scratch,
         stages=stages,

@@ -195,6 +195,6 @@ def identity(graph: Graph) -> list[bytes]:
     """What tells a graph from others: its text, in which large constants are numbered, and their contents."""
     parts = [show(graph).encode()]
     for n in graph.nodes():
-        if isinstance(n.op, Const) and n.op.value.nbytes > 64:
+        if isinstance(n.op, Const) and n.op.array.nbytes > 64:
             parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1).data).digest())
     return parts

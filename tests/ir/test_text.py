@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import dim_max, parse_dim, symbol
-from ingot.ir.node import Graph, const
+from ingot.ir.node import Array, Graph, const
 from ingot.ir.parse import ParseError, parse
 from ingot.ir.show import show, show_node
 from ingot.ir.types import DTYPES, TensorType, bf16, f32
@@ -101,16 +101,16 @@ def test_large_constants_live_in_the_table_once() -> None:
     big = np.arange(5000, dtype=np.float32)
     a, b = const(big), const(np.arange(40, dtype=np.int8))
     g = Graph((), (a, b, TNeg()(a)))
-    table: list[np.ndarray] = []
+    table: list[Array] = []
     text = show(g, table=table)
     assert text.count("const<#0 f32[5000]>") == 1
     assert "const<#1 i8[40]>" in text
-    assert table[0] is big
+    assert table[0].value is big
     assert parse(text, table) == g
     with pytest.raises(ParseError, match=r"entry #0 is not in the table of 0 constants"):
         parse(text)
     with pytest.raises(ParseError, match=r"entry #1 of the table: expected i8\[40\], got float32\[5000\]"):
-        parse(text, [big, big])
+        parse(text, [Array(big), Array(big)])
 
 
 def test_node_line() -> None:

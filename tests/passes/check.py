@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.node import Array, Graph, Input, Node, Op
 from ingot.ir.parse import parse
 from ingot.ir.show import show
 from ingot.ir.types import DType, TensorType, f32
@@ -39,7 +39,7 @@ def random_inputs(g: Graph, sizes: dict[str, int]) -> list[np.ndarray]:
 def same_values(before: Graph, after: Graph, tolerance: float = 0, **sizes: int) -> None:
     """`after` is well formed, prints and parses back, and computes what `before` does."""
     verify(after, "the pass")
-    table: list[np.ndarray] = []
+    table: list[Array] = []
     text = show(after, table=table)
     assert parse(text, table) == after
     given = random_inputs(before, sizes)

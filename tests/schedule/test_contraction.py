@@ -15,7 +15,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.contraction import Operand, emit_contraction
 from ingot.schedule.index import linear
 from ingot.schedule.machine import AVX2, AVX512, Machine
-from ingot.schedule.pack import pack_panels
+from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
 from ingot.targets.cpu.assemble import host_features
 from tests.targets.cpu.native import Native, place
@@ -97,7 +97,7 @@ def test_matmul(shape: tuple[int, int, int], machine: Machine) -> None:
     c = matmul(m, n, kk)
     kernel, plan = build(c, machine, (n, 1), bias=True)
     a, b, bias, out = random(m, kk), random(kk, n), random(n), place(np.full((m, n), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(b, c, plan)), out, bias])
+    run(kernel, [a, place(panels(1, c, plan).apply(b)), out, bias])
     np.testing.assert_allclose(out, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_f64_and_run_time_b(packed: bool, machine: Machine) -> None:
     c = matmul(m, n, kk, f64, packed)
     kernel, plan = build(c, machine, (n, 1))
     a, b, out = random(m, kk, dtype=f64), random(kk, n, dtype=f64), place(np.full((m, n), np.nan))
-    run(kernel, [a, place(pack_panels(b, c, plan)) if packed else b, out])
+    run(kernel, [a, place(panels(1, c, plan).apply(b)) if packed else b, out])
     np.testing.assert_allclose(out, a @ b, rtol=1e-12, atol=1e-12)
 
 
@@ -132,7 +132,7 @@ def test_dynamic_rows_packed_b() -> None:
     c = matmul(m, 200, 48)
     kernel, plan = build(c, MACHINES[0], (200, 1), bias=True)
     b, bias = random(48, 200), random(200)
-    packed = place(pack_panels(b, c, plan))
+    packed = place(panels(1, c, plan).apply(b))
     native = Native(kernel)
     for rows in (1, 2, 7, 29, 300):
         a, out = random(rows, 48), place(np.full((rows, 200), np.nan, np.float32))
@@ -155,7 +155,7 @@ def test_convolution(conv: tuple[int, ...], machine: Machine) -> None:
     x, weights, bias = random(n, h, w, ci), random(s, s, ci // groups, co), random(co)
     kernel, plan = build(c, machine, (co // groups, oh * ow * co, ow * co, co, 1))
     out = place(np.full((n, oh, ow, co), np.nan, np.float32))
-    run(kernel, [x, place(pack_panels(weights, c, plan)), out])
+    run(kernel, [x, place(panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, stride, groups), rtol=1e-4, atol=1e-4)
     del bias
 
@@ -196,7 +196,7 @@ def test_every_tile_shape_is_exact(tile: tuple[int, int, int]) -> None:
     x, weights = random(1, 7, 7, 16), random(1, 1, 16, 70)
     kernel, _ = build(c, AVX512, (70, oh * ow * 70, ow * 70, 70, 1), plan=plan)
     out = place(np.full((1, oh, ow, 70), np.nan, np.float32))
-    run(kernel, [x, place(pack_panels(weights, c, plan)), out])
+    run(kernel, [x, place(panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
@@ -205,7 +205,7 @@ def test_transposed_output() -> None:
     c = matmul(m, n, kk)
     kernel, plan = build(c, MACHINES[0], (1, m))
     a, b, out = random(m, kk), random(kk, n), place(np.full((n, m), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(b, c, plan)), out])
+    run(kernel, [a, place(panels(1, c, plan).apply(b)), out])
     np.testing.assert_allclose(out, (a @ b).T, rtol=1e-4, atol=1e-4)
 
 
@@ -221,7 +221,7 @@ def test_reduction_in_blocks(rows: object) -> None:
     kernel, _ = build(c, AVX512, (70, 1), plan=plan)
     kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
     a, b, out = random(45, 96), random(96, 70), place(np.full((45, 70), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(b, c, plan)), out], {"m": 45})
+    run(kernel, [a, place(panels(1, c, plan).apply(b)), out], {"m": 45})
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
 
 
@@ -233,7 +233,7 @@ def test_convolution_in_blocks_of_kernel_rows() -> None:
     x, weights = random(1, 9, 9, 16), random(3, 3, 16, 40)
     kernel, _ = build(c, AVX512, (40, oh * ow * 40, ow * 40, 40, 1), plan=plan)
     out = place(np.full((1, oh, ow, 40), np.nan, np.float32))
-    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(weights, c, plan)), out])
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
@@ -261,5 +261,5 @@ def test_half_operands_accumulate_in_f32(dtype: DType) -> None:
     kernel, plan = build(c, MACHINES[0], (50, 1))
     a, b = random(19, 24, dtype=dtype), random(24, 50, dtype=dtype)
     out = place(np.full((19, 50), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(b, c, plan)), out])
+    run(kernel, [a, place(panels(1, c, plan).apply(b)), out])
     np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)

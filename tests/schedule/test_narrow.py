@@ -13,7 +13,7 @@ from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32
 from ingot.schedule.machine import AVX2, AVX512, Machine, machine_of
-from ingot.schedule.pack import pack_panels
+from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, plan_contraction
 from ingot.support.native import HostFeatures
 from ingot.targets.cpu.assemble import host_features
@@ -43,7 +43,7 @@ def run(
     kernel, plan = build(c, machine, strides)
     kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
     verify_kernel(kernel)
-    packed = place(pack_panels(b, c, plan)) if c.packed else place(b)
+    packed = place(panels(1, c, plan).apply(b)) if c.packed else place(b)
     sizes = dims or {}
     values = [sizes[v.name] for v in kernel.dims]
     Native(kernel, features)([place(a), packed, out], values, count(kernel.chunks, sizes))
@@ -109,7 +109,7 @@ def test_packed_pairs() -> None:
     c = replace(matmul(4, 3, 5), a=bf16, b=bf16)
     b = np.arange(15, dtype=np.float32).reshape(5, 3).astype(ml_dtypes.bfloat16)
     plan = plan_contraction(c, AVX2)
-    packed = pack_panels(b, c, plan).astype(np.float32).reshape(3, 8, 2)
+    packed = panels(1, c, plan).apply(b).astype(np.float32).reshape(3, 8, 2)
     assert packed[:, :3].tolist() == [[[0, 3], [1, 4], [2, 5]], [[6, 9], [7, 10], [8, 11]], [[12, 0], [13, 0], [14, 0]]]
     assert not packed[:, 3:].any()
 

@@ -51,7 +51,7 @@ def run(g: Graph, arrays: list[np.ndarray], machine: Machine, sizes: Mapping[str
             np.zeros(tuple(int(substitute(d, sizes)) for d in r.shape), r.dtype.numpy)  # type: ignore[arg-type]
             for r in n.results
         ]
-        packs = [p.transform(known[n.inputs[p.index]]) for p in low.packs]
+        packs = [p.apply(known[n.inputs[p.index]]) for p in low.packs]
 
         held = {
             "in": [known[i] for i in n.inputs], "out": results, "pack": packs,

@@ -19,7 +19,7 @@ from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.passes.layout import explicit_padding
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import AVX2, Machine
-from ingot.schedule.pack import pack_panels
+from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, plan_contraction
 from ingot.schedule.toom_cook import array, transform, transformed_weights
 from ingot.schedule.winograd import lower_winograd
@@ -84,7 +84,7 @@ def lower(graph: Graph, pieces: Pieces, machine: Machine) -> tuple[Lowered, list
 
 def execute(low: Lowered, ins: list[np.ndarray], out: np.ndarray, interpreted: bool = False) -> None:
     """All steps, in order; temporaries start as NaN."""
-    packs = [place(np.asarray(p.transform(ins[p.index]))) for p in low.packs]
+    packs = [place(p.apply(ins[p.index])) for p in low.packs]
     temps = [place(np.full(int(n) // out.itemsize, np.nan, out.dtype)) for n in low.temps]
     memory = {"in": ins, "out": [out], "pack": packs, "temp": temps}
     for step in low.steps:
@@ -227,12 +227,12 @@ def test_packed_weights_are_the_panels_of_the_products() -> None:
     graph = Graph((x,), (convolution(x, weights),))
     pieces = Pieces(4, 4, 48)
     low, _ = lower(graph, pieces, NATIVE)
-    got = low.packs[0].transform(weights)
+    got = low.packs[0].apply(weights)
     u = np.zeros((36, 12, 96), np.float32)
     u[:, :, :70] = transformed_weights(weights.transpose(2, 3, 1, 0), transform(4, 3))
     dense = np.ascontiguousarray(u.reshape(36, 12, 2, 48).transpose(2, 0, 1, 3))
     c = _products(36, 12, 48)
-    np.testing.assert_array_equal(got, pack_panels(dense, c, plan_contraction(c, NATIVE)))
+    np.testing.assert_array_equal(got, panels(1, c, plan_contraction(c, NATIVE)).apply(dense))
 
 
 def _products(products: int, ci: int, columns: int) -> Contraction:

@@ -11,6 +11,7 @@ several results makes a node with several types, read through `Project`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
-from ingot.ir.types import DType, TensorType, dtype_of
+from ingot.ir.types import DType, TensorType, dtype_of, static_shape
 from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]
@@ -211,15 +212,40 @@ class Input(Op):
 
 
 class Array:
-    """An immutable constant array as an op attribute: small ones compare by content, large ones by identity."""
+    """An immutable constant array as an op attribute: small ones compare by content, large ones by identity.
 
-    __slots__ = ("_key", "value")
+    A deferred one is made each time its value is read and kept by nobody: weights that passes transpose, scale or join
+    are in memory once, when they are packed.
+    """
+
+    __slots__ = ("_key", "_make", "_value", "dtype", "shape")
     BY_CONTENT: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
-        self.value = value
+        self.dtype, self.shape = value.dtype, value.shape
+        self._value: np.ndarray | None = value
+        self._make: Callable[[], np.ndarray] = lambda: value
         small = value.nbytes <= Array.BY_CONTENT
         self._key = (value.dtype, value.shape, value.tobytes()) if small else id(value)
+
+    @staticmethod
+    def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:
+        """The array that `make` returns, of this dtype and shape; a small one is made at once."""
+        array = object.__new__(Array)
+        array.dtype, array.shape, array._value, array._make, array._key = dtype, shape, None, make, id(make)
+        return Array(make()) if array.nbytes <= Array.BY_CONTENT else array
+
+    @property
+    def value(self) -> np.ndarray:
+        return self._make() if self._value is None else self._value
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -240,7 +266,7 @@ class Const(Op):
         return self.array.value
 
     def infer(self, *inputs: TensorType) -> TensorType:
-        return TensorType(dtype_of(self.value), self.value.shape)
+        return TensorType(dtype_of(self.array.dtype), self.array.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return self.value
@@ -249,6 +275,11 @@ class Const(Op):
 def const(value: object, dtype: np.dtype | type | None = None, loc: str = "") -> Node:
     """A constant node from anything numpy understands."""
     return Const(Array(np.asarray(value, dtype)))(loc=loc)
+
+
+def deferred(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
+    """A constant node of type `like` whose array `make` gives."""
+    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make))(loc=loc)
 
 
 @dataclass(frozen=True)

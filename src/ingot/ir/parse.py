@@ -33,7 +33,7 @@ class ParseError(ImportModelError):
     """Text that is no graph. The message starts with line:column."""
 
 
-def parse(text: str, table: Sequence[np.ndarray] = ()) -> Graph:
+def parse(text: str, table: Sequence[Array] = ()) -> Graph:
     """The graph that `show` printed as `text`, with the large constants of `table`.
 
     Raises ParseError (line:column) for malformed text, unknown ops and attributes, types that disagree with the ops'
@@ -59,7 +59,7 @@ _TOKEN = re.compile(
 
 
 class _Parser:
-    def __init__(self, text: str, table: Sequence[np.ndarray]) -> None:
+    def __init__(self, text: str, table: Sequence[Array]) -> None:
         self.text = text
         self.table = table
         self.at = 0
@@ -355,17 +355,17 @@ class _Parser:
             loc = self.close_entry()
             if place >= len(self.table):
                 raise self.error(f"entry #{place} is not in the table of {len(self.table)} constants", start)
-            value = self.table[place]
-            if value.shape != kind.shape or value.dtype != kind.dtype.numpy:
-                got = f"{value.dtype}{list(value.shape)}"
+            array = self.table[place]
+            if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
+                got = f"{array.dtype}{list(array.shape)}"
                 raise self.error(f"entry #{place} of the table: expected {kind}, got {got}", start)
         else:
             elements, uniform = self.elements()
             self.expect(":")
             kind = self.type()
             loc = self.comment
-            value = self.dense(elements, uniform, kind, start)
-        nodes[ref] = Const(Array(value))(loc=loc)
+            array = Array(self.dense(elements, uniform, kind, start))
+        nodes[ref] = Const(array)(loc=loc)
 
     def close_entry(self) -> str:
         self.expect(">")

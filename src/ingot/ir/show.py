@@ -27,13 +27,13 @@ from ingot.ir.types import DType, TensorType, dtype_of
 INLINE = 32
 
 
-def show(graph: Graph, *, locations: bool = False, inline: int = INLINE, table: list[np.ndarray] | None = None) -> str:
+def show(graph: Graph, *, locations: bool = False, inline: int = INLINE, table: list[Array] | None = None) -> str:
     """`graph` as text, ending in a newline.
 
     Constants of up to `inline` elements, and small ones whose elements are all the same, are written out; others are
     appended to `table` and written as `const<#k type>`. `locations` adds each node's source as a trailing comment.
     """
-    return "\n".join(_Printer(locations, inline, [] if table is None else table).graph(graph, "")) + "\n"
+    return "\n".join(_Printer(locations, inline, table).graph(graph, "")) + "\n"
 
 
 def show_node(node: Node) -> str:
@@ -43,11 +43,12 @@ def show_node(node: Node) -> str:
 
 
 class _Printer:
-    def __init__(self, locations: bool, inline: int, table: list[np.ndarray]) -> None:
+    def __init__(self, locations: bool, inline: int, table: list[Array] | None) -> None:
         self.locations = locations
         self.inline = inline
         self.table = table
-        self.places: dict[int, int] = {}
+        self.first = len(table or ())
+        self.places: dict[Array, int] = {}
 
     def graph(self, graph: Graph, indent: str) -> list[str]:
         refs: dict[Node, str] = {}
@@ -88,16 +89,15 @@ class _Printer:
         return ", ".join(f"{k} = {self.value(v, indent)}" for k, v in op.attributes().items())
 
     def constant(self, array: Array) -> str:
-        value = array.value
-        kind = TensorType(dtype_of(value), value.shape)
-        body = literal(value, self.inline) if value.nbytes <= Array.BY_CONTENT else None
+        kind = TensorType(dtype_of(array.dtype), array.shape)
+        body = literal(array.value, self.inline) if array.nbytes <= Array.BY_CONTENT else None
         if body is not None:
             return f"const {body} : {kind}"
-        # by identity: the table outlives the printing, and holds one array once
-        place = self.places.setdefault(id(value), len(self.table))
-        if place == len(self.table):
-            self.table.append(value)
-        return f"const<#{place} {kind}>"
+        if array not in self.places:
+            self.places[array] = self.first + len(self.places)
+            if self.table is not None:
+                self.table.append(array)
+        return f"const<#{self.places[array]} {kind}>"
 
     def value(self, value: object, indent: str) -> str:
         match value:

@@ -120,7 +120,8 @@ class Positions:
         if found is not None:
             return found
         if isinstance(n.op, Const):
-            return (int(n.op.value.min()), int(n.op.value.max())) if 0 < n.op.value.size <= COUNTER else UNKNOWN
+            few = 0 < n.op.array.size <= COUNTER
+            return (int(n.op.value.min()), int(n.op.value.max())) if few else UNKNOWN
         rule = _RANGES.get(type(n.op))
         low, high = UNKNOWN if rule is None else rule(self, n, depth - 1)
         return (low, high) if _fits(low, n.dtype) and _fits(high, n.dtype) else UNKNOWN
@@ -299,9 +300,9 @@ def _fits(bound: DimLike | None, dtype: DType) -> bool:
 
 def _const_form(p: Positions, n: Node, depth: int) -> Affine | None:
     assert isinstance(n.op, Const)
-    value = n.op.value
-    if value.size == 0 or value.size > COUNTER:
+    if not 0 < n.op.array.size <= COUNTER:
         return None
+    value = n.op.value
     start = int(value.reshape(-1)[0])
     corner = (0,) * value.ndim
     steps = []

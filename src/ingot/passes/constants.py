@@ -15,11 +15,12 @@ def splat_of(node: Node) -> np.generic | None:
         node = node.inputs[0]
     if not isinstance(node.op, Const):
         return None
-    value = node.op.value
-    if value.size == 1:
-        return value.reshape(-1)[0]
-    if value.size == 0 or value.size > 4096:
+    size = node.op.array.size
+    if size == 0 or size > 4096:
         return None
+    value = node.op.value
+    if size == 1:
+        return value.reshape(-1)[0]
     raw = np.ascontiguousarray(value).reshape(-1)
     return raw[0] if raw[0] == raw[-1] and _same_bits(raw) else None
 

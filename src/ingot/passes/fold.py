@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferred
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
@@ -19,6 +19,8 @@ TABLE = 1 << 22
 # The most that one evaluation may put into temporary arrays, and that a pass may add to the model.
 TEMPORARY = 1 << 26
 ADDED = 1 << 26
+# A larger result is computed when it is read: it is a weight, and is read once, to be packed.
+DEFERRED = 1 << 18
 # Cheap to evaluate inside another op's folding, whatever size they pass through: a mask of iotas that ends up small.
 _THROUGH = (ops.BroadcastInDim, ops.Iota, ops.Reshape, ops.Transpose, ops.Slice, ops.Convert, ops.Pad)
 
@@ -31,7 +33,7 @@ def fold_constants(graph: Graph) -> Graph:
     TABLE. One pass adds at most ADDED bytes
     and the size of the model's own constants.
     """
-    budget = ADDED + sum(n.op.value.nbytes for n in graph.nodes() if isinstance(n.op, Const))
+    budget = ADDED + sum(n.op.array.nbytes for n in graph.nodes() if isinstance(n.op, Const))
     return rewrite(graph, rules(Rule("fold-constants", Op, _Folder(budget).fold)))
 
 
@@ -48,12 +50,10 @@ class _Folder:
         size = sum(_nbytes(t) for t in n.types)
         if not self.worth(n, size):
             return None
-        values = [_value(i) for i in n.inputs]
-        with np.errstate(all="ignore"):
-            got = op.reference(*values)
         self.budget -= size
-        arrays = got if isinstance(got, tuple) else (got,)
-        results = tuple(const(np.asarray(r, order="C"), loc=n.loc) for r in arrays)
+        if size > DEFERRED and len(n.types) == 1:
+            return deferred(n.type, lambda: _results(n)[0], n.loc)
+        results = tuple(const(r, loc=n.loc) for r in _results(n))
         return results[0] if len(results) == 1 else results
 
     def worth(self, n: Node, size: int) -> bool:
@@ -62,7 +62,7 @@ class _Folder:
         if isinstance(n.op, ops.BroadcastInDim) and n.type.size != n.inputs[0].type.size:
             return size <= TINY
         sources = _sources(n)
-        read = sum(c.op.value.nbytes for c in sources)  # type: ignore[attr-defined]
+        read = sum(c.op.array.nbytes for c in sources)  # type: ignore[attr-defined]
         wider = isinstance(n.op, ops.Convert)
         table = TABLE if isinstance(n.op, ops.Gather) else SMALL
         return size <= max(table, read * (2 if wider else 1))
@@ -81,6 +81,13 @@ def _foldable(n: Node) -> bool:
     if not isinstance(n.op, _THROUGH) or not n.type.is_static:
         return False
     return next(attribute_dims(n.op), None) is None and all(_foldable(i) for i in n.inputs)
+
+
+def _results(n: Node) -> tuple[np.ndarray, ...]:
+    values = [_value(i) for i in n.inputs]
+    with np.errstate(all="ignore"):
+        got = n.op.reference(*values)
+    return tuple(np.asarray(r, order="C") for r in (got if isinstance(got, tuple) else (got,)))
 
 
 def _value(n: Node) -> np.ndarray:

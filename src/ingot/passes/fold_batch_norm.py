@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, const
+from ingot.ir.node import Const, Graph, Node, const, deferred
 from ingot.ir.rewrite import current_fuel
 from ingot.passes.constants import splat_of
 
@@ -90,13 +90,16 @@ class _Folder:
     def fold(self, chain: _Chain) -> Node | None:
         op, (x, w) = chain.anchor.op, chain.anchor.inputs
         assert isinstance(w.op, Const)
-        weights = w.op.value
-        scaled = _scaled(chain.anchor, weights, chain.scale).astype(weights.dtype)
+        weights, anchor, scale = w.op.array, chain.anchor, chain.scale
+
+        def scaled() -> np.ndarray:
+            return _scaled(anchor, weights.value, scale).astype(weights.dtype)
+
         shift = chain.shift.astype(chain.last.dtype.numpy)
-        if not (np.isfinite(scaled).all() and np.isfinite(shift).all()) or not self.fuel.burn("fold-batch-norm"):
+        if not (np.isfinite(scaled()).all() and np.isfinite(shift).all()) or not self.fuel.burn("fold-batch-norm"):
             return None
-        loc = chain.anchor.loc
-        y = op(self.image(x), const(scaled, loc=w.loc), loc=loc)
+        loc = anchor.loc
+        y = op(self.image(x), deferred(w.type, scaled, w.loc), loc=loc)
         if not shift.any():
             return y
         spread = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)

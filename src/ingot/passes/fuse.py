@@ -43,7 +43,7 @@ _REDUCTIONS = (ops.Reduce, ops.ArgReduce)
 
 def is_free(node: Node) -> bool:
     """Each group may have its own copy: a view, a counter, or a scalar constant."""
-    return isinstance(node.op, _FREE) or (isinstance(node.op, Const) and node.op.value.size == 1)
+    return isinstance(node.op, _FREE) or (isinstance(node.op, Const) and node.type.size == 1)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -198,7 +198,7 @@ class _Fusion:
             return False
         fill = node.inputs[1]
         # -0.0 is no zero: a halo is made of zero bytes
-        zero = isinstance(fill.op, Const) and not any(fill.op.value.tobytes())
+        zero = isinstance(fill.op, Const) and fill.type.size == 1 and not any(fill.op.value.tobytes())
         return zero and node in self.forced
 
     def _widens(self, op: ops.Pad) -> bool:
@@ -505,7 +505,7 @@ def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
     for n in order:
         if n in g.members:
             inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
-        elif isinstance(n.op, Const) and n.op.value.size == 1 and n not in memory:
+        elif isinstance(n.op, Const) and n.type.size == 1 and n not in memory:
             inside[n] = n
         else:
             inside[n] = leaf(n)

@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, Project, const
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Const, Graph, Node, Project, const, deferred
+from ingot.ir.types import TensorType, static_shape
+from ingot.support.files import release
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class _Product:
     """x @ weight (+ bias): `result` is the node that the rest of the graph reads."""
 
     result: Node
-    weight: np.ndarray
+    weight: Node
     bias: np.ndarray | None
 
 
@@ -71,14 +74,14 @@ def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[Node, list[
         x, w = n.inputs
         if not isinstance(w.op, Const) or w.type.rank != 2 or isinstance(x.op, Const):
             continue
-        product = _with_bias(n, w.op.value, users, outputs)
+        product = _with_bias(n, w, users, outputs)
         readers = users.get(product.result, [])
         if readers and product.result not in outputs and all(isinstance(u.op, ops.Reshape) for u in readers):
             out.setdefault(x, []).append(product)
     return out
 
 
-def _with_bias(n: Node, weight: np.ndarray, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
+def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
     readers = users.get(n, [])
     if len(readers) == 1 and isinstance(readers[0].op, ops.Add):
         (add,) = readers
@@ -92,15 +95,15 @@ def _with_bias(n: Node, weight: np.ndarray, users: dict[Node, list[Node]], outpu
 
 
 def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
-    weight = np.concatenate([p.weight for p in products], axis=1)
     loc = products[0].result.loc
-    y = ops.MatMul()(x, const(weight), loc=loc)
+    y = ops.MatMul()(x, _joined([p.weight for p in products]), loc=loc)
     if any(p.bias is not None for p in products):
-        parts = [np.zeros(p.weight.shape[1], weight.dtype) if p.bias is None else p.bias for p in products]
+        zeros = [np.zeros(static_shape(p.weight.shape)[1], y.dtype.numpy) for p in products]
+        parts = [z if p.bias is None else p.bias for p, z in zip(products, zeros, strict=True)]
         bias = const(np.concatenate(parts))
         y = ops.Add()(y, ops.BroadcastInDim(y.shape, (y.type.rank - 1,))(bias), loc=loc)
     out: dict[Node, Node] = {}
-    start = 0
+    start: DimLike = 0
     for p in products:
         width = p.weight.shape[1]
         lead = (0,) * (y.type.rank - 1)
@@ -108,3 +111,18 @@ def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
         out[p.result] = ops.Slice((*lead, start), limit, (1,) * y.type.rank)(y, loc=p.result.loc)
         start += width
     return out
+
+
+def _joined(weights: list[Node]) -> Node:
+    """[W V ...], side by side, made when it is read."""
+    joined = ops.Concat(1).infer(*(w.type for w in weights))
+    arrays = [w.op.array for w in weights if isinstance(w.op, Const)]
+
+    def make() -> np.ndarray:
+        out = np.concatenate([a.value for a in arrays], axis=1)
+        for a in arrays:
+            release(a.value)
+        return out
+
+    assert isinstance(joined, TensorType)
+    return deferred(joined, make)

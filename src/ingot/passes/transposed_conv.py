@@ -19,6 +19,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
+from ingot.ir.types import static_shape
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _split(n: Node) -> Node | None:
     if not (plain and dilated and standard and isinstance(w.op, Const)) or op.lhs_layout != op.out_layout:
         return None
     rank = len(op.strides)
-    kernel = w.op.value.shape[2:]
+    kernel = static_shape(w.shape)[2:]
     phases = [_Phases.of(s, k, lo) for s, k, (lo, _) in zip(op.lhs_dilation, kernel, op.padding, strict=True)]
     outs = n.shape[2:]
     counts: list[DimLike] = [ceildiv(o, p.stride) for o, p in zip(outs, phases, strict=True)]

@@ -25,7 +25,7 @@ from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pack import pack_key, pack_panels
+from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
 from ingot.schedule.reduction import accumulator
 from ingot.schedule.tile import Axis, Contraction, plan_of
@@ -93,7 +93,7 @@ def lower_contraction(
     packs: tuple[Pack, ...] = ()
     if packed:
         offset = int(b_layout.offset) if isinstance(b_layout.offset, int) else 0
-        packs = (Pack(b_at, pack_key(c, plan, offset), lambda w: pack_panels(w, c, plan, offset)),)
+        packs = (panels(b_at, c, plan, offset),)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("pack", 0)
     chunk, top = k.var("chunk"), Block()
     em = operands.emitter(body, ins)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Kernel
+from ingot.ir.types import DType
 from ingot.schedule.choice import Site
 
 
@@ -31,11 +32,25 @@ class Step:
 
 @dataclass(frozen=True)
 class Pack:
-    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation."""
+    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation.
+
+    `write(array, out)` fills `out`, `size` zeros of type `dtype` in a row.
+    """
 
     index: int
     key: str
-    transform: Callable[[np.ndarray], np.ndarray]
+    dtype: DType
+    size: int
+    write: Callable[[np.ndarray, np.ndarray], None]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.nbytes
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        out = np.zeros(self.size, self.dtype.numpy)
+        self.write(array, out)
+        return out
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ in the innermost reduction loop is filled with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -22,6 +23,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import static_shape
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer, mul
+from ingot.schedule.lowered import Pack
 from ingot.schedule.tile import Contraction, Plan, merge_axes
 from ingot.schedule.transpose import transpose_block
 
@@ -32,40 +34,33 @@ def panel_widths(columns: int, plan: Plan) -> list[int]:
     return [plan.panel] * full + ([-(-rest // plan.lanes) * plan.lanes] if rest else [])
 
 
-def pack_key(c: Contraction, plan: Plan, offset: int = 0) -> str:
-    """Names the transformation: equal keys repack equal arrays equally."""
-    axes = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
-    return f"panels {axes} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.pair}"
-
-
-def pack_panels(array: np.ndarray, c: Contraction, plan: Plan, offset: int = 0) -> np.ndarray:
-    """B, a contiguous array, as one flat array of panels. Strides of the axes count elements of `array`, from
+def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
+    """B, the contiguous constant operand `index`, repacked in panels. Strides of the axes count its elements, from
     `offset`.
     """
-    flat = np.ascontiguousarray(array).reshape(-1)[offset:]
-    axes = (*c.batch, *c.cols[:-1], *c.reduce, *c.cols[-1:])
-    view = as_strided(
-        flat,
-        static_shape(tuple(x.extent for x in axes)),
-        tuple(int(x.b) * flat.itemsize for x in axes),  # type: ignore[arg-type]
-        writeable=False,
-    )
-    lead = len(c.batch) + len(c.cols) - 1
-    outer = int(np.prod(view.shape[:lead], dtype=np.int64))
-    columns = view.shape[-1]
-    run = static_shape((merge_axes(c.reduce)[-1].extent,))[0]
-    dense = view.reshape(outer, -1, run, columns)
+    axes = (*c.batch, *c.cols[:-1], *merge_axes(c.reduce), *c.cols[-1:])
+    *shape, run, columns = static_shape(tuple(x.extent for x in axes))
+    outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
     turns = -(-run // c.pair)
-    parts = []
-    start = 0
-    for width in panel_widths(columns, plan):
-        part = np.zeros((outer, dense.shape[1], turns, width, c.pair), array.dtype)
-        stop = min(start + width, columns)
-        for i in range(c.pair):
-            part[:, :, : -(-(run - i) // c.pair), : stop - start, i] = dense[:, :, i :: c.pair, start:stop]
-        parts.append(part.reshape(outer, -1))
-        start = stop
-    return np.ascontiguousarray(np.concatenate(parts, axis=1)).reshape(-1)
+    depth = prod(shape) // outer * turns * c.pair
+    widths = panel_widths(columns, plan)
+
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1)[offset:]
+        strides = tuple(int(x.b) * flat.itemsize for x in axes)  # type: ignore[arg-type]
+        dense = as_strided(flat, (*shape, run, columns), strides, writeable=False)
+        rows = out.reshape(outer, -1)
+        start = 0
+        for width in widths:
+            stop = min(start + width, columns)
+            panel = rows[:, start * depth : (start + width) * depth].reshape(*shape, turns, width, c.pair)
+            for i in range(c.pair):
+                panel[..., : -(-(run - i) // c.pair), : stop - start, i] = dense[..., i :: c.pair, start:stop]
+            start += width
+
+    named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
+    key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.pair}"
+    return Pack(index, key, c.b, outer * depth * sum(widths), write)
 
 
 @dataclass(frozen=True)

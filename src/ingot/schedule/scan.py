@@ -16,6 +16,7 @@ always starts at the same end finds nothing in a least-recently-used cache that 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -230,8 +231,8 @@ class _Scan:
         if at >= 0 and self.constant[at]:
             what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
             key = f"scan {what} {self.hidden} {lanes} {self.dtype}"
-            hidden, dtype = self.hidden, self.dtype.numpy
-            self.packs.append(Pack(at, key, lambda a: _packed(a, stages, hidden, lanes).astype(dtype)))
+            write = partial(_pack, stages, self.hidden, lanes)
+            self.packs.append(Pack(at, key, self.dtype, size * len(self.directions), write))
             return Arg("pack", len(self.packs) - 1)
         to = self._temp(size * len(self.directions), self.dtype)
         h = self.hidden
@@ -283,18 +284,16 @@ class _Scan:
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
 
 
-def _packed(r: np.ndarray, stages: tuple[_Stage, ...], hidden: int, lanes: int) -> np.ndarray:
+def _pack(stages: tuple[_Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
     """R[D, G*H, H] as [direction][stage][block][k][gate][columns of the block], missing columns zero."""
-    parts = []
-    for direction in r:
+    for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
         for s in stages:
             own = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
             wide = s.blocks * s.vectors * lanes
             padded = np.zeros((s.gates, wide, hidden), r.dtype)
             padded[:, :hidden] = own
-            blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden)
-            parts.append(blocks.transpose(1, 3, 0, 2).reshape(-1))
-    return np.concatenate(parts)
+            blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden).transpose(1, 3, 0, 2)
+            line[s.base : s.base + blocks.size] = blocks.reshape(-1)
 
 
 class _Loop:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
+from math import prod
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType
+from ingot.ir.types import DType, static_shape
 from ingot.ops.core.base import identity_of
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
@@ -189,6 +191,10 @@ def lower_depthwise(
     return _Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
 
+def _turned(order: tuple[int, ...], array: np.ndarray, out: np.ndarray) -> None:
+    out.reshape([array.shape[d] for d in order])[...] = array.transpose(order)
+
+
 class _Depthwise:
     def __init__(
         self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
@@ -209,9 +215,9 @@ class _Depthwise:
         self.packs: tuple[Pack, ...] = ()
         self.weights = self.operands.ins[self.w_index]
         if constant[self.w_index] and w in body.inputs:
-            pack = Pack(self.w_index, f"taps{order}", lambda a: np.ascontiguousarray(a.transpose(order)))
-            self.packs = (pack,)
-            w_layout = Layout.contiguous(tuple(w.shape[d] for d in order))
+            shape = static_shape(tuple(w.shape[d] for d in order))
+            self.packs = (Pack(self.w_index, f"taps{order}", w.dtype, prod(shape), partial(_turned, order)),)
+            w_layout = Layout.contiguous(shape)
         else:
             w_layout = w_layout.transpose(order)
         self.w_layout = w_layout

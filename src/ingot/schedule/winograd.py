@@ -195,10 +195,10 @@ class _Winograd:
         offset = int(lay.offset)  # type: ignore[arg-type]
         widths = panel_widths(p.columns, self.gemm)
 
-        def pack(array: np.ndarray) -> np.ndarray:
+        def write(array: np.ndarray, flat_out: np.ndarray) -> None:
             flat = np.ascontiguousarray(array).reshape(-1)[offset:]
             w = as_strided(flat, shape, tuple(n * flat.itemsize for n in strides), writeable=False)
-            out = np.zeros((self.blocks, self.products, s.ci * p.columns), array.dtype)
+            out = flat_out.reshape(self.blocks, self.products, -1)
             for block, first in enumerate(range(0, s.co, p.columns)):
                 u = transformed_weights(w[..., first : first + p.columns], t)
                 start = 0
@@ -207,9 +207,9 @@ class _Winograd:
                     part = u[:, :, start : start + width]
                     panel[:, :, : part.shape[2]] = part
                     start += width
-            return out.reshape(-1)
 
-        return Pack(self.w_at, f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths}", pack)
+        key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths}"
+        return Pack(self.w_at, key, s.dtype, self.blocks * self.products * s.ci * p.columns, write)
 
     # Tiles
 

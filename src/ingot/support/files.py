@@ -1,10 +1,13 @@
-"""Files that are either whole or not there."""
+"""Files: written whole or not at all; mapped parts that leave memory once they were read."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
 
 from ingot.support.errors import ArtifactError
 
@@ -52,3 +55,23 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def release(array: np.ndarray) -> None:
+    """Let the pages of the mapped file that `array` is a view of leave memory; reading it again brings them back.
+
+    Arrays that are not views of a read-only mapping are left alone.
+    """
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    mapped = base.base.obj if isinstance(base.base, memoryview) else base.base
+    if not isinstance(mapped, mmap.mmap) or base.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    low, high = np.lib.array_utils.byte_bounds(array)
+    page = mmap.PAGESIZE
+    # whole pages only: a page shared with a neighbour stays
+    first = -(-(low - base.ctypes.data) // page) * page
+    last = (high - base.ctypes.data) // page * page
+    if first < last:
+        mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
