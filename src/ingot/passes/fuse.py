@@ -9,7 +9,7 @@ otherwise it is the root of a group of its own. So a group has one result, and g
 
 - Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one has its own copy.
 - An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
-  what it reads is memory, seen through strided views.
+  what it reads is memory, seen through strided views. Rows of a contraction may be computed in front of it (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
 - Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ingot import ops
-from ingot.ir.dims import bounds, estimate
+from ingot.ir.dims import bounds, estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
@@ -29,6 +29,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
+from ingot.passes.prologue import panel_operand
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
@@ -76,6 +77,7 @@ class _Open:
     members: set[Node] = field(default_factory=set)
     axes: dict[Node, Axes | None] = field(default_factory=dict)
     anchor: Node | None = None
+    front: set[Node] = field(default_factory=set)  # members that only make the anchor's rows
     reductions: list[Node] = field(default_factory=list)
 
     @property
@@ -99,6 +101,7 @@ class _Fusion:
         self.outputs = set(graph.outputs)
         self.homes: dict[Node, list[_Open]] = {}  # groups that compute a node (free nodes: several)
         self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
+        self.panels: set[Node] = set()  # read by an anchor that may compute them itself; forced, if it does not
         self.storage: set[Node] = set()
         self.apart: dict[Node, str] = {}  # roots of groups: why they are
         self.reasons: dict[Node, str] = {}  # the same, of the groups that were built
@@ -125,12 +128,16 @@ class _Fusion:
 
     def _place(self, node: Node) -> None:
         users = self.users.get(node, [])
-        must = node in self.outputs or node in self.forced
         homes: list[_Open] = []
         for u in users:
             for g in self.homes.get(u, ()):
                 if g not in homes:
                     homes.append(g)
+        if len(homes) == 1 and self._join_front(homes[0], node):
+            return
+        if node in self.panels:
+            self.forced.add(node)
+        must = node in self.outputs or node in self.forced
         if self._is_storage(node):
             self.storage.add(node)
             self.forced.update(node.inputs[: None if isinstance(node.op, ops.Concat) else 1])
@@ -233,7 +240,32 @@ class _Fusion:
 
     def _anchor(self, g: _Open, node: Node) -> None:
         g.anchor = node
-        self.forced.update(node.inputs)
+        panel = panel_operand(node)
+        self.forced.update(i for i in node.inputs if i is not panel)
+        if panel is not None:
+            self.panels.add(panel)
+
+    def _join_front(self, g: _Open, node: Node) -> bool:
+        """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
+        panel = None if g.anchor is None else panel_operand(g.anchor)
+        if panel is None or node in self.outputs or node in self.forced:
+            return False
+        if not all(u in g.front or (u is g.anchor and node is panel) for u in self.users[node]):
+            return False
+        if is_free(node):
+            if node in self.panels:
+                if not strided_view(node) or _turns_rows(node):
+                    return False
+                self.panels.update(node.inputs)
+        else:
+            whole = product(node.shape) == product(panel.shape) and category(node.op) is Category.ELEMENTWISE
+            if node in self.tails or not (whole or _is_cheap(node)):
+                return False
+        g.members.add(node)
+        g.front.add(node)
+        g.axes[node] = None
+        self.homes[node] = [g]
+        return True
 
     def _join(self, g: _Open, node: Node) -> bool:
         """Add `node`, all of whose users are in `g`, if the group's kind allows it."""
@@ -290,8 +322,7 @@ class _Fusion:
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
             return False
         again = estimate(g_size(g.box)) > 2 * estimate(node.type.size)
-        plain = not isinstance(node.op, _COSTLY) or (_gathers_rows(node) and g.anchor is None)
-        cheap = plain and all(is_leaf(i) or is_free(i) for i in node.inputs)
+        cheap = _is_cheap(node) or (_gathers_rows(node) and g.anchor is None and _reads_leaves(node))
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._aligned(g, node, moved=True) or cheap
@@ -400,6 +431,20 @@ class _Fusion:
         if isinstance(node.op, ops.Pad):
             return node.op(inputs[0], node.inputs[1], loc=node.loc)
         return node.op(*inputs, loc=node.loc)
+
+
+def _turns_rows(node: Node) -> bool:
+    """A transposition whose innermost dimension lies apart in memory: computing along it would gather."""
+    return isinstance(node.op, ops.Transpose) and node.op.permutation[-1] != node.type.rank - 1
+
+
+def _reads_leaves(node: Node) -> bool:
+    return all(is_leaf(i) or is_free(i) for i in node.inputs)
+
+
+def _is_cheap(node: Node) -> bool:
+    """Plain arithmetic on leaves alone: any loop may compute it again."""
+    return is_pointwise(node) and not isinstance(node.op, _COSTLY) and _reads_leaves(node)
 
 
 def g_size(shape: Shape) -> int:

@@ -42,6 +42,14 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """An A that each chunk computes: `fill(block, batch, (low, high), out)` prints the rows from `low` to `high` of a
+    batch entry into `out`, row `low` first, by the strides of the contraction's axes."""
+
+    fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
+
+
+@dataclass(frozen=True)
 class _Columns:
     """A panel: `vectors` wide, `base` in B, first column `start`. `tail`: valid lanes of the last vector (0: all);
     masked: columns end at run time, so every vector has a mask."""
@@ -92,7 +100,7 @@ def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], Non
 
 
 def emit_contraction(
-    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write
+    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
 
@@ -103,7 +111,7 @@ def emit_contraction(
 
 
 class _Nest:
-    def __init__(self, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write) -> None:
+    def __init__(self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write) -> None:
         self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
         self.reduce = merge_axes(c.reduce)
         self.columns = c.cols[-1].extent
@@ -120,16 +128,19 @@ class _Nest:
         self.turned = plan.panel_at >= 0
         self.in_panels = c.packed or self.turned
         self.dots = c.pair == 2 and c.a == bf16
+        self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)  # where tiles read A
         self.b_tile = b.buffer  # where tiles read B
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
         plan, c = self.plan, self.c
         if plan.k_block:
-            size = (plan.panel_at if self.turned else plan.scratch_bytes) // c.acc.nbytes
-            self.sums = top.alloc("sums", c.acc, size, scratch=0)
+            self.sums = top.alloc("sums", c.acc, plan.sums_bytes // c.acc.nbytes, scratch=0)
         if self.turned:
             self.b_tile = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
+        if isinstance(self.a, Computed):
+            size = (plan.scratch_bytes - plan.rows_at) // c.a.nbytes
+            self.a_tile = top.alloc("rows", c.a, size, scratch=plan.rows_at)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
@@ -146,15 +157,35 @@ class _Nest:
         def entry(block: Block, e: Expr) -> None:
             at = tuple(block.let(x, "e") for x in delinearize(e, entries, block.multiples))
             self.batch, self.outer = at[: len(c.batch)], at[len(c.batch) :]
-            self.a_base = block.let(linear(self.batch, tuple(x.a for x in c.batch), self.a.offset), "a")
             b_base = self._b_base(block, self.batch, self.outer)
-            self._panels(block, column_block, b_base, lambda b, columns, a: self._rows(b, columns, a, groups, inner))
+
+            def rows(x: Block, some: tuple[Expr, Expr]) -> None:
+                self.a_base = self._a_base(x, some)
+                self._panels(x, column_block, b_base, lambda y, columns, a: self._rows(y, columns, a, groups, some))
+
+            if not plan.rows_at_once:
+                rows(block, inner)
+                return
+            block.loop("rb", *inner, plan.rows_at_once, lambda x, low: rows(x, self._part(x, low, inner[1])))
 
         if plan.batch_run == 1:
             entry(top, lot)
         else:
             top.loop("e", *self._span(top, lot, plan.batch_run, product(entries)), 1, entry)
         return dim_expr(product(extents))
+
+    def _part(self, block: Block, low: Expr, end: Expr) -> tuple[Expr, Expr]:
+        """The rows from `low` that are computed at once."""
+        if isinstance(low, k.Var):
+            block.multiples[low.name] = self.plan.width
+        return low, block.let(k.binary("min", add(low, integer(self.plan.rows_at_once)), end), "rh")
+
+    def _a_base(self, block: Block, rows: tuple[Expr, Expr]) -> Expr:
+        """Where row 0 of the batch entry lies in A: before the buffer's start, where that holds the chunk's rows."""
+        if isinstance(self.a, Computed):
+            self.a.fill(block, self.batch, rows, self.a_tile)
+            return block.let(mul(rows[0], dim_expr(-1 * self.inner.a)), "a")
+        return block.let(linear(self.batch, tuple(x.a for x in self.c.batch), self.a.offset), "a")
 
     def _span(self, top: Block, at: Expr, size: DimLike, extent: DimLike) -> tuple[Expr, Expr]:
         """[at * size, min((at + 1) * size, extent))."""
@@ -427,7 +458,7 @@ class _Nest:
                 x.loop("v", 0, nv, 1, both, unroll=True)
                 return
             for h in range(at.count):
-                value = k.cast(k.load(self.a.buffer, add(place, mul(integer(h), dim_expr(at.stride)))), self.c.acc)
+                value = k.cast(k.load(self.a_tile, add(place, mul(integer(h), dim_expr(at.stride)))), self.c.acc)
                 value = x.let(k.splat(value, self.plan.lanes), "s")
 
                 def one(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
@@ -463,7 +494,7 @@ class _Nest:
 
     def _pair_of_a(self, place: Expr, count: int) -> Expr:
         """Two neighbouring k of A, or one and a zero, in all lanes."""
-        a = self.a.buffer
+        a = self.a_tile
         word = k.bitcast(k.load(a, place, 2), u32) if count == 2 else k.cast(k.bitcast(k.load(a, place), u16), u32)
         return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
@@ -539,4 +570,4 @@ class _Nest:
         block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Operand", "Write", "emit_contraction"]
+__all__ = ["Computed", "Operand", "Write", "emit_contraction"]

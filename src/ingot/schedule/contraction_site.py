@@ -54,7 +54,7 @@ def _key(body: Graph, anchor: Node, c: Contraction, shape: Shape | None) -> str:
     """
     axes = (("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce))
     loops = [name + ",".join(map(_axis, group)) for name, group in axes if group]
-    kind = "packed" if c.packed else "in place"
+    kind = ("packed" if c.packed else "in place") + (" computed" if c.computed else "")
     window = "" if shape is None else f" window {shape.h}x{shape.w}"
     return f"{c.a} {c.b} {c.acc} {kind} {' '.join(loops)}{window} > {' '.join(_around(body, anchor))}"
 

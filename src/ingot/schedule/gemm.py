@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, estimate, floordiv
-from ingot.ir.kernel import Buffer, Expr, Kernel
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
+from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, i32, i64
+from ingot.ops.views import VIEWS
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
-from ingot.schedule.contraction import Operand, emit_contraction
+from ingot.schedule.contraction import Computed, Operand, emit_contraction
 from ingot.schedule.contraction_site import contraction_site
-from ingot.schedule.emit import Index
+from ingot.schedule.emit import Index, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import panels
-from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
+from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params, vector_loop
 from ingot.schedule.reduction import accumulator
-from ingot.schedule.tile import Axis, Contraction, plan_of
+from ingot.schedule.tile import LINE, Axis, Contraction, plan_of
 from ingot.schedule.window import (
     bind_result,
     is_depthwise,
@@ -45,29 +46,35 @@ CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 @dataclass(frozen=True)
 class _Loops:
-    """A contraction's axes with the strides of both operands; `index` turns an index of (batch, rows, columns) into
-    one of the op's result."""
+    """A contraction's axes with the strides of both operands.
+
+    `full` turns an index of (batch, rows, columns) into one of all the op's loops but its reduction, which `result`
+    turns into one of the op's result, and `source`, with a place along a single reduction axis, into one of A.
+    """
 
     batch: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     cols: tuple[Axis, ...]
     reduce: tuple[Axis, ...]
-    index: Callable[[Index], Index]
+    full: Callable[[Index], Index]
+    result: Callable[[Index], Index]
+    source: Callable[[Index, Expr], Index]
 
 
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A matmul or convolution and its epilogue."""
+    """A matmul or convolution, the pointwise ops that make its A, and its epilogue."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
     if is_depthwise(anchor):
         return lower_depthwise(body, ins, outs, constant, machine)
     a_node, b_node = anchor.inputs
-    a_at, a_layout = operand_memory(body, a_node, ins)
     b_at, b_layout = operand_memory(body, b_node, ins)
     operands = Operands.of(body)
+    computed = _is_computed(body, a_node)
+    a_at, a_layout = (-1, Layout.contiguous(a_node.shape)) if computed else operand_memory(body, a_node, ins)
     make = _dot if isinstance(anchor.op, ops.DotGeneral) else _convolution
     loops = make(anchor, a_layout, b_layout)
     packed = constant[b_at]
@@ -79,11 +86,12 @@ def lower_contraction(
         loops = make(anchor, a_layout, b_layout)
         temps = (b_node.type.nbytes,)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("temp", 0)
-    loops = _flat_rows(_rows_as_they_lie(loops))
+    loops = _computed_rows(loops, a_node) if computed else _flat_rows(_rows_as_they_lie(loops))
     c = Contraction(
-        loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
-    )
-    shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd else None
+        loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed,
+        computed,
+    )  # fmt: skip
+    shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd and not computed else None
     site = contraction_site(body, anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
@@ -104,10 +112,25 @@ def lower_contraction(
             place, acc, mask = (*place[:-1], ZERO), k.Extract(acc.dtype, 1, acc, 0), None
         value = block.let(k.cast(acc, anchor.dtype), "acc")
         bind_result(em, block, anchor, value)
-        index = result_index(block, body.outputs[0], anchor, loops.index(place))
+        index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
         store_results(em, block, body, operands.outs, outs, index, mask)
 
-    a = Operand(operands.ins[a_at], a_layout.offset)
+    def fill(block: Block, batch: Index, rows: tuple[Expr, Expr], out: Buffer) -> None:
+        """The prologue: rows of A, each where the chunk's contraction reads it."""
+        (axis,) = loops.rows
+
+        def row(b: Block, r: Expr) -> None:
+            at = loops.full((*batch, r, *(ZERO for _ in loops.cols)))
+            start = b.let(ix.mul(ix.sub(r, rows[0]), dim_expr(axis.a)), "to")
+
+            def vector(x: Block, i: Expr, mask: Expr | None) -> None:
+                store_at(x, out, ix.add(start, i), em.value(x, a_node, loops.source(at, i), mask), mask)
+
+            vector_loop(b, ZERO, c.k, machine.lanes(a_node.dtype), machine, vector)
+
+        block.loop("row", *rows, 1, row)
+
+    a = Computed(fill) if computed else Operand(operands.ins[a_at], a_layout.offset)
     chunks = emit_contraction(top, chunk, c, plan, a, Operand(b_buffer, b_offset), write)
     # an operand that only the contraction's own B was read from has no place among the kernel's parameters
     params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
@@ -130,6 +153,13 @@ def _without_terms(body: Graph, anchor: Node) -> Graph:
         else:
             memo[n] = n.with_inputs([memo[i] for i in n.inputs])
     return replace(body, outputs=tuple(memo[o] for o in body.outputs))
+
+
+def _is_computed(body: Graph, a: Node) -> bool:
+    """Whether the group itself computes its A."""
+    while isinstance(a.op, VIEWS):
+        a = a.inputs[0]
+    return a not in body.inputs
 
 
 def _reads(body: Graph, node: Node, anchor: Node) -> bool:
@@ -185,7 +215,12 @@ def _dot(anchor: Node, a: Layout, b: Layout) -> _Loops:
     rows = tuple(Axis(a.shape[i], a.strides[i], 0) for i in free_a)
     cols = tuple(Axis(b.shape[j], 0, b.strides[j]) for j in free_b)
     reduce = tuple(Axis(a.shape[i], a.strides[i], b.strides[j]) for i, j in zip(*op.contract, strict=True))
-    return _sized(batch, rows, cols, reduce, anchor.type.rank, lambda full: full)
+
+    def source(full: Index, k: Expr) -> Index:
+        at = {i: full[n] for n, i in enumerate((*op.batch[0], *free_a))}
+        return tuple(at.get(d, k) for d in range(len(a.shape)))
+
+    return _sized(batch, rows, cols, reduce, lambda full: full, source)
 
 
 def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
@@ -219,16 +254,26 @@ def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
         Axis(b.shape[i], a.strides[at["C"]], b.strides[i]),
     )
 
-    def index(full: Index) -> Index:
+    def result(full: Index) -> Index:
         group, n, *positions, channel = full
-        result: list[Expr] = [ZERO] * anchor.type.rank
-        result[out["N"]] = n
+        where: list[Expr] = [ZERO] * anchor.type.rank
+        where[out["N"]] = n
         for c, e in zip(spatial, positions, strict=True):
-            result[out[c]] = e
-        result[out["C"]] = ix.add(ix.mul(group, dim_expr(per_out)), channel)
-        return tuple(result)
+            where[out[c]] = e
+        where[out["C"]] = ix.add(ix.mul(group, dim_expr(per_out)), channel)
+        return tuple(where)
 
-    return _sized(batch, rows, cols, reduce, anchor.type.rank + 1, index)
+    def source(full: Index, k: Expr) -> Index:
+        """For a window of one position."""
+        group, n, *positions, _ = full
+        where: list[Expr] = [ZERO] * anchor.type.rank
+        where[at["N"]] = n
+        for c, e, s in zip(spatial, positions, op.strides, strict=True):
+            where[at[c]] = ix.mul(e, integer(s))
+        where[at["C"]] = ix.add(ix.mul(group, dim_expr(b.shape[i])), k)
+        return tuple(where)
+
+    return _sized(batch, rows, cols, reduce, result, source)
 
 
 def _sized(
@@ -236,10 +281,10 @@ def _sized(
     rows: tuple[Axis, ...],
     cols: tuple[Axis, ...],
     reduce: tuple[Axis, ...],
-    rank: int,
-    index: Callable[[Index], Index],
+    result: Callable[[Index], Index],
+    source: Callable[[Index, Expr], Index],
 ) -> _Loops:
-    """Loops without axes of extent 1; the index is filled with zeros for them."""
+    """Loops without axes of extent 1; the full index has zeros for them."""
     full = (*batch, *rows, *cols)
     kept = [d for d, x in enumerate(full) if x.extent != 1]
 
@@ -253,7 +298,7 @@ def _sized(
                 e = at.pop(0)
                 if start <= d < start + count:
                     out[d] = e
-        return index(tuple(out))
+        return tuple(out)
 
     def sized(axes: tuple[Axis, ...], fallback: Axis | None) -> tuple[Axis, ...]:
         found = tuple(x for x in axes if x.extent != 1)
@@ -265,6 +310,8 @@ def _sized(
         sized(cols, Axis(1, 0, 1)),
         sized(reduce, Axis(1, 0, 0)),
         restore,
+        result,
+        source,
     )
 
 
@@ -273,34 +320,48 @@ def _rows_as_they_lie(loops: _Loops) -> _Loops:
     order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
     if order == list(range(len(order))):
         return loops
-    first, inner = len(loops.batch), loops.index
+    first = len(loops.batch)
 
-    def index(place: Index) -> Index:
+    def full(place: Index) -> Index:
         own: list[Expr] = list(place)
         for at, d in enumerate(order):
             own[first + d] = place[first + at]
-        return inner(tuple(own))
+        return loops.full(tuple(own))
 
-    return replace(loops, rows=tuple(loops.rows[d] for d in order), index=index)
+    return replace(loops, rows=tuple(loops.rows[d] for d in order), full=full)
 
 
 def _flat_rows(loops: _Loops) -> _Loops:
     """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence."""
-    rows = list(loops.rows)
-    extents: list[DimLike] = []
-    while len(rows) > 1 and rows[-2].a == rows[-1].a * rows[-1].extent:
-        last, before = rows.pop(), rows.pop()
-        extents.insert(0, loops.rows[len(rows) + 1].extent)
-        rows.append(Axis(before.extent * last.extent, last.a, 0))
-    if not extents:
+    rows, count = loops.rows, 1
+    while count < len(rows) and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
+        count += 1
+    return _joined(loops, count, rows[-1].a)
+
+
+def _computed_rows(loops: _Loops, a: Node) -> _Loops:
+    """Loops over an A in scratch: one axis of rows, an odd number of cache lines apart so that they share no sets."""
+    line = max(1, LINE // a.dtype.nbytes)
+    lines = ceildiv(product(x.extent for x in loops.reduce), line)
+    joined = _joined(loops, len(loops.rows), (lines + (1 - mod(lines, 2))) * line)
+    return replace(
+        joined,
+        batch=tuple(replace(x, a=0) for x in loops.batch),
+        reduce=tuple(replace(x, a=1) for x in loops.reduce),
+    )
+
+
+def _joined(loops: _Loops, count: int, stride: DimLike) -> _Loops:
+    """Loops whose last `count` row axes are one, with which A is walked by `stride`."""
+    if count == 1 and loops.rows[-1].a == stride:
         return loops
-    first = len(loops.batch) + len(rows) - 1
-    inner = loops.index
+    extents = tuple(x.extent for x in loops.rows[-count:])
+    first = len(loops.batch) + len(loops.rows) - count
 
-    def index(place: Index) -> Index:
-        return inner((*place[:first], *ix.split(place[first], (1, *extents)), *place[first + 1 :]))
+    def full(place: Index) -> Index:
+        return loops.full((*place[:first], *ix.split(place[first], extents), *place[first + 1 :]))
 
-    return _Loops(loops.batch, tuple(rows), loops.cols, loops.reduce, index)
+    return replace(loops, rows=(*loops.rows[:-count], Axis(product(extents), stride, 0)), full=full)
 
 
 __all__ = ["CONTRACTIONS", "lower_contraction"]

@@ -39,7 +39,8 @@ class Contraction:
     There is at least one axis (of extent 1, if need be) among rows, cols and reduce. A convolution over an NHWC
     input that already has its padding has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of
     `cols`. a, b: the operands' element types; acc: the type of products and sums. packed: B is a constant, laid out
-    in panels by `Plan.pack`; otherwise it is read where it lies.
+    in panels by `Plan.pack`; otherwise it is read where it lies. computed: each chunk computes its rows of A in scratch
+    before it reads them; there is one row axis and one reduce axis then.
     """
 
     batch: tuple[Axis, ...]
@@ -50,6 +51,7 @@ class Contraction:
     b: DType
     acc: DType
     packed: bool = True
+    computed: bool = False
 
     @cached_property
     def k(self) -> DimLike:
@@ -86,8 +88,9 @@ class Plan:
     of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. batch_run: batch entries
     (and outer columns) of a chunk. prefetch: cache lines of B per turn of the innermost loop: of the next panel, or
     of what lies `ahead` elements further on. k_block: turns of the outermost reduction loop of which sums are kept in
-    scratch (0: all at once). panel_at: byte offset in scratch of a panel of B that is transposed at run time (-1:
-    none). scratch_bytes: what a worker needs.
+    scratch (0: all at once). panel_at, rows_at: byte offsets in scratch of a panel of B that is transposed at run time
+    and of the rows of a computed A (-1: none); partial sums lie before both. rows_at_once: rows of A that are computed
+    before all panels of the chunk read them. scratch_bytes: what a worker needs.
     """
 
     lanes: int
@@ -104,12 +107,21 @@ class Plan:
     ahead: int = 0
     k_block: int = 0
     panel_at: int = -1
+    rows_at: int = -1
+    rows_at_once: int = 0
     scratch_bytes: int = 0
 
     @property
     def panel(self) -> int:
         """Columns of a full panel."""
         return self.lanes * self.vectors
+
+    @property
+    def sums_bytes(self) -> int:
+        return next(at for at in (self.panel_at, self.rows_at, self.scratch_bytes) if at >= 0)
+
+
+LINE = 64  # bytes of a cache line
 
 
 def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -179,8 +191,9 @@ def choose(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None =
 def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk: tuple[int, int, int]) -> Direct:
     plain = Direct(*tile, *chunk, blocks=1, prefetch=0)
     plan = plan_of(c, machine, plain)
-    prefetch = _prefetch(c, plan, plain.tiles) if c.packed else 0
-    return replace(plain, blocks=_blocks(c, machine, plan, plain.tiles), prefetch=prefetch)
+    run = tiles_at_once(c, machine, plain.width, plain.tiles)
+    prefetch = _prefetch(c, plan, run) if c.packed else 0
+    return replace(plain, blocks=_blocks(c, machine, plan, run), prefetch=prefetch)
 
 
 def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
@@ -264,19 +277,33 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
         block = c.rows[-1].extent
     elif choice.tiles >= across:
         block = across * choice.width  # a fixed size: rows beyond the estimate are more chunks
+    run = tiles_at_once(c, machine, choice.width, choice.tiles)
     p = Plan(
         lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
-        machine.masks, choice.entries, choice.prefetch, AHEAD if choice.tiles == 1 else 0,
+        machine.masks, choice.entries, choice.prefetch, AHEAD if run == 1 else 0,
     )  # fmt: skip
     if choice.blocks > 1:
         outer = reduce[0].extent
         assert isinstance(outer, int)
-        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, choice.tiles))
+        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, run))
     if transposed(c) and isinstance(c.k, int):
         panel = -(-c.k // lanes) * lanes * p.panel * c.acc.nbytes
-        at = -(-p.scratch_bytes // 64) * 64
+        at = -(-p.scratch_bytes // LINE) * LINE
         p = replace(p, panel_at=at, scratch_bytes=at + panel)
+    if c.computed:
+        at, rows = -(-p.scratch_bytes // LINE) * LINE, run * choice.width
+        p = replace(p, rows_at=at, rows_at_once=rows, scratch_bytes=at + rows * _row_bytes(c))
     return p
+
+
+def tiles_at_once(c: Contraction, machine: Machine, width: int, tiles: int) -> int:
+    """Of a chunk's register tiles, those whose rows all panels read before the next ones: all, or as many as a computed
+    A may have in the first-level cache."""
+    return min(tiles, max(1, machine.l1 // max(1, width * _row_bytes(c)))) if c.computed else tiles
+
+
+def _row_bytes(c: Contraction) -> int:
+    return estimate(c.rows[-1].a) * c.a.nbytes
 
 
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
@@ -392,9 +419,10 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             chunk = work * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
             even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
             idle = 0.0 if even else chunk * (threads - 1) / threads
-            # what the second-level cache keeps from chunk to chunk is streamed once
-            a_times = blocks if a_bytes > machine.l2 / 2 else 1
-            b_times = row_blocks if b_bytes > machine.l2 / 2 else 1
+            # what the second-level cache keeps from chunk to chunk is streamed once; a computed A is computed each time
+            a_times = 2 * blocks if c.computed else blocks if a_bytes > machine.l2 / 2 else 1
+            passes = row_blocks * -(-tiles // tiles_at_once(c, machine, width, tiles))
+            b_times = passes if b_bytes > machine.l2 / 2 else 1
             traffic = entries * (b_times * b_bytes + a_times * a_bytes) * _PER_BYTE
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
             cost = (work + traffic + count * _CLAIM) / threads + max(idle, 0.2 * chunk * (threads > 1))
