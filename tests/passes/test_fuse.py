@@ -68,7 +68,20 @@ def halo() -> Node:
     return conv(ops.Relu()(conv(arg("x", 1, 8, 6, 6), 8, 3, 1)), 8, 3, 1)
 
 
-GOLDEN: tuple[Callable[[], Node], ...] = (mlp, softmax, residual, dense_block, halo)
+def dense_layer() -> Node:
+    x = arg("x", 1, 16, 12, 12)
+    y = ops.Concat(1)(x, ops.Relu()(conv(x, 8, 3, 1)))
+    normed = ops.add(ops.mul(y, weight(1, 24, 1, 1)), weight(1, 24, 1, 1))
+    return ops.Relu()(conv(ops.Relu()(normed), 16, 1, 0))
+
+
+def gated() -> Node:
+    x = ops.Silu()(conv(arg("x", symbol("n"), 8, 14, 14), 8, 3, 1))
+    squeezed = ops.Reshape((*x.shape[:2], 1, 1))(ops.Reduce("max", (2, 3))(x))
+    return conv(ops.mul(x, ops.Logistic()(conv(squeezed, 8, 1, 0))), 4, 1, 0)
+
+
+GOLDEN: tuple[Callable[[], Node], ...] = (mlp, softmax, residual, dense_block, dense_layer, gated, halo)
 
 
 @pytest.mark.parametrize("make", GOLDEN, ids=lambda f: f.__name__)

@@ -9,7 +9,7 @@ otherwise it is the root of a group of its own. So a group has one result, and g
 
 - Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one has its own copy.
 - An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
-  what it reads is memory, seen through strided views. Rows of a contraction may be computed in front of it (`prologue`).
+  what it reads is memory, seen through strided views; a contraction may compute its rows in front of it (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
 - Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
 
