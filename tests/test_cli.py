@@ -51,7 +51,7 @@ def refused(code: int, *args: object) -> str:
 # --- help and usage
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "bench", "dump", "compare", "explain"])
+@pytest.mark.parametrize("command", ["compile", "run", "bench", "dump", "compare", "explain", "tune"])
 def test_help_teaches_with_examples(command: str):
     result = call(command, "--help")
     assert result.exit_code == 0
@@ -283,3 +283,26 @@ def test_the_command_in_a_process_of_its_own(model: Path):
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads(done.stdout)["outputs"][0]["name"] == "probability"
+
+
+# --- tune
+
+
+def test_tune_writes_a_database_that_compiling_reads(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "db.jsonl"
+    found = told(call("tune", model, "--budget", 2, "--threads", 2, "--database", path, "--json"))
+    assert found["untuned_seconds"] > 0 and found["seconds"] > 0 and path.is_file()
+    assert {"kernel", "result", "untuned_seconds", "seconds", "choice", "state"} <= set(found["rows"][0])
+    monkeypatch.setenv("INGOT_TUNING", str(path))
+    shown = call("tune", model, "--budget", 1, "--threads", 2)
+    assert shown.exit_code == 0 and "untuned" in shown.output
+
+
+def test_tune_refuses_what_it_cannot_write_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    assert "not a database" in refused(2, "tune", model, "--budget", 1, "--database", other)
+    assert other.read_text() == "mine"
+    refused(2, "tune", model, "--database", tmp_path / "no folder" / "db.jsonl")
+    monkeypatch.setenv("INGOT_TUNING", "0")
+    assert "--database" in refused(2, "tune", model)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot import tuned
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import default_threads
@@ -84,7 +85,7 @@ def _digest(path: Path) -> bytes | None:
 def _key(options: _Options, *parts: bytes) -> str:
     isa = host()
     settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math} {flags.winograd()}"
-    return cache_key(settings, *parts)
+    return cache_key(settings, tuned.digest(), *parts)
 
 
 def _cached(key: str, options: _Options, build: Callable[[], Program]) -> CompiledModel:

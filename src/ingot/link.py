@@ -30,6 +30,8 @@ from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
 Assemble = Callable[[Sequence[Kernel]], CodeObject]
+Fill = Callable[[Array, Pack | None, np.ndarray], None]
+Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,27 @@ class _Weights:
         self.size += -(-max(nbytes, 1) // ALIGN) * ALIGN
         return offset, nbytes
 
-    def blob(self) -> np.ndarray:
-        """All constants. What was read of a model file leaves memory on the way, so that no weight is there twice."""
+    def blob(self, fill: Fill) -> np.ndarray:
+        """All constants."""
         raw = np.zeros(self.size + ALIGN, np.uint8)
         start = -raw.ctypes.data % ALIGN
         blob = raw[start : start + self.size]
         for i, (offset, constant, pack) in enumerate(self.sources):
             progress.report("weights", i, len(self.sources))
-            value = constant.value
-            place = blob[offset : offset + (pack.nbytes if pack else value.nbytes)]
-            if pack:
-                pack.write(value, place.view(pack.dtype.numpy))
-            else:
-                place[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            release(value)
+            fill(constant, pack, blob[offset : offset + (pack.nbytes if pack else constant.nbytes)])
         return blob
+
+
+def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
+    """Write a constant's bytes, repacked if asked, to `out`. What was read of a model file leaves memory on the way, so
+    that no weight is there twice.
+    """
+    value = constant.value
+    if pack:
+        pack.write(value, out.view(pack.dtype.numpy))
+    else:
+        out[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    release(value)
 
 
 @dataclass
@@ -104,8 +112,8 @@ class _Memory:
 
 
 class _Linker:
-    def __init__(self, graph: Graph, storage: Storage, machine: Machine):
-        self.graph, self.storage, self.machine = graph, storage, machine
+    def __init__(self, graph: Graph, storage: Storage, machine: Machine, lower: Lower):
+        self.graph, self.storage, self.machine, self.lower = graph, storage, machine, lower
         self.weights = _Weights()
         self.buffers: list[_Memory] = []
         self.of_owner: dict[Node, int] = {}
@@ -256,7 +264,7 @@ class _Linker:
         constant: tuple[bool, ...],
     ) -> Lowered:
         try:
-            return lower(group, ins, outs, constant, self.machine)
+            return self.lower(group, ins, outs, constant, self.machine)
         except CompileError as e:
             raise CompileError(f"{e} in the kernel of {label(node)}") from e
 
@@ -311,14 +319,17 @@ def link(
     stages: Mapping[str, str],
     meta: Mapping[str, str],
     launches: list[Launch] | None = None,
+    lower: Lower = lower,
+    fill: Fill = fill,
 ) -> rt.Program:
     """Lower every group of a fused graph, assemble the kernels and lay out weights and buffers.
 
-    `launches`, if given, is filled with what each step belongs to, for debugging.
+    `launches`, if given, is filled with what each step belongs to, for debugging. `lower`, `fill`: for ones that
+    remember.
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph)
-    linker = _Linker(storage.graph, storage, machine)
+    linker = _Linker(storage.graph, storage, machine, lower)
     linker.link()
     if launches is not None:
         launches += linker.launches
@@ -338,7 +349,7 @@ def link(
         buffers=buffers,
         steps=tuple(linker.steps),
         code=code,
-        weights=linker.weights.blob(),
+        weights=linker.weights.blob(fill),
         isa=isa,
         scratch_bytes=linker.scratch,
         stages=stages,

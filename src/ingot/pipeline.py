@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from ingot import tuned
 from ingot.ir.dims import likely_sizes, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel_show import show_kernel
@@ -37,7 +38,8 @@ from ingot.passes.nest_concats import nest_concats
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
-from ingot.schedule.machine import machine_of
+from ingot.schedule.choice import Measured
+from ingot.schedule.machine import Machine, machine_of
 from ingot.support import flags, progress
 from ingot.support.native import CodeObject, HostFeatures
 from ingot.targets.cpu.assemble import assemble, emit_assembly, host_features
@@ -150,10 +152,15 @@ def build_program(
         return _build(graph, isa, threads, fast_math, trace, meta or {})
 
 
+def cpu_machine(isa: HostFeatures, threads: int, measured: Mapping[str, Measured]) -> Machine:
+    """What schedules know of a CPU with the features `isa`, and what was measured on it."""
+    return machine_of(isa.arch, isa.features, threads, winograd=flags.winograd(), measured=measured)
+
+
 def _build(
     graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
 ) -> Program:
-    machine = machine_of(isa.arch, isa.features, threads, winograd=flags.winograd())
+    machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
     verify(graph, "import")
     with fueled():  # INGOT_FUEL counts the rewrites of all passes together
         fused = optimize(graph, cpu_passes(fast_math), trace)

@@ -24,6 +24,7 @@ from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
 from ingot.cli.run import run
+from ingot.cli.tune import tune
 
 COMMANDS = {
     "compile": compile_,
@@ -32,6 +33,7 @@ COMMANDS = {
     "dump": dump,
     "compare": compare,
     "explain": explain,
+    "tune": tune,
 }
 
 app = typer.Typer(

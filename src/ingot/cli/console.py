@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ingot.support import progress
@@ -71,12 +71,13 @@ def _shown_progress() -> Iterator[None]:
     if not err.is_terminal:
         yield
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("start", total=None)
 
         def listen(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=escape(stage) + (f" {done}/{total}" if total else ""))
+            text = escape(stage) + (f" {done}/{total}" if total else "")
+            bar.update(task, description=text, completed=done, total=total or None)
 
         with progress.listening(listen):
             yield

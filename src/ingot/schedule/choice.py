@@ -22,6 +22,9 @@ class Choice:
 
     way: ClassVar[str] = ""
 
+    def __str__(self) -> str:
+        return f"{self.way} " + " ".join(f"{name} {value:d}" for name, value in asdict(self).items())
+
     def record(self) -> dict[str, int | str]:
         """As plain data.   {"way": "direct", "lines": 1, ...}"""
         return {"way": self.way, **{name: int(value) for name, value in asdict(self).items()}}
@@ -45,6 +48,11 @@ class Direct(Choice):
     entries: int
     blocks: int
     prefetch: int
+
+    def __str__(self) -> str:
+        tile, chunk = (self.lines, self.width, self.vectors), (self.panels, self.tiles, self.entries)
+        more = (f" {self.blocks} blocks" if self.blocks > 1 else "") + f" prefetch {self.prefetch}"
+        return f"direct {'x'.join(map(str, tile))} chunk {'x'.join(map(str, chunk))}{more}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Measured:
 class Site:
     """A decision of one kernel. key: all that the best choice depends on besides the machine. untuned: the model's.
     others: what it ranks next, best first. refine: neighbours of a choice. admits: whether a choice gives a kernel here
-    (a right one; how fast is another matter)."""
+    (a right one; how fast is another matter). The three are asked under the same `likely_sizes` as lowering."""
 
     key: str
     untuned: Choice

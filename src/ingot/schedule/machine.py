@@ -52,7 +52,12 @@ SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
 
 def machine_of(
-    arch: str, features: tuple[str, ...] | frozenset[str], threads: int = 1, l2: int = 1 << 20, winograd: bool = True
+    arch: str,
+    features: tuple[str, ...] | frozenset[str],
+    threads: int = 1,
+    l2: int = 1 << 20,
+    winograd: bool = True,
+    measured: Mapping[str, Measured] | None = None,
 ) -> Machine:
     """The machine for LLVM feature names of `arch`: "x86_64" or "aarch64"."""
     if arch == "aarch64":
@@ -71,4 +76,5 @@ def machine_of(
         bf16_dot="avx512bf16" in features and base is AVX512,
         int8_dot="avx512vnni" in features or "avxvnni" in features or (arch == "aarch64" and "dotprod" in features),
         winograd=winograd,
+        measured=measured or {},
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,29 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among the processes that change `path` under this lock, which is a file beside it and ends with its holder.
+
+    Raises ArtifactError when the system refuses.
+    """
+    import fcntl  # POSIX only, as the runtime's native threads are; reading needs no lock
+
+    beside = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {path}", expected="a folder to write to", got=error.strerror or str(error)
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, parts: Iterable[bytes | bytearray | memoryview], durable: bool) -> None:

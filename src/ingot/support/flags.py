@@ -46,6 +46,15 @@ def winograd() -> bool:
     return _integer("INGOT_WINOGRAD", 1, 0, 1) == 1
 
 
+def tuning() -> Path | None:
+    """INGOT_TUNING=FILE: your database of measured choices, by default tuned.jsonl in the cache folder. INGOT_TUNING=0:
+    no measured choices at all, neither yours nor those that come with Ingot (None)."""
+    chosen = os.environ.get("INGOT_TUNING", "").strip()
+    if chosen == "0":
+        return None
+    return Path(chosen).expanduser() if chosen else cache_dir() / "tuned.jsonl"
+
+
 def threads() -> int | None:
     """INGOT_THREADS=n: threads of a compiled model that does not say; None means one per available core."""
     return _integer("INGOT_THREADS", None, 1, 1024)

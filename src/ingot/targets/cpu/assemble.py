@@ -127,5 +127,9 @@ def assemble(
     Raises CompileError for malformed IR, undefined or doubly defined symbols and mutable globals.
     """
     features = features or host_features()
-    objects = [emit_object(text, features, options) for text in texts]
+    return link_driver([emit_object(text, features, options) for text in texts], features)
+
+
+def link_driver(objects: Sequence[bytes], features: HostFeatures) -> CodeObject:
+    """Objects of `emit_object` and the driver as one blob. Raises CompileError as `assemble` does."""
     return link([_driver_object(features), *objects])

@@ -1,0 +1,92 @@
+"""`ingot tune`: measured search for what the compiler otherwise chooses by its models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import FAILED, err, out, plain_table, presented, print_json, writable
+from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.cli.sizes import one_size
+from ingot.debug.build import build
+from ingot.debug.drawing import time_text
+from ingot.debug.feeds import choose_sizes, index_limits, random_feeds
+from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.support import flags, progress
+from ingot.support.errors import InputError
+from ingot.tune.run import Report
+from ingot.tune.run import tune as run_tuning
+
+
+def tune(
+    model: Uncompiled,
+    budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="About how long to search.")] = 60,
+    threads: Threads = None,
+    database: Annotated[
+        Path | None, typer.Option(help="Write to this file; by default your own, which compiling reads.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure again what the database knows.")] = False,
+    size: Sizes = None,
+    dim: Dims = None,
+    fast_math: FastMath = False,
+    as_json: Json = False,
+) -> None:
+    """Measure other register tiles, chunks and algorithms for the model's kernels, and remember what is faster.
+
+    Every compile on this kind of CPU with as many threads uses what was found, for this model and for others with such
+    layers. It may be interrupted at any time: what was found until then is kept.
+
+    \b
+    ingot tune model.onnx
+    ingot tune model.onnx --budget 300 --threads 1 --size batch=8
+    ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
+    """
+    with presented(as_json):
+        source = open_source(model, parse_dims(dim or []))
+        path = database or flags.tuning()
+        if path is None:
+            raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")
+        if database is not None:
+            writable(path)
+        graph = read_graph(source)
+        built = build(graph, threads=threads, fast_math=fast_math)
+        chosen = choose_sizes(built.program, 0, one_size(size))
+        feeds = random_feeds(built.program, chosen, index_limits(graph))
+        found = run_tuning(
+            graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math, again=again,
+            watch=lambda text, seconds: progress.report(text, round(seconds), round(budget)),
+        )  # fmt: skip
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_report(found)
+    for text in found.wrong:
+        err.print(f"[bold red]please report: a candidate computes something else:[/] {escape(text)}", highlight=False)
+    if found.wrong:
+        raise typer.Exit(FAILED)
+
+
+def _print_report(r: Report) -> None:
+    out.print(f"[bold]{escape(r.machine)}[/]", highlight=False)
+    table = plain_table("kernel", "result", "launches", "share", "untuned", "tuned", "gain", "", left=("kernel", ""))
+    for row in r.rows:
+        moved = row.state == "tuned"
+        table.add_row(
+            escape(row.kernel),
+            row.result,
+            str(row.count),
+            f"{row.share:.1%}",
+            time_text(row.untuned_seconds),
+            time_text(row.seconds) if moved else "",
+            f"[green]{row.gain:.2f}x[/]" if moved else "",
+            escape(row.choice) if moved else f"[dim]{row.state}[/]",
+        )
+    out.print(table)
+    out.print(
+        f"{time_text(r.untuned_seconds)} untuned, {time_text(r.seconds)} tuned: {r.gain:.3f}x; {escape(r.database)}",
+        highlight=False,
+    )

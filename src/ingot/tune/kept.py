@@ -1,0 +1,34 @@
+"""A memory of two generations: what the build before used, and what is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class Kept(Generic[V]):
+    """Values by key. A value that two `turn`s in a row did not ask for is dropped, unless it was pinned."""
+
+    def __init__(self) -> None:
+        self._pinned: dict[Hashable, V] = {}
+        self._last: dict[Hashable, V] = {}
+        self._used: dict[Hashable, V] = {}
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        for known in (self._used, self._last, self._pinned):
+            if key in known:
+                self._used[key] = known[key]
+                return known[key]
+        self._used[key] = value = make()
+        return value
+
+    def put(self, key: Hashable, value: V) -> None:
+        """In the place of an older one."""
+        self._used[key] = value
+
+    def turn(self, pin: bool = False) -> None:
+        if pin:
+            self._pinned |= self._used
+        self._last, self._used = self._used, {}

@@ -1,0 +1,111 @@
+"""Tune a model: search, write what holds to a database, and measure the model before and after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ingot import tuned
+from ingot.debug.feeds import Feeds
+from ingot.ir.node import Graph
+from ingot.schedule.choice import Measured
+from ingot.tune.search import Finding, Search
+from ingot.tune.trial import Spot, Workbench
+
+
+@dataclass(frozen=True)
+class Row:
+    """A site after tuning. seconds: of one launch. state: "tuned", "untuned is best", "known" (from an earlier search),
+    or "open" (not searched to the end, nothing found)."""
+
+    kernel: str
+    result: str
+    count: int
+    share: float
+    untuned_seconds: float
+    seconds: float
+    choice: str
+    state: str
+
+    @property
+    def gain(self) -> float:
+        return self.untuned_seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class Report:
+    """machine: as the database names it. untuned_seconds, seconds: of a call, measured by turns; gain: the median of
+    the turns' ratios. wrong: candidates that computed something else, which is a bug."""
+
+    machine: str
+    database: str
+    rows: tuple[Row, ...]
+    untuned_seconds: float
+    seconds: float
+    gain: float
+    wrong: tuple[str, ...]
+
+
+def tune(
+    graph: Graph,
+    feeds: Feeds,
+    *,
+    threads: int,
+    budget: float,
+    database: Path,
+    fast_math: bool = False,
+    again: bool = False,
+    watch: Callable[[str, float], None] = lambda text, seconds: None,
+) -> Report:
+    """Search for about `budget` seconds, at the sizes of `feeds`, and add what was found to `database` as it is found.
+
+    again: also search sites of which the database knows. watch: told what is going on and how many seconds have gone.
+    Raises what compiling raises, and ArtifactError for a database that cannot be written or is something else.
+    """
+    tuned.add(database, ())  # said before minutes of work and not after them
+    began = time.monotonic()
+    watch("compile", 0.0)
+    bench = Workbench(graph, feeds, threads, fast_math)
+    machine = tuned.machine_name(bench.isa, threads)
+    known = {} if again else _known(database, machine)
+
+    def write(findings: Sequence[Finding]) -> None:
+        tuned.add(database, [_entry(machine, f) for f in findings])
+
+    search = Search(bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began))
+    findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
+    watch("measure before and after", time.monotonic() - began)
+    after = {key: m.choice for key, m in _known(database, machine).items()}
+    pairs = bench.latency({s.site.key: after.get(s.site.key, s.site.untuned) for s in bench.spots}, LATENCY_SECONDS)
+    rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
+    before, now = np.median(pairs, axis=0)
+    gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
+    return Report(machine, str(database), rows, float(before), float(now), gain, tuple(search.wrong))
+
+
+LATENCY_SECONDS = 2.0
+
+
+def _known(database: Path, machine: str) -> dict[str, Measured]:
+    entries = tuned.read(database).values()
+    mine = (e for e in entries if e.machine == machine and e.generation == tuned.GENERATION)
+    return {e.key: Measured(e.choice, e.over) for e in mine}
+
+
+def _entry(machine: str, f: Finding) -> tuned.Entry:
+    return tuned.Entry(machine, f.spot.site.key, f.choice, f.spot.site.untuned, f.seconds, f.untuned_seconds)
+
+
+def _row(spot: Spot, finding: Finding | None, known: Measured | None) -> Row:
+    once = spot.seconds / spot.count
+    place = (spot.label, spot.result, spot.count, spot.share)
+    if finding is None:
+        valid = known is not None and known.over == spot.site.untuned
+        choice = known.choice if known is not None and valid else spot.site.untuned
+        return Row(*place, once, once, str(choice), "known" if valid else "open")
+    state = "tuned" if finding.tuned else "untuned is best"
+    return Row(*place, finding.untuned_seconds, finding.seconds, str(finding.choice), state)

@@ -1,0 +1,224 @@
+"""The search: which candidates are tried at which site, what is believed, and when it is written down.
+
+    rounds:  one candidate at each of the sites that are due, the largest share of the model's time first
+             the untuned program and the one with the candidates run by turns
+    guard:   what looked faster is measured again, longer; its results are checked; what holds is written at once
+
+A site tries what the model ranks behind its own choice, then the neighbours of the best so far, for as long as these
+help.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.schedule.choice import Choice, Measured, Site
+from ingot.schedule.winograd_plan import GAIN
+from ingot.tune.trial import Choices, Readings, Spot
+
+MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down
+ROUNDS, GUARD_ROUNDS = 4, 15
+LEAST_SHARE = 0.002  # sites below this share of the model's time are left alone
+MOST_TRIES = 60
+_WITHIN = 8  # a round holds the sites that are due at least an eighth as much as the first
+_GENERATIONS = 4  # of neighbours
+_EVERY = 0.15  # of the budget, between two guards
+_LAST = 0.12  # of the budget, kept for the last guard
+
+
+class Bench(Protocol):
+    """What a search measures on: `trial.Workbench`."""
+
+    @property
+    def spots(self) -> Sequence[Spot]: ...
+
+    def others(self, site: Site) -> list[Choice]: ...
+
+    def refine(self, site: Site, choice: Choice) -> list[Choice]: ...
+
+    def readings(self, choices: Choices, rounds: int) -> Readings: ...
+
+    def disagreeing(self, choices: Choices) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A site's end: `choice` with the seconds of one launch, and the untuned one's."""
+
+    spot: Spot
+    choice: Choice
+    seconds: float
+    untuned_seconds: float
+
+    @property
+    def gain(self) -> float:
+        return self.untuned_seconds / self.seconds
+
+    @property
+    def tuned(self) -> bool:
+        return self.choice != self.spot.site.untuned
+
+
+@dataclass
+class _Site:
+    """A site while it is searched. gains: the untuned time over each tried choice's. refused: by the guard. wrong: of
+    these, how their results differed. held: the choice that stood up to the guard, or the untuned one once `finished`.
+    """
+
+    spot: Spot
+    queue: list[Choice]
+    gains: dict[Choice, float] = field(default_factory=dict)
+    generation: int = 0
+    finished: bool = False
+    refused: set[Choice] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+    held: Finding | None = None
+
+    @property
+    def untuned(self) -> Choice:
+        return self.spot.site.untuned
+
+    @property
+    def due(self) -> float:
+        return self.spot.share / (1 + len(self.gains))
+
+    def best(self) -> tuple[Choice, float]:
+        """The fastest choice so far that nothing speaks against; the untuned one has a gain of 1."""
+        found = [(c, g) for c, g in self.gains.items() if c not in self.refused]
+        return max(found, key=lambda x: x[1], default=(self.untuned, 1.0))
+
+    def candidate(self) -> Choice | None:
+        """What the guard should look at: better than what it has let pass."""
+        choice, gain = self.best()
+        enough = self.held.gain if self.held is not None else 1.0
+        return choice if gain > max(enough, _needed(self.untuned, choice)) else None
+
+
+def _needed(untuned: Choice, choice: Choice) -> float:
+    """Winograd's rounding errors must be worth it, as the model asks too."""
+    return GAIN if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
+
+
+class Search:
+    """One search over a model's sites.
+
+    known: what earlier searches wrote; these sites are left alone. write: called with findings as they are made, also
+    with those whose untuned choice nothing was faster than. clock: seconds. watch: told, before each round, what is
+    going on and how many seconds have gone.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        known: Mapping[str, Measured],
+        write: Callable[[Sequence[Finding]], None],
+        clock: Callable[[], float],
+        watch: Callable[[str, float], None],
+    ) -> None:
+        self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
+        self.began = clock()
+        open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _still(known.get(s.site.key), s.site)]
+        self.sites = [_Site(s, bench.others(s.site)) for s in open_spots]
+
+    def run(self, budget: float) -> list[Finding]:
+        """Search for about `budget` seconds from the start on, or until nothing is left to try."""
+        guarded = self.began
+        slowest = 0.0  # seconds of the slowest round so far
+        while due := self._due():
+            now = self.clock()
+            if now + slowest >= self.began + budget * (1 - _LAST):
+                break
+            self._round(due)
+            slowest = max(slowest, self.clock() - now)
+            if self.clock() - guarded >= _EVERY * budget:
+                self._guard()
+                guarded = self.clock()
+        while self._guard():
+            pass  # what was refused leaves a second best behind
+        return [s.held for s in self.sites if s.held is not None]
+
+    def _due(self) -> list[_Site]:
+        """The sites of the next round, those with the most time per candidate tried first."""
+        for site in self.sites:
+            self._refill(site)
+        waiting = sorted((s for s in self.sites if s.queue), key=lambda s: -s.due)
+        return [s for s in waiting if s.due * _WITHIN >= waiting[0].due]
+
+    def _refill(self, site: _Site) -> None:
+        """New candidates once all have been tried: neighbours of the best, while these still find something better."""
+        while not site.queue and site.generation < _GENERATIONS and len(site.gains) < MOST_TRIES:
+            site.generation += 1
+            best, _ = site.best()
+            near = [c for c in self.bench.refine(site.spot.site, best) if c not in site.gains and c != site.untuned]
+            site.queue = near[: MOST_TRIES - len(site.gains)]
+        site.finished = not site.queue
+
+    def _round(self, sites: Sequence[_Site]) -> None:
+        choices = {s.spot.site.key: s.queue.pop(0) for s in sites}
+        leader = sites[0]
+        best, gain = leader.best()
+        text = f"{leader.spot.label} {leader.spot.result}, best {gain:.2f}x" if best != leader.untuned else ""
+        text = text or f"{leader.spot.label} {leader.spot.result}"
+        self.watch(text, self.clock() - self.began)
+        found = self.bench.readings(choices, ROUNDS)
+        for site in sites:
+            key = site.spot.site.key
+            untuned, tried = found.sites[key].min(axis=0)
+            site.gains[choices[key]] = float(untuned / tried)
+
+    def _guard(self) -> bool:
+        """Measure again what looked faster, check its results, and write down what holds. True if any was refused."""
+        looked = [(s, c) for s in self.sites if (c := s.candidate()) is not None]
+        passed: list[Finding] = []
+        if looked:
+            self.watch(f"check {len(looked)} candidates", self.clock() - self.began)
+            choices = {s.spot.site.key: c for s, c in looked}
+            wrong = self.bench.disagreeing(choices)
+            found = self.bench.readings({key: c for key, c in choices.items() if key not in wrong}, GUARD_ROUNDS)
+            whole = _gain(found.total) >= 1  # what is won at one site must not be lost at its neighbours
+            for site, choice in looked:
+                key = site.spot.site.key
+                if key in wrong:
+                    site.refused.add(choice)
+                    site.wrong.append(f"{site.spot.label} {site.spot.result}, {choice}: {wrong[key]}")
+                    continue
+                pairs = found.sites[key]
+                gain = site.gains[choice] = _gain(pairs)
+                if not whole or gain < _needed(site.untuned, choice):
+                    site.refused.add(choice)
+                elif site.held is None or gain > site.held.gain:
+                    best = float(pairs[:, 1].min()) / site.spot.count
+                    site.held = Finding(site.spot, choice, best, best * gain)
+                    passed.append(site.held)
+        for site in self.sites:
+            if site.finished and site.held is None and site.candidate() is None:
+                seconds = site.spot.seconds / site.spot.count
+                site.held = Finding(site.spot, site.untuned, seconds, seconds)
+                passed.append(site.held)
+        if passed:
+            self.write(passed)
+        return any(choice in site.refused for site, choice in looked)
+
+    @property
+    def wrong(self) -> list[str]:
+        """Candidates whose results were not those of the untuned kernels."""
+        return [text for site in self.sites for text in site.wrong]
+
+
+def _still(measured: Measured | None, site: Site) -> bool:
+    """Whether what was measured before still says something about the site."""
+    return measured is not None and measured.over == site.untuned
+
+
+def _gain(pairs: NDArray[np.float64]) -> float:
+    """The untuned time over the other one, by medians of pairs and by the best of all, whichever says less: a neighbour
+    on the machine disturbs one of them, not both."""
+    paired = statistics.median(float(x) for x in pairs[:, 0] / pairs[:, 1])
+    best = pairs.min(axis=0)
+    return min(paired, float(best[0] / best[1]))

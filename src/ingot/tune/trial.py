@@ -1,0 +1,241 @@
+"""A model's programs under different choices, built fast and run side by side with a clock on each step.
+
+A candidate is measured where it will run: in the model's own program, on the memory, the threads and the caches that
+the kernels before it leave behind. One program tries candidates at many sites at once, so that a round costs two
+programs' runs and the compiling of the kernels that changed; everything else of a build is remembered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.debug.agree import agree
+from ingot.debug.build import Build
+from ingot.debug.explain import fused_ops
+from ingot.debug.feeds import Feeds
+from ingot.debug.stepper import Stepper
+from ingot.ir.dims import likely_sizes, substitute
+from ingot.ir.kernel import Kernel
+from ingot.ir.layout import Layout
+from ingot.ir.node import Array, Graph
+from ingot.link import Launch, fill, link
+from ingot.ops.group import Group
+from ingot.pipeline import Trace, cpu_machine, cpu_passes, likely, optimize
+from ingot.runtime.bind import bind_symbols
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.schedule.choice import Choice, Measured, Site, decide
+from ingot.schedule.lower import lower
+from ingot.schedule.lowered import Lowered, Pack
+from ingot.schedule.machine import Machine
+from ingot.support import progress
+from ingot.support.native import CodeObject
+from ingot.targets.cpu.assemble import emit_object, host_features, link_driver
+from ingot.targets.cpu.llvm import print_module
+from ingot.tune.kept import Kept
+
+Choices = Mapping[str, Choice]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A site in a model. label, result: for people. count: launches that share it. seconds: of all of them, untuned.
+    share: of the model's time."""
+
+    site: Site
+    label: str
+    result: str
+    count: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Seconds of the same rounds by site, untuned and with candidates, all of a site's launches together; `total`: of
+    the whole model, (rounds, 2)."""
+
+    sites: Mapping[str, NDArray[np.float64]]
+    total: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    program: Program
+    model: CompiledModel
+    launches: list[Launch]
+
+    def seconds(self, feeds: Feeds) -> NDArray[np.float64]:
+        """Of each step, in one run after one that warms up."""
+        return np.array([seconds for _, seconds in self.model.profile(**feeds)])
+
+
+class Workbench:
+    """One model on this machine, with the sizes of `feeds`. Takes the memory of two compiled models."""
+
+    def __init__(self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False) -> None:
+        """Compile the untuned program and run it a few times. Raises what compiling raises."""
+        self.graph, self.feeds, self.threads, self.isa = graph, feeds, threads, host_features()
+        self._lowered: Kept[Lowered] = Kept()
+        self._objects: Kept[tuple[object, str, bytes]] = Kept()
+        self._weights: Kept[NDArray[np.uint8]] = Kept()
+        self._symbols = 0
+        with likely_sizes(likely(graph)):
+            self._fused = optimize(graph, cpu_passes(fast_math))
+        self._untuned = self._build({}, pin=True)
+        self.spots = self._spots()
+
+    def others(self, site: Site) -> list[Choice]:
+        """What the model ranks behind its choice."""
+        with likely_sizes(likely(self.graph)):
+            return site.others()
+
+    def refine(self, site: Site, choice: Choice) -> list[Choice]:
+        """Neighbours of a choice."""
+        with likely_sizes(likely(self.graph)):
+            return site.refine(choice)
+
+    def readings(self, choices: Choices, rounds: int) -> Readings:
+        """Run the untuned program and one with `choices` by turns."""
+        tried = self._build(choices)
+        pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+        for i in range(rounds):
+            order = (self._untuned, tried) if i % 2 else (tried, self._untuned)
+            first, second = (variant.seconds(self.feeds) for variant in order)
+            pairs.append((first, second) if i % 2 else (second, first))
+        variants = self._untuned, tried
+        sites = {
+            key: np.array([[_of_site(v, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])
+            for key in choices
+        }
+        return Readings(sites, np.array([[s.sum() for s in p] for p in pairs]))
+
+    def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
+        """(rounds, 2): seconds of a call, untuned and with `choices`, in short bursts by turns for about `seconds`."""
+        models = self._untuned.model, self._build(choices).model
+        once = max(_burst(m, self.feeds, 1) for m in models)
+        calls = max(1, int(0.02 / once))
+        rounds = max(3, int(seconds / (2 * calls * once)))
+        return np.array([[_burst(m, self.feeds, calls) for m in models] for _ in range(rounds)])
+
+    def disagreeing(self, choices: Choices) -> dict[str, str]:
+        """Sites whose results with `choices` are not those of the untuned kernels, and what differs.
+
+        Group after group of both programs, each on its own memory, one thread, chunks in a random order.
+        """
+        tried = self._build(choices)
+        arrays = [np.ascontiguousarray(self.feeds[spec.name]) for spec in self._untuned.program.inputs]
+        steppers = [Stepper(self._as_build(v), arrays) for v in (self._untuned, tried)]
+        wrong: dict[str, str] = {}
+        for launches in zip(self._untuned.launches, tried.launches, strict=True):
+            for stepper, launch in zip(steppers, launches, strict=True):
+                stepper.run(launch)
+            site = launches[0].site
+            if site is None or site.key not in choices or site.key in wrong:
+                continue
+            for i, node in enumerate(launches[0].node.results):
+                want, got = (s.read(*x.outputs[i], node) for s, x in zip(steppers, launches, strict=True))
+                found = agree(got, want)
+                if not found.ok:
+                    wrong[site.key] = str(found)
+        return wrong
+
+    def _as_build(self, variant: _Variant) -> Build:
+        return Build(self.graph, variant.program, Trace(launches=variant.launches), self.isa, self.threads)
+
+    def _spots(self) -> list[Spot]:
+        """The program's sites, the one that takes the most time first."""
+        times = np.min([self._untuned.seconds(self.feeds) for _ in range(5)], axis=0)
+        total = float(times.sum()) or 1e-12
+        shapes = [np.shape(self.feeds[spec.name]) for spec in self._untuned.program.inputs]
+        sizes = bind_symbols(self._untuned.program, shapes)
+        found: dict[str, list[Launch]] = {}
+        for launch in self._untuned.launches:
+            if launch.site is not None:
+                found.setdefault(launch.site.key, []).append(launch)
+        spots: list[Spot] = []
+        for key, launches in found.items():
+            node, site = launches[0].node, launches[0].site
+            assert isinstance(node.op, Group) and site is not None
+            ops = dict.fromkeys(text.partition(" @ ")[0] for text in fused_ops(node.op.body))
+            result = node.types[0]
+            shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
+            seconds = _of_site(self._untuned, key, times)
+            spots.append(Spot(site, " ".join(ops), shape, len(launches), seconds, seconds / total))
+        return sorted(spots, key=lambda s: -s.seconds)
+
+    # Building
+
+    def _build(self, choices: Choices, pin: bool = False) -> _Variant:
+        machine = cpu_machine(self.isa, self.threads, {})
+        launches: list[Launch] = []
+
+        def lower_once(
+            group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], plain: Machine
+        ) -> Lowered:
+            place = (group, ins, outs, constant)
+            low = self._lowered.get((place, None), lambda: lower(group, ins, outs, constant, plain))
+            site = low.site
+            if site is None or choices.get(site.key, site.untuned) == site.untuned:
+                return low
+            choice = choices[site.key]
+            told = replace(plain, measured={site.key: Measured(choice, site.untuned)})
+            assert decide(site, told.measured) == choice, f"{choice} is none for {site.key}"
+            return self._lowered.get((place, choice), lambda: lower(group, ins, outs, constant, told))
+
+        with likely_sizes(likely(self.graph)), progress.listening(lambda stage, done, total: None):
+            program = link(
+                self._fused, machine, self.isa, self._assemble, stages={}, meta={}, launches=launches,
+                lower=lower_once, fill=self._fill,
+            )  # fmt: skip
+        for kept in (self._lowered, self._objects, self._weights):
+            kept.turn(pin)
+        return _Variant(program, CompiledModel(program, threads=self.threads), launches)
+
+    def _fill(self, constant: Array, pack: Pack | None, out: NDArray[np.uint8]) -> None:
+        """A weight as it lies in the last program that has it, which keeps no other program's weights in memory."""
+        key = (constant, pack.key if pack else "")
+        known = self._weights.get(key, lambda: out)
+        if known is out:
+            fill(constant, pack, out)
+        else:
+            out[:] = known
+            self._weights.put(key, out)
+
+    def _assemble(self, kernels: Sequence[Kernel]) -> CodeObject:
+        """Machine code of each kernel on its own, so that a build compiles only what is new."""
+        symbols: dict[str, str] = {}
+        objects: list[bytes] = []
+        for kernel in kernels:
+            # renaming a kernel keeps its body: the object, not only its value
+            body, symbol, data = self._objects.get(id(kernel.body), lambda kernel=kernel: self._object(kernel))
+            assert body is kernel.body
+            symbols[kernel.name] = symbol
+            objects.append(data)
+        code = link_driver(objects, self.isa)
+        return CodeObject(code.blob, {**code.symbols, **{name: code.symbols[s] for name, s in symbols.items()}})
+
+    def _object(self, kernel: Kernel) -> tuple[object, str, bytes]:
+        self._symbols += 1
+        symbol = f"tried_{self._symbols}"
+        return kernel.body, symbol, emit_object(print_module([replace(kernel, name=symbol)], self.isa), self.isa)
+
+
+def _of_site(variant: _Variant, key: str, seconds: NDArray[np.float64]) -> float:
+    """Seconds of all launches of a site."""
+    mine = (x for x in variant.launches if x.site is not None and x.site.key == key)
+    return float(sum(seconds[x.first : x.last].sum() for x in mine))
+
+
+def _burst(model: CompiledModel, feeds: Feeds, calls: int) -> float:
+    """Seconds of one of `calls` calls."""
+    model(**feeds)
+    began = time.perf_counter()
+    for _ in range(calls):
+        model(**feeds)
+    return (time.perf_counter() - began) / calls

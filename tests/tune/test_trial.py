@@ -1,0 +1,228 @@
+"""Real kernels under measured choices: they are used where they mean something, and give the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot import ops, tuned
+from ingot.debug.build import build
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, f32
+from ingot.ops.build import const
+from ingot.runtime.executor import CompiledModel
+from ingot.schedule.choice import Choice, Direct, Pieces, Site
+from ingot.tune.kept import Kept
+from ingot.tune.run import tune
+from ingot.tune.trial import Workbench
+
+RANDOM = np.random.default_rng(0)
+
+
+def weights(*shape: int) -> Node:
+    return const(RANDOM.standard_normal(shape).astype(np.float32) / 8)
+
+
+def matmul(x: Node, w: Node) -> Node:
+    return ops.DotGeneral(((), ()), ((x.type.rank - 1,), (0,)), f32)(x, w)
+
+
+def relu(x: Node) -> Node:
+    return ops.Relu()(x)
+
+
+def chain(rows: DimLike = 40, columns: int = 70, depth: int = 24) -> Graph:
+    """Two layers of the same shape and one of another."""
+    x = Input("x", TensorType(f32, (rows, depth)))()
+    y = relu(matmul(x, weights(depth, columns)))
+    y = matmul(relu(matmul(y, weights(columns, depth))), weights(depth, columns))
+    return Graph((x,), (relu(y),))
+
+
+def convolution(size: int = 14, channels: int = 32) -> Graph:
+    x = Input("x", TensorType(f32, (1, channels, size, size)))()
+    return Graph((x,), (ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(x, weights(channels, channels, 3, 3)),))
+
+
+def feeds(graph: Graph, **sizes: int) -> dict[str, np.ndarray]:
+    found = {}
+    for n in graph.inputs:
+        shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in n.shape)
+        found[n.op.label] = RANDOM.standard_normal(shape).astype(np.float32)  # type: ignore[attr-defined]
+    return found
+
+
+def bench(graph: Graph, **sizes: int) -> Workbench:
+    return Workbench(graph, feeds(graph, **sizes), 2)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database of one's own, a cache of one's own, and nothing shipped."""
+    path = tmp_path / "own.jsonl"
+    monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("INGOT_TUNING", str(path))
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "none")
+    return path
+
+
+def add(path: Path, site: Site, choice: Choice, over: Choice | None = None) -> None:
+    from ingot.targets.cpu.assemble import host_features
+
+    machine = tuned.machine_name(host_features(), 2)
+    tuned.add(path, [tuned.Entry(machine, site.key, choice, over or site.untuned, 1e-6, 2e-6)])
+
+
+def chunks(graph: Graph) -> list[int]:
+    """Chunks of each step, as compiling does it."""
+    steps = build(graph, threads=2).program.steps
+    return [s.chunks for s in steps if isinstance(s.chunks, int)]
+
+
+def test_equal_layers_are_one_site():
+    spots = bench(chain()).spots
+    assert sorted(s.count for s in spots) == [1, 2]
+    assert sum(s.share for s in spots) == pytest.approx(1.0, abs=0.2)
+
+
+def test_every_choice_gives_the_same_results():
+    for graph, sizes in ((chain(), {}), (chain(symbol("n")), {"n": 37}), (convolution(), {})):
+        work = bench(graph, **sizes)
+        tried = set[str]()
+        for i in range(30):
+            choices = {}
+            for spot in work.spots:
+                ranked = work.others(spot.site)
+                found = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
+                if i < len(found):
+                    choices[spot.site.key] = found[i]
+                    tried.add(found[i].way)
+            assert work.disagreeing(choices) == {}
+        assert ("winograd" in tried) == (graph.inputs[0].type.rank == 4)
+
+
+def test_a_measured_choice_changes_the_kernels_and_not_the_results(own: Path):
+    graph = chain()
+    x = feeds(graph)["x"]
+    before, expected = chunks(graph), build(graph, threads=2).model()(x)
+    site = bench(graph).spots[0].site
+    assert isinstance(site.untuned, Direct)
+    other = replace(site.untuned, lines=1, width=3, vectors=1, panels=1, tiles=2, blocks=1, prefetch=0)
+    add(own, site, other)
+    assert chunks(graph) != before
+    np.testing.assert_allclose(build(graph, threads=2).model()(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_measured_against_another_choice_means_nothing(own: Path):
+    graph = chain()
+    before, site = chunks(graph), bench(graph).spots[0].site
+    assert isinstance(site.untuned, Direct)
+    other = replace(site.untuned, width=3, vectors=1, panels=1, tiles=2, blocks=1, prefetch=0)
+    add(own, site, other, over=replace(site.untuned, prefetch=site.untuned.prefetch + 1))
+    assert chunks(graph) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width": 0}, {"width": 1000}, {"vectors": 0}, {"vectors": 31}, {"lines": 2}, {"panels": 0}, {"panels": 1000},
+        {"tiles": 0}, {"tiles": 1 << 20}, {"entries": 0}, {"entries": 9}, {"blocks": 0}, {"blocks": 7},
+        {"prefetch": 1000},
+    ],
+)  # fmt: skip
+def test_a_choice_that_is_none_here_is_ignored(own: Path, changes: dict[str, int]):
+    graph = chain()
+    before, site = chunks(graph), bench(graph).spots[0].site
+    assert isinstance(site.untuned, Direct)
+    hostile = replace(site.untuned, **changes)
+    assert not site.admits(hostile)
+    add(own, site, hostile)
+    assert chunks(graph) == before
+    add(own, site, Pieces(4, 16, 64))
+    assert chunks(graph) == before
+
+
+def keys(graph: Graph) -> set[str]:
+    return {launch.site.key for launch in build(graph, threads=2).launches if launch.site is not None}
+
+
+def test_the_key_tells_apart_what_matters():
+    x = Input("x", TensorType(f32, (40, 24)))()
+    w = weights(24, 70)
+    plain = matmul(x, w)
+    residual = Input("r", TensorType(f32, (40, 70)))()
+    strided = ops.Slice((0, 0), (40, 24), (1, 1))(wide := Input("x", TensorType(f32, (40, 48)))())
+    runtime = Input("w", TensorType(f32, (24, 70)))()
+    graphs = [
+        Graph((x,), (plain,)),
+        Graph((x,), (relu(plain),)),
+        Graph((x, residual), (ops.Add()(plain, residual),)),
+        Graph((wide,), (matmul(strided, w),)),
+        Graph((x, runtime), (matmul(x, runtime),)),
+        Graph((x,), (matmul(x, weights(24, 71)),)),
+        Graph((y := Input("x", TensorType(f32, (symbol("n"), 24)))(),), (matmul(y, w),)),
+    ]
+    found = [frozenset(keys(g)) for g in graphs]
+    assert len(set(found)) == len(found)
+    # and nothing else: names and weights do not matter
+    other = Input("other", TensorType(f32, (40, 24)))()
+    assert keys(Graph((other,), (matmul(other, weights(24, 70)),))) == found[0]
+
+
+def test_tuning_a_model(own: Path):
+    """From end to end: a short search writes entries that compiling takes, and results stay."""
+    graph = chain()
+    given = feeds(graph)
+    expected = build(graph, threads=2).model()(**given)
+    told: list[str] = []
+    report = tune(graph, given, threads=2, budget=3.0, database=own, watch=lambda text, seconds: told.append(text))
+    assert report.wrong == () and len(report.rows) == 2 and report.seconds > 0
+    assert told[0] == "compile" and len(told) > 3
+    for row in report.rows:
+        assert row.state in ("tuned", "untuned is best", "open") and row.gain >= 1
+    after = build(graph, threads=2).model()
+    np.testing.assert_allclose(after(**given), expected, rtol=1e-5, atol=1e-5)
+    finished = [r for r in report.rows if r.state != "open"]
+    assert len(tuned.read(own)) == len(finished)
+    again = tune(graph, given, threads=2, budget=3.0, database=own)
+    assert [r.state for r in again.rows].count("known") == len(finished)
+
+
+def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):
+    from tests.debug import models
+
+    path = models.save(models.classifier(), tmp_path / "m.onnx")
+    first = ingot.compile(path, threads=2)
+    assert isinstance(first, CompiledModel)
+    folder = tmp_path / "cache"
+    entries = len(list(folder.rglob("*.entry")))
+    ingot.compile(path, threads=2)
+    assert len(list(folder.rglob("*.entry"))) == entries
+    add(own, bench(chain()).spots[0].site, Pieces(4, 16, 64))
+    ingot.compile(path, threads=2)
+    assert len(list(folder.rglob("*.entry"))) == entries + 1
+
+
+def test_kept_values_last_two_turns_or_forever():
+    made: list[str] = []
+
+    def get(names: Sequence[str]) -> None:
+        for name in names:
+            kept.get(name, lambda name=name: made.append(name))
+
+    kept: Kept[None] = Kept()
+    get("ab")
+    kept.turn(pin=True)
+    get("c")
+    kept.turn()
+    get("ac")
+    kept.turn()
+    kept.turn()
+    get("abc")
+    assert made == ["a", "b", "c", "c"]
