@@ -148,21 +148,24 @@ class Node:
     _ids: ClassVar[Iterator[int]] = itertools.count()
 
     @staticmethod
-    def make(op: Op, inputs: Sequence[Node] = (), loc: str = "") -> Node:
+    def make(op: Op, inputs: Sequence[Node] = (), loc: str = "", types: tuple[TensorType, ...] | None = None) -> Node:
+        """`types`, where they are known, are what `op` infers for these inputs."""
         inputs = tuple(inputs)
-        key = (op, *(n.id for n in inputs))
+        key = (op, *[n.id for n in inputs])
         found = Node._interned.get(key)
         if found is not None:
             return found
-        try:
-            types = op.infer(*(n.type for n in inputs))
-        except ShapeError as e:
-            where = loc or next((n.loc for n in inputs if n.loc), "")
-            raise ShapeError(f"{e} at {where}") if where and " at " not in str(e) else e from None
+        if types is None:
+            try:
+                inferred = op.infer(*[n.type for n in inputs])
+            except ShapeError as e:
+                where = loc or next((n.loc for n in inputs if n.loc), "")
+                raise ShapeError(f"{e} at {where}") if where and " at " not in str(e) else e from None
+            types = inferred if isinstance(inferred, tuple) else (inferred,)
         node = object.__new__(Node)
         node.op = op
         node.inputs = inputs
-        node.types = types if isinstance(types, tuple) else (types,)
+        node.types = types
         node.loc = loc
         node.id = next(Node._ids)
         Node._interned[key] = node
@@ -190,9 +193,13 @@ class Node:
 
     def with_inputs(self, inputs: Sequence[Node]) -> Node:
         """The same op on other inputs; this node when they are the same."""
-        if all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
-            return self
-        return self.op(*inputs, loc=self.loc)
+        same = True
+        for a, b in zip(inputs, self.inputs, strict=True):
+            if a is not b:
+                same = False
+                if a.types != b.types:
+                    return self.op(*inputs, loc=self.loc)
+        return self if same else Node.make(self.op, inputs, self.loc, self.types)
 
     def __repr__(self) -> str:
         ins = ", ".join(f"%{n.id}" for n in self.inputs)
@@ -218,7 +225,7 @@ class Array:
     are in memory once, when they are packed.
     """
 
-    __slots__ = ("_key", "_make", "_value", "dtype", "shape")
+    __slots__ = ("__dict__", "_key", "_make", "_value", "dtype", "shape")
     BY_CONTENT: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
@@ -239,7 +246,16 @@ class Array:
     def value(self) -> np.ndarray:
         return self._make() if self._value is None else self._value
 
-    @property
+    @cached_property
+    def splat(self) -> np.generic | None:
+        """The one value that all elements have, bit for bit; None where they differ, are none or very many."""
+        if not 0 < self.size <= Array.BY_CONTENT:
+            return None
+        raw = np.ascontiguousarray(self.value).reshape(-1)
+        rows = raw.view(np.uint8).reshape(raw.size, raw.itemsize)
+        return raw[0] if raw.size == 1 or bool((rows == rows[0]).all()) else None
+
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 

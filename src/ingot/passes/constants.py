@@ -13,21 +13,7 @@ def splat_of(node: Node) -> np.generic | None:
     """The one value that all elements of `node` have, where it is a constant seen through ops that only rearrange."""
     while node.op.rearranges:
         node = node.inputs[0]
-    if not isinstance(node.op, Const):
-        return None
-    size = node.op.array.size
-    if size == 0 or size > 4096:
-        return None
-    value = node.op.value
-    if size == 1:
-        return value.reshape(-1)[0]
-    raw = np.ascontiguousarray(value).reshape(-1)
-    return raw[0] if raw[0] == raw[-1] and _same_bits(raw) else None
-
-
-def _same_bits(raw: np.ndarray) -> bool:
-    rows = raw.view(np.uint8).reshape(raw.size, raw.itemsize)
-    return bool((rows == rows[0]).all())
+    return node.op.array.splat if isinstance(node.op, Const) else None
 
 
 def is_constant(node: Node) -> bool:

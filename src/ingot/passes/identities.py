@@ -203,10 +203,11 @@ def _apply(p: Apply) -> Matcher:
     def match(node: Node, bound: Bindings) -> Iterable[Bindings]:
         if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
             return ()
+        inputs = node.inputs
         for need in needed:
-            if not any(type(i.op) is need for i in node.inputs):
+            if need not in [type(i.op) for i in inputs]:
                 return ()
-        if filled and all(splat_of(i) is None for i in node.inputs):
+        if filled and not [i for i in inputs if splat_of(i) is not None]:
             return ()
         return tuple(found for order in orders for found in _all(parts, sequence, order, node, bound))
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir.dims import DimLike, divides, product
-from ingot.ir.node import Node
+from ingot.ir.node import Node, Op
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Atom:
     """A part of a source dimension: `path` orders the parts of the source."""
 
@@ -93,11 +93,17 @@ def _shorter(n: Node) -> Node | None:
         dims, cut = split
         origin = _apply_cuts(origin, cut)
     atoms = [a for d in origin for a in d]
-    new = _permuted(source, atoms, dims, n.shape) or _rebuild(source, atoms, [a for d in dims for a in d], n.shape)
-    return new[0] if new[1] < len(chain) else None
+    views = _permuted(source.shape, atoms, dims, n.shape)
+    if views is None:
+        views = _rebuilt(source.shape, atoms, [a for d in dims for a in d], n.shape)
+    if len(views) >= len(chain):
+        return None
+    for op in views:
+        source = op(source)
+    return source
 
 
-def _permuted(source: Node, origin: list[_Atom], dims: Dims, shape: Shape) -> tuple[Node, int] | None:
+def _permuted(source: Shape, origin: list[_Atom], dims: Dims, shape: Shape) -> list[Op] | None:
     """The chain as a split and a transpose, whose dimensions are those of the result: a view of any strided source."""
     position = {a: i for i, a in enumerate(origin)}
     blocks = [[position[a] for a in d] for d in dims if d]
@@ -106,16 +112,16 @@ def _permuted(source: Node, origin: list[_Atom], dims: Dims, shape: Shape) -> tu
     in_source = sorted(blocks)
     split = tuple(product(origin[i].size for i in b) for b in in_source)
     permutation = tuple(in_source.index(b) for b in blocks)
-    node, count = source, 0
-    if source.shape != split:
-        node, count = ops.Reshape(split)(node), 1
+    views: list[Op] = []
+    if source != split:
+        views.append(ops.Reshape(split))
     if permutation != tuple(range(len(permutation))):
-        node, count = ops.Transpose(permutation)(node), count + 1
-    return node, count
+        views.append(ops.Transpose(permutation))
+    return views
 
 
-def _rebuild(source: Node, origin: list[_Atom], wanted: list[_Atom], shape: Shape) -> tuple[Node, int]:
-    """The chain as at most a reshape, a transpose and a reshape; and how many ops that takes."""
+def _rebuilt(source: Shape, origin: list[_Atom], wanted: list[_Atom], shape: Shape) -> list[Op]:
+    """The chain as at most a reshape, a transpose and a reshape."""
     position = {a: i for i, a in enumerate(origin)}
     blocks: list[list[int]] = []
     for a in wanted:
@@ -127,19 +133,21 @@ def _rebuild(source: Node, origin: list[_Atom], wanted: list[_Atom], shape: Shap
     in_source = sorted(blocks)
     split = tuple(product(origin[i].size for i in b) for b in in_source)
     permutation = tuple(in_source.index(b) for b in blocks)
-    node, count = source, 0
+    views: list[Op] = []
+    got = source
     if permutation != tuple(range(len(permutation))):
-        keeps = tuple(d for d in source.shape if d != 1) == split
-        if keeps and len(split) != len(source.shape) and len(shape) == len(source.shape):
-            whole = _transpose_with_ones(source.shape, permutation, shape)
+        keeps = tuple(d for d in source if d != 1) == split
+        if keeps and len(split) != len(source) and len(shape) == len(source):
+            whole = _transpose_with_ones(source, permutation, shape)
             if whole is not None:
-                return ops.Transpose(whole)(source), 1
-        if source.shape != split:
-            node, count = ops.Reshape(split)(node), count + 1
-        node, count = ops.Transpose(permutation)(node), count + 1
-    if node.shape != shape:
-        node, count = ops.Reshape(shape)(node), count + 1
-    return node, count
+                return [ops.Transpose(whole)]
+        if source != split:
+            views.append(ops.Reshape(split))
+        views.append(ops.Transpose(permutation))
+        got = tuple(split[p] for p in permutation)
+    if got != shape:
+        views.append(ops.Reshape(shape))
+    return views
 
 
 def _transpose_with_ones(source: Shape, permutation: tuple[int, ...], shape: Shape) -> tuple[int, ...] | None:
