@@ -25,11 +25,12 @@ Result = Node | tuple[Node, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewrite of nodes whose op is a `root` (subclasses included)."""
+    """A rewrite of nodes whose op is a `root` (subclasses included), and whose operands' ops `fits` may accept."""
 
     name: str
     root: type[Op]
     apply: Callable[[Node], Result | None]
+    fits: Callable[[tuple[type[Op], ...]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class RuleSet:
     """Rules in order of preference."""
 
     rules: tuple[Rule, ...] = ()
-    _by_class: dict[type[Op], tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
+    parts: tuple[RuleSet, ...] = field(default=(), compare=False, repr=False)  # asked first: they remember more
+    _known: dict[tuple[type[Op], ...], tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: RuleSet) -> RuleSet:
-        return RuleSet(self.rules + other.rules)
+        return RuleSet(self.rules + other.rules, (self, other))
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
@@ -48,11 +50,19 @@ class RuleSet:
     def __len__(self) -> int:
         return len(self.rules)
 
-    def of(self, cls: type[Op]) -> tuple[Rule, ...]:
-        """The rules for nodes of op class `cls`."""
-        found = self._by_class.get(cls)
+    def of(self, n: Node) -> tuple[Rule, ...]:
+        """The rules that may apply to `n`, by its op's class and those of its operands."""
+        return self._of((type(n.op), *[type(i.op) for i in n.inputs]))
+
+    def _of(self, classes: tuple[type[Op], ...]) -> tuple[Rule, ...]:
+        found = self._known.get(classes)
         if found is None:
-            found = self._by_class[cls] = tuple(r for r in self.rules if issubclass(cls, r.root))
+            if self.parts:
+                found = tuple(r for part in self.parts for r in part._of(classes))
+            else:
+                mine = (r for r in self.rules if issubclass(classes[0], r.root))
+                found = tuple(r for r in mine if r.fits is None or r.fits(classes[1:]))
+            self._known[classes] = found
         return found
 
 
@@ -191,7 +201,7 @@ class _Rewriter:
             op = n.op.map_bodies(self.body)
             if op is not n.op:
                 return op(*n.inputs, loc=n.loc)
-        for rule in self.ruleset.of(type(n.op)):
+        for rule in self.ruleset.of(n):
             new = rule.apply(n)
             if new is None or new is n:
                 continue

@@ -20,15 +20,15 @@ FAST_MATH is off by default: it drops NaN, infinities, signs of zero, or rounds 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import permutations
 
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Const, Node, Op
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import DType, TensorType
 from ingot.passes.constants import is_constant, splat_of
@@ -114,7 +114,7 @@ class Identity:
                     return new
             return None
 
-        return Rule(self.text, type(left.op), apply)
+        return Rule(self.text, type(left.op), apply, partial(_fits, left))
 
 
 def variables(p: Pattern) -> Iterator[str]:
@@ -147,7 +147,7 @@ def build(p: Pattern, bound: Mapping[str, Node], like: TensorType) -> Node | Non
 
 # --- matching: a pattern becomes a function from node and bindings to the bindings that match
 
-Matcher = Callable[[Node, Bindings], Iterable[Bindings]]
+Matcher = Callable[[Node, Bindings], Sequence[Bindings]]
 
 
 def _matcher(p: Pattern) -> Matcher:
@@ -161,7 +161,7 @@ def _matcher(p: Pattern) -> Matcher:
 def _variable(name: str) -> Matcher:
     constant = name[0] in "cd"
 
-    def match(node: Node, bound: Bindings) -> Iterable[Bindings]:
+    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
         known = bound.get(name)
         if known is not None:
             return (bound,) if known is node else ()
@@ -173,17 +173,17 @@ def _variable(name: str) -> Matcher:
 
 
 def _literal(p: Literal) -> Matcher:
-    wanted: dict[DType, np.generic | None] = {}
+    wanted: dict[DType, bytes | None] = {}
 
-    def match(node: Node, bound: Bindings) -> Iterable[Bindings]:
+    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
         found = splat_of(node)
         if found is None:
             return ()
         dtype = node.types[0].dtype
         if dtype not in wanted:
-            wanted[dtype] = p.value(dtype)
-        value = wanted[dtype]
-        return (bound,) if value is not None and found.tobytes() == value.tobytes() else ()
+            value = p.value(dtype)
+            wanted[dtype] = None if value is None else value.tobytes()
+        return (bound,) if found.tobytes() == wanted[dtype] else ()
 
     return match
 
@@ -196,30 +196,39 @@ def _apply(p: Apply) -> Matcher:
     rank = {Literal: 0, Apply: 1, Variable: 2}
     sequence = sorted(range(count), key=lambda i: rank[type(p.operands[i])])
     op, cls = p.op, type(p.op)
-    # nearly every node fails here: some operand must have each op that the pattern names, or be a literal
-    needed = tuple({type(o.op) for o in p.operands if isinstance(o, Apply)})
-    filled = any(isinstance(o, Literal) for o in p.operands)
-
-    def match(node: Node, bound: Bindings) -> Iterable[Bindings]:
+    def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
         if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
             return ()
-        inputs = node.inputs
-        for need in needed:
-            if need not in [type(i.op) for i in inputs]:
-                return ()
-        if filled and not [i for i in inputs if splat_of(i) is not None]:
-            return ()
-        return tuple(found for order in orders for found in _all(parts, sequence, order, node, bound))
+        found: list[Bindings] = []
+        for order in orders:
+            found += _all(parts, sequence, order, node, bound)
+        return found
 
     return match
 
 
+def _fits(p: Apply, operands: tuple[type[Op], ...]) -> bool:
+    """Whether operands of these op classes, in some order, may match those of the pattern."""
+    if len(operands) != len(p.operands):
+        return False
+    orders = permutations(operands) if p.op.commutative else (operands,)
+    return any(all(map(_may_be, p.operands, order)) for order in orders)
+
+
+def _may_be(p: Pattern, cls: type[Op]) -> bool:
+    if isinstance(p, Apply):
+        return type(p.op) is cls
+    constant = isinstance(p, Literal) or p.name[0] in "cd"
+    return not constant or cls is Const or cls.rearranges
+
+
 def _all(
     parts: list[Matcher], sequence: list[int], order: tuple[int, ...], node: Node, bound: Bindings
-) -> list[Bindings]:
-    states = [bound]
+) -> Sequence[Bindings]:
+    states: Sequence[Bindings] = (bound,)
     for i in sequence:
-        states = [new for s in states for new in parts[i](node.inputs[order[i]], s)]
+        operand, part = node.inputs[order[i]], parts[i]
+        states = part(operand, states[0]) if len(states) == 1 else [new for s in states for new in part(operand, s)]
         if not states:
             break
     return states
