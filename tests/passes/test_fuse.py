@@ -89,6 +89,12 @@ def test_golden(make: Callable[[], Node], golden: Callable[[str, str], None]) ->
     golden(make.__name__, show(pipeline(make()), inline=4))
 
 
+def test_ways_that_part_and_meet_are_an_epilogue() -> None:
+    x = conv(arg("x", 1, 8, 16, 16), 8, 3, 1)
+    bodies = [g.body for g in groups(pipeline(conv(ops.mul(x, ops.Logistic()(x)), 8, 1, 0))) if g.kind == "contraction"]
+    assert [any(isinstance(n.op, ops.Logistic) for n in body.nodes()) for body in bodies] == [True, False]
+
+
 def test_a_chain_behind_a_matmul_is_its_epilogue() -> None:
     (only,) = groups(pipeline(mlp()))
     assert only.kind == "contraction"

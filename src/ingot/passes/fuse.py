@@ -29,6 +29,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
+from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.prologue import panel_operand
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
@@ -38,7 +39,6 @@ _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
 _COPIES = 3  # groups that may each compute a cheap value again
-_CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 _REDUCTIONS = (ops.Reduce, ops.ArgReduce)
 
 
@@ -63,11 +63,6 @@ def is_leaf(node: Node) -> bool:
     return isinstance(node.op, Input | Const)
 
 
-def takes_epilogue(node: Node) -> bool:
-    """Anchors that can apply pointwise ops to their result before storing it."""
-    return isinstance(node.op, (*_CONTRACTIONS, ops.ReduceWindow))
-
-
 @dataclass
 class _Open:
     """A group while it grows, from its root towards what it reads."""
@@ -86,7 +81,7 @@ class _Open:
             return "rows"
         if self.anchor is None:
             return "pointwise"
-        if isinstance(self.anchor.op, _CONTRACTIONS):
+        if isinstance(self.anchor.op, CONTRACTIONS):
             return "contraction"
         what = category(self.anchor.op)
         # a model-level op that was kept whole has a strategy of its own
@@ -105,26 +100,13 @@ class _Fusion:
         self.storage: set[Node] = set()
         self.apart: dict[Node, str] = {}  # roots of groups: why they are
         self.reasons: dict[Node, str] = {}  # the same, of the groups that were built
-        self.tails = self._anchor_tails()
+        self.tails = anchor_tails(graph)
 
     def run(self) -> Graph:
         for node in reversed(self.order):
             if not is_leaf(node) and (node in self.outputs or node in self.users):
                 self._place(node)
         return self._build()
-
-    def _anchor_tails(self) -> set[Node]:
-        """Pointwise nodes that follow a contraction one by one: they belong to its epilogue."""
-        tails: set[Node] = set()
-        for n in self.order:
-            if category(n.op) is not Category.ELEMENTWISE and not isinstance(n.op, ops.Reshape):
-                continue
-            for i in n.inputs:
-                alone = len(self.users.get(i, ())) == 1 and i not in self.outputs
-                aligned = i.shape == n.shape or isinstance(n.op, ops.Reshape)
-                if alone and aligned and (takes_epilogue(i) or i in tails):
-                    tails.add(n)
-        return tails
 
     def _place(self, node: Node) -> None:
         users = self.users.get(node, [])

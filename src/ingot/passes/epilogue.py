@@ -1,0 +1,51 @@
+"""Epilogues: the pointwise ops behind an anchor that it applies to its result before storing it.
+
+    c = conv(x, w);  y = c * sigmoid(c + b)   ->   add, sigmoid and multiply belong to conv
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.node import Graph, Node
+from ingot.ops.core.base import Category, category
+
+CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+_MEETING = 16  # ops on the ways from a value that part and meet again
+
+
+def takes_epilogue(node: Node) -> bool:
+    """Anchors that can apply pointwise ops to their result before storing it."""
+    return isinstance(node.op, (*CONTRACTIONS, ops.ReduceWindow))
+
+
+def anchor_tails(graph: Graph) -> set[Node]:
+    """Pointwise nodes that follow an anchor one by one, or apart and together again, so that nothing else needs the
+    values between."""
+    tails: set[Node] = set()
+    users, order = graph.uses(), graph.nodes()
+    place = {n: i for i, n in enumerate(order)}
+    for n in order:
+        if takes_epilogue(n) or n in tails:
+            tails.update(_until_they_meet(graph, n, users, place))
+    return tails
+
+
+def _until_they_meet(graph: Graph, node: Node, users: dict[Node, list[Node]], place: dict[Node, int]) -> list[Node]:
+    """The ops between `node` and the first that every way from it leads through, that one too; none if a value among
+    them is needed elsewhere."""
+    between: list[Node] = []
+    waiting: set[Node] = set()
+    last = node
+    while len(between) < _MEETING:
+        waiting.update(users.get(last, ()))
+        if last in graph.outputs or not waiting:
+            return []
+        last = min(waiting, key=place.__getitem__)
+        waiting.remove(last)
+        same = category(last.op) is Category.ELEMENTWISE and last.shape == node.shape
+        if not same and not isinstance(last.op, ops.Reshape):
+            return []
+        between.append(last)
+        if not waiting:
+            return between
+    return []
