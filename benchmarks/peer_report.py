@@ -17,13 +17,12 @@ class PeerRun:
     """One peer on one model; seconds and bytes, None where not measured.
 
     Attributes:
-        bursts_s: the median of each round's burst; noisy_bursts_s: the same beside a busy process.
+        bursts_s: the median of each round's burst.
         error: largest absolute deviation from PyTorch over the output's largest magnitude.
         load_s: from the artifact to the first result, in a fresh process, imports not counted.
     """
 
     bursts_s: list[float] = field(default_factory=list)
-    noisy_bursts_s: list[float] = field(default_factory=list)
     import_s: float | None = None
     compile_s: float | None = None
     first_call_s: float | None = None
@@ -38,12 +37,6 @@ class PeerRun:
     @property
     def median_s(self) -> float | None:
         return statistics.median(self.bursts_s) if self.bursts_s and not self.failure else None
-
-    @property
-    def slowdown(self) -> float | None:
-        if not self.noisy_bursts_s or self.failure:
-            return None
-        return statistics.median(self.noisy_bursts_s) / statistics.median(self.bursts_s)
 
 
 @dataclass
@@ -122,7 +115,7 @@ def _latency(report: Report, peers: list[str]) -> Table:
 
 
 def _costs(report: Report, peers: list[str]) -> Table:
-    columns = ("compile s", "first call ms", "load s", "artifact MB", "peak MB", "peak MB, loaded", "noisy", "error")
+    columns = ("compile s", "first call ms", "load s", "artifact MB", "peak MB", "peak MB, loaded", "error")
     table = Table("model", "peer", *columns, title="costs (load: artifact to first result in a fresh process)")
     for model in report.models:
         for peer in peers:
@@ -138,7 +131,7 @@ def _costs(report: Report, peers: list[str]) -> Table:
                 _cell(run.load_s, "{:.3f}"), _cell(run.artifact_bytes and run.artifact_bytes / 1e6, "{:.1f}"),
                 _cell(run.peak_rss and run.peak_rss / 1e6, "{:.0f}"),
                 _cell(run.load_peak_rss and run.load_peak_rss / 1e6, "{:.0f}"),
-                _cell(run.slowdown, "{:.2f}x"), error,
+                error,
             )  # fmt: skip
         table.add_section()
     return table

@@ -3,7 +3,6 @@
     python benchmarks/peers.py                                  # tier 1, batch 1, 2 threads, every installed peer
     python benchmarks/peers.py --models resnet50 minilm --peers ingot onnxruntime openvino --threads 1
     python benchmarks/peers.py --batch 8 --json run.json
-    python benchmarks/peers.py --models resnet50 --noisy        # also beside one other busy process
 
 All peers of a model are compiled first and then take short bursts in turns, in an order that rotates each round, so
 that a slow minute of the machine hits them alike. A peer's figure is the median of its bursts' medians; a ratio is the
@@ -20,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,7 +46,6 @@ class Settings:
     threads: int
     rounds: int
     seconds: float
-    noisy: bool
     deploy: bool
     limit: float
 
@@ -122,18 +120,6 @@ class Process:
         self.close()
 
 
-@contextmanager
-def busy_neighbour() -> Iterator[None]:
-    """One process that keeps one core busy while the block runs."""
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        time.sleep(0.2)
-        yield
-    finally:
-        neighbour.kill()
-        neighbour.wait()
-
-
 Medians = dict[str, list[float]]
 
 
@@ -191,13 +177,18 @@ def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: 
         run.load_peak_rss = started["peak_rss"]
 
 
+def prepare(name: str, settings: Settings, folder: Path) -> dict:
+    """Write the task of model `name` into `folder`; returns its gflop, batch and length. Raises PeerFailed."""
+    arguments = ("--prepare", str(folder), name, str(settings.batch), str(settings.length), str(settings.threads))
+    with Process(arguments, settings, folder) as process:
+        return process.answer()
+
+
 def run_model(name: str, settings: Settings) -> ModelRun:
     folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
     runs = {peer: PeerRun() for peer in settings.peers}
     try:
-        arguments = ("--prepare", str(folder), name, str(settings.batch), str(settings.length), str(settings.threads))
-        with Process(arguments, settings, folder) as process:
-            meta = process.answer()
+        meta = prepare(name, settings, folder)
         result = ModelRun(name, meta["batch"], meta["length"], meta["gflop"], runs)
         with ExitStack() as stack:
             workers = start_peers(stack, settings, folder, runs)
@@ -207,10 +198,6 @@ def run_model(name: str, settings: Settings) -> ModelRun:
             result.other_cores = load.cores()
             for peer, process in workers.items():
                 runs[peer].peak_rss = process.ask(do="memory")["peak_rss"]
-            if settings.noisy:
-                with busy_neighbour():
-                    for peer, medians in bursts(workers, runs, settings.rounds, settings.seconds).items():
-                        runs[peer].noisy_bursts_s = medians
             if settings.deploy:
                 deploy(workers, settings, folder, runs)
         return result
@@ -238,7 +225,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a burst")
-    parser.add_argument("--noisy", action="store_true", help="measure again beside one other busy process")
     parser.add_argument("--no-deploy", action="store_true", help="skip saving and loading artifacts")
     parser.add_argument("--limit", type=float, default=900, help="seconds that one step of one peer may take")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
@@ -250,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = {peer: installed(peer) for peer in options.peers}
     present = tuple(peer for peer in options.peers if versions[peer])
     settings = Settings(
-        present, options.batch, options.seq, options.threads, options.rounds, options.seconds, options.noisy,
+        present, options.batch, options.seq, options.threads, options.rounds, options.seconds,
         not options.no_deploy, options.limit,
     )  # fmt: skip
     unknown = [name for name in options.models if name not in zoo.names()]

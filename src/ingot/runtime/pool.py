@@ -24,8 +24,8 @@ from ingot.runtime.memory import Region
 from ingot.support import flags
 from ingot.support.errors import InputError
 
-_POOL_BYTES = 640
-_SYSCALL, _SPIN, _OVER = 512, 520, -(1 << 63)
+_POOL_BYTES, _THREAD_BYTES = 640, 128
+_SYSCALL, _SPIN, _THREADS, _TURN, _OVER = 512, 520, 544, 552, -(1 << 63)
 SPIN_SECONDS = 50e-6
 _native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _clock = ctypes.CFUNCTYPE(ctypes.c_int64)
@@ -72,6 +72,17 @@ def ticks_per_second(image: CodeImage) -> float:
     return _rate[0]
 
 
+_CLOCK_MONOTONIC_COARSE = 6  # of Linux: moves with the scheduler's tick
+
+
+def turn_seconds() -> float:
+    """How long a thread runs before it offers its core to others: half of what the scheduler would give it.
+
+    That is its base slice (up to 3 ms), rounded up to whole ticks.
+    """
+    return max(time.clock_getres(_CLOCK_MONOTONIC_COARSE), 3e-3) / 2
+
+
 class Pool:
     """`threads - 1` workers and the caller. `lock` is held for each run; `address` is 0 for a single thread."""
 
@@ -82,12 +93,14 @@ class Pool:
         self._workers: list[threading.Thread] = []
         if threads == 1:
             return
-        memory = Region(_POOL_BYTES)
+        memory = Region(_POOL_BYTES + _THREAD_BYTES * threads)
         self.address = memory.address
         words = ctypes.cast(memory.address, ctypes.POINTER(ctypes.c_int64))
         words[0] = _OVER
         words[_SYSCALL // 8] = SYSCALL_ADDRESS
         words[_SPIN // 8] = int(SPIN_SECONDS * ticks_per_second(image))
+        words[_THREADS // 8] = threads
+        words[_TURN // 8] = int(turn_seconds() * ticks_per_second(image))
         for number in range(1, threads):
             worker = threading.Thread(target=_work, args=(memory, image), name=f"ingot-worker-{number}", daemon=True)
             try:

@@ -3,21 +3,26 @@
     run(ctx):  for step in ctx.steps:  for round in step.rounds:
                    for chunk in parallel(step.chunks):  step.kernel(bases, args, round * chunks + chunk, scratch)
 
-One word of the pool, `next`, carries the whole protocol:
+A round's chunks are dealt out as one range per thread, so that a thread finds in its cache what it wrote a step ago:
 
-    bit 63          31 bits                     32 bits
-    [ run is over | chunks not yet claimed    | tag, +1 per published round ]
+    range of a thread:  [ end, 32 bits | begin, 32 bits ]    next:  [ bit 63: run is over | 32 bits: tag, +1 per round ]
 
-- **claim**: compare-and-swap `next` to one chunk less. The tag makes a late thread's swap fail, so it can
-  neither take a chunk of another step nor of another run; it reads nothing but pool memory until it holds a
-  chunk, and while it holds one its step, and so its context, cannot end.
-- **advance**: whoever finishes the last chunk of a round (`done` falls to 0) owns the run: it publishes the next
-  round of the step or the next step, or runs rounds of one chunk itself on the way. No thread waits for one that
-  holds no chunk, so a preempted or sleeping worker costs its help and nothing else. With no worker at all the caller
-  does it alone.
+- **claim**: compare-and-swap one's own range to `begin + 1`; once it is empty, another's to `end - 1`. A swap that
+  succeeds says that this chunk is free *now*, so it does not matter how old the value was. What round it belongs to is
+  read afterwards, while the chunk held keeps that round, and so its context, from ending. Before that a late thread
+  reads nothing but pool memory.
+- **pay**: `done` counts a round's chunks and its publisher, down. A thread adds up what it finished and subtracts it in
+  one go when its range is empty: one contended operation per round, not one per chunk.
+- **advance**: whoever brings `done` to 0 owns the run: it publishes the next round of the step or the next step, or
+  runs rounds of one chunk itself on the way. No thread waits for one that holds nothing, so a preempted or sleeping
+  worker costs its help and nothing else. With no worker at all the caller does it alone.
 - **wait**: spin for `spin` ticks, then sleep on a futex (the tag half of `next`). A sleeper announces itself
   before the kernel compares the tag, and the publisher changes the tag before it looks for sleepers, so no
   wake-up is lost (Dekker's pattern; both sides sequentially consistent).
+- **make room**: a thread that has run for `turn` ticks offers its core to whoever waits for it (`sched_yield`) while it
+  holds nothing. Otherwise the kernel would take the core in the middle of a chunk, and all would wait for that chunk.
+- **settle**: every thread notes its core now and then. A worker that finds another thread of its pool there moves to a
+  core where none is: two threads on one core would wait for each other in turns of milliseconds.
 
 Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fields are 8 bytes):
 
@@ -26,55 +31,33 @@ Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fi
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
            a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
            is 0; -2: always
-    pool:  0 next  128 done  256 sleeping workers  264 caller sleeps  384 ctx  392 step at hand  400 its record
-           408 its next round
-           416 first chunk of the published round
-           512 syscall  520 spin ticks  528 workers joined  536 stop
+    pool:  0 next  8 ctx  16 step at hand  24 its record  32 its next round  40 first chunk of the published round
+           48 ranges in use  128 done  256 sleeping workers  264 caller sleeps
+           512 syscall  520 spin ticks  528 workers joined  536 stop  544 threads  552 turn ticks
+           640 + 128 t: thread t's  0 range  8 core + 1, or 0 where not known  16 when it last made room
 """
 
 from __future__ import annotations
 
+from string import Template
+
 from ingot.support.errors import CompileError
+from ingot.targets.cpu.system import CALLS, SYSTEM
 
 ENTRY_RUN = "ingot_run"
 ENTRY_WORKER = "ingot_worker"
 ENTRY_STOP = "ingot_stop"
 ENTRY_CLOCK = "ingot_clock"
 
-# Per architecture: the futex system call's number, the spin hint, and a constant-rate tick counter readable in user
-# mode (llvm.readcyclecounter reads PMCCNTR_EL0 on AArch64, which traps). Intrinsics, not inline assembly: llvmlite has
-# no assembly parser for foreign targets.
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
-_PAUSE = {"x86_64": "call void @llvm.x86.sse2.pause()", "aarch64": "call void @llvm.aarch64.isb(i32 15)"}
-_CLOCK = {
-    "x86_64": "%now = call i64 @llvm.readcyclecounter()",
-    "aarch64": "%now = call i64 @llvm.read_volatile_register.i64(metadata !0)",
-}
-_DECLARE = {
-    "x86_64": "declare i64 @llvm.readcyclecounter()\ndeclare void @llvm.x86.sse2.pause()",
-    "aarch64": "declare i64 @llvm.read_volatile_register.i64(metadata)\ndeclare void @llvm.aarch64.isb(i32)\n"
-    '!0 = !{!"cntvct_el0"}',
-}
-
 
 def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
-    if arch not in _FUTEX:
-        raise CompileError("CPU driver", expected=f"one of {sorted(_FUTEX)}", got=arch)
-    text = _TEMPLATE.replace("$DECLARE", _DECLARE[arch]).replace("$FUTEX", _FUTEX[arch])
-    return text.replace("$PAUSE", _PAUSE[arch]).replace("$CLOCK", _CLOCK[arch])
+    if arch not in CALLS:
+        raise CompileError("CPU driver", expected=f"one of {sorted(CALLS)}", got=arch)
+    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch])
 
 
-# 137 = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, 138 = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG (futex(2)).
-# Bit 1 wakes workers, bit 2 the caller.
-_TEMPLATE = """
-$DECLARE
-
-define i64 @ingot_clock() nounwind {
-  $CLOCK
-  ret i64 %now
-}
-
+_DRIVER = Template("""
 define internal void @kernel(ptr %ctx, ptr %step, i64 %chunk, i64 %thread) nounwind alwaysinline {
   %code = load ptr, ptr %step
   %args.at = getelementptr i8, ptr %step, i64 8
@@ -173,55 +156,57 @@ over:
   ret void
 }
 
-define internal void @wake.caller(ptr %pool) nounwind {
-  %flag = getelementptr i8, ptr %pool, i64 264
-  %asleep = load atomic i64, ptr %flag seq_cst, align 8
-  %needed = icmp ne i64 %asleep, 0
-  br i1 %needed, label %wake, label %done
-wake:
-  %syscall.at = getelementptr i8, ptr %pool, i64 512
-  %syscall = load ptr, ptr %syscall.at
-  %r = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 138, i64 1, i64 0, i64 0, i64 2)
-  br label %done
-done:
-  ret void
-}
-
-define internal void @wake.workers(ptr %pool, i64 %limit) nounwind {
-  %count.at = getelementptr i8, ptr %pool, i64 256
-  %asleep = load atomic i64, ptr %count.at seq_cst, align 8
-  %needed = icmp ne i64 %asleep, 0
-  br i1 %needed, label %wake, label %done
-wake:
-  %syscall.at = getelementptr i8, ptr %pool, i64 512
-  %syscall = load ptr, ptr %syscall.at
-  %woken = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 138, i64 %limit, i64 0, i64 0, i64 1)
-  %some = icmp sgt i64 %woken, 0
-  br i1 %some, label %account, label %done
-account: ; the waker takes the woken off the count, so that it does not call the kernel again for them
-  %old = atomicrmw sub ptr %count.at, i64 %woken seq_cst, align 8
-  br label %done
-done:
+; Deal `chunks` out to the first threads as evenly as whole chunks allow.
+define internal void @deal(ptr %pool, i64 %chunks) nounwind alwaysinline {
+  %threads.at = getelementptr i8, ptr %pool, i64 544
+  %threads = load i64, ptr %threads.at
+  %each = udiv i64 %chunks, %threads
+  %rest = urem i64 %chunks, %threads
+  %few = icmp ult i64 %chunks, %threads
+  %used = select i1 %few, i64 %chunks, i64 %threads
+  %used.at = getelementptr i8, ptr %pool, i64 48
+  store atomic i64 %used, ptr %used.at monotonic, align 8
+  br label %thread
+thread:
+  %t = phi i64 [ 0, %0 ], [ %t.next, %thread ]
+  %begin = phi i64 [ 0, %0 ], [ %end, %thread ]
+  %longer = icmp ult i64 %t, %rest
+  %extra = zext i1 %longer to i64
+  %length = add i64 %each, %extra
+  %end = add i64 %begin, %length
+  %high = shl i64 %end, 32
+  %range = or i64 %high, %begin
+  %line = mul i64 %t, 128
+  %offset = add i64 %line, 640
+  %range.at = getelementptr i8, ptr %pool, i64 %offset
+  store atomic i64 %range, ptr %range.at release, align 8
+  %t.next = add i64 %t, 1
+  %all = icmp eq i64 %t.next, %used
+  br i1 %all, label %dealt, label %thread
+dealt:
   ret void
 }
 
 ; Called by the only thread in the run that holds work: publish the next round of several chunks, or end the run.
-define internal void @advance(ptr %pool, i64 %thread) nounwind {
-  %ctx.at = getelementptr i8, ptr %pool, i64 384
+; Returns what the thread then has to pay: 1 as the publisher, 0 if that is paid.
+define internal i64 @advance(ptr %pool, i64 %thread) nounwind {
+  %ctx.at = getelementptr i8, ptr %pool, i64 8
   %ctx = load ptr, ptr %ctx.at
-  %index.at = getelementptr i8, ptr %pool, i64 392
-  %index = load i64, ptr %index.at
-  %round.at = getelementptr i8, ptr %pool, i64 408
-  %again = load i64, ptr %round.at
-  %first.at = getelementptr i8, ptr %pool, i64 416
+  %index.at = getelementptr i8, ptr %pool, i64 16
+  %round.at = getelementptr i8, ptr %pool, i64 32
+  %done.at = getelementptr i8, ptr %pool, i64 128
   %steps.at = getelementptr i8, ptr %ctx, i64 16
   %steps = load ptr, ptr %steps.at
   %count.at = getelementptr i8, ptr %ctx, i64 24
   %count = load i64, ptr %count.at
+  br label %resume
+resume:
+  %index = load i64, ptr %index.at
+  %again = load i64, ptr %round.at
   br label %step
 step:
-  %i = phi i64 [ %index, %0 ], [ %i.next, %next ], [ %i, %body ], [ %to, %jump ]
-  %round = phi i64 [ %again, %0 ], [ 0, %next ], [ %round.next, %body ], [ 0, %jump ]
+  %i = phi i64 [ %index, %resume ], [ %i.next, %next ], [ %i, %body ], [ %to, %jump ]
+  %round = phi i64 [ %again, %resume ], [ 0, %next ], [ %round.next, %body ], [ 0, %jump ]
   %fresh = icmp eq i64 %round, 0
   br i1 %fresh, label %enter, label %look
 enter:
@@ -256,87 +241,171 @@ body:
   br label %step
 next:
   br label %step
-publish:
+publish: ; `done` counts this thread too, so that the round cannot end before all of it is published
   store i64 %i, ptr %index.at
   store i64 %round.next, ptr %round.at
   %first = mul i64 %round, %chunks
+  %first.at = getelementptr i8, ptr %pool, i64 40
   store i64 %first, ptr %first.at
-  %current.at = getelementptr i8, ptr %pool, i64 400
+  %current.at = getelementptr i8, ptr %pool, i64 24
   store ptr %at, ptr %current.at
-  %done.at = getelementptr i8, ptr %pool, i64 128
-  store atomic i64 %chunks, ptr %done.at monotonic, align 8
+  %parts = add i64 %chunks, 1
+  store atomic i64 %parts, ptr %done.at monotonic, align 8
+  call void @deal(ptr %pool, i64 %chunks)
   %old = load atomic i64, ptr %pool monotonic, align 8
   %old.next = add i64 %old, 1
   %tag = and i64 %old.next, 4294967295
-  %high = shl i64 %chunks, 32
-  %new = or i64 %high, %tag
-  store atomic i64 %new, ptr %pool seq_cst, align 8
+  store atomic i64 %tag, ptr %pool seq_cst, align 8
+  %workers.at = getelementptr i8, ptr %pool, i64 256
+  %workers = load atomic i64, ptr %workers.at seq_cst, align 8
+  %caller.at = getelementptr i8, ptr %pool, i64 264
+  %caller = load atomic i64, ptr %caller.at seq_cst, align 8
+  %sleepers = or i64 %workers, %caller
+  %awake = icmp eq i64 %sleepers, 0
+  br i1 %awake, label %owing, label %wake
+owing:
+  ret i64 1
+wake: ; pay first: the kernel may put a woken thread in this one's place
+  %before = atomicrmw sub ptr %done.at, i64 1 acq_rel, align 8
   %others = sub i64 %chunks, 1
   call void @wake.workers(ptr %pool, i64 %others)
   call void @wake.caller(ptr %pool)
-  ret void
+  %finished = icmp eq i64 %before, 1
+  br i1 %finished, label %resume, label %paid
 over:
   %last = load atomic i64, ptr %pool monotonic, align 8
   %unpublished = icmp slt i64 %last, 0
-  br i1 %unpublished, label %return, label %finish
+  br i1 %unpublished, label %paid, label %finish
 finish: ; from this store on the caller may return and start another run: touch only the pool's sleepers
   %last.next = add i64 %last, 1
   %last.tag = and i64 %last.next, 4294967295
   %final = or i64 %last.tag, -9223372036854775808
   store atomic i64 %final, ptr %pool seq_cst, align 8
   call void @wake.caller(ptr %pool)
-  br label %return
-return:
-  ret void
+  br label %paid
+paid:
+  ret i64 0
 }
 
-; Claim and run chunks; the caller (thread 0) leaves when the run is over, a worker when the pool stops.
-define internal void @take.part(ptr %pool, i64 %thread) nounwind {
+; A chunk from the end of another thread's range, or -1 if there is none.
+define internal i64 @steal(ptr %pool, i64 %thread) nounwind {
+  %used.at = getelementptr i8, ptr %pool, i64 48
+  %used = load atomic i64, ptr %used.at monotonic, align 8
+  %after = add i64 %thread, 1
+  br label %victim
+victim:
+  %left = phi i64 [ %used, %0 ], [ %left.next, %empty ]
+  %t = phi i64 [ %after, %0 ], [ %t.next, %empty ]
+  %none = icmp eq i64 %left, 0
+  br i1 %none, label %nothing, label %wrap
+wrap:
+  %beyond = icmp uge i64 %t, %used
+  %who = select i1 %beyond, i64 0, i64 %t
+  %line = mul i64 %who, 128
+  %offset = add i64 %line, 640
+  %range.at = getelementptr i8, ptr %pool, i64 %offset
+  br label %look
+look:
+  %v = load atomic i64, ptr %range.at acquire, align 8
+  %begin = and i64 %v, 4294967295
+  %end = lshr i64 %v, 32
+  %some = icmp ult i64 %begin, %end
+  br i1 %some, label %claim, label %empty
+claim:
+  %less = sub i64 %v, 4294967296
+  %swap = cmpxchg ptr %range.at, i64 %v, i64 %less acq_rel monotonic, align 8
+  %mine = extractvalue { i64, i1 } %swap, 1
+  br i1 %mine, label %got, label %look
+empty:
+  %left.next = sub i64 %left, 1
+  %t.next = add i64 %who, 1
+  br label %victim
+got:
+  %chunk = sub i64 %end, 1
+  ret i64 %chunk
+nothing:
+  ret i64 -1
+}
+
+; Claim and run chunks; the caller (thread 0) leaves when the run is over, a worker when the pool stops. `debt`: what
+; this thread has to pay already.
+define internal void @take.part(ptr %pool, i64 %thread, i64 %debt) nounwind {
   %done.at = getelementptr i8, ptr %pool, i64 128
   %asleep.at = getelementptr i8, ptr %pool, i64 256
   %caller.at = getelementptr i8, ptr %pool, i64 264
-  %ctx.at = getelementptr i8, ptr %pool, i64 384
-  %current.at = getelementptr i8, ptr %pool, i64 400
-  %first.at = getelementptr i8, ptr %pool, i64 416
+  %ctx.at = getelementptr i8, ptr %pool, i64 8
+  %current.at = getelementptr i8, ptr %pool, i64 24
+  %first.at = getelementptr i8, ptr %pool, i64 40
   %syscall.at = getelementptr i8, ptr %pool, i64 512
   %syscall = load ptr, ptr %syscall.at
   %spin.at = getelementptr i8, ptr %pool, i64 520
   %spin = load i64, ptr %spin.at
   %stop.at = getelementptr i8, ptr %pool, i64 536
+  %turn.at = getelementptr i8, ptr %pool, i64 552
+  %turn = load i64, ptr %turn.at
+  %line = mul i64 %thread, 128
+  %offset = add i64 %line, 640
+  %range.at = getelementptr i8, ptr %pool, i64 %offset
+  %note.at = getelementptr i8, ptr %range.at, i64 8
+  %room.at = getelementptr i8, ptr %range.at, i64 16
   %caller = icmp eq i64 %thread, 0
   br label %look
-look:
-  %since = phi i64 [ 0, %0 ], [ 0, %finished ], [ 0, %last ], [ %since, %claim ], [ %from, %pause ], [ 0, %woken ]
-  %v = load atomic i64, ptr %pool acquire, align 8
-  %over = icmp slt i64 %v, 0
-  %left = lshr i64 %v, 32
-  %none = icmp eq i64 %left, 0
-  %idle = or i1 %over, %none
-  br i1 %idle, label %wait, label %claim
+look: ; owed: to pay; since: when waiting began, or 0; seen: the publication that was searched without success
+  %owed = phi i64 [ %debt, %0 ], [ %owed, %claim ], [ %more, %work ], [ 0, %pay ], [ %new, %last ], [ 0, %pause ],
+                  [ 0, %rest ]
+  %since = phi i64 [ 0, %0 ], [ 0, %claim ], [ 0, %work ], [ 0, %pay ], [ 0, %last ], [ %from, %pause ], [ 0, %rest ]
+  %seen = phi i64 [ -1, %0 ], [ %seen, %claim ], [ %seen, %work ], [ %seen, %pay ], [ %seen, %last ],
+                  [ %next, %pause ], [ %seen, %rest ]
+  %now = call i64 @ingot_clock()
+  %v = load atomic i64, ptr %range.at acquire, align 8
+  %begin = and i64 %v, 4294967295
+  %end = lshr i64 %v, 32
+  %some = icmp ult i64 %begin, %end
+  %debtor = icmp ne i64 %owed, 0
+  br i1 %some, label %ready, label %empty
+ready:
+  %room = load i64, ptr %room.at
+  %stayed = sub i64 %now, %room
+  %due = icmp ugt i64 %stayed, %turn
+  br i1 %due, label %leave, label %claim
+leave:
+  br i1 %debtor, label %pay, label %make.room
+make.room:
+  %r0 = call i64 (i64, ...) %syscall(i64 $YIELD)
+  br label %rest
 claim:
-  %less = sub i64 %v, 4294967296
-  %swap = cmpxchg ptr %pool, i64 %v, i64 %less acq_rel monotonic, align 8
+  %plus = add i64 %v, 1
+  %swap = cmpxchg ptr %range.at, i64 %v, i64 %plus acq_rel monotonic, align 8
   %mine = extractvalue { i64, i1 } %swap, 1
   br i1 %mine, label %work, label %look
 work:
+  %chunk = phi i64 [ %begin, %claim ], [ %stolen, %search ]
   %ctx = load ptr, ptr %ctx.at
   %step = load ptr, ptr %current.at
-  %chunks.at = getelementptr i8, ptr %step, i64 16
-  %chunks = load i64, ptr %chunks.at
   %first = load i64, ptr %first.at
-  %past = sub i64 %chunks, %left
-  %chunk = add i64 %first, %past
-  call void @kernel(ptr %ctx, ptr %step, i64 %chunk, i64 %thread)
-  br label %finished.chunk
-finished.chunk:
-  %before = atomicrmw sub ptr %done.at, i64 1 acq_rel, align 8
-  %was.last = icmp eq i64 %before, 1
-  br i1 %was.last, label %last, label %finished
-finished:
+  %which = add i64 %first, %chunk
+  call void @kernel(ptr %ctx, ptr %step, i64 %which, i64 %thread)
+  %more = add i64 %owed, 1
   br label %look
+empty:
+  br i1 %debtor, label %pay, label %idle
+pay:
+  %before = atomicrmw sub ptr %done.at, i64 %owed acq_rel, align 8
+  %was.last = icmp eq i64 %before, %owed
+  br i1 %was.last, label %last, label %look
 last:
-  call void @advance(ptr %pool, i64 %thread)
+  %new = call i64 @advance(ptr %pool, i64 %thread)
   br label %look
+idle:
+  %next = load atomic i64, ptr %pool acquire, align 8
+  %over = icmp slt i64 %next, 0
+  %searched = icmp eq i64 %next, %seen
+  %nothing = or i1 %over, %searched
+  br i1 %nothing, label %wait, label %search
+search:
+  %stolen = call i64 @steal(ptr %pool, i64 %thread)
+  %missed = icmp slt i64 %stolen, 0
+  br i1 %missed, label %wait, label %work
 wait:
   br i1 %caller, label %wait.caller, label %wait.worker
 wait.caller:
@@ -346,7 +415,6 @@ wait.worker:
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %return, label %spin.check
 spin.check:
-  %now = call i64 @ingot_clock()
   %fresh = icmp eq i64 %since, 0
   %from = select i1 %fresh, i64 %now, i64 %since
   %spent = sub i64 %now, %from
@@ -356,26 +424,30 @@ pause:
   $PAUSE
   br label %look
 sleep:
-  %seen = and i64 %v, 4294967295
+  store atomic i64 0, ptr %note.at monotonic, align 8
+  %tag = and i64 %next, 4294967295
   br i1 %caller, label %sleep.caller, label %sleep.worker
 sleep.caller:
   store atomic i64 1, ptr %caller.at seq_cst, align 8
-  %r1 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %seen, i64 0, i64 0, i64 2)
+  %r1 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %tag, i64 0, i64 0, i64 2)
   store atomic i64 0, ptr %caller.at seq_cst, align 8
-  br label %woken
+  br label %rest
 sleep.worker:
   %a = atomicrmw add ptr %asleep.at, i64 1 seq_cst, align 8
   %stop2 = load atomic i64, ptr %stop.at seq_cst, align 8
   %stopped2 = icmp ne i64 %stop2, 0
   br i1 %stopped2, label %forget, label %sleep.now
 sleep.now:
-  %r2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %seen, i64 0, i64 0, i64 1)
+  %r2 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %tag, i64 0, i64 0, i64 1)
   %waited = icmp eq i64 %r2, 0
-  br i1 %waited, label %woken, label %forget
+  br i1 %waited, label %rest, label %forget
 forget: ; nobody woke us (the tag had moved, or a signal came), so nobody took us off the count
   %b = atomicrmw sub ptr %asleep.at, i64 1 seq_cst, align 8
-  br label %woken
-woken:
+  br label %rest
+rest:
+  call void @settle(ptr %pool, i64 %thread)
+  %back = call i64 @ingot_clock()
+  store i64 %back, ptr %room.at
   br label %look
 return:
   ret void
@@ -389,14 +461,27 @@ serial:
   call void @alone(ptr %ctx)
   ret void
 parallel:
-  %ctx.at = getelementptr i8, ptr %pool, i64 384
+  %ctx.at = getelementptr i8, ptr %pool, i64 8
   store ptr %ctx, ptr %ctx.at
-  %index.at = getelementptr i8, ptr %pool, i64 392
+  %index.at = getelementptr i8, ptr %pool, i64 16
   store i64 0, ptr %index.at
-  %round.at = getelementptr i8, ptr %pool, i64 408
+  %round.at = getelementptr i8, ptr %pool, i64 32
   store i64 0, ptr %round.at
-  call void @advance(ptr %pool, i64 0)
-  call void @take.part(ptr %pool, i64 0)
+  %turn.at = getelementptr i8, ptr %pool, i64 552
+  %turn = load i64, ptr %turn.at
+  %room.at = getelementptr i8, ptr %pool, i64 656
+  %room = load i64, ptr %room.at
+  %now = call i64 @ingot_clock()
+  %since = sub i64 %now, %room
+  %new = icmp ugt i64 %since, %turn
+  br i1 %new, label %arrive, label %begin
+arrive: ; the caller was elsewhere for a while: it need not make room at once
+  store i64 %now, ptr %room.at
+  %noted = call i64 @note(ptr %pool, i64 0)
+  br label %begin
+begin:
+  %debt = call i64 @advance(ptr %pool, i64 0)
+  call void @take.part(ptr %pool, i64 0, i64 %debt)
   ret void
 }
 
@@ -404,7 +489,7 @@ define void @ingot_worker(ptr %pool) nounwind {
   %joined.at = getelementptr i8, ptr %pool, i64 528
   %before = atomicrmw add ptr %joined.at, i64 1 seq_cst, align 8
   %thread = add i64 %before, 1
-  call void @take.part(ptr %pool, i64 %thread)
+  call void @take.part(ptr %pool, i64 %thread, i64 0)
   ret void
 }
 
@@ -420,4 +505,4 @@ define void @ingot_stop(ptr %pool) nounwind {
   call void @wake.workers(ptr %pool, i64 2147483647)
   ret void
 }
-"""
+""")
