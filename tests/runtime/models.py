@@ -80,6 +80,8 @@ SCRATCH = pointwise(
 KERNELS = (
     pointwise("add", 3, "%r = fadd float %x0, %x1"),
     pointwise("double", 2, "%r = fmul float %x0, 2.0"),
+    pointwise("copy", 2, "%r = fadd float %x0, 0.0"),
+    pointwise("increment", 2, "%r = fadd float %x0, 1.0"),
     SCRATCH,
 )
 EMPTY = "define void @nothing(ptr %b, ptr %a, i64 %c, ptr %s) nounwind {\n  ret void\n}\n"
@@ -151,6 +153,31 @@ def dynamic(steps: int = 2) -> Program:
         weights=np.zeros(0, np.uint8),
         isa=isa(),
         scratch_bytes=64,
+    )
+
+
+def counting(chunks: int, rounds: int, steps: int) -> Program:
+    """y = x + steps, counted up in place: a chunk that runs twice or never shows."""
+    n = CHUNK * chunks * rounds
+    buffers = (
+        Buffer(0, "input", 4 * n, index=0),
+        Buffer(1, "output", 4 * n, index=0),
+        Buffer(2, "arena", 4 * n, first_step=0, last_step=steps + 1),
+    )
+    increment = Step("increment", ((2, 0), (2, 0)), (n,), chunks, "increment", rounds)
+    return Program(
+        symbols=(),
+        inputs=(TensorSpec("x", "f32", (n,)),),
+        outputs=(TensorSpec("y", "f32", (n,)),),
+        buffers=buffers,
+        steps=(
+            Step("copy", ((0, 0), (2, 0)), (n,), chunks * rounds, "in"),
+            *(increment,) * steps,
+            Step("copy", ((2, 0), (1, 0)), (n,), chunks * rounds, "out"),
+        ),
+        code=code(),
+        weights=np.zeros(0, np.uint8),
+        isa=isa(),
     )
 
 

@@ -72,6 +72,40 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(spin: float, monkeypatc
     assert settle(0) == 0
 
 
+@pytest.mark.parametrize("turn", [1e-6, 2e-3])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
+def test_every_chunk_runs_once(threads: int, turn: float, monkeypatch: pytest.MonkeyPatch):
+    """Fewer chunks than threads, as many, a few more; ranges that others help with; cores given up at every chunk."""
+    monkeypatch.setattr(pool, "turn_seconds", lambda: turn)
+    for chunks in range(1, 2 * threads + 2):
+        for rounds in (1, 3):
+            model = CompiledModel(models.counting(chunks, rounds, 20), threads=threads)
+            x = np.arange(models.CHUNK * chunks * rounds, dtype=np.float32)
+            for _ in range(10):
+                assert np.array_equal(model(x), x + 20)  # type: ignore[arg-type]
+
+
+def test_threads_that_keep_apart_stay_free_to_run_anywhere(monkeypatch: pytest.MonkeyPatch):
+    assert settle(0) == 0
+    monkeypatch.setattr(pool, "turn_seconds", lambda: 1e-6)
+    everywhere = os.sched_getaffinity(0)
+    neighbours = [busy(), busy()]
+    try:
+        model = CompiledModel(models.static(3000, steps=6), threads=4)
+        workers = [t.native_id for t in threading.enumerate() if t.name.startswith("ingot-worker")]
+        x = np.arange(3000, dtype=np.float32)
+        for _ in range(200):
+            assert np.array_equal(model(x), (x + x) * 64)  # type: ignore[arg-type]
+        time.sleep(0.05)
+        assert len(workers) == 3
+        assert all(os.sched_getaffinity(worker or 0) == everywhere for worker in workers)
+        assert os.sched_getaffinity(0) == everywhere
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
 def test_many_callers_many_models():
     """Callers of two pools and of single-thread models at once; dynamic shapes fight over one arena."""
     moving = [CompiledModel(models.dynamic(), threads=n) for n in (1, 2, 3)]
@@ -181,6 +215,15 @@ model = CompiledModel(models.static(), threads=4)
 print(np.array_equal(model(x), want), threading.active_count())
 """)
     assert out == "True 1\n"
+
+
+def test_more_threads_than_cores():
+    out = run("""
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+models = [CompiledModel(models.static(), threads=n) for n in (2, 3, 8)]
+print(all(np.array_equal(model(x), want) for _ in range(100) for model in models))
+""")
+    assert out == "True\n"
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch):
