@@ -2,7 +2,7 @@
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
-             | Store(buffer, index, value, mask) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
+             | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index)
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | PairDot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
@@ -224,12 +224,16 @@ class Let(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Store(Stmt):
-    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters, in lane order."""
+    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters, in lane order.
+
+    `stream`: nobody reads it before it would have left the caches, so it may go past them.
+    """
 
     buffer: Buffer
     index: Expr
     value: Expr
     mask: Expr | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

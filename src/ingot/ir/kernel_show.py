@@ -87,7 +87,8 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
             parts = (s.index, s.value) if s.mask is None else (s.index, s.value, s.mask)
             t = _shared(indent, lines, *parts)
             place = t.place(s.buffer, s.index, s.value.lanes, s.mask)
-            lines.append(f"{indent}{place} = {t.of(s.value)}")
+            stream = "stream " if s.stream else ""
+            lines.append(f"{indent}{stream}{place} = {t.of(s.value)}")
         case k.Alloc():
             lines.append(f"{indent}{_buffer(s.buffer)}")
         case k.Prefetch():

@@ -78,8 +78,10 @@ class Block:
         self.stmts.append(Alloc(b))
         return b
 
-    def store(self, buffer: Buffer, index: Expr, value: Expr, mask: Expr | None = None) -> None:
-        self.stmts.append(Store(buffer, index, value, mask))
+    def store(
+        self, buffer: Buffer, index: Expr, value: Expr, mask: Expr | None = None, *, stream: bool = False
+    ) -> None:
+        self.stmts.append(Store(buffer, index, value, mask, stream))
 
     def loop(
         self,

@@ -61,11 +61,13 @@ def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) 
     return block.let(k.gather(buffer, k.splat(flat, lanes), mask))
 
 
-def store_at(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
+def store_at(
+    block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None, *, stream: bool = False
+) -> None:
     """Write lanes of `value` at a flat index: consecutive elements or a scatter."""
     step = ix.lane_step(flat)
     at = ix.first_lane(flat) if step == 1 or flat.lanes == 1 else flat
-    block.store(buffer, at, k.splat(value, flat.lanes), mask)
+    block.store(buffer, at, k.splat(value, flat.lanes), mask, stream=stream)
 
 
 def both(a: Expr | None, b: Expr) -> Expr:

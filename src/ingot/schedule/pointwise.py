@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
@@ -18,10 +19,11 @@ from ingot.ops import BroadcastInDim
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Emitter, Index, load_leaf, store_at
+from ingot.schedule.emit import Emitter, Index, Leaf, load_leaf, store_at
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
+from ingot.schedule.turned import Turn, TurnedLeaf, find_turn
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
 
@@ -89,26 +91,93 @@ def lower_pointwise(
     flat = _flattened(body, ins, outs)
     if flat is not None:
         body, ins, outs, shape = flat
-    axis = _vector_axis(body, operands, ins, outs, shape, machine)
-    chunk = k.var("chunk")
-    top = Block()
-    emitter = operands.emitter(body, ins)
+    chunk, top, lanes = k.var("chunk"), Block(), lanes_for(body, machine)
+    stream = leaves_caches(body, machine)
 
-    def write(block: Block, index: Index, mask: Expr | None) -> None:
+    def write(emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
         for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
             value = emitter.value(block, root, index, mask)
-            store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask)
+            store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
-    chunks = chunked_loops(top, chunk, shape, axis, lanes_for(body, machine), machine, write)
+    turn = find_turn(body, ins, outs, operands.ins, shape, lanes)
+    emitter = operands.emitter(body, ins)
+    if turn is None:
+        axis = _vector_axis(body, operands, ins, outs, shape, machine)
+        chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m))
+    else:
+        blocks = turn.blocks(shape, lanes)
+
+        def block_at(block: Block, index: Index, mask: Expr | None) -> None:
+            turned = partial(write, _turning(operands, body, ins, turn, lanes))
+            _turned_block(block, index, turn, shape, lanes, machine, turned, partial(write, emitter))
+
+        chunks = chunked_loops(top, chunk, blocks, turn.across, 1, machine, block_at, work=lanes * lanes)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
+
+
+Write = Callable[[Block, Index, Expr | None], None]
+
+
+def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, lanes: int) -> Emitter:
+    """An emitter for one block, whose turned operands come out of registers."""
+    leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
+    for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
+        if n in turn.turned:
+            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], lanes).read)
+    return Emitter(leaves)
+
+
+def _turned_block(
+    block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
+) -> None:
+    """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
+    start = {d: block.let(ix.mul(number[d], integer(lanes)), "t") for d in (turn.out, turn.across)}
+    for e in start.values():
+        if isinstance(e, k.Var):
+            block.multiples[e.name] = lanes
+
+    def at(row: Expr, along: Expr) -> Index:
+        own = {turn.across: row, turn.out: along}
+        return tuple(own.get(d, e) for d, e in enumerate(number))
+
+    def whole(b: Block) -> None:
+        for i in range(lanes):
+            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], lanes)), None)
+
+    def cut(b: Block) -> None:
+        ends = {d: k.binary("min", k.add(e, integer(lanes)), dim_expr(shape[d])) for d, e in start.items()}
+        end = b.let(ends[turn.out], "t")
+
+        def row(c: Block, e: Expr) -> None:
+            vector_loop(
+                c, start[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes
+            )
+
+        b.loop("r", start[turn.across], ends[turn.across], 1, row)
+
+    fits = [
+        k.binary("le", k.add(e, integer(lanes)), dim_expr(shape[d]))
+        for d, e in start.items()
+        if not isinstance(extent := shape[d], int) or extent % lanes
+    ]
+    if fits:
+        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), whole, cut)
+    else:
+        whole(block)
 
 
 def lanes_for(body: Graph, machine: Machine) -> int:
     """Vector lanes: a full vector of the widest type that the group stores or reads most."""
     widths = [n.dtype.bits for n in (*body.inputs, *body.outputs) if n.type.rank] or [32]
     return max(1, machine.vector_bits // max(min(widths), 32))
+
+
+def leaves_caches(body: Graph, machine: Machine) -> bool:
+    """Whether a group's results are gone from all caches before anybody can read them: stores past the caches then
+    save reading the lines that they fill."""
+    return sum(estimate(n.type.nbytes) for n in body.outputs) > 2 * machine.l3
 
 
 def _flattened(
@@ -309,5 +378,6 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
 
 
 __all__ = [
-    "Operands", "body_dims", "chunked_loops", "lanes_for", "lower_pointwise", "symbol_params", "vector_loop",
+    "Operands", "body_dims", "chunked_loops", "lanes_for", "leaves_caches", "lower_pointwise", "symbol_params",
+    "vector_loop",
 ]  # fmt: skip

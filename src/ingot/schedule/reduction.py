@@ -26,7 +26,15 @@ from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import CHUNK, Operands, body_dims, lanes_for, symbol_params, vector_loop
+from ingot.schedule.pointwise import (
+    CHUNK,
+    Operands,
+    body_dims,
+    lanes_for,
+    leaves_caches,
+    symbol_params,
+    vector_loop,
+)
 from ingot.support.errors import CompileError
 
 UNROLL = 4  # independent accumulators: they hide the latency of an add
@@ -103,6 +111,7 @@ class _Lowering:
             self.lanes = 1
         if not rows.horizontal and size % (2 * self.lanes) == 0 and size >= 16 * self.lanes:
             self.lanes *= 2
+        self.stream = leaves_caches(body, machine)
         self.row: Index = ()
         self.row_mask: Expr | None = None
         self.cached: dict[Node, Buffer] = {}
@@ -293,7 +302,8 @@ class _Lowering:
         for i in roots:
             lay = self.outs[i]
             value = self.em.value(block, self.body.outputs[i], index, mask)
-            store_at(block, self.operands.outs[i], ix.linear(index, lay.strides, lay.offset), value, mask)
+            flat = ix.linear(index, lay.strides, lay.offset)
+            store_at(block, self.operands.outs[i], flat, value, mask, stream=self.stream)
 
     def _store_row(self, block: Block, i: int, root: Node) -> None:
         index = reshape_index(block, root.shape, self.rows.kept_shape, self.row)

@@ -52,6 +52,7 @@ from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast
 
+_STREAMS = (16, 32, 64)  # bytes of vectors that can be stored past the caches
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
@@ -76,6 +77,7 @@ class _Function:
         self.single: set[str] = set()  # masks that are known to let lane 0 through alone
         self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
         self.sums: dict[int, Affine] = {}  # the same for scalar i64
+        self.streams = False
         self.stored: dict[int, frozenset[Buffer]] = {}
         self.value_of: dict[type[Expr], Callable[..., str]] = {
             Lit: self._literal,
@@ -124,7 +126,12 @@ class _Function:
         head = (
             f"define void @{kernel.name}(ptr noalias %bases, ptr noalias %args, i64 %chunk, ptr noalias %scratch) #0 {{"
         )
-        return "\n".join([head, "entry:", *b.entry, *body, "ret void", "}"])
+        fence = []
+        if self.streams and b.features.arch == "x86_64":
+            # such stores are not ordered by the release that ends a chunk
+            b.declares.add("declare void @llvm.x86.sse.sfence()")
+            fence = ["call void @llvm.x86.sse.sfence()"]
+        return "\n".join([head, "entry:", *b.entry, *body, *fence, "ret void", "}"])
 
     def _argument(self, index: int) -> str:
         return self.b.effect(f"getelementptr i64, ptr %args, i64 {index}")
@@ -136,6 +143,7 @@ class _Function:
     def _alias_scopes(self) -> None:
         """One alias scope per memory buffer; an access is in its own scope and not in the others."""
         self.empty = self._meta("!{}")
+        self.one = self._meta("!{i32 1}")
         memory = [*self.kernel.params, *sorted(_allocated(self.kernel.body), key=lambda b: b.name)]
         me = len(self.metadata)
         domain = self._meta(f"distinct !{{!{me}}}")
@@ -207,7 +215,10 @@ class _Function:
             b.line(f"call void @{name}({kind} {x}, <{lanes} x ptr> align {align} {where}, <{lanes} x i1> {mask}){meta}")
             return
         pointer, align = self.address(buffer, s.index)
-        if s.mask is None:
+        size = buffer.dtype.nbytes * lanes
+        if s.stream and s.mask is None and size in _STREAMS:
+            self._stream(f"store {kind} {x}, ptr {pointer}, align", pointer, align, size, meta)
+        elif s.mask is None:
             b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}")
         elif lanes == 1:
             self._guarded(self.value(s.mask), lambda: b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}"))
@@ -219,6 +230,27 @@ class _Function:
             name = f"llvm.masked.store.{mangle(storage_type(buffer.dtype), lanes)}.p0"
             b.declares.add(f"declare void @{name}({kind}, ptr, <{lanes} x i1>)")
             b.line(f"call void @{name}({kind} {x}, ptr align {align} {pointer}, <{lanes} x i1> {mask}){meta}")
+
+    def _stream(self, store: str, pointer: str, align: int, size: int, meta: str) -> None:
+        """A store past the caches, where the address is a multiple of the vector's `size` as those stores demand."""
+        b = self.b
+        past = f"{store} {size}{meta}, !nontemporal !{self.one}"
+        self.streams = True
+        if align % size == 0:
+            b.line(past)
+            return
+        at = b.emit(f"ptrtoint ptr {pointer} to i64", (pointer,))
+        low = b.emit(f"and i64 {at}, {size - 1}", (at,), cheap=True)
+        whole = b.emit(f"icmp eq i64 {low}, 0", (low,))
+        aligned, other, done = b.label(), b.label(), b.label()
+        b.line(f"br i1 {whole}, label %{aligned}, label %{other}")
+        b.start(aligned)
+        b.line(past)
+        b.line(f"br label %{done}")
+        b.start(other)
+        b.line(f"{store} {align}{meta}")
+        b.line(f"br label %{done}")
+        b.start(done)
 
     def _guarded(self, condition: str, effect: Callable[[], object]) -> str:
         """`effect` under a scalar condition; the name of its block."""

@@ -1,0 +1,319 @@
+"""Bandwidth-bound work on arrays far larger than the caches: share of what the machine's memory gives.
+
+python -m benchmarks.bandwidth [filter ...] [--threads 2] [--megabytes 128] [--peers] [--json FILE]
+
+Reading and copying at full speed are measured in the same run, with streaming kernels on the runtime's own threads.
+Every case runs as its compiled graph with operands and results in the runtime's memory, so that no time goes to fresh
+pages; numpy and torch (`--peers`) write into arrays made before. Bytes are those of an algorithm that reads every
+operand and writes every result once. A case that only reads is held against the reading speed, any other against the
+best of copying and reading of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import floats, host_machine
+from benchmarks.measure import cpu_name
+from ingot import pipeline
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Kernel
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, bf16, dtype_of, f32, i32
+from ingot.ops import Logistic, Tanh
+from ingot.ops import build as op
+from ingot.ops.nn.activation import Gelu, Relu
+from ingot.ops.nn.norm import LayerNorm
+from ingot.ops.nn.softmax import Softmax
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Buffer as Memory
+from ingot.runtime.program import Program, Step, TensorSpec
+from ingot.schedule.block import Block
+from ingot.schedule.index import add, integer, mul
+from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.llvm import print_module
+
+Call = Callable[[], object]
+Peer = Callable[[Sequence[np.ndarray]], Call]
+SLICE = 64 << 10  # elements of a chunk of the streaming kernels
+
+
+def read_kernel(lanes: int) -> Kernel:
+    """Sums of slices: reads only."""
+    x, y, chunk = Buffer("x", f32), Buffer("y", f32, writable=True), k.var("chunk")
+    top, width = Block(), 8
+    acc = top.alloc("acc", f32, width, lanes=lanes)
+    top.loop("i", 0, width, 1, lambda b, i: b.store(acc, i, k.lit(0.0, f32, lanes)), unroll=True)
+    start = top.let(mul(chunk, integer(SLICE)), "start")
+
+    def turn(b: Block, at: k.Expr) -> None:
+        def one(c: Block, i: k.Expr) -> None:
+            here = add(start, add(at, mul(i, integer(lanes))))
+            c.store(acc, i, k.add(k.load(acc, i), k.load(x, here, lanes)))
+
+        b.loop("i", 0, width, 1, one, unroll=True)
+
+    top.loop("t", 0, SLICE, width * lanes, turn)
+    own = mul(chunk, integer(width * lanes))
+    top.loop(
+        "i", 0, width, 1, lambda b, i: b.store(y, add(own, mul(i, integer(lanes))), k.load(acc, i)), unroll=True
+    )
+    return Kernel("read", (x, y), (k.var("n"),), chunk, k.var("n"), top.body)
+
+
+def copy_kernel(lanes: int) -> Kernel:
+    """Slices of x to y, past the caches."""
+    x, y, chunk = Buffer("x", f32), Buffer("y", f32, writable=True), k.var("chunk")
+    top = Block()
+    start = top.let(mul(chunk, integer(SLICE)), "start")
+
+    def turn(b: Block, at: k.Expr) -> None:
+        def one(c: Block, i: k.Expr) -> None:
+            here = add(start, add(at, mul(i, integer(lanes))))
+            c.store(y, here, k.load(x, here, lanes), stream=True)
+
+        b.loop("i", 0, 8, 1, one, unroll=True)
+
+    top.loop("t", 0, SLICE, 8 * lanes, turn)
+    return Kernel("copy", (x, y), (k.var("n"),), chunk, k.var("n"), top.body)
+
+
+def stream_model(kernel: Kernel, nbytes: int, threads: int) -> Call:
+    chunks = nbytes // 4 // SLICE
+    made = Program(
+        symbols=(),
+        inputs=(TensorSpec("x", "f32", (chunks * SLICE,)),),
+        outputs=(),
+        buffers=(Memory(0, "input", 4 * chunks * SLICE), Memory(1, "arena", 4 * chunks * SLICE)),
+        steps=(Step(kernel.name, ((0, 0), (1, 0)), (chunks,), chunks),),
+        code=assemble([print_module([kernel], host_features())]),
+        weights=np.zeros(0, np.uint8),
+        isa=host_features(),
+    )
+    model, x = CompiledModel(made, threads=threads), floats(chunks * SLICE)
+    x[:] = 1
+    return lambda: model(x)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph with its operands; `peers` make calls that do the same work, from the same arrays."""
+
+    name: str
+    graph: Graph
+    xs: tuple[np.ndarray, ...]
+    peers: dict[str, Peer]
+
+    @property
+    def read(self) -> int:
+        """Bytes; constants are operands too."""
+        weights = {n for n in self.graph.nodes() if n.op.name == "const"}
+        return sum(x.nbytes for x in self.xs) + sum(static(n) for n in weights)
+
+    @property
+    def written(self) -> int:
+        return sum(static(n) for n in self.graph.outputs)
+
+
+def static(n: Node) -> int:
+    nbytes = n.type.nbytes
+    assert isinstance(nbytes, int)
+    return nbytes
+
+
+def compiled(case: Case, threads: int) -> Call:
+    """The graph's program, its results in memory that stays."""
+    program = pipeline.build_program(case.graph, host_features(), threads)
+    last = len(program.steps)
+    buffers = tuple(
+        replace(b, kind="arena", first_step=0, last_step=last) if b.kind == "output" else b for b in program.buffers
+    )
+    model = CompiledModel(replace(program, buffers=buffers, outputs=()), threads=threads)
+    return lambda: model(*case.xs)
+
+
+def filled(*shape: int, dtype: DType = f32) -> np.ndarray:
+    """Values in [-2, 2] at a 64-byte boundary."""
+    n = int(np.prod(shape))
+    raw = floats(n)
+    raw.reshape(-1)[:] = np.resize(np.linspace(-2, 2, 4093, dtype=np.float32), n)
+    if dtype == f32:
+        return raw.reshape(shape)
+    out = floats(-(-n * dtype.nbytes // 4)).view(dtype.numpy)[:n].reshape(shape)
+    out[:] = raw.reshape(shape)
+    return out
+
+
+def case(name: str, xs: Sequence[np.ndarray], make: Callable[..., Node], **peers: Peer) -> Case:
+    ins = [Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate(xs)]
+    return Case(name, Graph(tuple(ins), (make(*ins),)), tuple(xs), peers)
+
+
+def in_numpy(f: Callable[..., object], shape: Sequence[int] | None = None, dtype: str = "f4") -> Peer:
+    """f(*xs, out=an array of `shape`, or that of the first operand)."""
+
+    def start(xs: Sequence[np.ndarray]) -> Call:
+        out = np.zeros(xs[0].shape if shape is None else shape, dtype)
+        return lambda: f(*xs, out=out)
+
+    return start
+
+
+def in_torch(f: Callable[..., object], made: bool = False) -> Peer:
+    """f(*tensors); `made`: with `out=`, where the result is large and its shape is the first operand's."""
+
+    def start(xs: Sequence[np.ndarray]) -> Call:
+        import torch
+
+        ts = [torch.from_numpy(x) for x in xs]
+        given = {"out": torch.zeros(ts[0].shape)} if made else {}
+        return lambda: f(*ts, **given)
+
+    return start
+
+
+def layer_norm(cols: int) -> Callable[[Node], Node]:
+    scale, bias = const(np.full(cols, 1.5, np.float32)), const(np.full(cols, 0.5, np.float32))
+    return lambda x: LayerNorm((1,))(x, scale, bias)
+
+
+def cases(nbytes: int) -> Iterator[Case]:
+    """Operands of about `nbytes` each."""
+    import torch
+
+    cols = 4096
+    rows = nbytes // 4 // cols
+    x = filled(rows, cols)
+    relu, gelu, softmax, norm = torch.relu, torch.nn.functional.gelu, torch.softmax, torch.nn.functional.layer_norm
+    yield case("add", (x, filled(rows, cols)), op.add, numpy=in_numpy(np.add), torch=in_torch(torch.add, True))
+    yield case("mul by row", (x,), lambda a: op.mul(a, const(np.ones(cols, np.float32))))
+    yield case("relu", (x,), Relu(), torch=in_torch(relu))
+    yield case("gelu", (x,), Gelu(), torch=in_torch(gelu))
+    yield case("tanh", (x,), Tanh(), numpy=in_numpy(np.tanh), torch=in_torch(torch.tanh, True))
+    yield case("sigmoid", (x,), Logistic(), torch=in_torch(torch.sigmoid, True))
+    yield case("softmax 4096", (x,), Softmax(axis=1), torch=in_torch(lambda a, out: softmax(a, 1, out=out), True))
+    yield case("softmax 128", (x.reshape(-1, 128),), Softmax(axis=1), torch=in_torch(lambda a: softmax(a, 1)))
+    yield case("layer_norm 4096", (x,), layer_norm(cols), torch=in_torch(lambda a: norm(a, (cols,))))
+    own = filled(nbytes // 3072, 768)
+    yield case("layer_norm 768", (own,), layer_norm(768), torch=in_torch(lambda a: norm(a, (768,))))
+    yield case(
+        "sum last", (x,), lambda a: op.reduce_sum(a, 1),
+        numpy=in_numpy(lambda a, out: np.sum(a, 1, out=out), (rows,)), torch=in_torch(lambda a: a.sum(1)),
+    )  # fmt: skip
+    yield case("max last 64", (x.reshape(-1, 64),), lambda a: op.reduce_max(a, 1), torch=in_torch(lambda a: a.amax(1)))
+    own = filled(nbytes // 28, 7)
+    yield case("sum last 7", (own,), lambda a: op.reduce_sum(a, 1), torch=in_torch(lambda a: a.sum(1)))
+    yield case(
+        "sum first", (x,), lambda a: op.reduce_sum(a, 0),
+        numpy=in_numpy(lambda a, out: np.sum(a, 0, out=out), (cols,)), torch=in_torch(lambda a: a.sum(0)),
+    )  # fmt: skip
+    tall = x.reshape(-1, 64)
+    yield case("max first 64", (tall,), lambda a: op.reduce_max(a, 0), torch=in_torch(lambda a: a.amax(0)))
+    own = filled(nbytes // 4 // 49 // 512, 49, 512)
+    yield case("mean middle 49x512", (own,), lambda a: op.mean(a, 1), torch=in_torch(lambda a: a.mean(1)))
+    yield case("mean all", (x,), lambda a: op.mean(a, (0, 1)), torch=in_torch(lambda a: a.mean()))
+    flat = x.reshape(-1)
+    yield case(
+        "max 1-D", (flat,), lambda a: op.reduce_max(a, 0),
+        numpy=lambda xs: lambda: np.max(xs[0]), torch=in_torch(lambda a: a.amax()),
+    )  # fmt: skip
+    yield case("argmax last", (x,), lambda a: op.arg_reduce("max", a, 1), torch=in_torch(lambda a: a.argmax(1)))
+    yield case(
+        "transpose", (x,), lambda a: op.transpose(a, (1, 0)),
+        numpy=in_numpy(lambda a, out: np.copyto(out, a.T), (cols, rows)), torch=in_torch(lambda a: a.t().contiguous()),
+    )  # fmt: skip
+
+    def permuted(name: str, a: np.ndarray, order: tuple[int, ...]) -> Case:
+        torch_peer = in_torch(lambda t: t.permute(order).contiguous())
+        return case(f"{name} {order}", (a,), lambda n: op.transpose(n, order), torch=torch_peer)
+
+    yield permuted("NHWC to NCHW", x.reshape(-1, 32, 64, 256), (0, 3, 1, 2))
+    yield permuted("NCHW to NHWC", filled(nbytes // 4 // 64 // 3136, 64, 56, 56), (0, 2, 3, 1))
+    heads = x.reshape(-1, 256, 16, 64)
+    yield permuted("heads", heads, (0, 2, 1, 3))
+    yield permuted("heads turned", heads, (0, 2, 3, 1))
+    parts = filled(rows, 1024), filled(rows, 3072)
+    yield case("concat last", parts, lambda *a: op.concat(a, 1), torch=in_torch(lambda *a: torch.cat(a, 1)))
+    parts = filled(rows // 2, cols), filled(rows // 2, cols)
+    yield case("concat first", parts, lambda *a: op.concat(a, 0), torch=in_torch(lambda *a: torch.cat(a, 0)))
+    yield case("f32 to bf16", (x,), lambda a: op.cast(a, bf16), torch=in_torch(lambda a: a.to(torch.bfloat16)))
+    yield case("f32 to i32", (x,), lambda a: op.cast(a, i32), torch=in_torch(lambda a: a.to(torch.int32)))
+    bytes_ = np.ones((rows * 2, cols), np.uint8)
+    yield case("u8 to f32", (bytes_,), lambda a: op.cast(a, f32), torch=in_torch(lambda a: a.to(torch.float32)))
+
+
+def rounds(calls: Mapping[str, Call], seconds: float) -> dict[str, np.ndarray]:
+    """Seconds of each call in each round; all run once per round, in turns, as the memory's speed moves."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times["read"]) < 5:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: np.array(own) for name, own in times.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Median GB/s of the memory and of all engines, and Ingot's median share of the memory's speed in its round."""
+
+    name: str
+    share: float
+    rates: dict[str, float]
+
+
+def measure(one: Case, streams: Mapping[str, tuple[Call, int]], peers: bool, threads: int, seconds: float) -> Result:
+    calls = {name: call for name, (call, _) in streams.items()} | {"ingot": compiled(one, threads)}
+    if peers:
+        calls |= {name: start(one.xs) for name, start in one.peers.items()}
+    times = rounds(calls, seconds)
+    moved = {name: streams[name][1] if name in streams else one.read + one.written for name in calls}
+    rates = {name: moved[name] / own / 1e9 for name, own in times.items()}
+    limit = rates["read"]
+    if one.written * 16 >= one.read:
+        limit = np.maximum(limit, rates["copy"])
+    medians = {name: float(np.median(own)) for name, own in rates.items()}
+    return Result(one.name, float(np.median(rates["ingot"] / limit)), medians)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="bandwidth-bound work against the machine's memory")
+    parser.add_argument("filters", nargs="*")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=128, help="of an operand")
+    parser.add_argument("--seconds", type=float, default=0.3, help="per figure")
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    nbytes = options.megabytes << 20
+    lanes = host_machine().lanes(f32)
+    kernels = {"read": (read_kernel(lanes), nbytes), "copy": (copy_kernel(lanes), 2 * nbytes)}
+    streams = {name: (stream_model(kernel, nbytes, options.threads), n) for name, (kernel, n) in kernels.items()}
+    print(f"{cpu_name()}, {options.threads} threads, operands of {options.megabytes} MB; GB/s:")
+    results: list[Result] = []
+    for one in cases(nbytes):
+        if options.filters and not any(f in one.name for f in options.filters):
+            continue
+        r = measure(one, streams, options.peers, options.threads, options.seconds)
+        results.append(r)
+        print(f"{r.name:28} {r.share:5.0%}  ", "  ".join(f"{n} {v:5.1f}" for n, v in r.rates.items()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"cpu": cpu_name(), "results": [asdict(r) for r in results]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

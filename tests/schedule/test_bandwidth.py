@@ -1,0 +1,90 @@
+"""Pointwise and row groups in the shapes that memory bounds, against the interpreter: transposes, streams, reductions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import symbol
+from ingot.ir.kernel import Kernel
+from ingot.ir.kernel_show import show_kernel
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph
+from ingot.ir.types import bf16
+from ingot.ops import Tanh
+from ingot.ops import build as op
+from ingot.schedule.pointwise import lower_pointwise
+from tests.schedule.compiled import MACHINES, check, inputs_like
+
+both = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+
+
+def values(*shape: int, dtype: str = "f4") -> np.ndarray:
+    out = np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+    if out.size > 3 and out.dtype.kind == "f":
+        out.reshape(-1)[[0, out.size // 2, -1]] = np.nan, np.inf, -np.inf
+    return out
+
+
+def lowered(graph: Graph, machine) -> list[Kernel]:
+    ins = tuple(Layout.contiguous(n.shape) for n in graph.inputs)
+    outs = tuple(Layout.contiguous(n.shape) for n in graph.outputs)
+    return [s.kernel for s in lower_pointwise(graph, ins, outs, machine).steps]
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((48, 32), (1, 0)),
+        ((37, 53), (1, 0)),
+        ((3, 49, 40), (0, 2, 1)),
+        ((2, 20, 3, 33), (0, 2, 3, 1)),
+        ((2, 16, 5, 16), (3, 2, 1, 0)),
+        ((0, 33), (1, 0)),
+    ],
+)
+def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], dynamic: bool, machine) -> None:
+    for x in (values(*shape), values(*shape, dtype="f8"), np.arange(np.prod(shape)).reshape(shape).astype("u1")):
+        xs = [x]
+        ins = inputs_like(xs, {0: (symbol("n"), *shape[1:])} if dynamic and shape[0] else None)
+        check(Graph(tuple(ins), (op.transpose(ins[0], order),)), xs, machine=machine)
+
+
+@both
+def test_transposed_operands_beside_others(machine) -> None:
+    """f(a^T, b, row, c^T): two operands are turned, one is read as it lies, one is a row."""
+    xs = [values(50, 36), values(36, 50), values(50), values(50, 36)]
+    a, b, row, c = ins = inputs_like(xs)
+    t = op.mul(op.add(op.transpose(a, (1, 0)), b), row)
+    graph = Graph(tuple(ins), (op.add(op.apply(Tanh(), t), op.transpose(c, (1, 0))), op.cast(t, bf16)))
+    (step,) = lowered(graph, machine)
+    assert "shuffle" in show_kernel(step)
+    check(graph, xs, machine=machine)
+
+
+@both
+def test_an_operand_read_twice_is_not_turned(machine) -> None:
+    xs = [values(40, 65)]
+    (x,) = ins = inputs_like(xs)
+    t = op.transpose(x, (1, 0))
+    graph = Graph(tuple(ins), (op.add(op.slice_axis(t, 0, 0, 64), op.slice_axis(t, 0, 1, 65)),))
+    check(graph, xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("n", [1, 15, 64, 1000])
+def test_results_past_the_caches(n: int, machine) -> None:
+    """Whatever the results' addresses: numpy's arrays start at any multiple of 16 bytes."""
+    machine = replace(machine, l3=0)
+    xs = [values(n, 33), values(n, 33)]
+    a, b = ins = inputs_like(xs)
+    graph = Graph(tuple(ins), (op.add(a, b), op.cast(op.mul(a, 2.0), bf16)))
+    (kernel,) = lowered(graph, machine)
+    assert "stream out0" in show_kernel(kernel)
+    check(graph, xs, machine=machine)
+    rows = Graph((a,), (op.sub(a, op.reduce_max(a, 1, keepdims=True)),))
+    check(rows, xs[:1], machine=machine)
