@@ -1,4 +1,4 @@
-"""Pointwise and row groups in the shapes that memory bounds, against the interpreter: transposes, streams, reductions."""
+"""Groups that memory bounds, against the interpreter: transposes, stores past the caches, reductions."""
 
 from __future__ import annotations
 

@@ -133,33 +133,36 @@ def _turned_block(
     block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
 ) -> None:
     """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
-    start = {d: block.let(ix.mul(number[d], integer(lanes)), "t") for d in (turn.out, turn.across)}
-    for e in start.values():
-        if isinstance(e, k.Var):
-            block.multiples[e.name] = lanes
+    begin = {d: block.let(ix.mul(number[d], integer(lanes)), "t") for d in (turn.out, turn.across)}
 
     def at(row: Expr, along: Expr) -> Index:
         own = {turn.across: row, turn.out: along}
         return tuple(own.get(d, e) for d, e in enumerate(number))
 
     def whole(b: Block) -> None:
+        start: dict[int, Expr] = {}
+        for d, e in begin.items():
+            # names of this branch's own, so that no load moves out of it
+            own = start[d] = b.fresh("t")
+            b.stmts.append(Let(own, e))
+            b.multiples[own.name] = lanes
         for i in range(lanes):
             turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], lanes)), None)
 
     def cut(b: Block) -> None:
-        ends = {d: k.binary("min", k.add(e, integer(lanes)), dim_expr(shape[d])) for d, e in start.items()}
+        ends = {d: k.binary("min", k.add(e, integer(lanes)), dim_expr(shape[d])) for d, e in begin.items()}
         end = b.let(ends[turn.out], "t")
 
         def row(c: Block, e: Expr) -> None:
             vector_loop(
-                c, start[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes
+                c, begin[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes
             )
 
-        b.loop("r", start[turn.across], ends[turn.across], 1, row)
+        b.loop("r", begin[turn.across], ends[turn.across], 1, row)
 
     fits = [
         k.binary("le", k.add(e, integer(lanes)), dim_expr(shape[d]))
-        for d, e in start.items()
+        for d, e in begin.items()
         if not isinstance(extent := shape[d], int) or extent % lanes
     ]
     if fits:

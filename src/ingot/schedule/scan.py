@@ -15,7 +15,7 @@ always starts at the same end finds nothing in a least-recently-used cache that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,40 +38,11 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
+from ingot.schedule.scan_cell import Cell, Stage, pack_weights
 from ingot.support.errors import CompileError
 
 LINE = 16  # counters of a pass and direction: on cache lines of their own
 PART_SECONDS = 3e-6  # of work that is worth a wait
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """One product of the cell: `node` [B, gates*H] = operand [B,H] times rows of R from `first` on.
-
-    base: of its weights among the packed ones of a direction; vectors: of columns in a block, for each gate; rows: of a
-    register tile.
-    """
-
-    node: Node
-    operand: Node
-    first: int
-    gates: int
-    vectors: int
-    rows: int
-    blocks: int
-    base: int
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The graph of one step of one direction, over its own inputs."""
-
-    at: Pass
-    row: Node
-    states: tuple[Node, ...]
-    valid: Node | None
-    results: tuple[Node, ...]
-    stages: tuple[_Stage, ...]
 
 
 def lower_recurrent(
@@ -112,7 +83,7 @@ class _Scan:
 
     # --- the cell
 
-    def _cell(self, d: Pass) -> _Cell:
+    def _cell(self, d: Pass) -> Cell:
         """The op's step as a graph, and its products in the order in which they can be computed."""
         op, acc, h = self.op, self.dtype, self.hidden
         given = op.parameters(self.anchor.inputs, d.index)
@@ -123,7 +94,7 @@ class _Scan:
         inner = Parameters(given.w, Term(r), given.b, tuple(map(Term, states)), given.peephole)
         results = op.step(d.index, Term(row), inner, None if valid is None else Term(valid))
         nodes = tuple(t.node for t in results)
-        stages: list[_Stage] = []
+        stages: list[Stage] = []
         for n in topological(nodes):
             if not isinstance(n.op, ops.DotGeneral):
                 continue
@@ -132,9 +103,9 @@ class _Scan:
                 raise CompileError("a recurrent cell", expected="products with rows of R", got=str(n))
             first = found[1].offset // h
             stages.append(self._stage(n, first, stages))
-        return _Cell(d, row, states, valid, nodes, tuple(stages))
+        return Cell(d, row, states, valid, nodes, tuple(stages))
 
-    def _stage(self, node: Node, first: int, before: list[_Stage]) -> _Stage:
+    def _stage(self, node: Node, first: int, before: list[Stage]) -> Stage:
         gates = int(node.shape[1]) // self.hidden  # type: ignore[arg-type]
         lanes = self.lanes
         most = -(-self.hidden // lanes)
@@ -150,9 +121,9 @@ class _Scan:
         if isinstance(self.batch, int):
             rows = max(1, min(rows, self.batch))
         base = sum(self._weights_size(s) for s in before)
-        return _Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
+        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
 
-    def _weights_size(self, s: _Stage) -> int:
+    def _weights_size(self, s: Stage) -> int:
         return s.blocks * self.hidden * s.gates * s.vectors * self.lanes
 
     def _parts(self) -> int:
@@ -204,7 +175,7 @@ class _Scan:
         low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
         self._embed(low, tuple(Arg("in", i) for i in used), (to,))
 
-    def _project(self, cell: _Cell, to: Arg) -> None:
+    def _project(self, cell: Cell, to: Arg) -> None:
         """P of one direction, at its place in `to`."""
         op, inputs = self.op, self.anchor.inputs
         x, w = inputs[:2]
@@ -231,7 +202,7 @@ class _Scan:
         if at >= 0 and self.constant[at]:
             what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
             key = f"scan {what} {self.hidden} {lanes} {self.dtype}"
-            write = partial(_pack, stages, self.hidden, lanes)
+            write = partial(pack_weights, stages, self.hidden, lanes)
             self.packs.append(Pack(at, key, self.dtype, size * len(self.directions), write))
             return Arg("pack", len(self.packs) - 1)
         to = self._temp(size * len(self.directions), self.dtype)
@@ -282,18 +253,6 @@ class _Scan:
             self._embed(clear, (), (control,))
         self.launches.append(_Loop(self, rows, weights, outputs, others, between, control).step())
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
-
-
-def _pack(stages: tuple[_Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
-    """R[D, G*H, H] as [direction][stage][block][k][gate][columns of the block], missing columns zero."""
-    for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
-        for s in stages:
-            own = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
-            wide = s.blocks * s.vectors * lanes
-            padded = np.zeros((s.gates, wide, hidden), r.dtype)
-            padded[:, :hidden] = own
-            blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden).transpose(1, 3, 0, 2)
-            line[s.base : s.base + blocks.size] = blocks.reshape(-1)
 
 
 class _Loop:
@@ -406,7 +365,7 @@ class _Loop:
             lambda b: self._pass(b, cells[1], i, stage, part),
         )
 
-    def _pass(self, block: Block, cell: _Cell, i: Expr, stage: int, part: Expr) -> None:
+    def _pass(self, block: Block, cell: Cell, i: Expr, stage: int, part: Expr) -> None:
         """One stage of one step, for one part of the columns."""
         scan, s = self.scan, cell.stages[stage]
         parts, blocks = scan.parts, s.blocks
@@ -428,7 +387,7 @@ class _Loop:
 class _Step:
     """One stage of one step of one direction: the products and the cell's arithmetic for a block of columns."""
 
-    def __init__(self, loop: _Loop, cell: _Cell, stage: int, i: Expr, odd: Expr):
+    def __init__(self, loop: _Loop, cell: Cell, stage: int, i: Expr, odd: Expr):
         self.loop, self.scan, self.cell, self.number, self.i, self.odd = loop, loop.scan, cell, stage, i, odd
         self.stage = cell.stages[stage]
 
@@ -586,7 +545,7 @@ class _Step:
             em.bind(cell.valid, Leaf(valid, pinned=True))
         return em
 
-    def _earlier(self, s: _Stage, dots: Buffer) -> Leaf:
+    def _earlier(self, s: Stage, dots: Buffer) -> Leaf:
         """The products of a stage that is over."""
         scan = self.scan
 

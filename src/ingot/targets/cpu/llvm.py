@@ -43,12 +43,13 @@ from ingot.ir.kernel import (
     Store,
     Unary,
     Var,
-)
+)  # fmt: skip
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.support.native import HostFeatures
 from ingot.targets.cpu import values
 from ingot.targets.cpu.affine import Affine, constant
+from ingot.targets.cpu.buffers import allocated, stored_registers
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast
 
@@ -144,7 +145,7 @@ class _Function:
         """One alias scope per memory buffer; an access is in its own scope and not in the others."""
         self.empty = self._meta("!{}")
         self.one = self._meta("!{i32 1}")
-        memory = [*self.kernel.params, *sorted(_allocated(self.kernel.body), key=lambda b: b.name)]
+        memory = [*self.kernel.params, *sorted(allocated(self.kernel.body), key=lambda b: b.name)]
         me = len(self.metadata)
         domain = self._meta(f"distinct !{{!{me}}}")
         scopes = []
@@ -242,15 +243,9 @@ class _Function:
         at = b.emit(f"ptrtoint ptr {pointer} to i64", (pointer,))
         low = b.emit(f"and i64 {at}, {size - 1}", (at,), cheap=True)
         whole = b.emit(f"icmp eq i64 {low}, 0", (low,))
-        aligned, other, done = b.label(), b.label(), b.label()
-        b.line(f"br i1 {whole}, label %{aligned}, label %{other}")
-        b.start(aligned)
-        b.line(past)
-        b.line(f"br label %{done}")
-        b.start(other)
-        b.line(f"{store} {align}{meta}")
-        b.line(f"br label %{done}")
-        b.start(done)
+        other = b.emit(f"xor i1 {whole}, true", (whole,))
+        self._guarded(whole, lambda: b.line(past))
+        self._guarded(other, lambda: b.line(f"{store} {align}{meta}"))
 
     def _guarded(self, condition: str, effect: Callable[[], object]) -> str:
         """`effect` under a scalar condition; the name of its block."""
@@ -400,7 +395,7 @@ class _Function:
         """Register buffers that `body` writes."""
         found = self.stored.get(id(body))
         if found is None:
-            found = self.stored[id(body)] = frozenset(_stored_registers(body))
+            found = self.stored[id(body)] = frozenset(stored_registers(body))
         return sorted(found, key=lambda buffer: buffer.name)
 
     # Memory
@@ -604,30 +599,3 @@ class _Function:
 
     def _extract(self, e: Extract) -> str:
         return values.extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
-
-
-def _stored_registers(body: Body) -> set[Buffer]:
-    out: set[Buffer] = set()
-    for s in body:
-        match s:
-            case Store(buffer) if buffer.space == "register":
-                out.add(buffer)
-            case For():
-                out |= _stored_registers(s.body)
-            case If():
-                out |= _stored_registers(s.then) | _stored_registers(s.orelse)
-    return out
-
-
-def _allocated(body: Body) -> set[Buffer]:
-    """Stack and scratch buffers of the kernel."""
-    out: set[Buffer] = set()
-    for s in body:
-        match s:
-            case Alloc(buffer) if buffer.space in ("stack", "scratch"):
-                out.add(buffer)
-            case For():
-                out |= _allocated(s.body)
-            case If():
-                out |= _allocated(s.then) | _allocated(s.orelse)
-    return out
