@@ -26,6 +26,7 @@ from ingot.ir.verify import verify
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, RNN, Attention
 from ingot.passes.bodies import in_bodies
+from ingot.passes.bound_positions import bound_positions
 from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
@@ -67,6 +68,7 @@ def cpu_passes(fast_math: bool = False, outer: frozenset[str] = frozenset()) -> 
 
     return (
         # on MODEL ops, while they still have their names
+        ("bound_positions", bound_positions),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("fuse_attention", fuse_attention),

@@ -272,7 +272,10 @@ def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
     return b if (m := dim_max(a, b)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
 
 
-def bounds(d: int | Dim, of: Mapping[str, tuple[int, int | None]] | None = None) -> tuple[int | None, int | None]:
+Interval = tuple[int | None, int | None]  # inclusive; None where unbounded
+
+
+def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
     """Inclusive (lo, hi) of `d`, None where unbounded. `of` gives the symbols' bounds; (1, None) unless told."""
     if isinstance(d, int):
         return d, d
@@ -287,7 +290,41 @@ def bounds(d: int | Dim, of: Mapping[str, tuple[int, int | None]] | None = None)
     return lo, hi
 
 
-Interval = tuple[int | None, int | None]
+def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
+    """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
+    limits = dict(of)
+    names = sorted(symbols_of(size))
+    if not names:
+        return limits if isinstance(size, int) and size >= 0 else None
+    name = names[0]
+    low, high = limits.get(name, (1, None))
+
+    def holds(least: int, most: int | None) -> bool:
+        lowest = bounds(size, {**limits, name: (least, most)})[0]
+        return lowest is not None and lowest >= 0
+
+    if holds(low, high):
+        return limits
+    if len(names) != 1:
+        return None
+    if holds(_MOST, high) and (high is None or high >= _MOST):
+        limits[name] = (_first(lambda v: holds(v, high), low, _MOST), high)
+    elif holds(low, low):
+        limits[name] = (low, _first(lambda v: not holds(low, v), low, _MOST if high is None else high) - 1)
+    else:
+        return None
+    return limits
+
+
+_MOST = 1 << 40  # no size is larger
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The least value in (low, high] for which `holds`, which turns true once and is true at `high`."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def _interval_mul(x: Interval, y: Interval) -> Interval:
@@ -299,7 +336,7 @@ def _interval_mul(x: Interval, y: Interval) -> Interval:
     return (None if lo == -inf else int(lo)), (None if hi == inf else int(hi))
 
 
-def _atom_bounds(atom: Atom, of: Mapping[str, tuple[int, int | None]] | None) -> Interval:
+def _atom_bounds(atom: Atom, of: Mapping[str, Interval] | None) -> Interval:
     if isinstance(atom, Symbol):
         return (of or {}).get(atom.name, (1, None))
     (alo, ahi), (blo, bhi) = bounds(atom.a, of), bounds(atom.b, of)
@@ -468,7 +505,11 @@ def estimate(d: int | Dim, guess: int = 64) -> int:
     if isinstance(d, int):
         return d
     likely = _SIZES.get()
-    value = int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)}))
-    if value >= 1:
-        return value
-    return max(1, int(substitute(d, {s: 256 * likely.get(s, guess) for s in symbols_of(d)})))
+    for scale in (1, 256):
+        try:
+            value = int(substitute(d, {s: scale * likely.get(s, guess) for s in symbols_of(d)}))
+        except ZeroDivisionError:  # n // (m // 2) at m = 1
+            continue
+        if value >= 1:
+            return value
+    return 1

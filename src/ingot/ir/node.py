@@ -229,11 +229,15 @@ class Array:
     BY_CONTENT: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
+        self._key: object = id(value)
+        if value.nbytes <= Array.BY_CONTENT:
+            content = value.tobytes()
+            self._key = (value.dtype, value.shape, content)
+            # on the content's own bytes: a key must stay true where the caller writes his array later
+            value = np.ndarray(value.shape, value.dtype, content)
         self.dtype, self.shape = value.dtype, value.shape
         self._value: np.ndarray | None = value
         self._make: Callable[[], np.ndarray] = lambda: value
-        small = value.nbytes <= Array.BY_CONTENT
-        self._key = (value.dtype, value.shape, value.tobytes()) if small else id(value)
 
     @staticmethod
     def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:

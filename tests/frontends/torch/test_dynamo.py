@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ingot.frontends.torch import ImportedModel
 from ingot.frontends.torch.dynamo import ingot_backend
+from ingot.ops import LSTM
 from tests.frontends.torch.agree import close, run
 
 
@@ -94,3 +96,80 @@ def test_inputs_that_are_written() -> None:
         a, b = torch.ones(5 * n), torch.ones(5 * n)
         close(compiled(a, n), function(b, n))
         close(a, b)
+
+
+class Counter(nn.Module):
+    """Writes a buffer at every call, and a place of another that an argument chooses."""
+
+    count: Tensor
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4))
+        self.register_buffer("cache", torch.zeros(1, 8, 4))
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        self.count.add_(1)
+        self.cache[:, at] = self.project(x)
+        return self.cache.sum(1) + self.count
+
+
+def test_buffers_that_the_model_writes_are_state_and_no_constants() -> None:
+    spy, net = Spy(), Counter().eval()
+    twin = deepcopy(net)
+    compiled = torch.compile(net, backend=spy.backend)
+    with torch.no_grad():
+        for step in range(4):
+            x, at = torch.randn(1, 4), torch.tensor([step])
+            close(compiled(x, at), twin(x, at))
+            close(net.count, twin.count)
+            close(net.cache, twin.cache)
+    assert len(spy.models) == 1
+
+
+class Tagger(nn.Module):
+    def __init__(self, bidirectional: bool) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(4, 6, 2, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.layers(x, state)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_layers_stay_whole(bidirectional: bool) -> None:
+    """Where dynamo is told to take them at all."""
+    spy, net = Spy(), Tagger(bidirectional).eval()
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(net, backend=spy.backend, fullgraph=True)
+        x = torch.randn(2, 5, 4)
+        close(compiled(x), net(x))
+        state = net(x)[1]
+        close(compiled(x, state), net(x, state))
+    layers = [n for n in spy.models[0].graph.nodes() if isinstance(n.op, LSTM)]
+    assert len(layers) == (4 if bidirectional else 2)
+
+
+def test_keyword_arguments_choose_what_is_compiled() -> None:
+    def function(x: Tensor, *, scale: float = 1.0, mode: str = "plus", more: dict[str, Tensor] | None = None) -> Any:
+        y = x * scale if mode == "plus" else -x
+        return {"y": y, "more": None if more is None else y + more["bias"]}
+
+    spy = Spy()
+    compiled = torch.compile(function, backend=spy.backend)
+    calls: list[dict[str, Any]] = [{}, {"scale": 2.0}, {"mode": "minus"}, {"more": {"bias": torch.ones(3)}}]
+    for named in calls:
+        x = torch.randn(2, 3)
+        close(compiled(x, **named), function(x, **named))
+
+
+def test_the_second_size_makes_it_dynamic() -> None:
+    spy, net = Spy(), Net().eval()
+    compiled = torch.compile(net, backend=spy.backend)
+    with torch.no_grad():
+        for batch in (3, 4, 5, 9):
+            x = torch.randn(batch, 3, 8)
+            close(compiled(x), net(x))
+    assert len(spy.models) == 2

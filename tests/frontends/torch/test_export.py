@@ -101,11 +101,11 @@ def test_structures() -> None:
 
 
 def test_constants_share_memory() -> None:
-    net = nn.Linear(5, 3).to(torch.bfloat16).eval()
-    model = import_exported(export_module(net, (torch.randn(2, 5).to(torch.bfloat16),)))
+    net = nn.Linear(90, 30).to(torch.bfloat16).eval()
+    model = import_exported(export_module(net, (torch.randn(2, 90).to(torch.bfloat16),)))
     pointers = {n.op.value.ctypes.data for n in model.graph.nodes() if isinstance(n.op, Const)}
-    assert {net.weight.data_ptr(), net.bias.data_ptr()} <= pointers
-    x = torch.randn(2, 5).to(torch.bfloat16)
+    assert net.weight.data_ptr() in pointers
+    x = torch.randn(2, 90).to(torch.bfloat16)
     close(run(model, x), net(x), 1e-2)
 
 

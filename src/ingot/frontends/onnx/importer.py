@@ -32,7 +32,7 @@ from ingot.frontends.onnx.tensors import (
     to_array,
 )
 from ingot.frontends.onnx.wire import cut_weights
-from ingot.ir.dims import Dim, DimLike, bounds, parse_dim, substitute, symbol, symbols_of
+from ingot.ir.dims import Dim, DimLike, narrowed, parse_dim, substitute, symbol, symbols_of
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
@@ -44,8 +44,6 @@ STANDARD = ("", "ai.onnx")
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
-# no size is larger
-_MOST = 1 << 40
 
 
 def import_onnx(
@@ -445,35 +443,10 @@ class _Walk:
 
     def assume(self, size: DimLike) -> bool:
         """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""
-        names = sorted(symbols_of(size))
-
-        def holds(low: int, high: int | None) -> bool:
-            least = bounds(size, {**self.limits, names[0]: (low, high)})[0]
-            return least is not None and least >= 0
-
-        if not names:
-            return isinstance(size, int) and size >= 0
-        low, high = self.limits.get(names[0], (1, None))
-        if holds(low, high):
-            return True
-        if len(names) != 1:
-            return False
-        if holds(_MOST, high) and (high is None or high >= _MOST):
-            self.limits[names[0]] = (_first(lambda v: holds(v, high), low, _MOST), high)
-            return True
-        if holds(low, low):
-            beyond = _first(lambda v: not holds(low, v), low, _MOST if high is None else high)
-            self.limits[names[0]] = (low, beyond - 1)
-            return True
-        return False
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The least value in (low, high] for which `holds`, which turns true once and is true at `high`."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+        found = narrowed(size, self.limits)
+        if found is not None:
+            self.limits = found
+        return found is not None
 
 
 def _full_name(proto: onnx.NodeProto) -> str:

@@ -1,7 +1,8 @@
 """torch.compile(net, backend="ingot"), inference only: dynamo's graph, then AOTAutograd's functional aten graph.
 
 Dynamo hands over a graph with the parameters among its inputs. They are compiled in as constants (that is what lets
-weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
+weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen. What the
+graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -53,7 +55,7 @@ def ingot_backend(
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
-        return make_boxed_func(_Specialized(gm, fixed, compile_model))
+        return make_boxed_func(_Specialized(gm, fixed - _written(), compile_model))
 
     def refuse_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         raise _gradient_error()
@@ -88,6 +90,14 @@ def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]
         if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
             found.add(i)
     return frozenset(found)
+
+
+def _written() -> frozenset[int]:
+    """Positions of the inputs whose data the graph that is being traced writes."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(i for i, info in enumerate(context.fw_metadata.input_info) if info.mutates_data)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -6,16 +6,17 @@ result, which takes seconds and fixes the length of the sequence. Here they get 
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-_LOCK = threading.RLock()
 
 
 def _output(x: Tensor, hidden: Tensor, bidirectional: bool) -> Tensor:
@@ -32,26 +33,37 @@ def _simple(x: Tensor, hx: Tensor, params: Sequence[Tensor], has_biases: bool, n
     return _output(x, hx, bidirectional), torch.empty_like(hx)
 
 
-_RULES: tuple[tuple[torch._ops.OpOverload, Callable[..., object]], ...] = (
+_RULES: tuple[tuple[torch._ops.OpOverload, Callable[..., Any]], ...] = (
     (torch.ops.aten.lstm.input, _lstm),
     (torch.ops.aten.gru.input, _simple),
     (torch.ops.aten.rnn_tanh.input, _simple),
     (torch.ops.aten.rnn_relu.input, _simple),
 )
+_tracing = ContextVar("ingot_whole_recurrences", default=False)
 
 
-@contextlib.contextmanager
+@cache
+def _install() -> None:
+    """Put the rules before torch's own, for tracing: only Python's dispatcher asks them."""
+    for op, rule in _RULES:
+        for key in _KEYS:
+            op.py_kernels[key] = _first(rule, op.py_kernels[key])
+        op._dispatch_cache.clear()
+
+
+def _first(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (rule if _tracing.get() else torchs)(*args, **kwargs)
+
+    return chosen
+
+
+@contextmanager
 def whole_recurrences() -> Iterator[None]:
-    """Within it, tracing records recurrent ops with their shapes. Not for running models: results are uninitialised."""
-    with _LOCK:
-        before = [dict(op.py_kernels) for op, _ in _RULES]
-        try:
-            for op, rule in _RULES:
-                op.py_kernels.update(dict.fromkeys(_KEYS, rule))
-                op._dispatch_cache.clear()
-            yield
-        finally:
-            for (op, _), kernels in zip(_RULES, before, strict=True):
-                op.py_kernels.clear()
-                op.py_kernels.update(kernels)
-                op._dispatch_cache.clear()
+    """Within it, tracing records recurrent ops with their shapes; models that run are not touched."""
+    _install()
+    before = _tracing.set(True)
+    try:
+        yield
+    finally:
+        _tracing.reset(before)

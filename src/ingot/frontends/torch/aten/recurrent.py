@@ -25,6 +25,11 @@ class Stack:
     layers: int
     directions: int
     batch_first: bool
+    reverse: bool = False
+
+    @property
+    def direction(self) -> str:
+        return "bidirectional" if self.directions == 2 else "reverse" if self.reverse else "forward"
 
     def layer(self, index: int) -> list[Sequence[Node]]:
         """Per direction (w_ih, w_hh[, b_ih, b_hh])."""
@@ -71,7 +76,6 @@ def _run(
         x, states = insert_axis(x, 1), [insert_axis(s, 1) for s in states]
     elif stack.batch_first:
         x = transpose(x, (1, 0, 2))
-    direction = "bidirectional" if stack.directions == 2 else "forward"
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
         w, r, b = _weights(stack, layer, order)
@@ -80,7 +84,7 @@ def _run(
             raise Unsupported("a hidden state of symbolic size")
         first = layer * stack.directions
         initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
-        y, *last = make(hidden, direction)(x, w, r, b, *initial).results
+        y, *last = make(hidden, stack.direction)(x, w, r, b, *initial).results
         steps, _, batch, _ = y.shape
         x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * hidden))
         for kept, state in zip(finals, last, strict=True):
@@ -121,9 +125,41 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Node, ...]:
-    stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _lstm(x, hx, _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+
+
+def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
     # PyTorch's gates are i f g o, ONNX's i o f g
     return _run(x, hx, stack, (0, 3, 1, 2), lambda hidden, direction: ops.LSTM(hidden=hidden, direction=direction))
+
+
+@aten("mkldnn_rnn_layer.default")
+def mkldnn_rnn_layer(
+    c: Context,
+    x: Node,
+    w_ih: Node,
+    w_hh: Node,
+    b_ih: Node,
+    b_hh: Node,
+    hx: Node,
+    cx: Node,
+    reverse: bool,
+    batch_sizes: Sequence[int],
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+) -> tuple[Node | None, ...]:
+    """One direction of one LSTM layer: what torch decomposes an LSTM to on CPUs."""
+    lstm_mode = 2  # ideep::rnn_kind
+    if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first or train:
+        raise Unsupported("another layer than one direction of an LSTM")
+    stack = Stack((w_ih, w_hh, b_ih, b_hh), True, 1, 1, False, reverse)  # without biases, torch passes zeros
+    no_workspace = None
+    return *_lstm(x, (hx, cx), stack), no_workspace
 
 
 @aten("gru.input")

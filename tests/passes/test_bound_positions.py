@@ -1,0 +1,67 @@
+"""Tables bound the sizes that positions come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph, Node, const
+from ingot.ir.types import TensorType, i64
+from ingot.passes.bound_positions import bound_positions
+from ingot.support.errors import ShapeError
+from tests.passes.check import arg, graph
+
+N, PAST = symbol("n"), symbol("past")
+TABLE = const(np.zeros((16, 4), np.float32))
+
+
+def taken(positions: Node) -> Graph:
+    """take(table[16, 4], positions), beside an input that has the sizes."""
+    x = arg("x", N, PAST)
+    return graph(x, ops.Take(0)(TABLE, positions))
+
+
+def iota(size: object, *leading: object) -> Node:
+    return ops.Iota(TensorType(i64, (*leading, size)), len(leading))()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("positions", "most"),
+    [
+        (iota(N), 16),
+        (iota(N, 3), 16),
+        (iota(2 * N + 1), 7),
+        (ops.Reshape((1, N))(iota(N)), 16),
+        (ops.Add()(iota(N), ops.broadcast_to(const(2), (N,))), 14),
+    ],
+)
+def test_positions_bound_their_size(positions: Node, most: int) -> None:
+    assert bound_positions(taken(positions)).bounds == (("n", 1, most),)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        iota(16),
+        iota(N + PAST),  # no bound of one size
+        ops.Slice((0,), (1,), (1,))(iota(N)),  # the largest may not be among them
+        ops.Min()(iota(N), ops.broadcast_to(const(15), (N,))),
+        arg("ids", N, dtype=i64),
+    ],
+)
+def test_what_may_fit_bounds_nothing(positions: Node) -> None:
+    g = taken(positions)
+    assert bound_positions(g) is g
+
+
+def test_narrower_bounds_stay() -> None:
+    g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 2, 8),))
+    assert bound_positions(g) is g
+
+
+def test_a_table_that_no_size_fits_is_refused() -> None:
+    g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 20, None),))
+    with pytest.raises(ShapeError, match=r"positions in a table of 16 rows: expected n-1 < 16"):
+        bound_positions(g)
