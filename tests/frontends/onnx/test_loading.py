@@ -75,6 +75,15 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> N
         import_onnx(path)
 
 
+@pytest.mark.parametrize("name", [b"MatMul", b"y", b"g"])
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path, name: bytes) -> None:
+    path = save(model(), tmp_path)
+    length = bytes([len(name)])
+    path.write_bytes(path.read_bytes().replace(length + name, length + b"\xf6" + name[1:]))
+    with pytest.raises(ImportModelError, match="expected names in UTF-8"):
+        import_onnx(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="cannot read the model"):
         import_onnx(tmp_path / "none.onnx")

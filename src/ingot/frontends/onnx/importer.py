@@ -117,8 +117,34 @@ def _read(
         raise ImportModelError(
             "not a readable ONNX file", expected="a protobuf ModelProto", got=str(e), where=str(path)
         ) from e
+    _check_texts((model.graph, *model.functions), model.opset_import, str(path))
     cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
     return model, ExternalData(path.parent), cuts, str(path)
+
+
+def _check_texts(
+    bodies: Iterable[onnx.GraphProto | onnx.FunctionProto], opsets: Iterable[onnx.OperatorSetIdProto], where: str
+) -> None:
+    """Raise ImportModelError where a name is not UTF-8: protobuf hands such a string over as bytes."""
+    texts: list[str] = [o.domain for o in opsets]
+    stack = list(bodies)
+    while stack:
+        body = stack.pop()
+        texts.append(body.name)
+        if isinstance(body, onnx.GraphProto):
+            values = (*body.input, *body.output, *body.value_info)
+            texts += [v.name for v in values] + [i.name for i in body.initializer]
+            texts += [d.dim_param for v in values for d in v.type.tensor_type.shape.dim]
+        else:
+            texts += [body.domain, *body.input, *body.output, *body.attribute, *(o.domain for o in body.opset_import)]
+        for n in body.node:
+            texts += [n.name, n.op_type, n.domain, *n.input, *n.output]
+            for a in n.attribute:
+                texts += [a.name, a.ref_attr_name]
+                stack += [*a.graphs, a.g] if a.HasField("g") else a.graphs
+    broken = next((t for t in texts if not isinstance(t, str)), None)
+    if broken is not None:
+        raise ImportModelError("not a readable ONNX file", expected="names in UTF-8", got=repr(broken), where=where)
 
 
 def _domain(domain: str) -> str:

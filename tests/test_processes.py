@@ -1,0 +1,121 @@
+"""The command as other processes meet it: a full disk, a damaged cache, company, and being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from tests.debug import models
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    models.save(models.classifier(), tmp_path / "m.onnx")
+    return tmp_path
+
+
+def start(folder: Path, *args: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "INGOT_CACHE_DIR": str(folder / "cache")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "ingot.cli", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, cwd=folder, preexec_fn=before,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def call(folder: Path, *args: str, before: Callable[[], None] | None = None) -> tuple[int, str, str]:
+    return finish(start(folder, *args, before=before))
+
+
+def entries(folder: Path) -> list[Path]:
+    return [p for p in (folder / "cache").rglob("*") if p.is_file() and p.stat().st_size > 1000]
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_file(folder: Path) -> None:
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more is then EFBIG, as a full disk is ENOSPC
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+
+    code, _, err = call(folder, "compile", "m.onnx", before=small_files)
+    assert code == 2 and "error:" in err
+    assert sorted(p.name for p in folder.iterdir() if p.is_file()) == ["m.onnx"]
+    assert not entries(folder)
+    assert call(folder, "compile", "m.onnx")[0] == 0
+
+
+def test_a_damaged_cache_entry_is_built_again(folder: Path) -> None:
+    ask = ("run", "m.onnx", "--random", "--json")
+    first = call(folder, *ask)
+    (entry,) = entries(folder)
+    data = bytearray(entry.read_bytes())
+    for damaged in (bytes(data[: len(data) // 2]), bytes(data[:100]), bytes(len(data))):
+        entry.write_bytes(damaged)
+        code, out, err = call(folder, *ask)
+        assert code == 0 and "it will be rebuilt" in err
+        assert json.loads(out)["outputs"] == json.loads(first[1])["outputs"]
+        assert entry.read_bytes()[:8] == data[:8] and entry.stat().st_size == len(data)
+
+
+def test_processes_that_compile_at_once_agree(folder: Path) -> None:
+    running = [start(folder, "compile", "m.onnx", "-o", f"{i}.ingot", "--json") for i in range(3)]
+    assert [finish(p)[0] for p in running] == [0, 0, 0]
+    assert len(entries(folder)) == 1
+    for i in range(3):
+        assert call(folder, "run", f"{i}.ingot", "--random")[0] == 0
+
+
+def test_a_killed_compile_leaves_nothing_half_written(folder: Path) -> None:
+    begin = time.monotonic()
+    assert call(folder, "compile", "m.onnx", "--no-cache")[0] == 0
+    whole = time.monotonic() - begin
+    (folder / "m.ingot").unlink()
+    for share in (0.5, 0.7, 0.8, 0.9, 0.95):
+        process = start(folder, "compile", "m.onnx")
+        time.sleep(whole * share)
+        process.kill()
+        process.communicate()
+        written = folder / "m.ingot"
+        if written.exists():  # then it is whole
+            assert call(folder, "run", "m.ingot", "--random")[0] == 0
+            written.unlink()
+    assert call(folder, "compile", "m.onnx")[0] == 0
+    assert call(folder, "run", "m.ingot", "--random")[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_models_are_refused_or_compiled(folder: Path, seed: int) -> None:
+    """Cut anywhere, or with flipped bits, in bounded memory."""
+    r = random.Random(seed)
+    data = bytearray((folder / "m.onnx").read_bytes())
+    if seed % 2:
+        data = data[: r.randrange(len(data))]
+    for _ in range(0 if seed % 2 else 4):
+        data[r.randrange(len(data))] ^= 1 << r.randrange(8)
+    (folder / "bad.onnx").write_bytes(data)
+
+    def little_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    code, _, err = call(folder, "compile", "bad.onnx", "--no-cache", before=little_memory)
+    assert code in ((2,) if seed % 2 else (0, 2, 3)), err
+    assert (folder / "bad.ingot").exists() == (code == 0)
