@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.kernel import Kernel
+from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
@@ -16,7 +16,8 @@ from ingot.ir.types import bf16
 from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.schedule.pointwise import lower_pointwise
-from tests.schedule.compiled import MACHINES, check, inputs_like
+from ingot.schedule.reduction import lower_rows
+from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like
 
 both = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 
@@ -88,3 +89,44 @@ def test_results_past_the_caches(n: int, machine) -> None:
     check(graph, xs, machine=machine)
     rows = Graph((a,), (op.sub(a, op.reduce_max(a, 1, keepdims=True)),))
     check(rows, xs[:1], machine=machine)
+
+
+@both
+@pytest.mark.parametrize("kind", ["sum", "max", "prod"])
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
+def test_long_reductions(kind: str, dims: tuple[int, ...], dtype: str, machine) -> None:
+    """Cut in parts where rows are few, several sums at a time where they are long, wide where they are outer."""
+    for shape in ((4, 640, 80), (2, 37, 1003), (1, 1, 131072), (96, 1024, 1), (131071, 1, 1)):
+        x = (np.random.default_rng(1).random(shape) * 0.1 + 0.99).astype(dtype)
+        xs = [x]
+        (a,) = ins = inputs_like(xs)
+        out = op.add(op.reduce(kind, a, dims), 1 if dtype == "i4" else 0.5)
+        check(Graph(tuple(ins), (out,)), xs, machine=machine, rtol=2e-3 if dtype == "f2" else 2e-5)
+        if dtype == "f4" and kind == "max":
+            x.reshape(-1)[x.size // 3] = np.nan
+            check(Graph(tuple(ins), (out, op.reduce_min(a, dims))), xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_arg_reductions(kind: str, last: bool, machine) -> None:
+    """Ties, NaN and infinities, on rows shorter and longer than a vector, of all remainders."""
+    rng = np.random.default_rng(2)
+    for n in (1, 5, 16, 17, 129, 1000):
+        x = rng.integers(0, 4, (40, n)).astype(np.float32)
+        x[1], x[2, n // 2 :], x[3] = np.nan, np.nan, -np.inf
+        x[4, rng.integers(0, n, 3)] = np.nan
+        x[5], x[6, -1] = np.inf, np.inf
+        for xs in ([x], [np.nan_to_num(x, posinf=9, neginf=-9).astype(np.int64)]):
+            (a,) = ins = inputs_like(xs)
+            graph = Graph(tuple(ins), (op.arg_reduce(kind, a, 1, last=last), op.arg_reduce(kind, a, 0, last=last)))
+            check(graph, xs, machine=machine)
+
+
+def test_a_reduction_over_everything_feeds_all_threads() -> None:
+    a = inputs_like([values(1 << 20)])[0]
+    lay = Layout.contiguous(a.shape)
+    low = lower_rows(Graph((a,), (op.mean(a),)), (lay,), (Layout.contiguous(()),), NATIVE)
+    assert [s.kernel.chunks for s in low.steps] == [integer(4 * NATIVE.threads), integer(1)]

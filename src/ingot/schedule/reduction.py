@@ -9,22 +9,24 @@ reduced, vectors run along it and are folded at the end of the pass; where it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import DType, Shape, bf16, boolean, f16, f32, i64
 from ingot.ops import ArgReduce, Reduce
+from ingot.ops.build import cast
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.lowered import Lowered, Step
+from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
     CHUNK,
@@ -37,7 +39,8 @@ from ingot.schedule.pointwise import (
 )
 from ingot.support.errors import CompileError
 
-UNROLL = 4  # independent accumulators: they hide the latency of an add
+UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
+WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
 CACHE = 16384  # elements of a row that may be kept on the stack between passes
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
@@ -107,10 +110,16 @@ class _Lowering:
         size = estimate(rows.shape[rows.axis])
         if rows.shape[rows.axis] == 1 or (size < self.lanes and not machine.masks):
             self.lanes = 1
-        if arg and rows.horizontal:
+        if arg and rows.horizontal and not machine.masks:
             self.lanes = 1
+        # operands that are only read leave registers for more sums
+        self.plain = not arg and all(n.inputs[0] in body.inputs for n in self.found)
         if not rows.horizontal and size % (2 * self.lanes) == 0 and size >= 16 * self.lanes:
             self.lanes *= 2
+        if not rows.horizontal and self.plain and not any(map(self._is_full, body.outputs)):
+            widest = WIDE * lanes_for(body, machine)
+            while self.lanes < widest and size % (2 * self.lanes) == 0:
+                self.lanes *= 2
         self.stream = leaves_caches(body, machine)
         self.row: Index = ()
         self.row_mask: Expr | None = None
@@ -173,7 +182,7 @@ class _Lowering:
                 self._store_row(block, i, root)
         if full:
             lanes = self.lanes if self.rows.horizontal else 0
-            self._over_row(block, lanes, lambda b, at, m: self._store(b, full, at, m))
+            self._over_row(block, lanes, lambda b, at, m, _: self._store(b, full, at, m))
 
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
@@ -198,9 +207,14 @@ class _Lowering:
         return tuple(index)
 
     def _over_row(
-        self, block: Block, lanes: int, body: Callable[[Block, tuple[Expr, ...], Expr | None], None]
+        self,
+        block: Block,
+        lanes: int,
+        body: Callable[[Block, tuple[Expr, ...], Expr | None, int], None],
+        unroll: int = 1,
     ) -> None:
-        """Loops over the reduced dimensions; the vectorized one innermost. lanes 0: none is."""
+        """Loops over the reduced dimensions; the vectorized one innermost, `unroll` vectors at a time, which the body
+        is told apart by a number. lanes 0: none is."""
         loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
 
         def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
@@ -208,26 +222,39 @@ class _Lowering:
                 b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
                 return
             if not lanes:
-                body(b, tuple(at[d] for d in self.rows.reduced), self.row_mask)
+                body(b, tuple(at[d] for d in self.rows.reduced), self.row_mask, 0)
                 return
 
-            def vector(c: Block, e: Expr, mask: Expr | None) -> None:
+            def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
                 full = at | {self.rows.axis: e}
-                body(c, tuple(full[d] for d in self.rows.reduced), mask)
+                body(c, tuple(full[d] for d in self.rows.reduced), mask, slot)
 
-            vector_loop(b, integer(0), self.rows.shape[self.rows.axis], lanes, self.machine, vector)
+            def several(c: Block, e: Expr) -> None:
+                for u in range(unroll):
+                    vector(c, k.ramp(ix.add(e, integer(u * lanes)), lanes), None, u)
+
+            extent, start = self.rows.shape[self.rows.axis], ZERO
+            if unroll > 1:
+                step = integer(unroll * lanes)
+                start = b.let(k.mul(k.binary("div", dim_expr(extent), step), step), "m")
+                b.loop("j", 0, start, unroll * lanes, several)
+            vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes)
 
         nest(block, loops, {})
 
     def _pass(self, block: Block, level: list[Node]) -> None:
         """One loop over the row for all reductions of a level."""
         lanes = self.lanes
-        folds = [_Fold.of(n, block, lanes) for n in level]
+        unroll = 1
+        if self.rows.horizontal and lanes > 1:
+            unroll = UNROLL if self.plain else UNROLL // 2
+            unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
+        folds = [_Fold.of(n, block, lanes, unroll) for n in level]
         keep = [n for n in level if self._worth_caching(n)]
         for n in keep:
             self._alloc_cache(block, n.inputs[0])
 
-        def body(b: Block, at: tuple[Expr, ...], mask: Expr | None) -> None:
+        def body(b: Block, at: tuple[Expr, ...], mask: Expr | None, slot: int) -> None:
             index = self._full_index(at)
             for n, fold in zip(level, folds, strict=True):
                 operand = n.inputs[0]
@@ -237,9 +264,9 @@ class _Lowering:
                     store_at(b, self.cached[operand], where, value, mask if self.rows.horizontal else None)
                 if self.rows.horizontal and lanes > index[self.rows.axis].lanes:
                     value = fold.alone(value)  # one by one, behind the last whole vector
-                fold.add(b, value, self._position(at), mask if self.rows.horizontal else None)
+                fold.add(b, value, self._position(at), mask if self.rows.horizontal else None, slot)
 
-        self._over_row(block, lanes if self.rows.horizontal else 0, body)
+        self._over_row(block, lanes if self.rows.horizontal else 0, body, unroll)
         for n, fold in zip(level, folds, strict=True):
             result = block.let(k.cast(fold.result(block, self.rows.horizontal), n.dtype), "red")
             self.em.bind(n, self._row_leaf(block, n, result))
@@ -319,26 +346,27 @@ def _same(a: Expr, b: Expr) -> bool:
 
 @dataclass
 class _Fold:
-    """A running reduction in registers: values, and for arg reductions their positions."""
+    """Running reductions in registers, `slots` of them side by side: values, and for arg reductions their positions."""
 
     node: Node
     dtype: DType
     lanes: int
+    slots: int
     value: Buffer
     position: Buffer | None
 
     @staticmethod
-    def of(node: Node, block: Block, lanes: int) -> _Fold:
+    def of(node: Node, block: Block, lanes: int, slots: int) -> _Fold:
         operand = node.inputs[0].dtype
         dtype = accumulator(operand)
-        value = block.alloc("acc", dtype, 1, lanes=lanes)
+        value = block.alloc("acc", dtype, slots, lanes=lanes)
+        position = block.alloc("pos", i64, slots, lanes=lanes) if isinstance(node.op, ArgReduce) else None
         start = identity_of(reduction(node).kind, dtype)
-        block.store(value, ZERO, Lit(dtype, lanes, start))
-        if isinstance(node.op, Reduce):
-            return _Fold(node, dtype, lanes, value, None)
-        position = block.alloc("pos", i64, 1, lanes=lanes)
-        block.store(position, ZERO, Lit(i64, lanes, -1))
-        return _Fold(node, dtype, lanes, value, position)
+        for slot in range(slots):
+            block.store(value, integer(slot), Lit(dtype, lanes, start))
+            if position is not None:
+                block.store(position, integer(slot), Lit(i64, lanes, -1))
+        return _Fold(node, dtype, lanes, slots, value, position)
 
     def alone(self, value: Expr) -> Expr:
         """A scalar as a vector that changes nothing in its other lanes."""
@@ -346,20 +374,21 @@ class _Fold:
         rest = Lit(self.dtype, 1, identity_of(reduction(self.node).kind, self.dtype))
         return k.Shuffle(self.dtype, self.lanes, value, rest, (0, *(1,) * (self.lanes - 1)))
 
-    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None) -> None:
+    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None, slot: int) -> None:
+        """Take in one vector; those of a slot come with rising positions."""
         value = k.splat(k.cast(value, self.dtype), self.lanes)
-        op = reduction(self.node)
+        op, own = reduction(self.node), integer(slot)
         kind = op.kind
         if mask is not None:
             value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
-        old = block.let(k.load(self.value, ZERO), "o")
+        old = block.let(k.load(self.value, own), "o")
         if self.position is None:
-            block.store(self.value, ZERO, k.binary(COMBINE[kind], old, value))
+            block.store(self.value, own, k.binary(COMBINE[kind], old, value))
             return
         assert isinstance(op, ArgReduce)
         # the first element, a better one, or a NaN where there was none so far
         value = block.let(value)
-        where = block.let(k.load(self.position, ZERO), "w")
+        where = block.let(k.load(self.position, own), "w")
         better = "gt" if kind == "max" else "lt"
         if op.last:
             better = "ge" if kind == "max" else "le"
@@ -369,22 +398,131 @@ class _Fold:
             fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
             also = is_nan if op.last else k.binary("and", is_nan, fresh)
             take = k.binary("or", k.binary("and", take, fresh), also)
+        if mask is not None:
+            take = k.binary("and", take, mask)
         take = block.let(take, "t")
-        block.store(self.value, ZERO, k.select(take, value, old))
-        block.store(self.position, ZERO, k.select(take, k.splat(at, self.lanes), where))
+        block.store(self.value, own, k.select(take, value, old))
+        block.store(self.position, own, k.select(take, k.splat(at, self.lanes), where))
 
     def result(self, block: Block, horizontal: bool) -> Expr:
-        if self.position is not None:
-            return block.let(k.load(self.position, ZERO), "w")
-        total = block.let(k.load(self.value, ZERO), "o")
-        return k.reduce(COMBINE[reduction(self.node).kind], total) if horizontal else total
+        values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
+        if self.position is None:
+            fn = COMBINE[reduction(self.node).kind]
+            while len(values) > 1:
+                values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
+            return k.reduce(fn, values[0]) if horizontal else values[0]
+        places = [block.let(k.load(self.position, integer(i)), "w") for i in range(self.slots)]
+        found = list(zip(values, places, strict=True))
+        if horizontal and self.lanes > 1:
+            found = [
+                (block.let(k.Extract(v.dtype, 1, v, i), "o"), block.let(k.Extract(i64, 1, w, i), "w"))
+                for v, w in found
+                for i in range(self.lanes)
+            ]
+        while len(found) > 1:
+            odd = found[-1:] if len(found) % 2 else []
+            pairs = zip(found[::2], found[1::2], strict=False)
+            found = [self._better(block, a, b) for a, b in pairs] + odd
+        return found[0][1]
+
+    def _better(self, block: Block, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        """Which of two (value, position) an arg reduction takes; a position below 0 is none."""
+        op = reduction(self.node)
+        assert isinstance(op, ArgReduce)
+        (x, i), (y, j) = a, b
+        zero = Lit(i64, i.lanes, 0)
+        sooner = k.binary("gt" if op.last else "lt", j, i)
+        more = k.binary("gt" if op.kind == "max" else "lt", y, x)
+        take = k.binary("or", more, k.binary("and", k.binary("eq", x, y), sooner))
+        if self.dtype.is_float:
+            no = Lit(boolean, i.lanes, False)
+            x_nan, y_nan = k.binary("ne", x, x), k.binary("ne", y, y)
+            clean = k.binary("eq", x_nan, no)
+            take = k.binary("or", k.binary("and", take, clean), k.binary("and", y_nan, k.binary("or", clean, sooner)))
+        take = k.binary("and", k.binary("or", take, k.binary("lt", i, zero)), k.binary("ge", j, zero))
+        take = block.let(take, "t")
+        return block.let(k.select(take, y, x), "o"), block.let(k.select(take, j, i), "w")
+
+
+PART = 16384  # elements that a part of a row should have at least
+
+
+def _parts(body: Graph, rows: Rows, machine: Machine) -> tuple[int, int] | None:
+    """(dimension, parts) to cut a reduction in, where there are too few rows for all threads."""
+    found = reductions_of(body)
+    apart = not any(isinstance(n.op, ArgReduce) for n in found) and not any(
+        m in topological([n.inputs[0]]) for n in found for m in found
+    )
+    if machine.threads == 1 or not apart or any(product(n.shape) != product(rows.kept_shape) for n in body.outputs):
+        return None
+    rest = product(rows.shape[d] for d in rows.reduced)
+    outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
+    across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // (WIDE * lanes_for(body, machine)))
+    units, goal = estimate(outer) * across, 4 * machine.threads
+    if units >= goal or not isinstance(rest, int):
+        return None
+    for d in rows.reduced:
+        extent = rows.shape[d]
+        assert isinstance(extent, int)
+        for parts in range(-(-goal // max(units, 1)), 8 * goal):
+            if extent % parts == 0 and rest // parts >= PART:
+                return d, parts
+    return None
+
+
+def _lower_parts(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], at: int, parts: int, machine: Machine
+) -> Lowered:
+    """Two kernels:   sum(x[n])   ->   p[i] = sum(x[i * n / parts ...]);  sum(p)"""
+    memo: dict[Node, Node] = {}
+    partial: list[Node] = []
+    second: list[Node] = []
+    for n in reductions_of(body):
+        x, op = n.inputs[0], reduction(n)
+        extent = x.shape[at]
+        assert isinstance(op, Reduce) and isinstance(extent, int)
+        cut = (*x.shape[:at], parts, extent // parts, *x.shape[at + 1 :])
+        wide = ops.Reshape(cut)(cast(x, accumulator(x.dtype)))
+        own = replace(op, dims=tuple(d + (d >= at) for d in op.dims))(wide)
+        partial.append(own)
+        given = Input(f"part{len(second)}", own.type)()
+        second.append(given)
+        kept = sum(d not in op.dims for d in range(at))
+        memo[n] = cast(replace(op, dims=(kept,))(given), n.dtype)
+    for n in topological(body.outputs):
+        if n not in memo:
+            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
+    outputs = tuple(memo[n] for n in body.outputs)
+    first_nodes, last_nodes = set(topological(partial)), set(topological(outputs))
+    firsts = [i for i, n in enumerate(body.inputs) if n in first_nodes]
+    lasts = [i for i, n in enumerate(body.inputs) if n in last_nodes]
+    places = tuple(Layout.contiguous(n.shape) for n in partial)
+    one = lower_rows(
+        Graph(tuple(body.inputs[i] for i in firsts), tuple(partial)), tuple(ins[i] for i in firsts), places, machine
+    )
+    two = lower_rows(
+        Graph((*second, *(body.inputs[i] for i in lasts)), outputs), (*places, *(ins[i] for i in lasts)), outs, machine
+    )
+    given = [*(Arg("temp", i) for i in range(len(partial))), *(Arg("in", i) for i in lasts)]
+    steps = (
+        *(_with_args(s, {"in": [Arg("in", i) for i in firsts], "out": given}) for s in one.steps),
+        *(_with_args(s, {"in": given}) for s in two.steps),
+    )
+    return Lowered(steps, tuple(n.type.nbytes for n in partial))
+
+
+def _with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
+    return Step(step.kernel, tuple(places[a.kind][a.index] if a.kind in places else a for a in step.args))
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """One kernel for a group whose reductions share their rows (see `rows_of`)."""
+    """One kernel for a group whose reductions share their rows (see `rows_of`); two where the rows are few and long."""
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
+    cut = _parts(body, rows, machine)
+    if cut is not None:
+        return _lower_parts(body, ins, outs, *cut, machine)
     return _Lowering(body, ins, outs, rows, machine).lower()
 
 
