@@ -233,6 +233,15 @@ def test_compare_agrees(model: Path):
     assert result.exit_code == 0 and "interpreter" in result.output
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_precision(model: Path, precision: str):
+    assert told(call("compile", model, "--precision", precision, "--json"))["output"]
+    assert told(call("compare", model, "--precision", precision, "--size", "batch=2", "--json"))["ok"]
+    assert told(call("run", model, "--precision", precision, "--random", "--json"))["outputs"][0]["dtype"] == "float32"
+    assert "convert" in call("dump", model, "--precision", precision, "--after", "precision").output
+    assert "float32 or bfloat16 or float16" in refused(2, "compile", model, "--precision", "int8")
+
+
 def test_compare_with_an_impossible_tolerance_is_a_mismatch(model: Path):
     result = call("compare", model, "--size", "batch=2", "--tolerance", "0")
     assert result.exit_code == 1

@@ -32,6 +32,7 @@ def compile(
     *,
     target: str = "native",
     dynamic: Any = None,
+    precision: str = "float32",
     threads: int | None = None,
     cache: bool = True,
     fast_math: bool = False,
@@ -46,6 +47,8 @@ def compile(
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
             {"batch": 1} fixes them, {"length": (1, 512)} bounds them. PyTorch: {"x": {0: "batch"}}, True, or
             torch.export.Dim objects; by default none.
+        precision: what weights are stored in: "float32", "bfloat16" (the values they are multiplied with, too) or
+            "float16". Sums are f32 and so is everything else; inputs and outputs keep their types (docs/precision.md).
         threads: of the compiled model's calls; by default the physical cores this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
@@ -59,7 +62,14 @@ def compile(
     from ingot.compiler import compile_model  # the compiler is imported when it is used: loading must stay quick
 
     return compile_model(
-        model, example_inputs, target=target, dynamic=dynamic, threads=threads, cache=cache, fast_math=fast_math
+        model,
+        example_inputs,
+        target=target,
+        dynamic=dynamic,
+        precision=precision,
+        threads=threads,
+        cache=cache,
+        fast_math=fast_math,
     )
 
 

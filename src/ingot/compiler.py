@@ -34,12 +34,20 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    model: Any, example_inputs: Any, *, target: str, dynamic: Any, threads: int | None, cache: bool, fast_math: bool
+    model: Any,
+    example_inputs: Any,
+    *,
+    target: str,
+    dynamic: Any,
+    precision: str,
+    threads: int | None,
+    cache: bool,
+    fast_math: bool,
 ) -> Any:
     """See `ingot.compile`."""
     if target != "native":
         raise InputError("target", expected="native", got=repr(target))
-    options = _Options(default_threads() if threads is None else threads, cache, fast_math)
+    options = _Options(default_threads() if threads is None else threads, cache, fast_math, precision)
     if isinstance(model, str | os.PathLike):
         return _compile_file(Path(model), dynamic, options)
     if type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
@@ -52,6 +60,7 @@ class _Options:
     threads: int
     cache: bool
     fast_math: bool
+    precision: str
 
 
 def _import_onnx(source: Any, dynamic: Any) -> Graph:
@@ -84,7 +93,7 @@ def _digest(path: Path) -> bytes | None:
 
 def _key(options: _Options, *parts: bytes) -> str:
     isa = host()
-    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math} {flags.winograd()}"
+    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math} {options.precision} {flags.winograd()}"
     return cache_key(settings, tuned.digest(), *parts)
 
 
@@ -100,7 +109,7 @@ def _cached(key: str, options: _Options, build: Callable[[], Program]) -> Compil
 def _build(graph: Graph, options: _Options) -> Program:
     from ingot.pipeline import build_native
 
-    return build_native(graph, options.threads, fast_math=options.fast_math)
+    return build_native(graph, options.threads, fast_math=options.fast_math, precision=options.precision)
 
 
 def _compile_graph(graph: Graph, options: _Options) -> CompiledModel:

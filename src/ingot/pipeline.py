@@ -36,6 +36,7 @@ from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
+from ingot.passes.precision import lower_precision
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
@@ -58,13 +59,15 @@ def _has_kernel(node: Node) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(fast_math: bool = False, outer: frozenset[str] = frozenset()) -> tuple[tuple[str, Pass], ...]:
+def cpu_passes(
+    fast_math: bool = False, precision: str = "float32", outer: frozenset[str] = frozenset()
+) -> tuple[tuple[str, Pass], ...]:
     """The passes for CPUs, in order. `outer`: the symbols of the graphs around this one, where it is a body."""
     tidy = partial(simplify, fast_math=fast_math)
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, cpu_passes(fast_math, known), outer=known))
+        return in_bodies(graph, lambda body: optimize(body, cpu_passes(fast_math, precision, known), outer=known))
 
     return (
         # on MODEL ops, while they still have their names
@@ -77,6 +80,7 @@ def cpu_passes(fast_math: bool = False, outer: frozenset[str] = frozenset()) -> 
         ("fold", fold_constants),
         ("simplify", tidy),
         ("split_transposed", split_transposed),
+        ("precision", partial(lower_precision, precision=precision)),  # before layout, which weights are folded after
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights
@@ -146,12 +150,14 @@ def build_program(
     threads: int,
     *,
     fast_math: bool = False,
+    precision: str = "float32",
     trace: Trace | None = None,
     meta: dict[str, str] | None = None,
 ) -> Program:
-    """Compile a MODEL graph for a CPU with the features `isa`."""
+    """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.precision`."""
+    passes = cpu_passes(fast_math, precision)
     with likely_sizes(likely(graph)):
-        return _build(graph, isa, threads, fast_math, trace, meta or {})
+        return _build(graph, isa, threads, passes, trace, {"precision": precision, **(meta or {})})
 
 
 def cpu_machine(isa: HostFeatures, threads: int, measured: Mapping[str, Measured]) -> Machine:
@@ -160,12 +166,17 @@ def cpu_machine(isa: HostFeatures, threads: int, measured: Mapping[str, Measured
 
 
 def _build(
-    graph: Graph, isa: HostFeatures, threads: int, fast_math: bool, trace: Trace | None, meta: dict[str, str]
+    graph: Graph,
+    isa: HostFeatures,
+    threads: int,
+    passes: tuple[tuple[str, Pass], ...],
+    trace: Trace | None,
+    meta: dict[str, str],
 ) -> Program:
     machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
     verify(graph, "import")
     with fueled():  # INGOT_FUEL counts the rewrites of all passes together
-        fused = optimize(graph, cpu_passes(fast_math), trace)
+        fused = optimize(graph, passes, trace)
     verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
 
     def native(kernels: Sequence[Kernel]) -> CodeObject:
@@ -195,9 +206,9 @@ def _build(
     return program
 
 
-def build_native(graph: Graph, threads: int, *, fast_math: bool = False) -> Program:
+def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:
     """Compile a MODEL graph for this machine's CPU."""
-    return build_program(graph, host_features(), threads, fast_math=fast_math)
+    return build_program(graph, host_features(), threads, fast_math=fast_math, precision=precision)
 
 
 def identity(graph: Graph) -> list[bytes]:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
-from ingot.cli.options import Json, Model, Sizes, Threads
+from ingot.cli.options import Json, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import random_inputs
 from ingot.debug import bench as benching
 from ingot.debug.drawing import time_text
@@ -22,6 +22,7 @@ def bench(
     model: Model,
     against: Annotated[str, typer.Option(help="Engines, by comma: ort, openvino, eager, inductor.")] = "ort",
     threads: Threads = None,
+    precision: Precision = "float32",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = 0.15,
@@ -37,10 +38,10 @@ def bench(
     """
     with presented(as_json):
         source = open_source(model)
-        compiled = compile_source(source, threads=threads, cache=True, fast_math=False, target="native")
+        compiled = compile_source(source, threads=threads, cache=True, precision=precision)
         feeds = random_inputs(source, compiled, size, 0)
         names = [name.strip() for name in against.split(",") if name.strip()]
-        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds)
+        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision)
     failed = [r for r in results if r.failed]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import MISMATCH, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source, parse_dims
@@ -28,6 +28,7 @@ def compare(
     ] = True,
     dim: Dims = None,
     threads: Threads = None,
+    precision: Precision = "float32",
     fast_math: FastMath = False,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: Json = False,
@@ -45,8 +46,8 @@ def compare(
     with presented(as_json):
         source = open_source(model, parse_dims(dim or []))
         found = comparing.compare(
-            source, program=program, threads=threads, fast_math=fast_math, sizes=parse_sizes(size or []),
-            tolerance=tolerance, interpreter=interpreter, seed=seed,
+            source, program=program, threads=threads, fast_math=fast_math, precision=precision,
+            sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter, seed=seed,
         )  # fmt: skip
     if as_json:
         checks = [asdict(c) for c in found.checks]

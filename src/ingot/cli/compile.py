@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Precision, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims
 from ingot.runtime.executor import CompiledModel
@@ -26,6 +26,7 @@ def compile_(
     threads: Threads = None,
     dim: Dims = None,
     target: Annotated[str, typer.Option(help="native: this machine's CPU with all its vector extensions.")] = "native",
+    precision: Precision = "float32",
     fast_math: FastMath = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the disk cache.")] = True,
     as_json: Json = False,
@@ -45,7 +46,9 @@ def compile_(
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
         path = writable(model.with_suffix(".ingot") if output is None else output)
         began = time.perf_counter()
-        compiled = compile_source(source, threads=threads, cache=cache, fast_math=fast_math, target=target)
+        compiled = compile_source(
+            source, threads=threads, cache=cache, fast_math=fast_math, target=target, precision=precision
+        )
         seconds = time.perf_counter() - began
         progress.report("save")
         compiled.save(path)

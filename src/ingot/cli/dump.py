@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Model, Sizes, Threads
+from ingot.cli.options import Dims, FastMath, Json, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import one_size
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
@@ -31,6 +31,7 @@ def dump(
     dim: Dims = None,
     size: Sizes = None,
     threads: Threads = None,
+    precision: Precision = "float32",
     fast_math: FastMath = False,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +49,9 @@ def dump(
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
         source = open_source(model, parse_dims(dim or []))
-        built = None if source.kind == "artifact" else build(read_graph(source), threads=threads, fast_math=fast_math)
+        built = None
+        if source.kind != "artifact":
+            built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision)
         if built is None:
             text = _dump_artifact(source, after, kernel, plan, size)
         elif kernel is not None:
@@ -70,7 +73,7 @@ def _dump_artifact(
     source: Source, after: str | None, kernel: str | None, plan: bool, size: Sequence[str] | None
 ) -> str:
     """What a saved program carries: its stages and its plan."""
-    compiled = compile_source(source, threads=None, cache=False, fast_math=False, target="native")
+    compiled = compile_source(source, threads=None, cache=False)
     if kernel is not None:
         raise InputError("--kernel", expected="the model itself", got=f"{source.path}, which holds machine code only")
     return _plan(compiled, size) if plan or after is None else compiled.dump(after)

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
 from ingot.cli.sizes import one_size
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
@@ -31,6 +31,7 @@ def explain(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
+    precision: Precision = "float32",
     fast_math: FastMath = False,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +49,7 @@ def explain(
             if path is not None:
                 writable(path)
         graph = read_graph(source)
-        built = build(graph, threads=threads, fast_math=fast_math)
+        built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
         chosen = choose_sizes(built.program, 0, one_size(size))
         feeds = random_feeds(built.program, chosen, index_limits(graph))
         found = explaining.explain(source.name, built, feeds, repeats)

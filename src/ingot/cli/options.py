@@ -20,3 +20,6 @@ Sizes = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that only hold for real numbers.")]
+Precision = Annotated[
+    str, typer.Option(metavar="TYPE", help="What weights are stored in: float32, bfloat16, float16. Sums are float32.")
+]

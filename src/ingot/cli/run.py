@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, Json, Model, Sizes, Threads
+from ingot.cli.options import Dims, Json, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import random_inputs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
@@ -31,6 +31,7 @@ def run(
     size: Sizes = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write every output as NAME.npy into this folder.")] = None,
     threads: Threads = None,
+    precision: Precision = "float32",
     dim: Dims = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: Json = False,
@@ -43,7 +44,7 @@ def run(
     """
     with presented(as_json):
         source = open_source(model, parse_dims(dim or []))
-        compiled = compile_source(source, threads=threads, cache=True, fast_math=False, target="native")
+        compiled = compile_source(source, threads=threads, cache=True, precision=precision)
         feeds = read_feeds(compiled.program, feed or [])
         if random:
             feeds = random_inputs(source, compiled, size, seed) | feeds

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import FAILED, err, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
 from ingot.cli.sizes import one_size
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
@@ -32,6 +32,7 @@ def tune(
     again: Annotated[bool, typer.Option("--again", help="Measure again what the database knows.")] = False,
     size: Sizes = None,
     dim: Dims = None,
+    precision: Precision = "float32",
     fast_math: FastMath = False,
     as_json: Json = False,
 ) -> None:
@@ -53,11 +54,12 @@ def tune(
         if database is not None:
             writable(path)
         graph = read_graph(source)
-        built = build(graph, threads=threads, fast_math=fast_math)
+        built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
         chosen = choose_sizes(built.program, 0, one_size(size))
         feeds = random_feeds(built.program, chosen, index_limits(graph))
         found = run_tuning(
-            graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math, again=again,
+            graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math,
+            precision=precision, again=again,
             watch=lambda text, seconds: progress.report(text, round(seconds), round(budget)),
         )  # fmt: skip
     if as_json:

@@ -52,7 +52,7 @@ class _Failed(Exception):
 
 
 class _Process:
-    def __init__(self, engine: str, model: Path, feeds: Path, threads: int) -> None:
+    def __init__(self, engine: str, model: Path, feeds: Path, threads: int, precision: str) -> None:
         count = str(threads)
         limits = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
         source = str(Path(ingot.__file__).parent.parent)
@@ -60,7 +60,7 @@ class _Process:
         self.log = feeds.with_name(f"{engine}.log")
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ingot.debug.engines", engine, str(model), str(feeds), count],
+                [sys.executable, "-m", "ingot.debug.engines", engine, str(model), str(feeds), count, precision],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, **limits, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
             )  # fmt: skip
@@ -98,9 +98,17 @@ class _Process:
 
 
 def bench(
-    model: Path, against: Sequence[str], feeds: Feeds, threads: int, rounds: int = 10, seconds: float = 0.15
+    model: Path,
+    against: Sequence[str],
+    feeds: Feeds,
+    threads: int,
+    rounds: int = 10,
+    seconds: float = 0.15,
+    precision: str = "float32",
 ) -> list[Result]:
     """Ingot first, then each engine of `against`. An engine that fails says why; the others go on.
+
+    precision: of Ingot and of OpenVINO; the other engines run in float32.
 
     Raises InputError for an engine that does not exist.
     """
@@ -114,7 +122,7 @@ def bench(
         results = {name: Result(name) for name in names}
         for name in names:
             progress.report(f"start {name}")
-            process = _Process(name, model.resolve(), inputs, threads)
+            process = _Process(name, model.resolve(), inputs, threads, precision)
             stack.callback(process.close)
             try:
                 started = process.answer()

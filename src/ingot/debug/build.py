@@ -28,6 +28,7 @@ class Build:
     isa: HostFeatures
     threads: int
     fast_math: bool = False
+    precision: str = "float32"
 
     @property
     def launches(self) -> list[Launch]:
@@ -59,9 +60,11 @@ class Build:
         return text if form == "llvm" else emit_assembly(text, self.isa)
 
 
-def build(graph: Graph, *, threads: int | None = None, fast_math: bool = False) -> Build:
+def build(
+    graph: Graph, *, threads: int | None = None, fast_math: bool = False, precision: str = "float32"
+) -> Build:
     """Compile `graph` for this machine, without the cache. Raises what compiling raises."""
     isa, trace = host_features(), Trace()
     count = default_threads() if threads is None else threads
-    program = build_program(graph, isa, count, fast_math=fast_math, trace=trace)
-    return Build(graph, program, trace, isa, count, fast_math)
+    program = build_program(graph, isa, count, fast_math=fast_math, precision=precision, trace=trace)
+    return Build(graph, program, trace, isa, count, fast_math, precision)

@@ -19,6 +19,9 @@ from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 
+# Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.
+ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3}
+
 
 @dataclass(frozen=True)
 class Check:
@@ -48,6 +51,7 @@ def compare(
     program: Path | None = None,
     threads: int | None = None,
     fast_math: bool = False,
+    precision: str = "float32",
     sizes: Sequence[Mapping[str, int]] = (),
     tolerance: float | None = None,
     interpreter: bool = True,
@@ -56,10 +60,11 @@ def compare(
     """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes.
 
     The references are the model's framework where it is installed, and the interpreter (always if there is no other).
-    Raises what reading and compiling raise.
+    `tolerance` is by default what `precision` allows. Raises what reading and compiling raise.
     """
+    tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
     graph = read_graph(source)
-    built = build(graph, threads=threads, fast_math=fast_math)
+    built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
     model = built.model() if program is None else CompiledModel(artifact.load(program), threads=threads)
     other = reference(source)
     limits = index_limits(graph)

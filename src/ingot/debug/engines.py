@@ -1,6 +1,6 @@
 """Ingot and other engines on one model, each in a process of its own, driven by JSON lines.
 
-    python -m ingot.debug.engines ENGINE MODEL FEEDS.npz THREADS      then a line per command on stdin: {"seconds": 0.2}
+    python -m ingot.debug.engines ENGINE MODEL FEEDS.npz THREADS PRECISION     then commands on stdin: {"seconds": 0.2}
 
 The first answer tells how starting went, each further one the median seconds of a burst of calls.
 """
@@ -26,10 +26,10 @@ Feeds = Mapping[str, np.ndarray]
 
 
 class Engine(ABC):
-    """One engine with its model ready to run on fixed inputs."""
+    """One engine with its model ready to run on fixed inputs. An engine that has no `precision` but f32 runs that."""
 
     @abstractmethod
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None: ...
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None: ...
 
     @abstractmethod
     def run(self) -> list[np.ndarray]: ...
@@ -38,8 +38,8 @@ class Engine(ABC):
 class Ingot(Engine):
     """Compiled without the disk cache, sizes as the model has them."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
-        self.model = compile_source(source, threads=threads, cache=False, fast_math=False, target="native")
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
+        self.model = compile_source(source, threads=threads, cache=False, precision=precision)
         self.feeds = dict(feeds)
 
     def run(self) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ class Ingot(Engine):
 class OnnxRuntime(Engine):
     """All optimizations, one pool of `threads` threads, sizes fixed at the inputs' as its tuning guide advises."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
         onnxruntime = _extra("onnxruntime", "ort")
         _needs_onnx(source, "ort")
         options = onnxruntime.SessionOptions()
@@ -68,15 +68,15 @@ class OnnxRuntime(Engine):
 
 
 class OpenVino(Engine):
-    """Latency hint, f32 arithmetic, static shapes, tensors shared with numpy."""
+    """Latency hint, static shapes, tensors shared with numpy."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
         core: Any = _extra("openvino", "openvino").Core()
         _needs_onnx(source, "openvino")
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float16": "f16"}.get(precision, "f32"),
         }
         graph = core.read_model(str(source.path))
         graph.reshape({port.any_name: list(feeds[port.any_name].shape) for port in graph.inputs})
@@ -93,7 +93,7 @@ class OpenVino(Engine):
 class Eager(Engine):
     """PyTorch as it is."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
         torch = _extra("torch", "eager")
         if source.kind != "torch":
             raise InputError(
@@ -121,8 +121,8 @@ class Eager(Engine):
 class Inductor(Eager):
     """torch.compile with freezing and static shapes; needs a C++ compiler."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int) -> None:
-        super().__init__(source, feeds, threads)
+    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
+        super().__init__(source, feeds, threads, precision)
         config = _extra("torch._inductor.config", "inductor")
         config.freezing = True
         self.call = self.torch.compile(self.call, dynamic=False)
@@ -176,7 +176,7 @@ def burst(engine: Engine, seconds: float) -> float:
     return statistics.median(times)
 
 
-def serve(name: str, model: Path, feeds: Path, threads: int) -> None:
+def serve(name: str, model: Path, feeds: Path, threads: int, precision: str) -> None:
     """Answer on what is standard output now; whatever engines print goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -189,7 +189,7 @@ def serve(name: str, model: Path, feeds: Path, threads: int) -> None:
         with np.load(feeds) as stored:
             arrays = {key: stored[key] for key in stored.files}
         began = time.perf_counter()
-        engine = ENGINES[name](open_source(model), arrays, threads)
+        engine = ENGINES[name](open_source(model), arrays, threads, precision)
         ready = time.perf_counter()
         outputs = [np.array(o) for o in engine.run()]
         first = time.perf_counter()
@@ -203,4 +203,4 @@ def serve(name: str, model: Path, feeds: Path, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

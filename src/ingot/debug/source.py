@@ -124,13 +124,22 @@ def _sized(graph: Graph, dims: Mapping[str, Bound]) -> Graph:
     return graph.substitute({name: size for name, size in dims.items() if isinstance(size, int)})
 
 
-def compile_source(source: Source, *, threads: int | None, cache: bool, fast_math: bool, target: str) -> CompiledModel:
+def compile_source(
+    source: Source,
+    *,
+    threads: int | None,
+    cache: bool,
+    fast_math: bool = False,
+    target: str = "native",
+    precision: str = "float32",
+) -> CompiledModel:
     """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
     model = read_torch(source)[1] if source.kind == "torch" else source.path
     dims = dict(source.dims) if source.kind == "onnx" and source.dims else None
     compiled = compiler.compile_model(
-        model, None, target=target, dynamic=dims, threads=threads, cache=cache, fast_math=fast_math
-    )
+        model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
+        fast_math=fast_math,
+    )  # fmt: skip
     return compiled if isinstance(compiled, CompiledModel) else compiled.compiled

@@ -40,6 +40,9 @@ class Op:
     commutative: ClassVar[bool] = False
     # every element of the result is some element of input 0: what holds for all of its elements holds here
     rearranges: ClassVar[bool] = False
+    # operands of sums of products that may be of a narrower float type than the sums: constants, and values
+    stored_weights: ClassVar[tuple[int, ...]] = ()
+    stored_values: ClassVar[tuple[int, ...]] = ()
     REGISTRY: ClassVar[dict[str, type[Op]]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -67,6 +70,10 @@ class Op:
     def flops(self, *inputs: TensorType) -> DimLike:
         """Floating-point operations in sums of products, 2 per multiply-add, for `explain` and cost models."""
         return 0
+
+    def with_sums(self, dtype: DType) -> Op:
+        """This op with sums and results of `dtype`, whatever its weights and values are stored in."""
+        return self
 
     @classmethod
     def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:

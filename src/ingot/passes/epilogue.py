@@ -15,7 +15,7 @@ _MEETING = 16  # ops on the ways from a value that part and meet again
 
 def takes_epilogue(node: Node) -> bool:
     """Anchors that can apply pointwise ops to their result before storing it."""
-    return isinstance(node.op, (*CONTRACTIONS, ops.ReduceWindow))
+    return isinstance(node.op, (*CONTRACTIONS, ops.ReduceWindow, ops.Attention))
 
 
 def anchor_tails(graph: Graph) -> set[Node]:

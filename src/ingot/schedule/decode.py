@@ -392,10 +392,9 @@ class Decode:
             low.store(top, (b, head, query, k.ramp(integer(c * lanes), lanes)), value, mask)
         dims = symbol_params(*low.dims)
         chunks = dim_expr(low.batch * low.heads * self.queries)
-        kernel = Kernel("attention_combine", (*low.operands.outs, part), dims, chunk, chunks, top.body)
-        outs = tuple(Arg("out", i) for i in range(len(low.operands.outs)))
+        kernel = Kernel("attention_combine", (*low.operands.params, part), dims, chunk, chunks, top.body)
         temp = next(arg for buffer, arg in low.extra if buffer is self.part)
-        return Step(kernel, (*outs, temp))
+        return Step(kernel, (*low.operands.args, temp))
 
 
 def _product(counts: tuple[DimLike, ...]) -> DimLike:

@@ -58,6 +58,7 @@ def tune(
     budget: float,
     database: Path,
     fast_math: bool = False,
+    precision: str = "float32",
     again: bool = False,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
@@ -69,7 +70,7 @@ def tune(
     tuned.add(database, ())  # said before minutes of work and not after them
     began = time.monotonic()
     watch("compile", 0.0)
-    bench = Workbench(graph, feeds, threads, fast_math)
+    bench = Workbench(graph, feeds, threads, fast_math, precision)
     machine = tuned.machine_name(bench.isa, threads)
     known = {} if again else _known(database, machine)
 

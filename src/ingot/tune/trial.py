@@ -78,7 +78,9 @@ class _Variant:
 class Workbench:
     """One model on this machine, with the sizes of `feeds`. Takes the memory of two compiled models."""
 
-    def __init__(self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False, precision: str = "float32"
+    ) -> None:
         """Compile the untuned program and run it a few times. Raises what compiling raises."""
         self.graph, self.feeds, self.threads, self.isa = graph, feeds, threads, host_features()
         self._lowered: Kept[Lowered] = Kept()
@@ -86,7 +88,7 @@ class Workbench:
         self._weights: Kept[NDArray[np.uint8]] = Kept()
         self._symbols = 0
         with likely_sizes(likely(graph)):
-            self._fused = optimize(graph, cpu_passes(fast_math))
+            self._fused = optimize(graph, cpu_passes(fast_math, precision))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 

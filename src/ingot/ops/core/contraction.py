@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
 from ingot.ir.node import Op
-from ingot.ir.types import DType, TensorType, dtype_of, i32
+from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
 from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, widen
 from ingot.ops.core.shape import pad_array
 
@@ -20,11 +21,11 @@ Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> DType:
-    """The result's dtype: as asked, else the operands'. Integer operands may mix when it is given."""
-    mixed = a.dtype.is_integer and b.dtype.is_integer and dtype is not None
+    """The result's dtype: as asked, else the operands'. Operands of one kind may mix when it is given."""
+    kind = (a.dtype.is_integer and b.dtype.is_integer) or (a.dtype.is_float and b.dtype.is_float)
     op.expect(
-        a.dtype == b.dtype or mixed,
-        f"expected operands of one dtype (or integers and a result dtype), got {a.dtype} and {b.dtype}",
+        a.dtype == b.dtype or (kind and dtype is not None),
+        f"expected operands of one dtype (or of one kind and a result dtype), got {a.dtype} and {b.dtype}",
     )
     op.expect(a.dtype.kind != "b", "expected number operands, got bool")
     out = dtype or a.dtype
@@ -52,12 +53,14 @@ def _round(y: np.ndarray, out: DType) -> np.ndarray:
 class DotGeneral(CoreOp):
     """Sum over `contract` of lhs * rhs for each index of `batch`; dims: batch, lhs free, rhs free.
 
-    `batch` and `contract` are (lhs axes, rhs axes), paired in order. dtype: of the result (i8 x i8 -> i32), the
-    operands' unless given. f16 and bf16 accumulate in f32.
+    `batch` and `contract` are (lhs axes, rhs axes), paired in order. dtype: of the result (i8 x i8 -> i32, bf16 x bf16
+    -> f32, f32 x f16 -> f32), the operands' unless given. f16 and bf16 accumulate in f32.
     """
 
     name: ClassVar[str] = "dot_general"
     category: ClassVar[Category] = Category.CONTRACTION
+    stored_weights: ClassVar[tuple[int, ...]] = (1,)
+    stored_values: ClassVar[tuple[int, ...]] = (0,)
     batch: Sides = ((), ())
     contract: Sides = ((), ())
     dtype: DType | None = None
@@ -69,6 +72,9 @@ class DotGeneral(CoreOp):
             tuple(d for d in range(rank_a) if d not in used_a),
             tuple(d for d in range(rank_b) if d not in used_b),
         )
+
+    def with_sums(self, dtype: DType) -> Op:
+        return replace(self, dtype=dtype)
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -119,6 +125,9 @@ class DotGeneral(CoreOp):
         yield cls(contract=((0,), (0,)), dtype=i32), (_data(7, 2, dtype=np.uint8), _data(7, 3, dtype=np.int8))
         yield cls(contract=((0,), (0,))), (_data(7, dtype=np.int64), _data(7, dtype=np.int64))
         yield cls(contract=((1,), (1,))), (_data(3, 33, dtype=np.float16), _data(4, 33, dtype=np.float16))
+        bf16 = ml_dtypes.bfloat16
+        yield cls(contract=((1,), (0,)), dtype=f32), (_data(3, 33, dtype=bf16), _data(33, 20, dtype=bf16))
+        yield cls(contract=((1,), (1,)), dtype=f32), (_data(3, 33), _data(4, 33, dtype=np.float16))
 
 
 def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
@@ -136,6 +145,8 @@ class Convolution(CoreOp):
 
     name: ClassVar[str] = "convolution"
     category: ClassVar[Category] = Category.CONTRACTION
+    stored_weights: ClassVar[tuple[int, ...]] = (1,)
+    stored_values: ClassVar[tuple[int, ...]] = (0,)
     strides: tuple[int, ...]
     padding: Pairs
     lhs_dilation: tuple[int, ...]
@@ -151,6 +162,9 @@ class Convolution(CoreOp):
     def spatial(self) -> str:
         """The spatial letters, in the order of the spatial attributes."""
         return "".join(c for c in self.lhs_layout if c not in "NC")
+
+    def with_sums(self, dtype: DType) -> Op:
+        return replace(self, dtype=dtype)
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -271,3 +285,7 @@ class Convolution(CoreOp):
         yield cls(one, ((1, 1), (1, 1)), one, one, *nchw, dtype=i32), x
         h = _data(1, 2, 5, 5, dtype=np.float16), _data(3, 2, 3, 3, dtype=np.float16)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nchw), h
+        bf16 = ml_dtypes.bfloat16
+        narrow = _data(1, 5, 5, 3, dtype=bf16), _data(3, 3, 3, 4, dtype=bf16)
+        yield cls(one, ((1, 1), (1, 1)), one, one, *nhwc, dtype=f32), narrow
+        yield cls(one, none, one, one, *nchw, 3, dtype=f32), (_data(2, 3, 5, 5, dtype=bf16), _data(3, 1, 3, 3))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node, Op
-from ingot.ir.types import TensorType, dtype_of, i64
+from ingot.ir.types import TensorType, dtype_of, f32, i64
 from ingot.ops.core.base import finish
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
@@ -97,12 +97,13 @@ class Parameters:
 class Recurrent(Op):
     """Base. Operands: x[S,B,I], w[D,G*H,I], r[D,G*H,H], b[D,2*G*H], one initial [D,B,H] per state, then the optional
     lengths[B] (has_lengths) and, for LSTM, peephole[D,3*H] (has_peephole). Results: y[S,D,B,H] and a last [D,B,H] per
-    state.
+    state. w and r may be narrower floats than x of f32.
 
     activations: of every gate function in turn, for each direction; () for the defaults. clip: the gates' inputs are
     clamped to [-clip, clip].
     """
 
+    stored_weights: ClassVar[tuple[int, ...]] = (1, 2)
     gates: ClassVar[int] = 1
     states: ClassVar[int] = 1
     functions: ClassVar[tuple[Activation, ...]] = (TANH,)
@@ -198,8 +199,10 @@ class Recurrent(Op):
         if self.has_peepholes():
             shapes.append(("peephole", rest[-1], (passes, 3 * h)))
         for what, got, shape in shapes:
+            narrow = what in ("w", "r") and x.dtype == f32 and got.dtype.is_float and got.dtype.bits < 32
             self.expect(
-                got == TensorType(x.dtype, shape), f"{what}: expected {TensorType(x.dtype, shape)} for x {x}, got {got}"
+                got == TensorType(got.dtype if narrow else x.dtype, shape),
+                f"{what}: expected {TensorType(x.dtype, shape)} for x {x}, got {got}",
             )
         self.expect(x.dtype.is_float, f"expected float operands, got {x}")
         if self.has_lengths:

@@ -1,0 +1,126 @@
+"""Reduced precision: weights, and the values that meet them, stored in 16 bits; sums stay in f32.
+
+    y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all who read x
+    z = add(x, y)              y = dot(x', convert<bf16>(w)): f32         the weights are folded afterwards
+                               z = add(convert<f32>(x'), y)
+
+- Only products with weights (constants) change: their operands are rounded once, the products are exact in f32, and so
+  are the sums but for their own rounding. Everything else computes in f32.
+- "bfloat16" stores both sides, so that machines with dot instructions can use them. "float16" stores weights only:
+  values of a model may well be larger than f16's 65504, and products of f32 with f16 are no slower than f16's own.
+- A value that others read, too, is stored narrow once, and all read the rounded one. Ops that only move data, and
+  maxima, work on it as it is (rounding commutes with them). The model's inputs and outputs keep their types, and values
+  that are outputs are not rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ops.core.base import Category, category
+from ingot.ops.views import strided
+from ingot.passes.constants import is_constant
+from ingot.support.errors import InputError
+
+STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
+
+
+def lower_precision(graph: Graph, precision: str) -> Graph:
+    """Store weights (and, for bfloat16, what they are multiplied with) in `precision` (see module).
+
+    Raises InputError for a precision that does not exist.
+    """
+    stored = STORED.get(precision)
+    if stored is None:
+        raise InputError("precision", expected=" or ".join(STORED), got=repr(precision))
+    return graph if stored == f32 else _Narrowing(graph, stored).run()
+
+
+def _narrows(n: Node) -> bool:
+    """Whether `n` is a sum of f32 products with weights."""
+    floats = (*n.op.stored_weights, *n.op.stored_values)
+    return (
+        bool(n.op.stored_weights)
+        and all(t.dtype == f32 for t in n.types)
+        and all(n.inputs[i].dtype == f32 for i in floats)
+        and all(is_constant(n.inputs[i]) for i in n.op.stored_weights)
+    )
+
+
+def _moves(n: Node) -> bool:
+    """Whether rounding commutes with `n`: it moves elements of its first operand, or takes their maximum."""
+    if isinstance(n.op, ops.ReduceWindow):
+        return n.op.kind in ("max", "min")
+    return n.op.rearranges and len(n.inputs) == 1
+
+
+_ELEMENT_BY_ELEMENT = (Category.ELEMENTWISE, Category.GATHER, Category.REDUCTION)
+
+
+class _Narrowing:
+    def __init__(self, graph: Graph, stored: DType) -> None:
+        self.graph, self.stored = graph, stored
+        self.users = graph.uses()
+        self.new: dict[Node, Node] = {}  # old node -> its f32 image
+        self.kept: set[Node] = set()  # values that are stored narrow for all their readers
+
+    def run(self) -> Graph:
+        nodes = self.graph.nodes()
+        if self.stored == bf16:
+            for n in nodes:
+                if _narrows(n):
+                    for i in n.op.stored_values:
+                        self._keep(n.inputs[i])
+        for n in nodes:
+            self.new[n] = self._image(n)
+        return replace(self.graph, outputs=tuple(self.new[o] for o in self.graph.outputs))
+
+    def _keep(self, x: Node) -> None:
+        """Store the value that elements of `x` come from, where others read it too, where `x` lies in its memory (else
+        what moves the elements rounds them as well), or where a maximum thins it out.
+        """
+        kept = x if len(self.users[x]) > 1 else None
+        found = strided(x, {})
+        while _moves(x):
+            thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
+            viewed = found is not None and x is found[0]
+            kept = x if thinned or viewed or len(self.users[x]) > 1 else kept
+        if kept is None or isinstance(kept.op, Input | Const) or kept in self.graph.outputs:
+            return
+        if self._inline(kept):
+            self.kept.add(kept)
+
+    def _inline(self, x: Node) -> bool:
+        """Whether all that read `x` read it narrow or inside their own loops: none needs it as f32 in memory."""
+        return all(
+            self._inline(u) if _moves(u) else _narrows(u) or category(u.op) in _ELEMENT_BY_ELEMENT
+            for u in self.users.get(x, ())
+        )
+
+    def _image(self, n: Node) -> Node:
+        inputs = [self.new[i] for i in n.inputs]
+        if _narrows(n):
+            chosen = n.op.stored_weights if self.stored == f16 else (*n.op.stored_weights, *n.op.stored_values)
+            for i in chosen:
+                inputs[i] = self._narrow(inputs[i])
+            made = n.op.with_sums(f32)(*inputs, loc=n.loc)
+        elif isinstance(n.op, Project):
+            made = n.op(*inputs, loc=n.loc)
+        elif _moves(n) and _widened(inputs[0], self.stored):
+            made = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
+        else:
+            made = n.with_inputs(inputs)
+        return self._wide(self._narrow(made)) if n in self.kept else made
+
+    def _narrow(self, x: Node) -> Node:
+        return x.inputs[0] if _widened(x, self.stored) else ops.Convert(self.stored)(x, loc=x.loc)
+
+    def _wide(self, x: Node) -> Node:
+        return ops.Convert(f32)(x, loc=x.loc)
+
+
+def _widened(x: Node, stored: DType) -> bool:
+    return isinstance(x.op, ops.Convert) and x.dtype == f32 and x.inputs[0].dtype == stored
