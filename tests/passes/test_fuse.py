@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node, Project, const
 from ingot.ir.show import show
-from ingot.ir.types import f32
+from ingot.ir.types import bf16, f32
 from ingot.ops.group import Group
 from ingot.passes.fuse import fuse
 from ingot.passes.layout import assign_layouts, explicit_padding
@@ -103,6 +103,15 @@ def test_a_chain_behind_a_matmul_is_its_epilogue() -> None:
 def test_softmax_is_one_group() -> None:
     (only,) = groups(pipeline(softmax()))
     assert only.kind == "rows"
+
+
+def test_a_norm_stays_whole_in_front_of_a_matmul() -> None:
+    """Though its last steps alone could be computed by the matmul."""
+    x = arg("x", 128, 64)
+    mean = ops.BroadcastInDim((128, 64), (0,))(ops.Reduce("sum", (1,))(x))
+    y = ops.Convert(bf16)(ops.Mul()(ops.Sub()(x, mean), x))
+    g = pipeline(ops.DotGeneral(((), ()), ((1,), (0,)), f32)(y, weight(64, 32)))
+    assert [group.kind for group in groups(g)] == ["rows", "contraction"]
 
 
 def test_padding_of_a_computed_value_is_storage() -> None:

@@ -222,14 +222,27 @@ class _Fusion:
 
     def _anchor(self, g: _Open, node: Node) -> None:
         g.anchor = node
-        panel = panel_operand(node)
+        panel = self._panel(node)
         self.forced.update(i for i in node.inputs if i is not panel)
         if panel is not None:
             self.panels.add(panel)
 
+    def _panel(self, anchor: Node) -> Node | None:
+        """The operand that `anchor` may compute. What comes from a row reduction stays with it: apart, the reduction
+        and what is left of its rows would be kernels of their own."""
+        panel = panel_operand(anchor)
+        stack, budget = [panel] if panel is not None else [], 32
+        while stack and budget:
+            n, budget = stack.pop(), budget - 1
+            if isinstance(n.op, _REDUCTIONS):
+                return None
+            if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
+                stack.extend(n.inputs)
+        return panel
+
     def _join_front(self, g: _Open, node: Node) -> bool:
         """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
-        panel = None if g.anchor is None else panel_operand(g.anchor)
+        panel = None if g.anchor is None else self._panel(g.anchor)
         if panel is None or node in self.outputs or node in self.forced:
             return False
         if not all(u in g.front or (u is g.anchor and node is panel) for u in self.users[node]):

@@ -63,6 +63,10 @@ class _Scan:
         self.steps, self.batch, _ = x.shape
         self.dtype: DType = f64 if x.dtype == f64 else f32
         self.hidden = op.hidden
+        r = anchor.inputs[2]
+        self.r_at = body.inputs.index(r) if r in body.inputs and constant[body.inputs.index(r)] else -1
+        # a constant R stays as narrow as it is, and is widened as it is loaded
+        self.stored: DType = r.dtype if self.r_at >= 0 else self.dtype
         self.lanes = machine.lanes(self.dtype)
         if not machine.masks:
             # without mask registers columns come in whole vectors
@@ -130,7 +134,7 @@ class _Scan:
             weights = self._weights_size(s)
             flops = 2 * weights * estimate(self.batch)
             # from the shared cache at 40 GB/s, or at three quarters of the multiply-add peak
-            seconds += max(weights * self.dtype.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
+            seconds += max(weights * self.stored.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
         share = seconds / len(self.stages)
         workers = max(1, self.machine.threads // len(self.directions))
         return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages)))
@@ -194,13 +198,12 @@ class _Scan:
     def _weights(self) -> Arg:
         """R, packed: at compile time where it is a constant."""
         r = self.anchor.inputs[2]
-        at = self.body.inputs.index(r) if r in self.body.inputs else -1
-        stages, lanes, size = self.stages, self.lanes, self.weights_size
-        if at >= 0 and self.constant[at]:
+        at, stages, lanes, size = self.r_at, self.stages, self.lanes, self.weights_size
+        if at >= 0:
             what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
-            key = f"scan {what} {self.hidden} {lanes} {self.dtype}"
+            key = f"scan {what} {self.hidden} {lanes} {self.stored}"
             write = partial(pack_weights, stages, self.hidden, lanes)
-            self.packs.append(Pack(at, key, self.dtype, size * len(self.directions), write))
+            self.packs.append(Pack(at, key, self.stored, size * len(self.directions), write))
             return Arg("pack", len(self.packs) - 1)
         to = self._temp(size * len(self.directions), self.dtype)
         h = self.hidden
@@ -255,7 +258,7 @@ class _Loop:
         acc = scan.dtype
         self.params: list[tuple[Buffer, Arg]] = []
         self.rows = self._param("rows", acc, rows)
-        self.weights = self._param("weights", acc, weights)
+        self.weights = self._param("weights", scan.stored, weights)
         self.outputs = self._param("outputs", acc, outputs, True)
         self.others = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
         self.between = [
@@ -415,7 +418,7 @@ class _Step:
                 ]
                 for n in range(width):
                     own = ix.add(line, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)))
-                    w = x.let(k.load(self.loop.weights, own, lanes), "w")
+                    w = x.let(k.cast(k.load(self.loop.weights, own, lanes), scan.dtype), "w")
                     for r, value in enumerate(values):
                         slot = integer(r * width + n)
                         x.store(acc, slot, k.fma(value, w, k.load(acc, slot)))
