@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
@@ -82,15 +83,32 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-class Sizes:
-    """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims."""
+@dataclass(frozen=True)
+class Progression:
+    """The sizes step * k + start for k >= 1."""
 
-    def __init__(self, names: Mapping[str, str] | None = None):
+    step: int
+    start: int
+
+
+class Sizes:
+    """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
+
+    A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
+    """
+
+    def __init__(self, names: Mapping[str, str] | None = None, among: Mapping[str, Progression] | None = None):
         self._names = dict(names or {})
+        self._among = dict(among or {})
         self._known: dict[sympy.Basic, DimLike] = {}
 
+    def progression(self, symbol_name: str) -> Progression:
+        return self._among.get(symbol_name, Progression(1, 0))
+
     def name(self, symbol_name: str) -> str:
-        return self._names.get(symbol_name, symbol_name)
+        name = self._names.get(symbol_name, symbol_name)
+        step = self.progression(symbol_name).step
+        return name if step == 1 else f"{name}_over_{step}"
 
     def dim(self, size: int | torch.SymInt) -> DimLike:
         """A size from a tensor's shape or an argument. Raises ImportModelError for one that depends on data."""
@@ -116,7 +134,8 @@ class Sizes:
                 raise ImportModelError(
                     f"size {e} depends on the values of a tensor", fix="Ingot needs sizes that follow from input shapes"
                 )
-            return symbol(self.name(e.name))
+            values = self.progression(e.name)
+            return symbol(self.name(e.name)) * values.step + values.start
         if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and int(e.exp) > 0:
             base = self.expression(e.base)
             out = base

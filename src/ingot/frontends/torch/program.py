@@ -25,6 +25,7 @@ from ingot import ops
 from ingot.frontends.torch.convert import Sizes, symbol_names
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import NAMES
+from ingot.frontends.torch.guards import progressions
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     FIXED,
@@ -55,10 +56,10 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
     Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for state that the model changes.
     """
     try:
-        return _imported(program, final=False)
+        return _imported(program, _sizes(program), final=False)
     except NeedsDecomposition as e:
         simpler = _simplified(program, e)
-    return _imported(simpler, final=True, names=_names(program))
+    return _imported(simpler, _sizes(program), final=True)
 
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
@@ -81,9 +82,16 @@ def _names(program: ExportedProgram) -> dict[str, str]:
     return symbol_names(_environment(program)) | program.graph_module.meta.get(NAMES, {})
 
 
-def _imported(program: ExportedProgram, *, final: bool, names: Mapping[str, str] | None = None) -> ImportedModel:
+def _sizes(program: ExportedProgram) -> Sizes:
+    environment = _environment(program)
+    if environment is None:
+        return Sizes(_names(program))
+    asserted = [a.expr for asserts in environment.deferred_runtime_asserts.values() for a in asserts]
+    return Sizes(_names(program), progressions([g.expr for g in environment.guards] + asserted))
+
+
+def _imported(program: ExportedProgram, sizes: Sizes, *, final: bool) -> ImportedModel:
     _refuse_mutation(program)
-    sizes = Sizes(_names(program) if names is None else names)
     importer = Importer(sizes, final)
     inputs: list[Node] = []
     leaves: list[Leaf] = []
@@ -195,10 +203,11 @@ def bounds_of(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, inputs: 
     used = set(Graph(tuple(inputs), ()).symbols())
     out: list[tuple[str, int, int | None]] = []
     for symbol, span in ranges.items():
-        name = sizes.name(str(symbol))
-        lowest = _finite(span.lower, 1) or 1
+        name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
+        lowest, highest = _finite(span.lower, 1) or 1, _finite(span.upper, None)
         if name in used:
-            out.append((name, 1 if lowest <= 2 else lowest, _finite(span.upper, None)))
+            low = 1 if lowest <= 2 else -((among.start - lowest) // among.step)
+            out.append((name, max(1, low), None if highest is None else (highest - among.start) // among.step))
     return tuple(sorted(out))
 
 

@@ -1,0 +1,55 @@
+"""What torch assumed of the sizes while it traced, and a range cannot say: that a size is among a progression.
+
+    x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
+
+A program exported so would compute something else for other sizes. As `4*k` in the input's shape they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+
+from ingot.frontends.torch.convert import Progression, Sizes
+from ingot.ir.dims import Dim, DimLike, substitute
+from ingot.support.errors import ImportModelError
+
+_LARGEST = 4096  # a step; sizes up to four of them are tried
+
+
+def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
+    """Torch's symbol -> the sizes for which all equations of that symbol alone hold, where they are a progression."""
+    sizes = Sizes()
+    zeros: dict[str, set[Dim]] = {}
+    for guard in set(guards):
+        if not isinstance(guard, sympy.Eq) or len(guard.free_symbols) != 1:
+            continue
+        try:
+            difference = sizes.expression(guard.lhs) - sizes.expression(guard.rhs)
+        except ImportModelError:  # an operation that no size has: its value is not known, and neither is the condition
+            continue
+        if isinstance(difference, Dim):
+            (name,) = guard.free_symbols
+            zeros.setdefault(str(name), set()).add(difference)
+    found = {name: _progression(name, equations) for name, equations in zeros.items()}
+    return {name: p for name, p in found.items() if p is not None}
+
+
+def _progression(name: str, zeros: set[Dim]) -> Progression | None:
+    holds = [v for v in range(1, _LARGEST) if _all_zero(zeros, {name: v})][:2]
+    if len(holds) < 2:
+        return None
+    first, second = holds
+    step = second - first
+    tried = range(1, min(4 * step + 64, _LARGEST))
+    if step == 1 or any(_all_zero(zeros, {name: v}) != ((v - first) % step == 0 and v >= first) for v in tried):
+        return None
+    return Progression(step, first - step)
+
+
+def _all_zero(zeros: set[Dim], values: dict[str, DimLike]) -> bool:
+    try:
+        return all(substitute(d, values) == 0 for d in zeros)
+    except ZeroDivisionError:
+        return False
