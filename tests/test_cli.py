@@ -287,7 +287,7 @@ def test_the_command_in_a_process_of_its_own(model: Path):
     """Standard output carries JSON alone, no progress is drawn where standard error is no terminal."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "ingot.cli", "run", str(model), "--random", "--json"],
+        [sys.executable, "-m", "ingot", "run", str(model), "--random", "--json"],
         capture_output=True, text=True, env=environment, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
