@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,8 +76,7 @@ class _Weights:
         raw = np.zeros(self.size + ALIGN, np.uint8)
         start = -raw.ctypes.data % ALIGN
         blob = raw[start : start + self.size]
-        for i, (offset, constant, pack) in enumerate(self.sources):
-            progress.report("weights", i, len(self.sources))
+        for offset, constant, pack in self.sources:
             fill(constant, pack, blob[offset : offset + (pack.nbytes if pack else constant.nbytes)])
         return blob
 
@@ -333,7 +333,10 @@ def link(
     linker.link()
     if launches is not None:
         launches += linker.launches
-    code = assemble(linker.kernels)
+    with ThreadPoolExecutor(1) as beside:  # LLVM and numpy run without Python's lock
+        packing = beside.submit(linker.weights.blob, fill)
+        code = assemble(linker.kernels)
+        weights = packing.result()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(
         rt.Buffer(
@@ -349,7 +352,7 @@ def link(
         buffers=buffers,
         steps=tuple(linker.steps),
         code=code,
-        weights=linker.weights.blob(fill),
+        weights=weights,
         isa=isa,
         scratch_bytes=linker.scratch,
         stages=stages,
