@@ -60,7 +60,7 @@ def tune(
         found = run_tuning(
             graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math,
             precision=precision, again=again,
-            watch=lambda text, seconds: progress.report(text, round(seconds), round(budget)),
+            watch=lambda text, seconds: progress.report(_told(text, budget - seconds), round(seconds), round(budget)),
         )  # fmt: skip
     if as_json:
         print_json(asdict(found))
@@ -70,6 +70,10 @@ def tune(
         err.print(f"[bold red]please report: a candidate computes something else:[/] {escape(text)}", highlight=False)
     if found.wrong:
         raise typer.Exit(FAILED)
+
+
+def _told(text: str, left: float) -> str:
+    return f"{text}, {left:.0f} s left," if left > 0 else text
 
 
 def _print_report(r: Report) -> None:
