@@ -148,9 +148,8 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: in
     arithmetic = (m * nv + widened) / machine.fma_per_cycle
     loads = (m + nv) / machine.loads_per_cycle
     stream = nv * machine.vector_bits / 8 / machine.l2_rate
-    # fewer loads leave room for the epilogue's and for prefetches; the more of B's stream a multiply-add needs, the
-    # less is hidden: where k is long, 14x2 beats 7x2 and 6x4 by 2% to 3%
-    return max(arithmetic, float(latency or machine.fma_latency), loads, stream) + 0.03 * (m + nv) + 0.06 * stream
+    # the rest breaks ties: fewer loads leave room for the epilogue's and for prefetches
+    return max(arithmetic, float(latency or machine.fma_latency), loads, stream) + 0.03 * (m + nv)
 
 
 def _k_cycles(c: Contraction, m: int, nv: int, machine: Machine) -> float:
@@ -322,6 +321,9 @@ _ENTRY, _PER_ACCUMULATOR = 20.0, 2.0
 # 14x2 takes some 100 cycles more than the sum of its parts, 1.4 times its time at k = 16 and 1.1 times at k = 64; 10x2
 # and 12x2 as well; 7x2, 8x2, 6x4 and 7x3 do not, nor do windows, whose rows share lines. Nothing is spilled.
 _FEW_ROWS, _MANY_ROWS_COST = 8, 100.0
+# Per byte of B: the more of its stream a multiply-add needs, the less is hidden. Where k is long, 14x2 beats 7x2 and 6x4
+# by 2% to 3%.
+_PER_STREAMED = 0.0025
 
 
 def _cost(
@@ -334,8 +336,9 @@ def _cost(
     def one(m: int, v: int) -> float:
         if not m or not v:
             return 0.0
+        per_k = _k_cycles(c, m, v, machine) + _PER_STREAMED * v * machine.vector_bits / 8
         more = _MANY_ROWS_COST if m > _FEW_ROWS and alone else 0.0
-        return _k_cycles(c, m, v, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * v + more
+        return per_k * k + _ENTRY + _PER_ACCUMULATOR * m * v + more
 
     def column(v: int) -> float:
         full, rest = divmod(inner, width)
