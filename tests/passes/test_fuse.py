@@ -81,7 +81,15 @@ def gated() -> Node:
     return conv(ops.mul(x, ops.Logistic()(conv(squeezed, 8, 1, 0))), 4, 1, 0)
 
 
-GOLDEN: tuple[Callable[[], Node], ...] = (mlp, softmax, residual, dense_block, dense_layer, gated, halo)
+def inverted_residual() -> Node:
+    x = ops.Relu()(conv(arg("x", symbol("n"), 16, 40, 40), 72, 1, 0))
+    depthwise = ops.Conv((2, 2), ((1, 1), (1, 1)), (1, 1), groups=72)(x, weight(72, 1, 3, 3))
+    return conv(ops.Relu()(depthwise), 16, 1, 0)
+
+
+GOLDEN: tuple[Callable[[], Node], ...] = (
+    mlp, softmax, residual, dense_block, dense_layer, gated, inverted_residual, halo,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("make", GOLDEN, ids=lambda f: f.__name__)

@@ -30,7 +30,7 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
-from ingot.passes.prologue import panel_operand
+from ingot.passes.prologue import expansion, panel_operand
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
@@ -72,7 +72,9 @@ class _Open:
     members: set[Node] = field(default_factory=set)
     axes: dict[Node, Axes | None] = field(default_factory=dict)
     anchor: Node | None = None
-    front: set[Node] = field(default_factory=set)  # members that only make the anchor's rows
+    panel: Node | None = None  # what the anchor reads and may compute itself
+    front: set[Node] = field(default_factory=set)  # members that only make `panel`
+    expansion: frozenset[Node] = frozenset()  # those that must, with a contraction among them
     reductions: list[Node] = field(default_factory=list)
 
     @property
@@ -81,6 +83,8 @@ class _Open:
             return "rows"
         if self.anchor is None:
             return "pointwise"
+        if self.expansion:
+            return "expand"
         if isinstance(self.anchor.op, CONTRACTIONS):
             return "contraction"
         what = category(self.anchor.op)
@@ -222,10 +226,11 @@ class _Fusion:
 
     def _anchor(self, g: _Open, node: Node) -> None:
         g.anchor = node
-        panel = self._panel(node)
-        self.forced.update(i for i in node.inputs if i is not panel)
-        if panel is not None:
-            self.panels.add(panel)
+        g.expansion = expansion(node, self.users, self.graph)
+        g.panel = node.inputs[0] if g.expansion else self._panel(node)
+        self.forced.update(i for i in node.inputs if i is not g.panel)
+        if g.panel is not None:
+            self.panels.add(g.panel)
 
     def _panel(self, anchor: Node) -> Node | None:
         """The operand that `anchor` may compute. What comes from a row reduction stays with it: apart, the reduction
@@ -242,18 +247,20 @@ class _Fusion:
 
     def _join_front(self, g: _Open, node: Node) -> bool:
         """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
-        panel = None if g.anchor is None else self._panel(g.anchor)
-        if panel is None or node in self.outputs or node in self.forced:
+        if g.panel is None or node in self.outputs or node in self.forced:
             return False
-        if not all(u in g.front or (u is g.anchor and node is panel) for u in self.users[node]):
+        if not all(u in g.front or (u is g.anchor and node is g.panel) for u in self.users[node]):
             return False
-        if is_free(node):
+        if node in g.expansion:
+            if isinstance(node.op, CONTRACTIONS):
+                self.forced.update(node.inputs)
+        elif is_free(node):
             if node in self.panels:
                 if not strided_view(node) or _turns_rows(node):
                     return False
                 self.panels.update(node.inputs)
         else:
-            whole = product(node.shape) == product(panel.shape) and category(node.op) is Category.ELEMENTWISE
+            whole = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
             if node in self.tails or not (whole or _is_cheap(node)):
                 return False
         g.members.add(node)

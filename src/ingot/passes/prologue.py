@@ -1,21 +1,30 @@
-"""Prologues: the operand of a contraction that its own group may compute.
+"""Prologues: the operand of an anchor that its own group may compute.
 
     r = relu(x * scale + shift); dot(r, w)   ->   for a block of rows: scratch = relu(x * scale + shift)
                                                                        scratch . w, all columns
 
 The rows of the first operand never reach memory: they are written and read once less, and there is one kernel less.
 In return each block of columns computes them again, and each block of rows streams the second operand again.
+
+    e = relu(conv1x1(x)); depthwise(pad(e))   ->   for a strip of rows, a panel of channels: scratch = relu(conv1x1(x))
+                                                                                             depthwise(scratch)
+
+The widened image is not stored; the rows that two strips share are computed twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.node import Node
-from ingot.ir.types import Shape
+from ingot.ir.node import Const, Graph, Node
+from ingot.ir.types import Shape, f32
+from ingot.ops.core.base import Category, category
 
 BLOCK = 256 << 10  # bytes of rows that surely stay in a core's caches while all columns read them
 TILE = 16  # rows that a block has at least
+WIDE = 256 << 10  # bytes of an image that is worth keeping out of memory
 ROWS = 128  # fewer are cut by columns between the cores: each would compute them all
 
 
@@ -52,3 +61,72 @@ def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
         return None
     rows = tuple(d for c, d in zip(op.out_layout, anchor.shape, strict=True) if c != "C")
     return rows, (w["O"],), w["I"]
+
+
+def expansion(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) -> frozenset[Node]:
+    """What computes the input of a depthwise convolution from a 1x1 convolution, where nothing else needs it and it is
+    large: zero padding, pointwise ops, and the convolution itself. Empty: nothing does."""
+    x = anchor.inputs[0]
+    if not _is_depthwise(anchor) or not _static_image(x):
+        return frozenset()
+    made = x.inputs[0] if isinstance(x.op, ops.Pad) else x
+    if x is not made and not _pads_image(x):
+        return frozenset()
+    members, bases = {anchor} if made is x else {anchor, x}, set[Node]()
+    waiting = [made]
+    while waiting:
+        n = waiting.pop()
+        if n in members:
+            continue
+        if n in graph.outputs or n.shape != made.shape or n.dtype != f32 or len(members) > 16:
+            return frozenset()
+        members.add(n)
+        if _is_expanding(n):
+            bases.add(n)
+        elif category(n.op) is Category.ELEMENTWISE:
+            waiting += [i for i in n.inputs if not _is_spread(i)]
+        else:
+            return frozenset()
+    alone = all(u in members for n in members if n is not anchor for u in users[n])
+    large = estimate(product(made.shape[1:])) * made.dtype.nbytes > WIDE
+    return frozenset(members - {anchor}) if len(bases) == 1 and alone and large else frozenset()
+
+
+def _is_depthwise(anchor: Node) -> bool:
+    op = anchor.op
+    if not isinstance(op, ops.Convolution) or op.lhs_layout != "NHWC" or op.out_layout != "NHWC":
+        return False
+    x, w = anchor.inputs
+    sizes = dict(zip(op.rhs_layout, w.shape, strict=True))
+    whole = op.batch_groups == 1 and not any(map(any, op.padding)) and all(d == 1 for d in op.lhs_dilation)
+    own = sizes["I"] == 1 and sizes["O"] == op.feature_groups == x.shape[-1] and op.feature_groups > 1
+    return whole and own and isinstance(w.op, Const) and anchor.dtype == f32
+
+
+def _static_image(x: Node) -> bool:
+    return all(isinstance(d, int) for d in x.shape[1:])
+
+
+def _pads_image(pad: Node) -> bool:
+    """Rows and columns of zeros around each image."""
+    op, fill = pad.op, pad.inputs[1]
+    assert isinstance(op, ops.Pad)
+    zero = isinstance(fill.op, Const) and not any(fill.op.value.tobytes())
+    ends = [op.low[0], op.high[0], op.low[3], op.high[3]]
+    around = all(isinstance(d, int) and d >= 0 for i in (1, 2) for d in (op.low[i], op.high[i]))
+    return zero and around and not any(op.interior) and all(d == 0 for d in ends)
+
+
+def _is_expanding(n: Node) -> bool:
+    loops, op = _loops(n), n.op
+    if loops is None or not isinstance(op, ops.Convolution) or op.lhs_layout != "NHWC" or op.out_layout != "NHWC":
+        return False
+    _, _, k = loops
+    plain = all(s == 1 for s in op.strides) and not any(map(any, op.padding)) and all(d == 1 for d in op.lhs_dilation)
+    images = n.inputs[0].dtype == f32 and n.shape[1] != 1 and n.shape[2] != 1
+    return plain and images and isinstance(k, int) and isinstance(n.inputs[1].op, Const)
+
+
+def _is_spread(node: Node) -> bool:
+    """A broadcast of something small, or a scalar."""
+    return isinstance(node.op, ops.BroadcastInDim | Const)

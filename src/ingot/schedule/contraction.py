@@ -110,6 +110,14 @@ def emit_contraction(
     return _Nest(c, plan, a, b, write).emit(top, chunk)
 
 
+def emit_lines(
+    block: Block, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write, panel: Expr,
+    lines: tuple[Expr, Expr],
+) -> None:
+    """Print the nest of one column panel of a packed B and a range of lines: of all row axes but the last, joined."""
+    _Nest(c, plan, a, b, write).emit_lines(block, panel, lines)
+
+
 class _Nest:
     def __init__(self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write) -> None:
         self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
@@ -173,6 +181,11 @@ class _Nest:
         else:
             top.loop("e", *self._span(top, lot, plan.batch_run, product(entries)), 1, entry)
         return dim_expr(product(extents))
+
+    def emit_lines(self, block: Block, panel: Expr, lines: tuple[Expr, Expr]) -> None:
+        inner = ZERO, dim_expr(self.inner.extent)
+        self.a_base = self._a_base(block, inner)
+        self._panels(block, panel, ZERO, lambda b, columns, a: self._rows(b, columns, a, lines, inner))
 
     def _part(self, block: Block, low: Expr, end: Expr) -> tuple[Expr, Expr]:
         """The rows from `low` that are computed at once."""
@@ -570,4 +583,4 @@ class _Nest:
         block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Computed", "Operand", "Write", "emit_contraction"]
+__all__ = ["Computed", "Operand", "Write", "emit_contraction", "emit_lines"]

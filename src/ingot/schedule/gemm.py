@@ -45,7 +45,7 @@ CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
-class _Loops:
+class Loops:
     """A contraction's axes with the strides of both operands.
 
     `full` turns an index of (batch, rows, columns) into one of all the op's loops but its reduction, which `result`
@@ -75,7 +75,7 @@ def lower_contraction(
     operands = Operands.of(body)
     computed = _is_computed(body, a_node)
     a_at, a_layout = (-1, Layout.contiguous(a_node.shape)) if computed else operand_memory(body, a_node, ins)
-    make = _dot if isinstance(anchor.op, ops.DotGeneral) else _convolution
+    make = _dot if isinstance(anchor.op, ops.DotGeneral) else convolution_loops
     loops = make(anchor, a_layout, b_layout)
     packed = constant[b_at]
     before: tuple[Step, ...] = ()
@@ -207,7 +207,7 @@ def _column_dim(anchor: Node) -> int:
     return op.rhs_layout.index("O")
 
 
-def _dot(anchor: Node, a: Layout, b: Layout) -> _Loops:
+def _dot(anchor: Node, a: Layout, b: Layout) -> Loops:
     op = anchor.op
     assert isinstance(op, ops.DotGeneral)
     free_a, free_b = op.free(len(a.shape), len(b.shape))
@@ -223,7 +223,7 @@ def _dot(anchor: Node, a: Layout, b: Layout) -> _Loops:
     return _sized(batch, rows, cols, reduce, lambda full: full, source)
 
 
-def _convolution(anchor: Node, a: Layout, b: Layout) -> _Loops:
+def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
     """Rows: batch and output positions; reduction: window positions and input channels; groups: the batch axis."""
     op = anchor.op
     assert isinstance(op, ops.Convolution)
@@ -283,7 +283,7 @@ def _sized(
     reduce: tuple[Axis, ...],
     result: Callable[[Index], Index],
     source: Callable[[Index, Expr], Index],
-) -> _Loops:
+) -> Loops:
     """Loops without axes of extent 1; the full index has zeros for them."""
     full = (*batch, *rows, *cols)
     kept = [d for d, x in enumerate(full) if x.extent != 1]
@@ -304,7 +304,7 @@ def _sized(
         found = tuple(x for x in axes if x.extent != 1)
         return found or ((fallback,) if fallback else ())
 
-    return _Loops(
+    return Loops(
         sized(batch, None),
         sized(rows, Axis(1, 0, 0)),
         sized(cols, Axis(1, 0, 1)),
@@ -315,7 +315,7 @@ def _sized(
     )
 
 
-def _rows_as_they_lie(loops: _Loops) -> _Loops:
+def _rows_as_they_lie(loops: Loops) -> Loops:
     """Row axes in the order in which A lies in memory, so that a transposed A's rows can be joined too."""
     order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
     if order == list(range(len(order))):
@@ -331,7 +331,7 @@ def _rows_as_they_lie(loops: _Loops) -> _Loops:
     return replace(loops, rows=tuple(loops.rows[d] for d in order), full=full)
 
 
-def _flat_rows(loops: _Loops) -> _Loops:
+def _flat_rows(loops: Loops) -> Loops:
     """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence."""
     rows, count = loops.rows, 1
     while count < len(rows) and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
@@ -339,7 +339,7 @@ def _flat_rows(loops: _Loops) -> _Loops:
     return _joined(loops, count, rows[-1].a)
 
 
-def _computed_rows(loops: _Loops, a: Node) -> _Loops:
+def _computed_rows(loops: Loops, a: Node) -> Loops:
     """Loops over an A in scratch: one axis of rows, an odd number of cache lines apart so that they share no sets."""
     line = max(1, LINE // a.dtype.nbytes)
     lines = ceildiv(product(x.extent for x in loops.reduce), line)
@@ -351,7 +351,7 @@ def _computed_rows(loops: _Loops, a: Node) -> _Loops:
     )
 
 
-def _joined(loops: _Loops, count: int, stride: DimLike) -> _Loops:
+def _joined(loops: Loops, count: int, stride: DimLike) -> Loops:
     """Loops whose last `count` row axes are one, with which A is walked by `stride`."""
     if count == 1 and loops.rows[-1].a == stride:
         return loops
@@ -364,4 +364,4 @@ def _joined(loops: _Loops, count: int, stride: DimLike) -> _Loops:
     return replace(loops, rows=(*loops.rows[:-count], Axis(product(extents), stride, 0)), full=full)
 
 
-__all__ = ["CONTRACTIONS", "lower_contraction"]
+__all__ = ["CONTRACTIONS", "Loops", "convolution_loops", "lower_contraction"]

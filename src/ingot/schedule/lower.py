@@ -9,6 +9,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group
 from ingot.schedule.attention import lower_attention
 from ingot.schedule.cumulative import lower_cumulative
+from ingot.schedule.expand import lower_expanded
 from ingot.schedule.gemm import lower_contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
@@ -36,6 +37,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 PACKING: dict[str, PackingStrategy] = {
     "contraction": lower_contraction,
+    "expand": lower_expanded,
     "lstm": lower_recurrent,
     "gru": lower_recurrent,
     "rnn": lower_recurrent,

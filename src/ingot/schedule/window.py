@@ -188,14 +188,16 @@ def lower_depthwise(
 ) -> Lowered:
     """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [taps..., channels]."""
     anchor = next(n for n in body.nodes() if is_depthwise(n))
-    return _Depthwise(anchor, body, ins, outs, constant, machine).lower()
+    return Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
 
 def _turned(order: tuple[int, ...], array: np.ndarray, out: np.ndarray) -> None:
     out.reshape([array.shape[d] for d in order])[...] = array.transpose(order)
 
 
-class _Depthwise:
+class Depthwise:
+    """A depthwise convolution as a kernel: rows of outputs, vectors of channels, several outputs at once."""
+
     def __init__(
         self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
         constant: tuple[bool, ...], machine: Machine,
@@ -203,9 +205,8 @@ class _Depthwise:
         op = anchor.op
         assert isinstance(op, ops.Convolution)
         self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
-        x, w = anchor.inputs
+        _, w = anchor.inputs
         self.window = tuple(int(w.shape[d]) for d in self._spatial(op.rhs_layout))  # static by construction
-        self.x_index, self.x_layout = operand_memory(body, x, ins)
         self.w_index, w_layout = operand_memory(body, w, ins)
         self.operands = Operands.of(body)
         self.em = self.operands.emitter(body, ins)
@@ -223,6 +224,13 @@ class _Depthwise:
         self.w_layout = w_layout
         self.lanes = machine.lanes(self.dtype)
         self.ins, self.order = ins, order
+        self.x_buffer, self.x_layout = self._input()
+        self.shift: Expr = ZERO  # added to all places of the input
+
+    def _input(self) -> tuple[Buffer, Layout]:
+        """Where the input lies."""
+        which, layout = operand_memory(self.body, self.anchor.inputs[0], self.ins)
+        return self.operands.ins[which], layout
 
     @staticmethod
     def _spatial(layout: str) -> tuple[int, ...]:
@@ -310,9 +318,8 @@ class _Depthwise:
                 for r, a, s, d in zip(row[1:], at, op.strides[:-1], op.rhs_dilation[:-1], strict=True)
             ]
             first = ix.mul(ow, integer(stride))
-            base = b.let(
-                ix.linear((row[0], *spatial, first), self.x_layout.strides[:-1], self.x_layout.offset), "x"
-            )
+            place = ix.linear((row[0], *spatial, first), self.x_layout.strides[:-1], self.x_layout.offset)
+            base = b.let(ix.add(place, self.shift), "x")
             step, channel = self.x_layout.strides[-2], ix.mul(c, dim_expr(self.x_layout.strides[-1]))
             weights = [
                 load_at(b, self.weights, ix.linear((*at, integer(kw), c, ZERO), self.w_layout.strides), mask)
@@ -326,7 +333,7 @@ class _Depthwise:
                 if not uses:
                     continue
                 flat = ix.add(ix.add(base, ix.mul(integer(position), dim_expr(step))), channel)
-                x = b.let(k.cast(load_at(b, self.operands.ins[self.x_index], flat, mask), self.dtype), "x")
+                x = b.let(k.cast(load_at(b, self.x_buffer, flat, mask), self.dtype), "x")
                 for t, kw in uses:
                     b.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
 
