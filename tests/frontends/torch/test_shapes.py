@@ -152,6 +152,18 @@ INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     ),
     "put between": lambda x, i, j: put_between(x, i),
     "mask": lambda x, i, j: (x.index_put((x > 4,), torch.tensor(-1.0)), x.masked_fill(x > 4, 2.0)),
+    "masked scatter": lambda x, i, j: (
+        x.masked_scatter(x > 4, -x),
+        x.masked_scatter(x[0] % 2 == 0, x * 10),
+        x.masked_scatter(x > 1000, x),
+    ),
+    "cross": lambda x, i, j: (
+        torch.linalg.cross(x[..., :3], -x[..., 1:4]),
+        torch.linalg.cross(x, x[:1] + 1, dim=1),
+        torch.cross(x, x * x),
+        torch.trace(x[0]),
+        torch.trace(x[0].long()),
+    ),
     "slices": lambda x, i, j: (
         torch.slice_scatter(x, x[:, :2] * 2, 1, 1, 3),
         torch.select_scatter(x, x[0] + 1, 0, -1),

@@ -246,6 +246,19 @@ def _masked_put(x: Node, indices: Indices, mask: Node, values: Node, accumulate:
     return select(mask, new, x)
 
 
+@aten("masked_scatter.default")
+def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
+    """Where the mask is true the k-th time, the k-th element of `source`."""
+    mask = expand(mask, x.shape)
+    size = x.type.size
+    rank = ops.CumReduce("sum", 0)(cast(reshape(mask, (size,)), i64))
+    at = ops.Sub()(rank, filled((size,), 1, i64))
+    # of what the mask leaves out any element does
+    at = ops.Max()(at, filled((size,), 0, i64))
+    taken = ops.Take(0)(reshape(source, (source.type.size,)), at)
+    return ops.Select()(mask, reshape(taken, x.shape), x)
+
+
 @aten("slice_scatter.default")
 def slice_scatter(
     c: Context,
@@ -309,7 +322,6 @@ for _name in (
     "unique_dim.default",
     "repeat_interleave.Tensor",
     "bincount.default",
-    "masked_scatter.default",
 ):
     aten.add(_name, _sized_by_data)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, swap
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, expand, promoted
+from ingot.frontends.torch.values import Context, Operand, axis_of, cast, expand, promoted
 from ingot.ir.node import Node
 
 aten = Table()
@@ -32,6 +32,32 @@ def scaled(x: Node, factor: Operand) -> Node:
 )
 def matmul(c: Context, a: Node, b: Node) -> Node:
     return ops.MatMul()(a, b)
+
+
+@aten("trace.default")
+def trace(c: Context, x: Node) -> Node:
+    x = cast(x, c.dtype)
+    diagonal = ops.Compare("EQ")(index_along(x.shape, 0), index_along(x.shape, 1))
+    return ops.reduce_sum(ops.Select()(diagonal, x, filled(x.shape, 0, x.dtype)), (0, 1))
+
+
+@aten("linalg_cross.default")
+def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
+    """a[1] b[2] - a[2] b[1], and so on around."""
+    a, b = expand(a, c.shape), expand(b, c.shape)
+    axis = axis_of(dim, a.type.rank)
+
+    def turned(x: Node, by: int) -> Node:
+        return ops.Concat(axis)(slice_axis(x, axis, by, 3), slice_axis(x, axis, 0, by))
+
+    return ops.Sub()(ops.Mul()(turned(a, 1), turned(b, 2)), ops.Mul()(turned(a, 2), turned(b, 1)))
+
+
+@aten("cross.default")
+def cross(c: Context, a: Node, b: Node, dim: int | None = None) -> Node:
+    if dim is None:
+        dim = next((axis for axis, size in enumerate(c.shape) if size == 3), -1)
+    return linalg_cross(c, a, b, dim=dim)
 
 
 @aten("inner.default")
@@ -121,11 +147,6 @@ def chain(c: Context, tensors: Sequence[Node]) -> Node:
     return out
 
 
-@aten("trace.default")
-def trace(c: Context, x: Node) -> Node:
-    raise Unsupported("write it as torch.diagonal(x).sum()")
-
-
 @aten("kron.default")
 def kron(c: Context, a: Node, b: Node) -> Node:
     a, b = promoted((a, b), c.dtype)
@@ -136,8 +157,3 @@ def kron(c: Context, a: Node, b: Node) -> Node:
     right = reshape(b, tuple(d for s in b.shape for d in (1, s)))
     shape = tuple(d for s, t in zip(a.shape, b.shape, strict=True) for d in (s, t))
     return reshape(ops.Mul()(expand(left, shape), expand(right, shape)), c.shape)
-
-
-@aten("cross.default", "linalg_cross.default")
-def cross(c: Context, a: Node, b: Node, dim: int | None = None) -> Node:
-    raise Unsupported("write it out with slices")
