@@ -76,3 +76,11 @@ def test_a_failed_peer_is_never_the_best():
 def test_geometric_mean():
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert math.isnan(geometric_mean([]))
+
+
+def test_slowdowns_beside_a_neighbour():
+    neighbour = pytest.importorskip("benchmarks.neighbour", reason="the tables need rich")
+    alone, beside = [1.0] * 9 + [3.0], [2.0] * 8 + [4.0, 6.0]
+    row = neighbour.Row("m", "ingot", alone, beside)
+    assert row.slowdowns() == (2.0, pytest.approx(2.6 / 1.2), 2.0)
+    assert neighbour.percentile([3.0, 1.0, 2.0], 0.0) == 1.0
