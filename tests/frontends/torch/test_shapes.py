@@ -156,6 +156,7 @@ INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
         x.masked_scatter(x > 4, -x),
         x.masked_scatter(x[0] % 2 == 0, x * 10),
         x.masked_scatter(x > 1000, x),
+        x[0].masked_scatter(x > 4, -x),
     ),
     "cross": lambda x, i, j: (
         torch.linalg.cross(x[..., :3], -x[..., 1:4]),

@@ -249,7 +249,7 @@ def _masked_put(x: Node, indices: Indices, mask: Node, values: Node, accumulate:
 @aten("masked_scatter.default")
 def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
     """Where the mask is true the k-th time, the k-th element of `source`."""
-    mask = expand(mask, x.shape)
+    x, mask = expand(x, c.shape), expand(mask, c.shape)
     size = x.type.size
     rank = ops.CumReduce("sum", 0)(cast(reshape(mask, (size,)), i64))
     at = ops.Sub()(rank, filled((size,), 1, i64))
