@@ -318,8 +318,8 @@ def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -
 # Cycles around a tile's reduction loop: a constant, and for each accumulator (its zero, its share of the epilogue).
 _ENTRY, _PER_ACCUMULATOR = 20.0, 2.0
 # And for a tile of many rows that each read A alone, as in matmuls and pointwise convolutions. Measured inside models:
-# 14x2 takes some 100 cycles more than the sum of its parts, 1.4 times its time at k = 16 and 1.1 times at k = 64; 10x2
-# and 12x2 as well; 7x2, 8x2, 6x4 and 7x3 do not, nor do windows, whose rows share lines. Nothing is spilled.
+# 14x2 takes some 100 cycles more than the sum of its parts, 1.4 times its time at k = 16 and 1.1 times at k = 64; 10x2,
+# 12x2 and 8x3 as well; 7x2, 6x4 and 7x3 do not, nor do windows, whose rows share lines. Nothing is spilled.
 _FEW_ROWS, _MANY_ROWS_COST = 7, 100.0
 # Per byte of B: the more of its stream a multiply-add needs, the less is hidden. Where k is long, 14x2 beats 7x2 and
 # 6x4 by 2% to 3%.
