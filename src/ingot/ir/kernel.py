@@ -3,6 +3,7 @@
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
+             | Increment(var, buffer, index)
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | PairDot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
@@ -244,6 +245,18 @@ class Alloc(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Stmt):
+    buffer: Buffer
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Increment(Stmt):
+    """Add 1 to an i64 in a param and bind what it was before, as one step that no other worker can come between.
+
+    For sharing out work within a round, where every outcome gives the same results.
+    """
+
+    var: Var
     buffer: Buffer
     index: Expr
 

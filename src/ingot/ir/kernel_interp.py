@@ -116,6 +116,8 @@ def _statement(s: k.Stmt) -> Action:
             return lambda m: _alloc(m, s.buffer)
         case k.Prefetch():
             return lambda m: None
+        case k.Increment():
+            return _increment(s)
     raise TypeError(f"unknown statement {type(s).__name__}")
 
 
@@ -178,6 +180,19 @@ def _store(s: k.Store) -> Action:
             memory.data[where] = value
         else:
             memory.data[where] = np.asarray(value)[_on(mask[0])] if mask else value
+
+    return run
+
+
+def _increment(s: k.Increment) -> Action:
+    tape, name = _tape([s.index]), s.buffer.name
+
+    def run(m: Machine) -> None:
+        (index,) = tape(m)
+        memory = _known(m, name)
+        where = _elements(memory, index, 1, None, "increment", s.index)
+        m.env[s.var.name] = memory.data[where]
+        memory.data[where] += 1
 
     return run
 

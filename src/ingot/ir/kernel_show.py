@@ -93,6 +93,9 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
             lines.append(f"{indent}{_buffer(s.buffer)}")
         case k.Prefetch():
             lines.append(f"{indent}prefetch {s.buffer.name}[{_shared(indent, lines, s.index).of(s.index)}]")
+        case k.Increment():
+            at = _shared(indent, lines, s.index).of(s.index)
+            lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{at}]")
         case k.Comment():
             lines += [f"{indent}# {line}" for line in s.text.splitlines()]
         case _:

@@ -102,6 +102,8 @@ class _Checker:
                 self.buffer(s.buffer, scope, "prefetch")
                 self.need(s.buffer.space != "register", f"prefetch {s.buffer.name}", "memory", "a register")
                 self.index(s.index, f"prefetch {s.buffer.name}", scope)
+            case k.Increment():
+                self.increment(s, scope)
             case k.Comment():
                 pass
             case _:
@@ -135,6 +137,17 @@ class _Checker:
             self.need(b.offset % 64 == 0, what, "an offset that is a multiple of 64", b.offset)
             self.need(end <= self.scratch_bytes, what, f"an end within scratch_bytes = {self.scratch_bytes}", end)
         scope.buffers[b.name] = b
+
+    def increment(self, s: k.Increment, scope: _Scope) -> None:
+        b = s.buffer
+        what = f"increment {b.name}"
+        self.buffer(b, scope, "increment")
+        fits = b.space == "param" and b.writable and b.dtype == i64
+        self.need(fits, what, "a writable i64 param", f"{b.space} {b.dtype}")
+        self.index(s.index, what, scope)
+        self.need(s.var.dtype == i64 and s.var.lanes == 1, what, "an i64 scalar", _kind(s.var))
+        self.need(s.var.name not in scope.vars, what, "a new name", f"{s.var.name}, which is bound already")
+        scope.vars[s.var.name] = s.var
 
     def store(self, s: k.Store, scope: _Scope) -> None:
         what = f"store {s.buffer.name}"

@@ -7,10 +7,10 @@ R is repacked so that a block of columns is one stream: [block][k][gate][columns
 says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that
 resets before the product) runs in stages; every stage is a pass over the columns.
 
-Passes are the rounds of one kernel; their chunks are (direction, part of the columns). The driver gives a worker the
-same chunks in every round, unless another has to help: its share of R stays in its own cache. Every other pass walks
-the part's weights backwards: what the last one left in the cache is used first. (A walk that always starts at the same
-end finds nothing in a least-recently-used cache that is smaller than the part.)
+Passes are the rounds of one kernel; their chunks are (direction, part of the columns). Chunks of a round may take their
+part in any order, so a worker takes the part that it had before, if it is free: its share of R stays in its own cache.
+Every other pass walks the part's weights backwards: what the last one left in the cache is used first. (A walk that
+always starts at the same end finds nothing in a least-recently-used cache that is smaller than the part.)
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, estimate
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, Ramp, Var, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.node import Graph, Input, Node, const, topological
 from ingot.ir.types import DType, TensorType, boolean, f32, f64, i64
 from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
 from ingot.ops.nn.terms import Term
@@ -39,6 +41,7 @@ from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbo
 from ingot.schedule.scan_cell import Cell, Stage, pack_weights
 from ingot.support.errors import CompileError
 
+LINE = 16  # counters of a pass and direction: on cache lines of their own
 PART_SECONDS = 3e-6  # of work that is worth a wait
 
 
@@ -137,7 +140,7 @@ class _Scan:
             seconds += max(weights * self.stored.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
         share = seconds / len(self.stages)
         workers = max(1, self.machine.threads // len(self.directions))
-        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages)))
+        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE))
 
     # --- steps before the scan
 
@@ -244,7 +247,14 @@ class _Scan:
             (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
             for s in self.stages[:-1]
         ]
-        self.launches.append(_Loop(self, rows, weights, outputs, others, between).step())
+        control: Arg | None = None
+        if self.parts > 1:
+            counters = self.steps * len(self.stages) * count * LINE
+            control = self._temp(counters, i64)
+            zero = ops.BroadcastInDim((counters,), ())(const(0, np.int64))
+            clear = lower_pointwise(Graph((), (zero,)), (), (Layout.contiguous((counters,)),), self.machine)
+            self._embed(clear, (), (control,))
+        self.launches.append(_Loop(self, rows, weights, outputs, others, between, control).step())
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
 
 
@@ -252,7 +262,8 @@ class _Loop:
     """The kernel over time."""
 
     def __init__(
-        self, scan: _Scan, rows: Arg, weights: Arg, outputs: Arg, others: list[Arg], between: list[tuple[Arg, Arg]]
+        self, scan: _Scan, rows: Arg, weights: Arg, outputs: Arg, others: list[Arg], between: list[tuple[Arg, Arg]],
+        control: Arg | None,
     ):
         self.scan = scan
         acc = scan.dtype
@@ -265,6 +276,7 @@ class _Loop:
             (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
             for i, (dots, operand) in enumerate(between)
         ]
+        self.control = self._param("control", i64, control, True) if control is not None else None
         needed = set(topological([n for c in scan.cells for n in c.results]))
         if scan.op.has_lengths:
             needed |= set(topological([self._lengths()]))
@@ -288,16 +300,17 @@ class _Loop:
         count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
         chunks: int = count
         rounds: DimLike = 1
-        if parts == 1:
+        scratch = 0
+        if self.control is None:
             self._alone(top, chunk)
         else:
-            chunks, rounds = count * parts, scan.steps * stages
-            self._shared(top, chunk)
+            chunks, rounds, scratch = count * parts, scan.steps * stages, 64
+            self._shared(top, chunk, self.control)
         dims = symbol_params(
             *body_dims(scan.body, (*scan.ins, *scan.outs)), *(d for n in scan.body.inputs for d in n.shape), rounds
         )
         params = tuple(b for b, _ in self.params)
-        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, rounds=dim_expr(rounds))
+        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch, dim_expr(rounds))
         return Step(kernel, tuple(a for _, a in self.params))
 
     def _alone(self, top: Block, direction: Expr) -> None:
@@ -309,21 +322,40 @@ class _Loop:
 
         top.loop("i", 0, self.scan.steps, 1, turn)
 
-    def _shared(self, top: Block, chunk: Expr) -> None:
+    def _shared(self, top: Block, chunk: Expr, control: Buffer) -> None:
         """A chunk does one part of one pass of one direction."""
         scan = self.scan
         count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
         order = top.let(k.binary("div", chunk, integer(parts)), "order")
         direction = top.let(k.binary("rem", order, integer(count)), "d")
         turn = top.let(k.binary("div", order, integer(count)), "turn")
-        part = top.let(k.binary("rem", chunk, integer(parts)), "part")
+        line = top.let(k.mul(order, integer(LINE)), "line")
+        mine = top.alloc("mine", i64, 1, scratch=0)
+        last = top.let(k.load(mine, ZERO), "last")
+        # what lies in fresh scratch may be any number
+        wanted = top.let(k.binary("rem", k.binary("max", last, ZERO), integer(parts)), "wanted")
+        found = top.alloc("part", i64, 1)
+        top.store(found, ZERO, integer(-1))
+        for i in range(parts):
+
+            def claim(b: Block, i: int = i) -> None:
+                part = b.let(k.binary("rem", k.add(wanted, integer(i)), integer(parts)), "p")
+                taken = b.fresh("taken")
+                b.stmts.append(k.Increment(taken, control, k.add(line, part)))
+                b.store(found, ZERO, k.select(k.binary("eq", taken, ZERO), part, integer(-1)))
+
+            top.when(k.binary("lt", k.load(found, ZERO), ZERO), claim)
+        part = top.let(k.load(found, ZERO), "part")
+        top.store(mine, ZERO, part)
         i = top.let(k.binary("div", turn, integer(stages)), "i")
         if stages == 1:
             self._direction(top, direction, i, 0, part)
         else:
             stage = top.let(k.binary("rem", turn, integer(stages)), "stage")
             for s in range(stages):
-                top.when(k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part))
+                top.when(
+                    k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part)
+                )
 
     def _direction(self, block: Block, direction: Expr, i: Expr, stage: int, part: Expr) -> None:
         cells = self.scan.cells
@@ -341,7 +373,9 @@ class _Loop:
         scan, s = self.scan, cell.stages[stage]
         parts, blocks = scan.parts, s.blocks
         low = block.let(k.binary("div", k.mul(part, integer(blocks)), integer(parts)), "low")
-        high = block.let(k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high")
+        high = block.let(
+            k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high"
+        )
         odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
         step = _Step(self, cell, stage, i, odd)
 
@@ -438,7 +472,9 @@ class _Step:
         if scan.hidden % (s.vectors * lanes):
             mask = block.let(k.binary("lt", k.ramp(j, lanes), integer(scan.hidden)), "live")
         across = k.ramp(j, lanes) if lanes > 1 else j
-        sums = [block.let(k.load(acc, integer((r * s.gates + g) * s.vectors + v)), "s") for g in range(s.gates)]
+        sums = [
+            block.let(k.load(acc, integer((r * s.gates + g) * s.vectors + v)), "s") for g in range(s.gates)
+        ]
         em = self._emitter(block, j, sums)
         if self.number < len(cell.stages) - 1:
             dots, operand = self.loop.between[self.number]

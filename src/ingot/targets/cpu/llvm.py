@@ -27,6 +27,7 @@ from ingot.ir.kernel import (
     For,
     Gather,
     If,
+    Increment,
     Kernel,
     Let,
     Lit,
@@ -104,6 +105,7 @@ class _Function:
             Store: self._store,
             Alloc: self._alloc,
             Prefetch: self._prefetch,
+            Increment: self._increment,
             Comment: lambda s: None,
         }
 
@@ -159,7 +161,7 @@ class _Function:
 
     def _body(self, body: Body) -> None:
         do = self.do
-        bound = dict(self.vars) if any(isinstance(s, Let) for s in body) else None
+        bound = dict(self.vars) if any(isinstance(s, Let | Increment) for s in body) else None
         for stmt in body:
             self.loads.clear()
             self.shared.clear()
@@ -260,6 +262,10 @@ class _Function:
         pointer, _ = self.address(s.buffer, s.index)
         self.b.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.b.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+    def _increment(self, s: Increment) -> None:
+        pointer, _ = self.address(s.buffer, s.index)
+        self.vars[s.var.name] = Affine.of(self.b.effect(f"atomicrmw add ptr {pointer}, i64 1 acq_rel, align 8"))
 
     def _for(self, s: For) -> None:
         begin, end = self.affine(s.begin), self.affine(s.end)
