@@ -27,7 +27,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, dtype_of, f32, i32
-from ingot.ops import Logistic, Tanh
+from ingot.ops import DotGeneral, Logistic, Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.activation import Gelu, Relu
 from ingot.ops.nn.norm import LayerNorm
@@ -184,8 +184,39 @@ def layer_norm(cols: int) -> Callable[[Node], Node]:
     return lambda x: LayerNorm((1,))(x, scale, bias)
 
 
+def products(rows: int, depth: int, cols: int, nbytes: int) -> Case:
+    """x @ w for as many weights as make up `nbytes`, each with an x of its own."""
+    count = max(2, nbytes // (4 * depth * cols))
+    weights = [filled(depth, cols) for _ in range(count)]
+    xs = tuple(filled(rows, depth) for _ in range(count))
+    ins = [Input(f"x{i}", TensorType(f32, x.shape))() for i, x in enumerate(xs)]
+    product = DotGeneral(((), ()), ((1,), (0,)))
+    graph = Graph(tuple(ins), tuple(product(n, const(w)) for n, w in zip(ins, weights, strict=True)))
+
+    def in_torch(xs: Sequence[np.ndarray]) -> Call:
+        import torch
+
+        pairs = [(torch.from_numpy(x), torch.from_numpy(w)) for x, w in zip(xs, weights, strict=True)]
+        return lambda: [torch.mm(x, w) for x, w in pairs]
+
+    return Case(f"{rows}x{depth}x{cols}", graph, xs, {"torch": in_torch})
+
+
+PRODUCTS = [
+    (1, 768, 768), (1, 768, 3072), (1, 3072, 768), (1, 4096, 4096), (1, 4096, 11008), (1, 768, 50257), (1, 960, 1280),
+    (1, 960, 240), (1, 240, 960), (2, 768, 3072), (4, 768, 3072), (8, 768, 3072),
+]  # fmt: skip
+
+
 def cases(nbytes: int) -> Iterator[Case]:
     """Operands of about `nbytes` each."""
+    for shape in PRODUCTS:
+        yield products(*shape, nbytes)
+    yield from streams(nbytes)
+
+
+def streams(nbytes: int) -> Iterator[Case]:
+    """Pointwise work, row groups and copies."""
     import torch
 
     cols = 4096
@@ -302,13 +333,13 @@ def main() -> None:
     nbytes = options.megabytes << 20
     lanes = host_machine().lanes(f32)
     kernels = {"read": (read_kernel(lanes), nbytes), "copy": (copy_kernel(lanes), 2 * nbytes)}
-    streams = {name: (stream_model(kernel, nbytes, options.threads), n) for name, (kernel, n) in kernels.items()}
+    memory = {name: (stream_model(kernel, nbytes, options.threads), n) for name, (kernel, n) in kernels.items()}
     print(f"{cpu_name()}, {options.threads} threads, operands of {options.megabytes} MB; GB/s:")
     results: list[Result] = []
     for one in cases(nbytes):
         if options.filters and not any(f in one.name for f in options.filters):
             continue
-        r = measure(one, streams, options.peers, options.threads, options.seconds)
+        r = measure(one, memory, options.peers, options.threads, options.seconds)
         results.append(r)
         print(f"{r.name:28} {r.share:5.0%}  ", "  ".join(f"{n} {v:5.1f}" for n, v in r.rates.items()), flush=True)
     if options.json:
