@@ -130,3 +130,22 @@ def test_a_reduction_over_everything_feeds_all_threads() -> None:
     lay = Layout.contiguous(a.shape)
     low = lower_rows(Graph((a,), (op.mean(a),)), (lay,), (Layout.contiguous(()),), NATIVE)
     assert [s.kernel.chunks for s in low.steps] == [integer(4 * NATIVE.threads), integer(1)]
+
+
+@both
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("sizes", [(3, 5, 1), (16, 32), (0, 4), (17, 16)])
+def test_concats(sizes: tuple[int, ...], axis: int, machine) -> None:
+    """Of inputs, and of values that are computed on the way, read by what follows in the same kernel."""
+    xs = [values(*(n if d == axis else 19 for d in range(3))) for n in sizes]
+    ins = inputs_like(xs)
+    joined = op.concat([op.mul(ins[0], 2.0), *ins[1:]], axis)
+    turned = op.add(op.transpose(joined, (0, 2, 1)), 1.0)
+    check(Graph(tuple(ins), (op.concat(ins, axis),)), xs, machine=machine)
+    check(Graph(tuple(ins), (joined, turned, op.reduce_max(joined, 2))), xs, machine=machine)
+    if axis != 0:
+        symbols = {i: (symbol("n"), *x.shape[1:]) for i, x in enumerate(xs)}
+    else:
+        symbols = {i: (symbol(f"n{i}"), 19, 19) for i, x in enumerate(xs) if len(x)}
+    dynamic = inputs_like(xs, symbols)
+    check(Graph(tuple(dynamic), (op.apply(Tanh(), op.concat(dynamic, axis)),)), xs, machine=machine)

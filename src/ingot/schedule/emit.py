@@ -10,7 +10,7 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot import ops
@@ -260,6 +260,8 @@ def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     op = node.op
     assert isinstance(op, ops.Concat)
     axis = op.dimension
+    if len(node.inputs) > 1 and _in_one_piece(block, node.inputs, index[axis], axis):
+        return _chosen(em, block, node, index, mask)
     start: DimLike = 0
     result: Expr | None = None
     for x in node.inputs:
@@ -273,6 +275,44 @@ def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     if result is None:
         raise CompileError("concat of nothing")
     return result
+
+
+def _in_one_piece(block: Block, pieces: Sequence[Node], at: Expr, axis: int) -> bool:
+    """Whether all lanes of the position `at` along `axis` surely lie in the same piece of a concat."""
+    if ix.lane_step(at) == 0:
+        return True
+    aligned = isinstance(at, Ramp) and at.step == 1 and ix.multiple_of(at.base, block.multiples) % at.lanes == 0
+    return aligned and all(isinstance(n := x.shape[axis], int) and n % at.lanes == 0 for x in pieces[:-1])
+
+
+def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    """A concat's value by branches: loads that are off are slow where they would fall outside of mapped memory."""
+    op = node.op
+    assert isinstance(op, ops.Concat)
+    axis, lanes = op.dimension, max(e.lanes for e in index)
+    first = ix.first_lane(index[axis])
+    result = block.alloc("concat", node.dtype, 1, lanes=lanes)
+
+    def piece(b: Block, number: int, start: DimLike) -> None:
+        x = node.inputs[number]
+
+        def inside(c: Block) -> None:
+            # a name of this branch's own, so that no load moves out of it
+            own = c.fresh("at")
+            c.stmts.append(k.Let(own, k.sub(first, dim_expr(start))))
+            c.multiples[own.name] = index[axis].lanes
+            at = k.ramp(own, index[axis].lanes)
+            value = em.value(c, x, (*index[:axis], at, *index[axis + 1 :]), mask)
+            c.store(result, ZERO, k.splat(value, lanes))
+
+        if number == len(node.inputs) - 1:
+            inside(b)
+            return
+        end = start + x.shape[axis]
+        b.when(k.binary("lt", first, dim_expr(end)), inside, lambda c: piece(c, number + 1, end))
+
+    piece(block, 0, 0)
+    return block.let(k.load(result, ZERO), "c")
 
 
 def _iota(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:

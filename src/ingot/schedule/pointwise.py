@@ -375,8 +375,10 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
                 total += lanes if isinstance(s.value, Gather) else 1
             case Store():
                 total += lanes if s.index.lanes > 1 else 1
-            case For() | If():
-                total += 1
+            case For():
+                total += 1 + _cost(list(s.body), lanes)
+            case If():
+                total += 1 + _cost([*s.then, *s.orelse], lanes)
     return total
 
 

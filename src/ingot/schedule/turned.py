@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate
-from ingot.ir.kernel import Buffer, Expr
+from ingot.ir.kernel import Buffer, Expr, If
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
@@ -65,7 +65,8 @@ def _reads_along(
     em = Emitter({n: leaf(n, b, lay) for n, b, lay in zip(body.inputs, buffers, ins, strict=True)})
     for root in body.outputs:
         em.value(block, root, at)
-    return None if masked else found
+    branches = any(isinstance(s, If) for s in block.stmts)
+    return None if masked or branches else found
 
 
 def find_turn(
