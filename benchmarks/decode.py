@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from ingot.ir.types import f32
 class Decode(nn.Module):
     """(ids [1, 1], keys and values [1, heads, past, depth] per layer) -> logits, and what each cache gains."""
 
-    def __init__(self, model: nn.Module, past: int) -> None:
+    def __init__(self, model: Any, past: int) -> None:
         super().__init__()
         self.model, self.past = model, past
 
@@ -44,7 +45,7 @@ class Decode(nn.Module):
 
 
 def run(name: str, past: int, threads: int, seconds: float) -> dict[str, float | str]:
-    model = zoo.get(name).to_torch()
+    model: Any = zoo.get(name).to_torch()
     while not hasattr(model, "config"):
         model = next(model.children())
     config = model.config
