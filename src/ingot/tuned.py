@@ -70,8 +70,12 @@ def measured(isa: HostFeatures, threads: int) -> dict[str, Measured]:
     if own is None:
         return {}
     machine = machine_name(isa, threads)
-    entries = [*read(SHIPPED).values(), *read(own).values()]
-    mine = (e for e in entries if e.machine == machine and e.generation == GENERATION)
+    return choices(SHIPPED, machine) | choices(own, machine)
+
+
+def choices(path: Path, machine: str) -> dict[str, Measured]:
+    """What a file says of a machine and of today's kernels, by key."""
+    mine = (e for e in read(path).values() if e.machine == machine and e.generation == GENERATION)
     return {e.key: Measured(e.choice, e.over) for e in mine}
 
 

@@ -18,9 +18,11 @@ from ingot.ir.types import TensorType, f32
 from ingot.ops.build import const
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
+from ingot.targets.cpu.assemble import host_features
 from ingot.tune.kept import Kept
 from ingot.tune.run import tune
 from ingot.tune.trial import Workbench
+from tests.debug import models
 
 RANDOM = np.random.default_rng(0)
 
@@ -73,8 +75,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add(path: Path, site: Site, choice: Choice, over: Choice | None = None) -> None:
-    from ingot.targets.cpu.assemble import host_features
-
     machine = tuned.machine_name(host_features(), 2)
     tuned.add(path, [tuned.Entry(machine, site.key, choice, over or site.untuned, 1e-6, 2e-6)])
 
@@ -148,6 +148,14 @@ def test_a_choice_that_is_none_here_is_ignored(own: Path, changes: dict[str, int
     assert chunks(graph) == before
 
 
+def test_entries_that_mean_nothing_do_not_stop_the_tuner(own: Path):
+    graph = chain()
+    for spot in bench(graph).spots:
+        assert isinstance(spot.site.untuned, Direct)
+        add(own, spot.site, replace(spot.site.untuned, width=1000))
+    assert tune(graph, feeds(graph), threads=2, budget=1.0, database=own).seconds > 0
+
+
 def keys(graph: Graph) -> set[str]:
     return {launch.site.key for launch in build(graph, threads=2).launches if launch.site is not None}
 
@@ -195,8 +203,6 @@ def test_tuning_a_model(own: Path):
 
 
 def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):
-    from tests.debug import models
-
     path = models.save(models.classifier(), tmp_path / "m.onnx")
     first = ingot.compile(path, threads=2)
     assert isinstance(first, CompiledModel)

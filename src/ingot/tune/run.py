@@ -72,7 +72,7 @@ def tune(
     watch("compile", 0.0)
     bench = Workbench(graph, feeds, threads, fast_math, precision)
     machine = tuned.machine_name(bench.isa, threads)
-    known = {} if again else _known(database, machine)
+    known = {} if again else tuned.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:
         tuned.add(database, [_entry(machine, f) for f in findings])
@@ -80,8 +80,7 @@ def tune(
     search = Search(bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began))
     findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
     watch("measure before and after", time.monotonic() - began)
-    after = {key: m.choice for key, m in _known(database, machine).items()}
-    pairs = bench.latency({s.site.key: after.get(s.site.key, s.site.untuned) for s in bench.spots}, LATENCY_SECONDS)
+    pairs = bench.latency(bench.decided(tuned.choices(database, machine)), LATENCY_SECONDS)
     rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
     before, now = np.median(pairs, axis=0)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
@@ -89,12 +88,6 @@ def tune(
 
 
 LATENCY_SECONDS = 2.0
-
-
-def _known(database: Path, machine: str) -> dict[str, Measured]:
-    entries = tuned.read(database).values()
-    mine = (e for e in entries if e.machine == machine and e.generation == tuned.GENERATION)
-    return {e.key: Measured(e.choice, e.over) for e in mine}
 
 
 def _entry(machine: str, f: Finding) -> tuned.Entry:

@@ -102,6 +102,11 @@ class Workbench:
         with likely_sizes(likely(self.graph)):
             return site.refine(choice)
 
+    def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
+        """What compiling decides at each site, with these entries."""
+        with likely_sizes(likely(self.graph)):
+            return {s.site.key: decide(s.site, measured) for s in self.spots}
+
     def readings(self, choices: Choices, rounds: int) -> Readings:
         """Run the untuned program and one with `choices` by turns."""
         tried = self._build(choices)
