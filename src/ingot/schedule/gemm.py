@@ -15,7 +15,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import DType, i32, i64
+from ingot.ir.types import DType, bf16, i32, i64
 from ingot.ops.views import VIEWS
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -87,6 +87,8 @@ def lower_contraction(
         temps = (b_node.type.nbytes,)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("temp", 0)
     loops = _computed_rows(loops, a_node) if computed else _flat_rows(_rows_as_they_lie(loops))
+    if b_node.dtype == bf16:
+        loops = _side_by_side_last(loops)
     c = Contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed,
         computed,
@@ -313,6 +315,11 @@ def _sized(
         result,
         source,
     )
+
+
+def _side_by_side_last(loops: Loops) -> Loops:
+    """The reduction loop along which A's elements lie side by side innermost: pairs are loaded from there."""
+    return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: x.a == 1)))
 
 
 def _rows_as_they_lie(loops: Loops) -> Loops:
