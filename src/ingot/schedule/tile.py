@@ -280,7 +280,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     run = tiles_at_once(c, machine, choice.width, choice.tiles)
     p = Plan(
         lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
-        machine.masks, choice.entries, choice.prefetch, AHEAD if run == 1 else 0,
+        machine.masks, choice.entries, choice.prefetch, AHEAD // c.b.nbytes if run == 1 else 0,
     )  # fmt: skip
     if choice.blocks > 1:
         outer = reduce[0].extent
@@ -500,7 +500,7 @@ def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
     return (tiles + 1) * p.lines * p.width * p.panel * c.acc.nbytes
 
 
-AHEAD = 2048  # elements: some hundred cycles of the stream before it is needed
+AHEAD = 8192  # bytes: some hundred cycles of the stream before it is needed
 
 
 def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
