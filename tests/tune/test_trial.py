@@ -21,6 +21,7 @@ from ingot.schedule.choice import Choice, Direct, Pieces, Site
 from ingot.targets.cpu.assemble import host_features
 from ingot.tune.kept import Kept
 from ingot.tune.run import tune
+from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Workbench
 from tests.debug import models
 
@@ -200,6 +201,23 @@ def test_tuning_a_model(own: Path):
     assert len(tuned.read(own)) == len(finished)
     again = tune(graph, given, threads=2, budget=3.0, database=own)
     assert [r.state for r in again.rows].count("known") == len(finished)
+
+
+def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: pytest.MonkeyPatch):
+    class Finds(Search):
+        def run(self, budget: float) -> list[Finding]:
+            found = [Finding(s, self.bench.others(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
+            self.write(found)
+            return found
+
+    graph = chain()
+    monkeypatch.setattr("ingot.tune.run.Search", Finds)
+    for seconds, kept in ((0.9, True), (1.2, False)):
+        pairs = np.array([[1.0, seconds]] * 3)
+        monkeypatch.setattr(Workbench, "latency", lambda self, choices, budget, pairs=pairs: pairs)
+        report = tune(graph, feeds(graph), threads=2, budget=1.0, database=own, again=True)
+        assert report.withdrawn == (0 if kept else 2)
+        assert all((e.choice != e.over) == kept for e in tuned.read(own).values())
 
 
 def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):

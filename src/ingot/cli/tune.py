@@ -96,3 +96,5 @@ def _print_report(r: Report) -> None:
         f"{time_text(r.untuned_seconds)} untuned, {time_text(r.seconds)} tuned: {r.gain:.3f}x; {escape(r.database)}",
         highlight=False,
     )
+    if r.withdrawn:
+        out.print(f"calls became slower: the {r.withdrawn} findings of this search were taken back")

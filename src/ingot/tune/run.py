@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,8 @@ class Row:
 @dataclass(frozen=True)
 class Report:
     """machine: as the database names it. untuned_seconds, seconds: of a call, measured by turns; gain: the median of
-    the turns' ratios. wrong: candidates that computed something else, which is a bug."""
+    the turns' ratios. wrong: candidates that computed something else, which is a bug. withdrawn: findings that made
+    calls slower all the same, and were taken back."""
 
     machine: str
     database: str
@@ -48,6 +49,7 @@ class Report:
     seconds: float
     gain: float
     wrong: tuple[str, ...]
+    withdrawn: int = 0
 
 
 def tune(
@@ -81,13 +83,25 @@ def tune(
     findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
     watch("measure before and after", time.monotonic() - began)
     pairs = bench.latency(bench.decided(tuned.choices(database, machine)), LATENCY_SECONDS)
+    gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
+    withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
+    if withdrawn:
+        write(withdrawn)
+        findings |= {f.spot.site.key: f for f in withdrawn}
     rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
     before, now = np.median(pairs, axis=0)
-    gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
-    return Report(machine, str(database), rows, float(before), float(now), gain, tuple(search.wrong))
+    return Report(machine, str(database), rows, float(before), float(now), gain, tuple(search.wrong), len(withdrawn))
 
 
 LATENCY_SECONDS = 2.0
+HELD_UP = (
+    0.99  # the untuned call's time over the tuned one's below which what was found, kernel by kernel, is not believed
+)
+
+
+def _withdrawn(f: Finding) -> Finding:
+    """That nothing faster was found."""
+    return replace(f, choice=f.spot.site.untuned, seconds=f.untuned_seconds)
 
 
 def _entry(machine: str, f: Finding) -> tuned.Entry:
