@@ -94,9 +94,8 @@ def tune(
 
 
 LATENCY_SECONDS = 2.0
-HELD_UP = (
-    0.99  # the untuned call's time over the tuned one's below which what was found, kernel by kernel, is not believed
-)
+# The untuned call's time over the tuned one's below which what was found kernel by kernel is not believed.
+HELD_UP = 0.99
 
 
 def _withdrawn(f: Finding) -> Finding:
