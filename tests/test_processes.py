@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path, *args: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "INGOT_CACHE_DIR": str(folder / "cache")}
     return subprocess.Popen(
-        [sys.executable, "-m", "ingot.cli", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "ingot", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment, cwd=folder, preexec_fn=before,
     )  # fmt: skip
 
