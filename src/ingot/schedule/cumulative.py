@@ -23,7 +23,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, symbol_params
-from ingot.schedule.reduction import COMBINE, accumulator
+from ingot.schedule.reduction import accumulator, combining
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 
@@ -57,7 +57,7 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
             flat = ix.linear(full, layout.strides, layout.offset)
             value = k.cast(k.splat(load_at(b, operands.ins[which], flat, mask), width), dtype)
             old = b.let(k.load(acc, ZERO), "o")
-            new = b.let(k.binary(COMBINE[op.kind], old, value), "n")
+            new = b.let(k.binary(combining(op.kind, dtype), old, value), "n")
             b.store(acc, ZERO, new)
             bind_result(em, b, anchor, b.let(k.cast(old if op.exclusive else new, anchor.dtype), "c"))
             place = result_index(b, body.outputs[0], anchor, full)

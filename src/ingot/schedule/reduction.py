@@ -43,7 +43,14 @@ UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
 CACHE = 16384  # elements of a row that may be kept on the stack between passes
 
-COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def combining(kind: str, dtype: DType) -> str:
+    """The kernel op that a reduction of this kind folds with: of two booleans the larger is either, the smaller both."""
+    if dtype == boolean and kind in ("max", "min"):
+        return "or" if kind == "max" else "and"
+    return _COMBINE[kind]
 
 
 @dataclass(frozen=True)
@@ -383,7 +390,7 @@ class _Fold:
             value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
         old = block.let(k.load(self.value, own), "o")
         if self.position is None:
-            block.store(self.value, own, k.binary(COMBINE[kind], old, value))
+            block.store(self.value, own, k.binary(combining(kind, self.dtype), old, value))
             return
         assert isinstance(op, ArgReduce)
         # the first element, a better one, or a NaN where there was none so far
@@ -407,7 +414,7 @@ class _Fold:
     def result(self, block: Block, horizontal: bool) -> Expr:
         values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
         if self.position is None:
-            fn = COMBINE[reduction(self.node).kind]
+            fn = combining(reduction(self.node).kind, self.dtype)
             while len(values) > 1:
                 values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
             return k.reduce(fn, values[0]) if horizontal else values[0]

@@ -35,8 +35,6 @@ from ingot.schedule.pointwise import (
 from ingot.schedule.window import operand_memory
 from ingot.support.errors import CompileError
 
-COMBINE = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
-
 
 def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """A Scatter, or a DynamicUpdateSlice, and the reshapes and transposes behind it."""
@@ -203,7 +201,7 @@ class _Scattering:
 def _combined(kind: str, old: Expr, value: Expr) -> Expr:
     if old.dtype == boolean:
         return k.binary("or" if kind == "max" else "and", old, value)
-    return k.binary(COMBINE[kind], old, value)
+    return k.binary(kind, old, value)
 
 
 __all__ = ["lower_scatter"]

@@ -32,7 +32,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params, vector_loop
-from ingot.schedule.reduction import COMBINE, accumulator
+from ingot.schedule.reduction import accumulator, combining
 from ingot.support.errors import CompileError
 
 WORK = 1 << 16  # multiply-adds a depthwise chunk should have
@@ -136,7 +136,7 @@ def lower_pool(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
                 value = k.cast(k.splat(load_at(c, operands.ins[which], flat, live), width), dtype)
                 if live is not None and live is not mask:
                     value = k.select(live, value, start)
-                c.store(acc, ZERO, k.binary(COMBINE[op.kind], k.load(acc, ZERO), value))
+                c.store(acc, ZERO, k.binary(combining(op.kind, dtype), k.load(acc, ZERO), value))
 
             if scalar is None:
                 accumulate(b)
