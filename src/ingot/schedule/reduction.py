@@ -47,7 +47,7 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and
 
 
 def combining(kind: str, dtype: DType) -> str:
-    """The kernel op that a reduction of this kind folds with: of two booleans the larger is either, the smaller both."""
+    """The kernel op that folds by `kind`: of two booleans the larger is either, the smaller both."""
     if dtype == boolean and kind in ("max", "min"):
         return "or" if kind == "max" else "and"
     return _COMBINE[kind]
