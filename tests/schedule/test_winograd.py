@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
@@ -29,6 +28,12 @@ from tests.targets.cpu.native import Native, place
 
 RNG = np.random.default_rng(5)
 ALGORITHMS = [(2, 3), (4, 3), (2, 5)]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same data whichever tests ran before: largest errors over many outputs vary by half from draw to draw."""
+    RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state
 
 
 def random(*shape: int, dtype: DType = f32) -> np.ndarray:
@@ -254,24 +259,18 @@ def network(n: DimLike) -> Graph:
     return Graph((x,), (convolution(joined, random(32, 128, 3, 3) * np.float32(0.03), 1),))
 
 
-@cache
-def dynamic() -> tuple[Graph, Graph]:
-    graph = network(symbol("n"))
-    return graph, explicit_padding(graph)
-
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_dynamic_batch(batch: int) -> None:
-    graph, padded = dynamic()
-    model = compile_graph(padded)
-    assert sum(s.kernel.startswith("winograd") for s in model.program.steps) >= 3
     x = random(batch, 14, 14, 64)
+    graph = network(symbol("n"))
+    model = compile_graph(explicit_padding(graph))
+    assert sum(s.kernel.startswith("winograd") for s in model.program.steps) >= 3
     (want,) = interpret(graph, [x])
     np.testing.assert_allclose(np.asarray(model(x)), want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
 def test_switched_off() -> None:
-    _, padded = dynamic()
+    padded = explicit_padding(network(symbol("n")))
     model = compile_graph(padded, replace(NATIVE, winograd=False))
     assert not any(s.kernel.startswith("winograd") for s in model.program.steps)
 
