@@ -30,12 +30,6 @@ RNG = np.random.default_rng(5)
 ALGORITHMS = [(2, 3), (4, 3), (2, 5)]
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """The same data whichever tests ran before: largest errors over many outputs vary by half from draw to draw."""
-    RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state
-
-
 def random(*shape: int, dtype: DType = f32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype.numpy)
 
@@ -266,7 +260,9 @@ def test_dynamic_batch(batch: int) -> None:
     model = compile_graph(explicit_padding(graph))
     assert sum(s.kernel.startswith("winograd") for s in model.program.steps) >= 3
     (want,) = interpret(graph, [x])
-    np.testing.assert_allclose(np.asarray(model(x)), want, rtol=0, atol=2e-6 * np.abs(want).max())
+    error = np.asarray(model(x)).astype(np.float64) - want
+    # docs/winograd.md has 0.7 to 1.2e-6 of one layer; the largest of 20,000 errors varies by half from draw to draw
+    assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
 
 
 def test_switched_off() -> None:
