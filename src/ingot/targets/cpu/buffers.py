@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from ingot.ir.kernel import Alloc, Body, Buffer, For, If, Store
+from collections.abc import Iterator
+
+from ingot.ir.kernel import Alloc, Body, Buffer, For, If, Stmt, Store
 
 
 def stored_registers(body: Body) -> set[Buffer]:
-    out: set[Buffer] = set()
-    for s in body:
-        match s:
-            case Store(buffer) if buffer.space == "register":
-                out.add(buffer)
-            case For():
-                out |= stored_registers(s.body)
-            case If():
-                out |= stored_registers(s.then) | stored_registers(s.orelse)
-    return out
+    return {s.buffer for s in _statements(body) if isinstance(s, Store) and s.buffer.space == "register"}
 
 
 def allocated(body: Body) -> set[Buffer]:
     """Stack and scratch buffers of the kernel."""
-    out: set[Buffer] = set()
+    return {s.buffer for s in _statements(body) if isinstance(s, Alloc) and s.buffer.space in ("stack", "scratch")}
+
+
+def _statements(body: Body) -> Iterator[Stmt]:
+    """The statements of `body` and of all bodies in it."""
     for s in body:
+        yield s
         match s:
-            case Alloc(buffer) if buffer.space in ("stack", "scratch"):
-                out.add(buffer)
             case For():
-                out |= allocated(s.body)
+                yield from _statements(s.body)
             case If():
-                out |= allocated(s.then) | allocated(s.orelse)
-    return out
+                yield from _statements(s.then)
+                yield from _statements(s.orelse)

@@ -54,7 +54,23 @@ def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
     if arch not in CALLS:
         raise CompileError("CPU driver", expected=f"one of {sorted(CALLS)}", got=arch)
-    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch])
+    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch], step_fields=_STEP_FIELDS)
+
+
+# What a step's record says: its chunks and rounds; a jump goes back to %step at once.
+_STEP_FIELDS = """\
+  %here = mul i64 %i, 32
+  %at = getelementptr i8, ptr %steps, i64 %here
+  %chunks.at = getelementptr i8, ptr %at, i64 16
+  %chunks = load i64, ptr %chunks.at
+  %rounds.at = getelementptr i8, ptr %at, i64 24
+  %rounds = load i64, ptr %rounds.at
+  %is.jump = icmp slt i64 %rounds, 0
+  br i1 %is.jump, label %jump, label %ready
+jump:
+  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
+  br label %step
+ready:"""
 
 
 _DRIVER = Template("""
@@ -128,23 +144,12 @@ step:
   %end = icmp eq i64 %i, %count
   br i1 %end, label %over, label %first
 first:
-  %here = mul i64 %i, 32
-  %at = getelementptr i8, ptr %steps, i64 %here
-  %chunks.at = getelementptr i8, ptr %at, i64 16
-  %each = load i64, ptr %chunks.at
-  %rounds.at = getelementptr i8, ptr %at, i64 24
-  %rounds = load i64, ptr %rounds.at
-  %chunks = mul i64 %each, %rounds
-  %is.jump = icmp slt i64 %rounds, 0
-  br i1 %is.jump, label %jump, label %ready
-jump:
-  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
-  br label %step
-ready:
+$step_fields
+  %all.chunks = mul i64 %chunks, %rounds
   br label %chunk
 chunk:
   %c = phi i64 [ 0, %ready ], [ %c.next, %body ]
-  %all = icmp eq i64 %c, %chunks
+  %all = icmp eq i64 %c, %all.chunks
   br i1 %all, label %next, label %body
 body:
   call void @kernel(ptr %ctx, ptr %at, i64 %c, i64 0)
@@ -216,18 +221,7 @@ enter:
 look:
   %i.next = add i64 %i, 1
   %round.next = add i64 %round, 1
-  %here = mul i64 %i, 32
-  %at = getelementptr i8, ptr %steps, i64 %here
-  %chunks.at = getelementptr i8, ptr %at, i64 16
-  %chunks = load i64, ptr %chunks.at
-  %rounds.at = getelementptr i8, ptr %at, i64 24
-  %rounds = load i64, ptr %rounds.at
-  %is.jump = icmp slt i64 %rounds, 0
-  br i1 %is.jump, label %jump, label %ready
-jump:
-  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
-  br label %step
-ready:
+$step_fields
   %more = icmp slt i64 %round, %rounds
   br i1 %more, label %some, label %next
 some:
