@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
 from ingot.cli.options import Json, Model, Precision, Sizes, Threads
-from ingot.cli.sizes import random_inputs
+from ingot.cli.sizes import inputs_of
 from ingot.debug import bench as benching
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
@@ -39,7 +39,7 @@ def bench(
     with presented(as_json):
         source = open_source(model)
         compiled = compile_source(source, threads=threads, cache=True, precision=precision)
-        feeds = random_inputs(source, compiled, size, 0)
+        feeds = inputs_of(source, compiled.program, size, 0)
         names = [name.strip() for name in against.split(",") if name.strip()]
         results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision)
     failed = [r for r in results if r.failed]

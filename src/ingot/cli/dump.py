@@ -9,10 +9,9 @@ import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
 from ingot.cli.options import Dims, FastMath, Json, Model, Precision, Sizes, Threads
-from ingot.cli.sizes import one_size
+from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
-from ingot.debug.feeds import choose_sizes, random_feeds
 from ingot.debug.source import Source, compile_source, open_source, parse_dims, read_graph
 from ingot.ir.show import show
 from ingot.runtime.executor import CompiledModel
@@ -83,7 +82,7 @@ def _plan(compiled: CompiledModel, size: Sequence[str] | None) -> str:
     """The plan; with its places in memory if sizes are given."""
     if not size:
         return compiled.plan()
-    feeds = random_feeds(compiled.program, choose_sizes(compiled.program, 0, one_size(size)))
+    feeds = random_inputs(compiled.program, None, size)
     return compiled.plan(*(array.shape for array in feeds.values()))
 
 

@@ -11,12 +11,11 @@ from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json, writable
 from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
-from ingot.cli.sizes import one_size
+from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
 from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
-from ingot.debug.feeds import choose_sizes, index_limits, random_feeds
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, parse_dims, read_graph
 from ingot.support.files import atomic_write
@@ -50,8 +49,7 @@ def explain(
                 writable(path)
         graph = read_graph(source)
         built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
-        chosen = choose_sizes(built.program, 0, one_size(size))
-        feeds = random_feeds(built.program, chosen, index_limits(graph))
+        feeds = random_inputs(built.program, graph, size)
         found = explaining.explain(source.name, built, feeds, repeats)
         if html is not None:
             atomic_write(html, [html_report(found).encode()])

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json
 from ingot.cli.options import Dims, Json, Model, Precision, Sizes, Threads
-from ingot.cli.sizes import random_inputs
+from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, parse_dims
@@ -47,7 +47,7 @@ def run(
         compiled = compile_source(source, threads=threads, cache=True, precision=precision)
         feeds = read_feeds(compiled.program, feed or [])
         if random:
-            feeds = random_inputs(source, compiled, size, seed) | feeds
+            feeds = inputs_of(source, compiled.program, size, seed) | feeds
         folder = None if output_dir is None else _folder(output_dir)
         progress.report("run")
         began = time.perf_counter()

@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 from ingot.debug.feeds import Feeds, choose_sizes, index_limits, parse_sizes, random_feeds
 from ingot.debug.source import Source, read_graph
-from ingot.runtime.executor import CompiledModel
+from ingot.ir.node import Graph
+from ingot.runtime.program import Program
 
 
-def one_size(size: Sequence[str] | None) -> dict[str, int]:
+def _one_size(size: Sequence[str] | None) -> dict[str, int]:
     return {name: value for sizes in parse_sizes(size or []) for name, value in sizes.items()}
 
 
-def random_inputs(source: Source, compiled: CompiledModel, size: Sequence[str] | None, seed: int) -> Feeds:
-    limits = {} if source.kind == "artifact" else index_limits(read_graph(source))
-    return random_feeds(compiled.program, choose_sizes(compiled.program, 0, one_size(size)), limits, seed)
+def random_inputs(program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0) -> Feeds:
+    """Inputs of the sizes asked for; those that select rows stay within the tables of `graph`, where it is known."""
+    limits = {} if graph is None else index_limits(graph)
+    return random_feeds(program, choose_sizes(program, 0, _one_size(size)), limits, seed)
+
+
+def inputs_of(source: Source, program: Program, size: Sequence[str] | None, seed: int) -> Feeds:
+    """The same for a model in a file; an artifact has no graph."""
+    return random_inputs(program, None if source.kind == "artifact" else read_graph(source), size, seed)

@@ -11,10 +11,9 @@ from rich.markup import escape
 
 from ingot.cli.console import FAILED, err, out, plain_table, presented, print_json, writable
 from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
-from ingot.cli.sizes import one_size
+from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
-from ingot.debug.feeds import choose_sizes, index_limits, random_feeds
 from ingot.debug.source import open_source, parse_dims, read_graph
 from ingot.support import flags, progress
 from ingot.support.errors import InputError
@@ -55,8 +54,7 @@ def tune(
             writable(path)
         graph = read_graph(source)
         built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
-        chosen = choose_sizes(built.program, 0, one_size(size))
-        feeds = random_feeds(built.program, chosen, index_limits(graph))
+        feeds = random_inputs(built.program, graph, size)
         found = run_tuning(
             graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math,
             precision=precision, again=again,
