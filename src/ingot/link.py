@@ -60,14 +60,14 @@ def expression(d: DimLike) -> Expr:
 class _Weights:
     """Constants, each once, at aligned offsets of one blob; repacked where a kernel asks for it."""
 
-    sources: list[tuple[int, Array, Pack | None]] = field(default_factory=list)
+    sources: list[tuple[slice, Array, Pack | None]] = field(default_factory=list)
     size: int = 0
 
     def add(self, constant: Array, pack: Pack | None) -> tuple[int, int]:
         """(offset, bytes) in the blob that a constant will have."""
         nbytes = pack.nbytes if pack else constant.nbytes
         offset = self.size
-        self.sources.append((offset, constant, pack))
+        self.sources.append((slice(offset, offset + nbytes), constant, pack))
         self.size += -(-max(nbytes, 1) // ALIGN) * ALIGN
         return offset, nbytes
 
@@ -76,8 +76,8 @@ class _Weights:
         raw = np.zeros(self.size + ALIGN, np.uint8)
         start = -raw.ctypes.data % ALIGN
         blob = raw[start : start + self.size]
-        for offset, constant, pack in self.sources:
-            fill(constant, pack, blob[offset : offset + (pack.nbytes if pack else constant.nbytes)])
+        for place, constant, pack in self.sources:
+            fill(constant, pack, blob[place])
         return blob
 
 

@@ -232,7 +232,7 @@ class Array:
     are in memory once, when they are packed.
     """
 
-    __slots__ = ("__dict__", "_key", "_make", "_value", "dtype", "shape")
+    __slots__ = ("__dict__", "_key", "_make", "dtype", "shape")
     BY_CONTENT: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
@@ -243,19 +243,18 @@ class Array:
             # on the content's own bytes: a key must stay true where the caller writes his array later
             value = np.ndarray(value.shape, value.dtype, content)
         self.dtype, self.shape = value.dtype, value.shape
-        self._value: np.ndarray | None = value
         self._make: Callable[[], np.ndarray] = lambda: value
 
     @staticmethod
     def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:
         """The array that `make` returns, of this dtype and shape; a small one is made at once."""
         array = object.__new__(Array)
-        array.dtype, array.shape, array._value, array._make, array._key = dtype, shape, None, make, id(make)
+        array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
         return Array(make()) if array.nbytes <= Array.BY_CONTENT else array
 
     @property
     def value(self) -> np.ndarray:
-        return self._make() if self._value is None else self._value
+        return self._make()
 
     @cached_property
     def splat(self) -> np.generic | None:

@@ -119,9 +119,10 @@ def _joined(weights: list[Node]) -> Node:
     arrays = [w.op.array for w in weights if isinstance(w.op, Const)]
 
     def make() -> np.ndarray:
-        out = np.concatenate([a.value for a in arrays], axis=1)
-        for a in arrays:
-            release(a.value)
+        values = [a.value for a in arrays]
+        out = np.concatenate(values, axis=1)
+        for value in values:
+            release(value)
         return out
 
     assert isinstance(joined, TensorType)
