@@ -78,7 +78,7 @@ from ingot.ops.core.binary import (
     Sub,
     Xor,
 )
-from ingot.ops.core.contraction import Convolution, DotGeneral
+from ingot.ops.core.contraction import Convolution, DotGeneral, is_depthwise
 from ingot.ops.core.control import Case, While
 from ingot.ops.core.elementwise import (
     Abs,

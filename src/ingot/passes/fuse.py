@@ -11,6 +11,7 @@ otherwise it is the root of a group of its own. So a group has one result, and g
 - An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
   what it reads is memory, seen through strided views; a contraction may compute its rows in front of it (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
+- At last a global pool joins the group that makes its image, as a second result (`pools`).
 - Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
 
 What is left outside groups: inputs, constants, and storage ops.
@@ -30,6 +31,7 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
+from ingot.passes.pools import pool_in_producers
 from ingot.passes.prologue import expansion, panel_operand
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
@@ -579,7 +581,7 @@ def fuse(graph: Graph, reasons: dict[Node, str] | None = None) -> Graph:
     `reasons`, if given, is filled with why each group is not part of the one that reads it.
     """
     fusion = _Fusion(graph)
-    fused = fusion.run()
+    fused, became = pool_in_producers(fusion.run())
     if reasons is not None:
-        reasons |= fusion.reasons
+        reasons |= {became.get(n, n): text for n, text in fusion.reasons.items()}
     return fused

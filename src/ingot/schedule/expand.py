@@ -24,7 +24,7 @@ from ingot.schedule.contraction import Operand, emit_lines
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.gemm import convolution_loops
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import body_dims, symbol_params, vector_loop
@@ -129,10 +129,8 @@ class _Expanded(Depthwise):
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         count = images * ceildiv(height, strip) * parts
         bytes_ = size * self.made.dtype.nbytes
-        kernel = Kernel("expand", self.operands.params, dims, chunk, dim_expr(count), top.body, bytes_)
-        packs = (*self.packs, self.expand_pack)
-        at = {Arg("in", p.index): Arg("pack", i) for i, p in enumerate(packs)}
-        return Lowered((Step(kernel, tuple(at.get(a, a) for a in self.operands.args)),), packs=packs)
+        self.packs = (*self.packs, self.expand_pack)
+        return self._lowered(Kernel("expand", (), dims, chunk, dim_expr(count), top.body, bytes_))
 
     def _clear(self, top: Block, first: Expr, last: Expr) -> None:
         """Zeros at the places of scratch outside the image."""

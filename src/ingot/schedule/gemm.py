@@ -32,7 +32,6 @@ from ingot.schedule.reduction import accumulator
 from ingot.schedule.tile import LINE, Axis, Contraction, plan_of
 from ingot.schedule.window import (
     bind_result,
-    is_depthwise,
     lower_depthwise,
     operand_memory,
     result_index,
@@ -68,7 +67,7 @@ def lower_contraction(
     anchor = next(n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
-    if is_depthwise(anchor):
+    if ops.is_depthwise(anchor):
         return lower_depthwise(body, ins, outs, constant, machine)
     a_node, b_node = anchor.inputs
     b_at, b_layout = operand_memory(body, b_node, ins)

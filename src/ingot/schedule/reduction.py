@@ -18,7 +18,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import DType, Shape, bf16, boolean, f16, f32, i64
+from ingot.ir.types import DType, Shape, TensorType, bf16, boolean, f16, f32, i64
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.build import cast
 from ingot.ops.core.base import identity_of
@@ -256,7 +256,7 @@ class _Lowering:
         if self.rows.horizontal and lanes > 1:
             unroll = UNROLL if self.plain else UNROLL // 2
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
-        folds = [_Fold.of(n, block, lanes, unroll) for n in level]
+        folds = [Fold.of(n, block, lanes, unroll) for n in level]
         keep = [n for n in level if self._worth_caching(n)]
         for n in keep:
             self._alloc_cache(block, n.inputs[0])
@@ -352,7 +352,7 @@ def _same(a: Expr, b: Expr) -> bool:
 
 
 @dataclass
-class _Fold:
+class Fold:
     """Running reductions in registers, `slots` of them side by side: values, and for arg reductions their positions."""
 
     node: Node
@@ -363,7 +363,7 @@ class _Fold:
     position: Buffer | None
 
     @staticmethod
-    def of(node: Node, block: Block, lanes: int, slots: int) -> _Fold:
+    def of(node: Node, block: Block, lanes: int, slots: int) -> Fold:
         operand = node.inputs[0].dtype
         dtype = accumulator(operand)
         value = block.alloc("acc", dtype, slots, lanes=lanes)
@@ -373,7 +373,7 @@ class _Fold:
             block.store(value, integer(slot), Lit(dtype, lanes, start))
             if position is not None:
                 block.store(position, integer(slot), Lit(i64, lanes, -1))
-        return _Fold(node, dtype, lanes, slots, value, position)
+        return Fold(node, dtype, lanes, slots, value, position)
 
     def alone(self, value: Expr) -> Expr:
         """A scalar as a vector that changes nothing in its other lanes."""
@@ -481,41 +481,65 @@ def _lower_parts(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], at: int, parts: int, machine: Machine
 ) -> Lowered:
     """Two kernels:   sum(x[n])   ->   p[i] = sum(x[i * n / parts ...]);  sum(p)"""
-    memo: dict[Node, Node] = {}
     partial: list[Node] = []
-    second: list[Node] = []
-    for n in reductions_of(body):
+    dims: list[tuple[int, ...]] = []
+    found = reductions_of(body)
+    for n in found:
         x, op = n.inputs[0], reduction(n)
         extent = x.shape[at]
         assert isinstance(op, Reduce) and isinstance(extent, int)
         cut = (*x.shape[:at], parts, extent // parts, *x.shape[at + 1 :])
         wide = ops.Reshape(cut)(cast(x, accumulator(x.dtype)))
-        own = replace(op, dims=tuple(d + (d >= at) for d in op.dims))(wide)
-        partial.append(own)
-        given = Input(f"part{len(second)}", own.type)()
-        second.append(given)
-        kept = sum(d not in op.dims for d in range(at))
-        memo[n] = cast(replace(op, dims=(kept,))(given), n.dtype)
-    for n in topological(body.outputs):
-        if n not in memo:
-            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
-    outputs = tuple(memo[n] for n in body.outputs)
-    first_nodes, last_nodes = set(topological(partial)), set(topological(outputs))
-    firsts = [i for i, n in enumerate(body.inputs) if n in first_nodes]
-    lasts = [i for i, n in enumerate(body.inputs) if n in last_nodes]
+        partial.append(replace(op, dims=tuple(d + (d >= at) for d in op.dims))(wide))
+        dims.append((sum(d not in op.dims for d in range(at)),))
+    read = set(topological(partial))
+    firsts = [i for i, n in enumerate(body.inputs) if n in read]
     places = tuple(Layout.contiguous(n.shape) for n in partial)
     one = lower_rows(
         Graph(tuple(body.inputs[i] for i in firsts), tuple(partial)), tuple(ins[i] for i in firsts), places, machine
     )
-    two = lower_rows(
-        Graph((*second, *(body.inputs[i] for i in lasts)), outputs), (*places, *(ins[i] for i in lasts)), outs, machine
-    )
-    given = [*(Arg("temp", i) for i in range(len(partial))), *(Arg("in", i) for i in lasts)]
-    steps = (
-        *(_with_args(s, {"in": [Arg("in", i) for i in firsts], "out": given}) for s in one.steps),
-        *(_with_args(s, {"in": given}) for s in two.steps),
-    )
-    return Lowered(steps, tuple(n.type.nbytes for n in partial))
+    given = [Arg("temp", i) for i in range(len(partial))]
+    steps = tuple(_with_args(s, {"in": [Arg("in", i) for i in firsts], "out": given}) for s in one.steps)
+    apart = tuple(Parts(n, p.type, d) for n, p, d in zip(found, partial, dims, strict=True))
+    return Lowered((*steps, *lower_folded(body, apart, ins, outs, machine)), tuple(n.type.nbytes for n in partial))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a reduction gives for parts of its operand, in a temporary of this type, to be folded over `dims`."""
+
+    node: Node
+    type: TensorType
+    dims: tuple[int, ...]
+
+
+def lower_folded(
+    body: Graph, parts: tuple[Parts, ...], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine,
+    first: int = 0,
+) -> tuple[Step, ...]:
+    """The rest of a group whose reductions have been folded in parts, which lie in its first temporaries. first: the
+    number of the group's result that is the first of `body`'s."""
+    memo: dict[Node, Node] = {}
+    given: list[Node] = []
+    for i, f in enumerate(parts):
+        op = reduction(f.node)
+        assert isinstance(op, Reduce)
+        given.append(Input(f"part{i}", f.type)())
+        memo[f.node] = cast(replace(op, dims=f.dims)(given[-1]), f.node.dtype)
+    for n in topological(body.outputs):
+        if n not in memo:
+            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
+    outputs = tuple(memo[n] for n in body.outputs)
+    read = set(topological(outputs))
+    lasts = [i for i, n in enumerate(body.inputs) if n in read]
+    places = tuple(Layout.contiguous(f.type.shape) for f in parts)
+    rest = Graph((*given, *(body.inputs[i] for i in lasts)), outputs)
+    rows = rows_of(rest)
+    assert rows is not None
+    low = _Lowering(rest, (*places, *(ins[i] for i in lasts)), outs, rows, machine).lower()
+    args = [*(Arg("temp", i) for i in range(len(parts))), *(Arg("in", i) for i in lasts)]
+    results = [Arg("out", first + i) for i in range(len(outputs))]
+    return tuple(_with_args(s, {"in": args, "out": results}) for s in low.steps)
 
 
 def _with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
@@ -533,4 +557,4 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     return _Lowering(body, ins, outs, rows, machine).lower()
 
 
-__all__ = ["Rows", "lower_rows", "reductions_of", "rows_of"]
+__all__ = ["Fold", "Parts", "Rows", "lower_folded", "lower_rows", "reductions_of", "rows_of"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -22,7 +23,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, static_shape
+from ingot.ir.types import DType, TensorType, static_shape
 from ingot.ops.core.base import identity_of
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
@@ -32,7 +33,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params, vector_loop
-from ingot.schedule.reduction import accumulator, combining
+from ingot.schedule.reduction import Fold, Parts, accumulator, combining, lower_folded, reductions_of
 from ingot.support.errors import CompileError
 
 WORK = 1 << 16  # multiply-adds a depthwise chunk should have
@@ -171,23 +172,11 @@ def taps(block: Block, window: tuple[int, ...], body: Callable[[Block, tuple[Exp
     nest(block, ())
 
 
-def is_depthwise(node: Node) -> bool:
-    """A convolution, channels last, of a static kernel, in which every output channel reads its own input channel."""
-    op = node.op
-    if not isinstance(op, ops.Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
-        return False
-    x, w = node.inputs
-    if not all(isinstance(d, int) for d in w.shape):
-        return False
-    own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
-    return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout
-
-
 def lower_depthwise(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [taps..., channels]."""
-    anchor = next(n for n in body.nodes() if is_depthwise(n))
+    anchor = next(n for n in body.nodes() if ops.is_depthwise(n))
     return Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
 
@@ -204,11 +193,13 @@ class Depthwise:
     ):
         op = anchor.op
         assert isinstance(op, ops.Convolution)
-        self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
+        self.op, self.anchor, self.machine = op, anchor, machine
+        self.body, self.outs = replace(body, outputs=body.outputs[:1]), outs[:1]
+        self.pooled, self.pooled_outs = replace(body, outputs=body.outputs[1:]), outs[1:]
         _, w = anchor.inputs
         self.window = tuple(int(w.shape[d]) for d in self._spatial(op.rhs_layout))  # static by construction
         self.w_index, w_layout = operand_memory(body, w, ins)
-        self.operands = Operands.of(body)
+        self.operands = Operands.of(self.body)
         self.em = self.operands.emitter(body, ins)
         self.dtype: DType = accumulator(anchor.dtype)
         self.channels = int(anchor.shape[-1])
@@ -226,6 +217,10 @@ class Depthwise:
         self.ins, self.order = ins, order
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
+        lines = (*anchor.shape[:-2], anchor.shape[-1])
+        over = tuple(range(1, len(lines) - 1))
+        self.parts = tuple(Parts(n, TensorType(n.dtype, lines), over) for n in reductions_of(body))
+        self.sums = tuple(Buffer(f"lines{i}", p.type.dtype, writable=True) for i, p in enumerate(self.parts))
 
     def _input(self) -> tuple[Buffer, Layout]:
         """Where the input lies."""
@@ -270,11 +265,16 @@ class Depthwise:
             top.loop("row", first, last, 1, row)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         chunks = dim_expr(ceildiv(rows, run) * parts)
-        kernel = Kernel("depthwise", self.operands.params, dims, chunk, chunks, top.body)
-        args = tuple(
-            Arg("pack", 0) if self.packs and a == Arg("in", self.w_index) else a for a in self.operands.args
-        )
-        return Lowered((Step(kernel, args),), packs=self.packs)
+        return self._lowered(Kernel("depthwise", (), dims, chunk, chunks, top.body))
+
+    def _lowered(self, kernel: Kernel) -> Lowered:
+        """The kernel with its operands, and the one that folds its lines."""
+        packed = {Arg("in", p.index): Arg("pack", i) for i, p in enumerate(self.packs)}
+        args = (*(packed.get(a, a) for a in self.operands.args), *(Arg("temp", i) for i in range(len(self.parts))))
+        steps = [Step(replace(kernel, params=(*self.operands.params, *self.sums)), args)]
+        if self.parts:
+            steps += lower_folded(self.pooled, self.parts, self.ins, self.pooled_outs, self.machine, first=1)
+        return Lowered(tuple(steps), tuple(p.type.nbytes for p in self.parts), self.packs)
 
     def _channel_block(self, rows: int) -> int:
         """Channels of a chunk: all, or fewer where there are too few rows to keep the threads equally busy."""
@@ -293,17 +293,23 @@ class Depthwise:
     def _line(self, block: Block, row: Index, c: Expr, mask: Expr | None) -> None:
         """One row of outputs for one vector of channels."""
         width = self.anchor.shape[-2]
+        folds = [Fold.of(p.node, block, c.lanes, 1) for p in self.parts]
         whole = dim_expr(width) if not isinstance(width, int) else integer(width // self.tile * self.tile)
         if not isinstance(width, int):
             tile = integer(self.tile)
             whole = block.let(k.mul(k.binary("div", whole, tile), tile), "whole")
-        block.loop("ow", ZERO, whole, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask))
+        block.loop("ow", ZERO, whole, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask, folds))
         if not isinstance(width, int):
-            block.loop("ow", whole, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask))
+            block.loop("ow", whole, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask, folds))
         elif width % self.tile:
-            self._positions(block, row, whole, width % self.tile, c, mask)
+            self._positions(block, row, whole, width % self.tile, c, mask, folds)
+        for part, fold, buffer in zip(self.parts, folds, self.sums, strict=True):
+            place = ix.linear((*row, c), Layout.contiguous(part.type.shape).strides)
+            store_at(block, buffer, place, fold.result(block, False), mask)
 
-    def _positions(self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None) -> None:
+    def _positions(
+        self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None, folds: list[Fold]
+    ) -> None:
         """`count` neighbouring outputs: accumulate all taps, then the epilogue."""
         op, lanes = self.op, c.lanes
         acc = block.alloc("acc", self.dtype, count, lanes=lanes)
@@ -348,6 +354,8 @@ class Depthwise:
             bind_result(self.em, block, self.anchor, value)
             index = result_index(block, self.body.outputs[0], self.anchor, index)
             store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
+            for fold in folds:
+                fold.add(block, self.em.value(block, fold.node.inputs[0], index, mask), ZERO, None, 0)
 
     def _outer_taps(
         self, block: Block, window: tuple[int, ...], at: tuple[Expr, ...],

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
-from ingot.ir.node import Op
+from ingot.ir.node import Node, Op
 from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
 from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, widen
 from ingot.ops.core.shape import pad_array
@@ -289,3 +289,15 @@ class Convolution(CoreOp):
         narrow = _data(1, 5, 5, 3, dtype=bf16), _data(3, 3, 3, 4, dtype=bf16)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nhwc, dtype=f32), narrow
         yield cls(one, none, one, one, *nchw, 3, dtype=f32), (_data(2, 3, 5, 5, dtype=bf16), _data(3, 1, 3, 3))
+
+
+def is_depthwise(node: Node) -> bool:
+    """A convolution, channels last, of a static kernel, in which every output channel reads its own input channel."""
+    op = node.op
+    if not isinstance(op, Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
+        return False
+    x, w = node.inputs
+    if not all(isinstance(d, int) for d in w.shape):
+        return False
+    own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
+    return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout
