@@ -1,7 +1,7 @@
 """Recurrent groups: LSTM, GRU and RNN.
 
     1. P[t] = x[t] W^T + b for all steps: one contraction (for each direction)
-    2. for t: for block of 32 hidden columns: acc[gate] = h[t-1] R_block;  h[t], c[t] = cell(acc + P[t], h[t-1], c[t-1])
+    2. for t: for block of columns: acc[row][gate] = h[t-1] R_block;  h[t], c[t] = cell(acc + P[t], h[t-1], c[t-1])
 
 R is repacked so that a block of columns is one stream: [block][k][gate][columns]. The cell is whatever the op's `step`
 says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that
@@ -16,14 +16,14 @@ always starts at the same end finds nothing in a least-recently-used cache that 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, estimate
-from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, Ramp, Var, integer
+from ingot.ir.kernel import Buffer, Expr, Kernel, Var, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, const, topological
 from ingot.ir.types import DType, TensorType, boolean, f32, f64, i64
@@ -38,10 +38,13 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
-from ingot.schedule.scan_cell import Cell, Stage, pack_weights
+from ingot.schedule.scan_cell import Cell, Stage, offset_from, pack_weights
 from ingot.support.errors import CompileError
 
 LINE = 16  # counters of a pass and direction: on cache lines of their own
+BLOCK = 4  # vectors of a block of columns, if the gates allow it
+SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
+TURN = 32  # multiply-adds of a turn of the loop over k, at most
 PART_SECONDS = 3e-6  # of work that is worth a wait
 
 
@@ -113,17 +116,16 @@ class _Scan:
         gates = int(node.shape[1]) // self.hidden  # type: ignore[arg-type]
         lanes = self.lanes
         most = -(-self.hidden // lanes)
-        # a single row needs as many sums as hide the latency of a multiply-add; more rows bring their own
-        alone = estimate(self.batch) == 1
-        vectors = max(1, min((8 if alone else 4) // gates, most))
+        vectors = max(1, min(BLOCK // gates, most))
         if not self.machine.masks:
             while most % vectors:
                 vectors -= 1
         width = gates * vectors
-        # sums, a value of h for each row, and a weight
-        rows = max(1, min((self.machine.registers - 1) // (width + 1), 24 // width))
-        if isinstance(self.batch, int):
-            rows = max(1, min(rows, self.batch))
+        # registers for sums, the weights of a k and a value of h
+        rows = max(1, (self.machine.registers - 1) // width - 1)
+        rows = 1 << (rows.bit_length() - 1)
+        if isinstance(self.batch, int) and self.batch:
+            rows = -(-self.batch // -(-self.batch // rows))  # as even as can be
         base = sum(self._weights_size(s) for s in before)
         return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
 
@@ -406,28 +408,58 @@ class _Step:
         return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
 
     def columns(self, block: Block, column: Expr) -> None:
-        batch, rows = self.scan.batch, self.stage.rows
-        if isinstance(batch, int):
-            whole = batch - batch % rows
-            block.loop("b", 0, whole, rows, lambda x, b: self._tile(x, column, b, rows))
-            if whole < batch:
-                self._tile(block, column, integer(whole), batch - whole)
-            return
-        total = dim_expr(batch)
-        at = block.let(k.mul(k.binary("div", total, integer(rows)), integer(rows)), "main")
-        block.loop("b", 0, at, rows, lambda x, b: self._tile(x, column, b, rows))
-        for power in reversed(range((rows - 1).bit_length())):
-            here, some = at, 1 << power
-            has = k.binary("le", k.add(here, integer(some)), total)
-            block.when(has, lambda x, here=here, some=some: self._tile(x, column, here, some))
-            at = block.let(k.select(has, k.add(here, integer(some)), here), "b")
+        """A block of columns: the products of a tile of rows at a time, then the cell row by row."""
+        s, batch = self.stage, self.scan.batch
+        rows = s.rows
+        sums = block.alloc("sums", self.scan.dtype, rows * s.width * self.scan.lanes, stack=True)
 
-    def _tile(self, block: Block, column: Expr, b: Expr, rows: int) -> None:
+        def tile(x: Block, b: Expr) -> None:
+            count: Expr = integer(rows)
+            if isinstance(batch, int) and batch % rows == 0:
+                self._products(x, column, b, ZERO, rows, sums)
+            else:
+                count = x.let(k.binary("min", k.sub(dim_expr(batch), b), integer(rows)), "rows")
+                x.when(
+                    k.binary("eq", count, integer(rows)),
+                    lambda y: self._products(y, column, b, ZERO, rows, sums),
+                    lambda y: self._rest(y, column, b, count, sums),
+                )
+
+            def finish(y: Block, r: Expr) -> None:
+                for v in range(s.vectors):
+                    self._finish(y, column, k.add(b, r), sums, r, v)
+
+            x.loop("r", ZERO, count, 1, finish)
+
+        block.loop("b", 0, batch, rows, tile)
+
+    def _rest(self, block: Block, column: Expr, b: Expr, count: Expr, sums: Buffer) -> None:
+        """The products of fewer rows than a tile has: tiles of a power of two from 4 on, then one of what is left, as a
+        tile of few rows takes as long as its weights take to arrive."""
+        at: Expr = ZERO
+
+        def some(rows: int, test: str) -> Expr:
+            here = at
+            has = block.let(k.binary(test, count, k.add(here, integer(rows))), "has")
+            block.when(has, lambda x: self._products(x, column, k.add(b, here), here, rows, sums))
+            return block.let(k.select(has, k.add(here, integer(rows)), here), "at")
+
+        for rows in (16, 8, 4):
+            if rows < self.stage.rows:
+                at = some(rows, "ge")
+        for rows in range(1, min(4, self.stage.rows)):
+            some(rows, "eq")
+
+    def _products(self, block: Block, column: Expr, b: Expr, at: Expr, rows: int, sums: Buffer) -> None:
+        """Rows from b on times the block's weights, to rows from `at` on of the sums."""
         scan, s, lanes = self.scan, self.stage, self.scan.lanes
-        width, h = s.gates * s.vectors, scan.hidden
-        acc = block.alloc("acc", scan.dtype, rows * width, lanes=lanes)
+        width, h = s.width, scan.hidden
+        tile = rows * width
+        unroll = next(u for u in (16, 8, 4, 2, 1) if (h % u == 0 and u * tile <= TURN) or u == 1)
+        sets = min(unroll, -(-SUMS // tile))
+        acc = block.alloc("acc", scan.dtype, sets * tile, lanes=lanes)
         zero = k.lit(0.0, scan.dtype, lanes)
-        for n in range(rows * width):
+        for n in range(sets * tile):
             block.store(acc, integer(n), zero)
         if self.number == 0:
             source = self.loop.outputs
@@ -440,30 +472,27 @@ class _Step:
             k.add(integer(self.cell.at.index * scan.weights_size + s.base), k.mul(column, integer(h * width * lanes))),
             "w",
         )
-        unroll = next(u for u in (4, 2, 1) if h % u == 0)
 
         def turns(x: Block, e: Expr) -> None:
             e = x.let(k.select(self.odd, k.sub(integer(h - unroll), e), e), "k")
             for u in range(unroll):
-                at = ix.add(e, integer(u))
-                values = [
-                    x.let(k.splat(x.let(k.load(source, ix.add(start, ix.add(at, integer(r * h)))), "x"), lanes), "x")
-                    for r in range(rows)
-                ]
-                for n in range(width):
-                    own = ix.add(line, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)))
-                    w = x.let(k.cast(k.load(self.loop.weights, own, lanes), scan.dtype), "w")
-                    for r, value in enumerate(values):
-                        slot = integer(r * width + n)
+                here = ix.add(e, integer(u))
+                row = ix.add(line, ix.mul(here, integer(width * lanes)))
+                own = [k.load(self.loop.weights, ix.add(row, integer(n * lanes)), lanes) for n in range(width)]
+                weights = [x.let(k.cast(w, scan.dtype), "w") for w in own]
+                for r in range(rows):
+                    value = x.let(k.load(source, ix.add(start, ix.add(here, integer(r * h)))), "x")
+                    value = x.let(k.splat(value, lanes), "x")
+                    for n, w in enumerate(weights):
+                        slot = integer(u % sets * tile + r * width + n)
                         x.store(acc, slot, k.fma(value, w, k.load(acc, slot)))
 
         block.loop("k", 0, h, unroll, turns)
-        for r in range(rows):
-            at = block.let(ix.add(b, integer(r)), "b")
-            for v in range(s.vectors):
-                self._finish(block, column, at, acc, r, v)
+        for n in range(tile):
+            value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
+            block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
 
-    def _finish(self, block: Block, column: Expr, b: Expr, acc: Buffer, r: int, v: int) -> None:
+    def _finish(self, block: Block, column: Expr, b: Expr, products: Buffer, r: Expr, v: int) -> None:
         """The cell for one row and one vector of columns."""
         scan, s, lanes, cell = self.scan, self.stage, self.scan.lanes, self.cell
         j = block.fresh("j")
@@ -472,8 +501,10 @@ class _Step:
         if scan.hidden % (s.vectors * lanes):
             mask = block.let(k.binary("lt", k.ramp(j, lanes), integer(scan.hidden)), "live")
         across = k.ramp(j, lanes) if lanes > 1 else j
+        start = ix.mul(r, integer(s.width * lanes))
         sums = [
-            block.let(k.load(acc, integer((r * s.gates + g) * s.vectors + v)), "s") for g in range(s.gates)
+            block.let(k.load(products, ix.add(start, integer((g * s.vectors + v) * lanes)), lanes), "s")
+            for g in range(s.gates)
         ]
         em = self._emitter(block, j, sums)
         if self.number < len(cell.stages) - 1:
@@ -526,7 +557,7 @@ class _Step:
             )
 
         def product(b: Block, index: Index, mask: Expr | None) -> Expr:
-            return sums[_offset(index[1], j) // scan.hidden]
+            return sums[offset_from(index[1], j) // scan.hidden]
 
         leaves = dict(loop.leaves)
         leaves[cell.row] = Leaf(row, pinned=True)
@@ -557,16 +588,6 @@ class _Step:
             return load_at(b, dots, ix.add(ix.mul(row, integer(s.gates * scan.hidden)), index[1]), mask)
 
         return Leaf(read, pinned=True)
-
-
-def _offset(index: Expr, j: Var) -> int:
-    """What was added to the column j: the gate's first row of R."""
-    base = index.base if isinstance(index, Ramp) else index
-    if base == j:
-        return 0
-    if isinstance(base, k.Binary) and base.fn == "add" and base.a == j and isinstance(base.b, Lit):
-        return int(base.b.value)
-    raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
 
 
 __all__ = ["lower_recurrent"]

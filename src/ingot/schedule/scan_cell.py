@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Expr, Lit, Ramp, Var
 from ingot.ir.node import Node
 from ingot.ops.nn.rnn import Pass
+from ingot.support.errors import CompileError
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Stage:
     rows: int
     blocks: int
     base: int
+
+    @property
+    def width(self) -> int:
+        """Vectors of a block."""
+        return self.gates * self.vectors
 
 
 @dataclass(frozen=True)
@@ -52,4 +60,14 @@ def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarr
             line[s.base : s.base + blocks.size] = blocks.reshape(-1)
 
 
-__all__ = ["Cell", "Stage", "pack_weights"]
+def offset_from(index: Expr, j: Var) -> int:
+    """What was added to the column j: the gate's first row of R."""
+    base = index.base if isinstance(index, Ramp) else index
+    if base == j:
+        return 0
+    if isinstance(base, k.Binary) and base.fn == "add" and base.a == j and isinstance(base.b, Lit):
+        return int(base.b.value)
+    raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
+
+
+__all__ = ["Cell", "Stage", "offset_from", "pack_weights"]
