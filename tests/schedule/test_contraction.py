@@ -10,13 +10,14 @@ import pytest
 from ingot.ir import kernel as k
 from ingot.ir.dims import symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
+from ingot.ir.kernel_show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import Operand, emit_contraction
 from ingot.schedule.index import linear
 from ingot.schedule.machine import AVX2, AVX512, Machine
 from ingot.schedule.pack import panels
-from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
+from ingot.schedule.tile import Axis, Contraction, Plan, pieces, plan_contraction
 from ingot.targets.cpu.assemble import host_features
 from tests.targets.cpu.native import Native, place
 
@@ -142,7 +143,7 @@ def test_dynamic_rows_packed_b() -> None:
 
 CONVS = [  # n, h, w, ci, co, kernel, stride, groups
     (1, 9, 9, 3, 16, 7, 2, 1), (2, 14, 14, 16, 24, 3, 1, 1), (1, 15, 15, 8, 40, 3, 2, 1), (1, 7, 7, 32, 64, 1, 1, 1),
-    (2, 12, 10, 24, 48, 3, 1, 3), (1, 9, 30, 5, 100, 3, 1, 1),
+    (2, 12, 10, 24, 48, 3, 1, 3), (1, 9, 30, 5, 100, 3, 1, 1), (2, 13, 21, 48, 48, 3, 2, 3),
 ]  # fmt: skip
 
 
@@ -183,6 +184,14 @@ def reference(x: np.ndarray, weights: np.ndarray, stride: int, groups: int) -> n
         for g in range(groups)
     ]
     return np.concatenate(parts, axis=-1)
+
+
+def test_pieces_of_places() -> None:
+    """Grouped convolutions prefetch; where a group has the whole place, or more than a line of it, hardware does."""
+    grouped, dense, wide = (convolution(conv)[0] for conv in (CONVS[-1], CONVS[1], (1, 9, 9, 64, 64, 3, 1, 2)))
+    assert (pieces(grouped), pieces(dense), pieces(wide), pieces(matmul(9, 9, 9))) == (16, 0, 0, 0)
+    kernel, _ = build(grouped, AVX512, (16, 6 * 10 * 48, 10 * 48, 48, 1))
+    assert "prefetch a[" in show_kernel(kernel)
 
 
 @pytest.mark.parametrize("tile", [(2, 7, 2), (3, 7, 1), (1, 5, 3), (1, 14, 2), (1, 1, 1)])

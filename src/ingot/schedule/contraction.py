@@ -26,7 +26,7 @@ from ingot.ir.types import bf16, f32, static_shape, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.pack import Strip, turn_panel
-from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes
+from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes, pieces
 
 Index = tuple[Expr, ...]
 Write = Callable[[Block, Index, Expr, Expr | None], None]
@@ -134,6 +134,7 @@ class _Nest:
         self.a_base: Expr = ZERO
         self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
         self.turned = plan.panel_at >= 0
+        self.pieces = pieces(c) if isinstance(a, Operand) else 0
         self.in_panels = c.packed or self.turned
         self.dots = c.pair == 2 and c.a == bf16
         self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)  # where tiles read A
@@ -413,7 +414,8 @@ class _Nest:
             def innermost(x: Block, i: Expr) -> None:
                 if ahead is not None:
                     self._prefetch(x, ahead, add(at_k, i))
-
+                if self.pieces:
+                    self._prefetch_pieces(x, tile, a_index, i)
                 x.loop("u", 0, self.plan.unroll, pair, lambda y, u: once(y, add(i, u), pair), unroll=True)
 
             def once(x: Block, here: Expr, count: int) -> None:
@@ -434,6 +436,16 @@ class _Nest:
             self._epilogue(block, columns, tile, acc)
         else:
             block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
+
+    def _prefetch_pieces(self, block: Block, tile: _Tile, a_index: Expr, i: Expr) -> None:
+        """Some of the pieces that the tile one line group further on reads where this one is in the reduction."""
+        each = -(-tile.rows // -(-self.pieces // self.plan.unroll))
+        first = add(a_index, dim_expr(self.plan.lines * self.lines.a))
+        at = mul(k.binary("div", i, integer(self.plan.unroll)), dim_expr(self.inner.a * each))
+        for line in range(tile.lines):
+            for r in range(each):
+                place = add(add(first, dim_expr(self.lines.a * line + self.inner.a * r)), at)
+                block.stmts.append(k.Prefetch(self.a_tile, place))
 
     def _ahead_per_k(self) -> int:
         """Elements of the next panel that a tile prefetches for each k."""

@@ -456,6 +456,15 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     return sorted(found, key=lambda x: found[x])
 
 
+def pieces(c: Contraction) -> int:
+    """Of how many elements the pieces are that a batch entry reads of each place of an image, as grouped convolutions
+    do: a cache line or less, with others between them, which no hardware prefetcher follows. 0: A is read otherwise."""
+    run, step = merge_axes(c.reduce)[-1], c.rows[-1].a
+    if len(c.rows) < 2 or run.a != 1 or not isinstance(run.extent, int) or not isinstance(step, int):
+        return 0
+    return run.extent if run.extent * c.a.nbytes <= LINE < step * c.a.nbytes else 0
+
+
 def transposed(c: Contraction) -> bool:
     """A run-time B whose reduction lies side by side and whose columns do not: panels are turned in scratch."""
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
@@ -525,6 +534,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "merge_axes", "neighbours", "others",
+    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "merge_axes", "neighbours", "others", "pieces",
     "plan_contraction", "plan_of", "tile_cycles",
 ]  # fmt: skip
