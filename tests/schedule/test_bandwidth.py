@@ -15,6 +15,7 @@ from ingot.ir.node import Graph
 from ingot.ir.types import bf16
 from ingot.ops import Tanh
 from ingot.ops import build as op
+from ingot.ops.nn.softmax import Softmax
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like
@@ -123,6 +124,32 @@ def test_arg_reductions(kind: str, last: bool, machine) -> None:
             (a,) = ins = inputs_like(xs)
             graph = Graph(tuple(ins), (op.arg_reduce(kind, a, 1, last=last), op.arg_reduce(kind, a, 0, last=last)))
             check(graph, xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_short_rows(dynamic: bool, machine) -> None:
+    """No longer than a vector, as many as fill a few and some more; results are used, and stored, as rows."""
+    for shape, axes in (((37, 7), (1,)), ((53, 16), (1,)), ((5, 3, 1, 3), (2, 3)), ((16, 1), (1,)), ((0, 5), (1,))):
+        for x in (values(*shape), values(*shape, dtype="f8"), (np.arange(np.prod(shape)) % 11).reshape(shape)):
+            ins = inputs_like([x], {0: (symbol("n"), *shape[1:])} if dynamic and shape[0] else None)
+            (a,) = ins
+            outputs = (op.reduce_max(a, axes), op.add(op.reduce_sum(op.mul(a, a), axes), 1), op.reduce_min(a, axes))
+            check(Graph(tuple(ins), outputs), [x], machine=machine)
+
+
+@both
+def test_long_rows_ask_for_the_next(machine) -> None:
+    xs = [values(5, 2051), values(3, 2, 1024)]
+    for x in xs:
+        (a,) = ins = inputs_like([x])
+        axis = x.ndim - 1
+        graph = Graph(tuple(ins), (Softmax(axis=axis).lower(a), op.sub(a, op.mean(a, axis, keepdims=True))))
+        check(graph, [x], machine=machine)
+    a = inputs_like([xs[0]])[0]
+    lay = Layout.contiguous(a.shape)
+    (step,) = lower_rows(Graph((a,), (op.sub(a, op.mean(a, 1, keepdims=True)),)), (lay,), (lay,), NATIVE).steps
+    assert "prefetch" in show_kernel(step.kernel)
 
 
 def test_a_reduction_over_everything_feeds_all_threads() -> None:

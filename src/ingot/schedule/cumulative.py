@@ -19,11 +19,11 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, load_at
+from ingot.schedule.fold import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, symbol_params
-from ingot.schedule.reduction import accumulator, combining
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 

@@ -27,7 +27,7 @@ from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.pointwise import symbol_params
-from ingot.schedule.transpose import sum_lanes
+from ingot.schedule.transpose import fold_lanes
 
 QUERIES = 8  # more of them fill vectors: the other kernel is faster
 BLOCK = 64  # keys
@@ -199,7 +199,7 @@ class Decode:
                         y.store(acc, integer(n), k.fma(value, q, k.load(acc, integer(n))))
 
                 self._vectors(x, self.depth, low.depth, step)
-                value = x.let(low.capped(sum_lanes(x, [k.load(acc, integer(n)) for n in range(lanes)])), "s")
+                value = x.let(low.capped(fold_lanes(x, [k.load(acc, integer(n)) for n in range(lanes)])), "s")
                 head, query = self._place(x, r)
                 live = x.let(k.binary("lt", k.ramp(key, lanes), stop), "live")
                 least = k.lit(-inf, self.dtype, lanes)

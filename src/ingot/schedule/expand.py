@@ -22,13 +22,13 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct
 from ingot.schedule.contraction import Operand, emit_lines
 from ingot.schedule.emit import Index, store_at
+from ingot.schedule.fold import accumulator
 from ingot.schedule.gemm import convolution_loops
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import body_dims, symbol_params, vector_loop
-from ingot.schedule.reduction import accumulator
 from ingot.schedule.tile import Contraction, plan_of, rank_tiles
 from ingot.schedule.window import Depthwise, bind_result, operand_memory
 

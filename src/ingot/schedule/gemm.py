@@ -23,12 +23,12 @@ from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.contraction import Computed, Operand, emit_contraction
 from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Index, store_at
+from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params, vector_loop
-from ingot.schedule.reduction import accumulator
 from ingot.schedule.tile import LINE, Axis, Contraction, plan_of
 from ingot.schedule.window import (
     bind_result,

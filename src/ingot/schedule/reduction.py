@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
+from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import DType, Shape, TensorType, bf16, boolean, f16, f32, i64
+from ingot.ir.types import DType, Shape, TensorType, boolean
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.build import cast
-from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
+from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
@@ -37,20 +37,13 @@ from ingot.schedule.pointwise import (
     symbol_params,
     vector_loop,
 )
+from ingot.schedule.short_rows import fold_rows, lines_ahead, width_of
 from ingot.support.errors import CompileError
 
 UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
+PAGE = 4096  # bytes within which processors prefetch
 CACHE = 16384  # elements of a row that may be kept on the stack between passes
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
-
-
-def combining(kind: str, dtype: DType) -> str:
-    """The kernel op that folds by `kind`: of two booleans the larger is either, the smaller both."""
-    if dtype == boolean and kind in ("max", "min"):
-        return "or" if kind == "max" else "and"
-    return _COMBINE[kind]
 
 
 @dataclass(frozen=True)
@@ -79,12 +72,6 @@ def reductions_of(body: Graph) -> list[Node]:
     return [n for n in body.nodes() if isinstance(n.op, Reduce | ArgReduce)]
 
 
-def reduction(node: Node) -> Reduce | ArgReduce:
-    op = node.op
-    assert isinstance(op, Reduce | ArgReduce)
-    return op
-
-
 def reduced_dims(node: Node) -> tuple[int, ...]:
     return tuple(sorted(reduction(node).dims))
 
@@ -102,10 +89,6 @@ def rows_of(body: Graph) -> Rows | None:
     return Rows(shape, reduced, axis)
 
 
-def accumulator(dtype: DType) -> DType:
-    return f32 if dtype in (f16, bf16) else dtype
-
-
 class _Lowering:
     def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, machine: Machine):
         self.body, self.ins, self.outs, self.rows, self.machine = body, ins, outs, rows, machine
@@ -119,16 +102,15 @@ class _Lowering:
             self.lanes = 1
         if arg and rows.horizontal and not machine.masks:
             self.lanes = 1
-        # operands that are only read leave registers for more sums
-        self.plain = not arg and all(n.inputs[0] in body.inputs for n in self.found)
         if not rows.horizontal and size % (2 * self.lanes) == 0 and size >= 16 * self.lanes:
             self.lanes *= 2
-        if not rows.horizontal and self.plain and not any(map(self._is_full, body.outputs)):
+        if not rows.horizontal and self._reads_only(self.found) and not any(map(self._is_full, body.outputs)):
             widest = WIDE * lanes_for(body, machine)
             while self.lanes < widest and size % (2 * self.lanes) == 0:
                 self.lanes *= 2
         self.stream = leaves_caches(body, machine)
         self.row: Index = ()
+        self.next: Index | None = None  # the row behind, where it is to be asked for while this one is at work
         self.row_mask: Expr | None = None
         self.cached: dict[Node, Buffer] = {}
 
@@ -143,6 +125,9 @@ class _Lowering:
         if isinstance(count, int) and isinstance(blocks, int):
             run = max(1, min(run, count * blocks // (4 * self.machine.threads)))
         total = count * blocks
+        width = width_of(self.body, rows.shape, rows.reduced, self.lanes, self.machine) if rows.horizontal else None
+        if width is not None:
+            run = -(-run // self.lanes) * self.lanes
 
         def one(block: Block, at: Expr) -> None:
             first, vector = at, ZERO
@@ -155,6 +140,10 @@ class _Lowering:
                 else ()
             )
             index = {d: block.let(e, "i") for d, e in coordinates.items()}
+            if self._visits_apart():
+                behind = ix.delinearize(k.add(first, integer(1)), tuple(rows.shape[d] for d in outer), block.multiples)
+                after = {d: block.let(e, "n") for d, e in zip(outer, behind, strict=True)}
+                self.next = tuple(after[d] for d in rows.kept)
             self.row_mask = None
             if not rows.horizontal:
                 low = block.let(k.mul(vector, integer(self.lanes)), "lo")
@@ -171,25 +160,81 @@ class _Lowering:
         else:
             first = top.let(k.mul(chunk, integer(run)), "first")
             last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(total)), "last")
+            if width is not None:
+                span = k.mul(k.binary("div", k.sub(last, first), integer(self.lanes)), integer(self.lanes))
+                begin, first = first, top.let(k.add(first, span), "rest")
+                top.loop("r", begin, first, self.lanes, lambda b, at: self._rows_together(b, at, width))
             top.loop("r", first, last, 1, one)
         shapes = (d for n in self.body.inputs for d in n.shape)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
         kernel = Kernel("rows", self.operands.params, dims, chunk, dim_expr(ceildiv(total, run)), top.body)
         return Lowered((Step(kernel, self.operands.args),))
 
+    def _rows_together(self, block: Block, first: Expr, width: int) -> None:
+        """As many short rows as a vector has lanes, from `first` on."""
+        rows, lanes = self.rows, self.lanes
+        (axis,) = (d for d in rows.reduced if rows.shape[d] != 1)
+        size = estimate(rows.shape[axis])
+        found: dict[Node, Expr] = {}
+        for stream in self._streams():
+            for row, position in lines_ahead(size, stream.dtype.nbytes, lanes):
+                at = tuple(integer(position) if d == axis else ZERO for d in rows.reduced)
+                self._prefetch(block, stream, at, ix.split(ix.add(first, integer(row)), rows.kept_shape))
+        for n in self.found:
+            dtype = accumulator(n.inputs[0].dtype)
+
+            def value(b: Block, row: Expr, where: Expr, mask: Expr | None, n: Node = n, dtype: DType = dtype) -> Expr:
+                at = tuple(where if d == axis else ZERO for d in rows.reduced)
+                index = self._full_index(at, ix.split(row, rows.kept_shape))
+                return k.splat(k.cast(self.em.value(b, n.inputs[0], index, mask), dtype), width)
+
+            combine = combining(reduction(n).kind, dtype)
+            found[n] = k.cast(fold_rows(block, value, n, combine, first, size, width, lanes), n.dtype)
+        self.row, self.row_mask = ix.split(k.ramp(first, lanes), rows.kept_shape), None
+        for n, result in found.items():
+            self.em.bind(n, self._row_leaf(block, n, block.let(result, "red")))
+        for i, root in enumerate(self.body.outputs):
+            self._store_row(block, i, root)
+
     def _row(self, block: Block) -> None:
         """All passes over one row (or one vector of rows)."""
         if self.cached:
             raise CompileError("a row group visits its rows in one loop")
-        for level in self._levels():
-            self._pass(block, level)
+        levels = self._levels()
+        for level in levels:
+            self._pass(block, level, again=level is not levels[0])
         full = [i for i, r in enumerate(self.body.outputs) if r.shape == self.rows.shape and self._is_full(r)]
         for i, root in enumerate(self.body.outputs):
             if i not in full:
                 self._store_row(block, i, root)
         if full:
             lanes = self.lanes if self.rows.horizontal else 0
-            self._over_row(block, lanes, lambda b, at, m, _: self._store(b, full, at, m))
+            self._over_row(block, lanes, lambda b, at, m, _: self._store(b, full, at, m), again=True)
+
+    def _visits_apart(self) -> bool:
+        """Whether the memory would rest while the later passes over a row read it from the caches: the processor looks
+        ahead by less than a page."""
+        row = product(self.rows.shape[d] for d in self.rows.reduced)
+        nbytes = max((estimate(row) * n.dtype.nbytes for n in self._streams()), default=0)
+        visits = len(self._levels()) + any(map(self._is_full, self.body.outputs))
+        return self.rows.horizontal and visits > 1 and PAGE <= nbytes <= self.machine.l2 // 4
+
+    def _streams(self) -> list[Node]:
+        """The operands that every row reads elements of its own from, side by side."""
+        pairs = zip(self.body.inputs, self.ins, strict=True)
+        return [n for n, lay in pairs if n.shape == self.rows.shape and lay.strides[self.rows.axis] == 1]
+
+    def _prefetch(self, block: Block, stream: Node, at: tuple[Expr, ...], row: Index) -> None:
+        """Ask for what is at `at` of another row."""
+        buffer, lay = next(
+            (b, lay) for n, b, lay in zip(self.body.inputs, self.operands.ins, self.ins, strict=True) if n is stream
+        )
+        flat = ix.linear(self._full_index(at, row), lay.strides, lay.offset)
+        block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
+
+    def _reads_only(self, found: Sequence[Node]) -> bool:
+        """Operands that are only read leave registers for more sums."""
+        return all(isinstance(n.op, Reduce) and n.inputs[0] in self.body.inputs for n in found)
 
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
@@ -204,10 +249,10 @@ class _Lowering:
             order.setdefault(level[n], []).append(n)
         return [order[i] for i in sorted(order)]
 
-    def _full_index(self, at: tuple[Expr, ...]) -> Index:
+    def _full_index(self, at: tuple[Expr, ...], row: Index | None = None) -> Index:
         """The index in the full box: the row's coordinates and `at`, one expression per reduced dimension."""
         index: list[Expr] = [ZERO] * len(self.rows.shape)
-        for d, e in zip(self.rows.kept, self.row, strict=True):
+        for d, e in zip(self.rows.kept, row or self.row, strict=True):
             index[d] = e
         for d, e in zip(self.rows.reduced, at, strict=True):
             index[d] = e
@@ -219,9 +264,10 @@ class _Lowering:
         lanes: int,
         body: Callable[[Block, tuple[Expr, ...], Expr | None, int], None],
         unroll: int = 1,
+        again: bool = False,
     ) -> None:
         """Loops over the reduced dimensions; the vectorized one innermost, `unroll` vectors at a time, which the body
-        is told apart by a number. lanes 0: none is."""
+        is told apart by a number. lanes 0: none is. `again`: an earlier pass has read the row."""
         loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
 
         def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
@@ -234,6 +280,9 @@ class _Lowering:
 
             def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
                 full = at | {self.rows.axis: e}
+                if again and self.next is not None and mask is None and e.lanes > 1:
+                    for stream in self._streams():
+                        self._prefetch(c, stream, tuple(full[d] for d in self.rows.reduced), self.next)
                 body(c, tuple(full[d] for d in self.rows.reduced), mask, slot)
 
             def several(c: Block, e: Expr) -> None:
@@ -249,12 +298,12 @@ class _Lowering:
 
         nest(block, loops, {})
 
-    def _pass(self, block: Block, level: list[Node]) -> None:
+    def _pass(self, block: Block, level: list[Node], again: bool) -> None:
         """One loop over the row for all reductions of a level."""
         lanes = self.lanes
         unroll = 1
         if self.rows.horizontal and lanes > 1:
-            unroll = UNROLL if self.plain else UNROLL // 2
+            unroll = UNROLL if self._reads_only(level) else UNROLL // 2
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
         folds = [Fold.of(n, block, lanes, unroll) for n in level]
         keep = [n for n in level if self._worth_caching(n)]
@@ -273,7 +322,7 @@ class _Lowering:
                     value = fold.alone(value)  # one by one, behind the last whole vector
                 fold.add(b, value, self._position(at), mask if self.rows.horizontal else None, slot)
 
-        self._over_row(block, lanes if self.rows.horizontal else 0, body, unroll)
+        self._over_row(block, lanes if self.rows.horizontal else 0, body, unroll, again)
         for n, fold in zip(level, folds, strict=True):
             result = block.let(k.cast(fold.result(block, self.rows.horizontal), n.dtype), "red")
             self.em.bind(n, self._row_leaf(block, n, result))
@@ -313,9 +362,9 @@ class _Lowering:
         operand = node.inputs[0]
         if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
             return False
-        again = any(
-            u not in self.found and operand in u.inputs for u in self.body.nodes()
-        ) or operand in self.body.outputs
+        again = (
+            any(u not in self.found and operand in u.inputs for u in self.body.nodes()) or operand in self.body.outputs
+        )
         size = product(self.rows.shape[d] for d in self.rows.reduced)
         return again and isinstance(size, int) and size * (1 if self.rows.horizontal else self.lanes) <= CACHE
 
@@ -349,106 +398,6 @@ class _Lowering:
 def _same(a: Expr, b: Expr) -> bool:
     """Whether two index expressions are the same, by structure (they are small)."""
     return a is b or a == b
-
-
-@dataclass
-class Fold:
-    """Running reductions in registers, `slots` of them side by side: values, and for arg reductions their positions."""
-
-    node: Node
-    dtype: DType
-    lanes: int
-    slots: int
-    value: Buffer
-    position: Buffer | None
-
-    @staticmethod
-    def of(node: Node, block: Block, lanes: int, slots: int) -> Fold:
-        operand = node.inputs[0].dtype
-        dtype = accumulator(operand)
-        value = block.alloc("acc", dtype, slots, lanes=lanes)
-        position = block.alloc("pos", i64, slots, lanes=lanes) if isinstance(node.op, ArgReduce) else None
-        start = identity_of(reduction(node).kind, dtype)
-        for slot in range(slots):
-            block.store(value, integer(slot), Lit(dtype, lanes, start))
-            if position is not None:
-                block.store(position, integer(slot), Lit(i64, lanes, -1))
-        return Fold(node, dtype, lanes, slots, value, position)
-
-    def alone(self, value: Expr) -> Expr:
-        """A scalar as a vector that changes nothing in its other lanes."""
-        value = k.cast(value, self.dtype)
-        rest = Lit(self.dtype, 1, identity_of(reduction(self.node).kind, self.dtype))
-        return k.Shuffle(self.dtype, self.lanes, value, rest, (0, *(1,) * (self.lanes - 1)))
-
-    def add(self, block: Block, value: Expr, at: Expr, mask: Expr | None, slot: int) -> None:
-        """Take in one vector; those of a slot come with rising positions."""
-        value = k.splat(k.cast(value, self.dtype), self.lanes)
-        op, own = reduction(self.node), integer(slot)
-        kind = op.kind
-        if mask is not None:
-            value = k.select(mask, value, Lit(self.dtype, self.lanes, identity_of(kind, self.dtype)))
-        old = block.let(k.load(self.value, own), "o")
-        if self.position is None:
-            block.store(self.value, own, k.binary(combining(kind, self.dtype), old, value))
-            return
-        assert isinstance(op, ArgReduce)
-        # the first element, a better one, or a NaN where there was none so far
-        value = block.let(value)
-        where = block.let(k.load(self.position, own), "w")
-        better = "gt" if kind == "max" else "lt"
-        if op.last:
-            better = "ge" if kind == "max" else "le"
-        take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(i64, self.lanes, 0)))
-        if self.dtype.is_float:
-            is_nan, was_nan = k.binary("ne", value, value), k.binary("ne", old, old)
-            fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
-            also = is_nan if op.last else k.binary("and", is_nan, fresh)
-            take = k.binary("or", k.binary("and", take, fresh), also)
-        if mask is not None:
-            take = k.binary("and", take, mask)
-        take = block.let(take, "t")
-        block.store(self.value, own, k.select(take, value, old))
-        block.store(self.position, own, k.select(take, k.splat(at, self.lanes), where))
-
-    def result(self, block: Block, horizontal: bool) -> Expr:
-        values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
-        if self.position is None:
-            fn = combining(reduction(self.node).kind, self.dtype)
-            while len(values) > 1:
-                values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
-            return k.reduce(fn, values[0]) if horizontal else values[0]
-        places = [block.let(k.load(self.position, integer(i)), "w") for i in range(self.slots)]
-        found = list(zip(values, places, strict=True))
-        if horizontal and self.lanes > 1:
-            found = [
-                (block.let(k.Extract(v.dtype, 1, v, i), "o"), block.let(k.Extract(i64, 1, w, i), "w"))
-                for v, w in found
-                for i in range(self.lanes)
-            ]
-        while len(found) > 1:
-            odd = found[-1:] if len(found) % 2 else []
-            pairs = zip(found[::2], found[1::2], strict=False)
-            found = [self._better(block, a, b) for a, b in pairs] + odd
-        return found[0][1]
-
-    def _better(self, block: Block, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
-        """Which of two (value, position) an arg reduction takes; a position below 0 is none."""
-        op = reduction(self.node)
-        assert isinstance(op, ArgReduce)
-        (x, i), (y, j) = a, b
-        zero = Lit(i64, i.lanes, 0)
-        sooner = k.binary("gt" if op.last else "lt", j, i)
-        more = k.binary("gt" if op.kind == "max" else "lt", y, x)
-        take = k.binary("or", more, k.binary("and", k.binary("eq", x, y), sooner))
-        if self.dtype.is_float:
-            no = Lit(boolean, i.lanes, False)
-            x_nan, y_nan = k.binary("ne", x, x), k.binary("ne", y, y)
-            clean = k.binary("eq", x_nan, no)
-            take = k.binary("or", k.binary("and", take, clean), k.binary("and", y_nan, k.binary("or", clean, sooner)))
-        take = k.binary("and", k.binary("or", take, k.binary("lt", i, zero)), k.binary("ge", j, zero))
-        take = block.let(take, "t")
-        return block.let(k.select(take, y, x), "o"), block.let(k.select(take, j, i), "w")
 
 
 PART = 16384  # elements that a part of a row should have at least
@@ -557,4 +506,4 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     return _Lowering(body, ins, outs, rows, machine).lower()
 
 
-__all__ = ["Fold", "Parts", "Rows", "lower_folded", "lower_rows", "reductions_of", "rows_of"]
+__all__ = ["Parts", "Rows", "lower_folded", "lower_rows", "reductions_of", "rows_of"]

@@ -1,4 +1,4 @@
-"""Transposing square blocks of vectors in registers, and summing many vectors at once.
+"""Transposing square blocks of vectors in registers, and folding many vectors at once.
 
     4 rows of 4 lanes   ->   2 stages of pairwise shuffles   ->   4 columns of 4 lanes
 """
@@ -33,21 +33,22 @@ def transpose_block(block: Block, rows: Sequence[Expr]) -> list[Expr]:
     return out
 
 
-def sum_lanes(block: Block, vectors: Sequence[Expr]) -> Expr:
-    """One vector whose lane j is the sum over the lanes of `vectors[j]`; as many vectors as lanes, a power of two.
+def fold_lanes(block: Block, vectors: Sequence[Expr], combine: str = "add") -> Expr:
+    """One vector whose lane j holds all lanes of `vectors[j]`, combined; of a power of two of vectors.
 
-    Neighbours are interleaved and added until one vector is left: 3 (n - 1) operations for n sums.
+    n vectors of more than n lanes are taken as segments of n, and segment s of vector j goes to lane s n + j.
+    Neighbours are interleaved and combined until one vector is left: 3 (n - 1) operations.
     """
     level = list(vectors)
-    lanes = len(level)
+    lanes = level[0].lanes
     half = 1
-    while half < lanes:
+    while len(level) > 1:
         low = tuple(j if not j & half else lanes + j - half for j in range(lanes))
         high = tuple(j + half if not j & half else lanes + j for j in range(lanes))
         pairs = zip(level[::2], level[1::2], strict=True)
         level = [
             block.let(
-                k.add(k.Shuffle(a.dtype, lanes, a, b, low), k.Shuffle(a.dtype, lanes, a, b, high)), "t"
+                k.binary(combine, k.Shuffle(a.dtype, lanes, a, b, low), k.Shuffle(a.dtype, lanes, a, b, high)), "t"
             )
             for a, b in pairs
         ]

@@ -29,11 +29,12 @@ from ingot.ops.views import strided
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, both, load_at, reshape_index, store_at
+from ingot.schedule.fold import Fold, accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params, vector_loop
-from ingot.schedule.reduction import Fold, Parts, accumulator, combining, lower_folded, reductions_of
+from ingot.schedule.reduction import Parts, lower_folded, reductions_of
 from ingot.support.errors import CompileError
 
 WORK = 1 << 16  # multiply-adds a depthwise chunk should have

@@ -66,7 +66,8 @@ class Softmax(Normalizer):
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
         e = t.exp(x - x.max((self.axis,)))
-        return (e / e.sum((self.axis,))).cast(inputs[0].dtype).node
+        # one division per row: the sum is at least 1, or there is nothing to divide
+        return (e * (1.0 / e.sum((self.axis,)))).cast(inputs[0].dtype).node
 
 
 @dataclass(frozen=True)

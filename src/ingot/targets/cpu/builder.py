@@ -163,11 +163,18 @@ class Builder:
             (one,),
         )
 
-    def call(self, intrinsic: str, result: str, arguments: tuple[tuple[str, str], ...], cheap: bool = False) -> str:
-        """A pure intrinsic: arguments are (type, value)."""
+    def call(
+        self,
+        intrinsic: str,
+        result: str,
+        arguments: tuple[tuple[str, str], ...],
+        cheap: bool = False,
+        flags: str = "",
+    ) -> str:
+        """A pure intrinsic: arguments are (type, value); `flags` are fast-math flags, each with a space behind it."""
         self.declares.add(f"declare {result} @{intrinsic}({', '.join(t for t, _ in arguments)})")
         return self.emit(
-            f"call {result} @{intrinsic}({', '.join(f'{t} {v}' for t, v in arguments)})",
+            f"call {flags}{result} @{intrinsic}({', '.join(f'{t} {v}' for t, v in arguments)})",
             tuple(v for _, v in arguments),
             cheap,
         )

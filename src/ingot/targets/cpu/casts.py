@@ -6,7 +6,7 @@ does not have; these are written out here in integer arithmetic, rounding to nea
 
 from __future__ import annotations
 
-from ingot.ir.types import DType, f32
+from ingot.ir.types import DTYPES, DType, f32
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 
 
@@ -77,15 +77,44 @@ def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) 
 
 
 def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
+    """LLVM's saturating conversion is done lane by lane on x86: there x is clamped to the integers that the float type
+    can hold, and what lies above them chosen afterwards."""
     if source.bits < 32:
         x, source = cast(b, x, source, f32, lanes), f32
-    kind = value_type(source, lanes)
-    suffix = f"{mangle(f'i{target.bits}', lanes)}.{mangle(value_type(source), lanes)}"
-    result = vector_of(f"i{target.bits}", lanes)
-    y = b.call(f"llvm.fpto{'s' if target.kind == 'i' else 'u'}i.sat.{suffix}", result, ((kind, x),))
-    if target.bits < 8:
-        y = _op(b, "sext" if target.kind == "i" else "zext", y, f"i{target.bits}", "i8", lanes)
-    return y
+    kind, scalar = value_type(source, lanes), value_type(source)
+    if b.features.arch == "aarch64":
+        suffix = f"{mangle(f'i{target.bits}', lanes)}.{mangle(scalar, lanes)}"
+        name = f"llvm.fpto{'s' if target.kind == 'i' else 'u'}i.sat.{suffix}"
+        y = b.call(name, vector_of(f"i{target.bits}", lanes), ((kind, x),))
+        if target.bits < 8:
+            y = _op(b, "sext" if target.kind == "i" else "zext", y, f"i{target.bits}", "i8", lanes)
+        return y
+    flags = vector_of("i1", lanes)
+    low, high = _range(target)
+    digits = 24 if source == f32 else 53
+    top = high - high % (1 << max(0, high.bit_length() - digits))  # the largest integer in range that is a float
+    ordered = b.emit(f"fcmp ord {kind} {x}, {x}", (x,))
+    y = b.emit(f"select {flags} {ordered}, {kind} {x}, {kind} zeroinitializer", (ordered, x))
+    for test, bound in (("olt", low), ("ogt", top)):
+        limit = b.splat(literal(bound, source), scalar, lanes)
+        past = b.emit(f"fcmp {test} {kind} {y}, {limit}", (y,))
+        y = b.emit(f"select {flags} {past}, {kind} {limit}, {kind} {y}", (past, y))
+    wide = max(32, target.bits)
+    signed = target.kind == "i" or target.bits < wide
+    y = _op(b, "fptosi" if signed else "fptoui", y, scalar, f"i{wide}", lanes)
+    if top < high:
+        limit = b.splat(literal(top, source), scalar, lanes)
+        past = b.emit(f"fcmp ogt {kind} {x}, {limit}", (x,))
+        ints = vector_of(f"i{wide}", lanes)
+        y = b.emit(f"select {flags} {past}, {ints} {b.splat(str(high), f'i{wide}', lanes)}, {ints} {y}", (past, y))
+    return y if wide == target.bits else _int_to_int(b, y, DTYPES[f"i{wide}"], target, lanes)
+
+
+def _range(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest integer of a type."""
+    if dtype.kind == "u":
+        return 0, (1 << dtype.bits) - 1
+    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
 
 
 def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
