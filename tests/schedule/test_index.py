@@ -19,7 +19,9 @@ def value(e: k.Expr, **env: int) -> int:
     return int(evaluate(e, {n: np.asarray(v, np.int64) for n, v in env.items()}))
 
 
-@pytest.mark.parametrize("d", [7, S * 3 + T - 2, (S * T + 5) // 4, ceildiv(S, 16), (S + 3) % 4, dim_max(S, T * 2)])
+@pytest.mark.parametrize(
+    "d", [7, S * 3 + T - 2, (S * T + 5) // 4, ceildiv(S, 16), (S + 3) % 4, -1 % S, dim_max(S, T * 2)]
+)
 def test_dimensions(d: object) -> None:
     from ingot.ir.dims import substitute
 

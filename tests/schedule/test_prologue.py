@@ -108,6 +108,15 @@ def test_columns_that_are_turned() -> None:
     check(graph, (values(150, 40), values(33, 40)))
 
 
+def test_columns_of_what_the_rows_are_made_from() -> None:
+    x = arg("x", 150, 80)
+    pairs = ops.Reshape((150, 2, 40))(x)
+    one, two = (ops.Reshape((150, 40))(ops.Slice((0, i, 0), (150, i + 1, 40), (1, 1, 1))(pairs)) for i in range(2))
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(normed(one), two),))
+    assert only_group(graph).kind == "contraction"
+    check(graph, (values(150, 80),))
+
+
 def test_views_between() -> None:
     x = arg("x", 4, 50, 6, 8)
     rows = ops.Reshape((200, 48))(normed(x))

@@ -93,6 +93,17 @@ def joined() -> Node:
     return ops.Concat(1)(x, y, ops.Neg()(x))
 
 
+def joined_of_many() -> Node:
+    x = arg("x", 300, 32)
+    return ops.Concat(1)(*(ops.Slice((i, 0), (i + 1, 32), (1, 1))(x) for i in range(300)))
+
+
+def joined_rows_padded() -> Node:
+    rows = ops.Concat(0)(arg("x", 3), arg("y", 4))
+    wide = ops.BroadcastInDim((7, 37), (0,))(rows)
+    return ops.Pad((0, 1), (0, 2), (0, 1))(wide, const(np.float32(2)))
+
+
 def gathered() -> Node:
     take = ops.Gather((1,), (0,), (), (), (0,), 1, (1, 21))
     return take(arg("x", 9, 21), ops.Sub()(arg("at", S, dtype=i64), ops.BroadcastInDim((S,), ())(const(np.int64(2)))))
@@ -159,7 +170,8 @@ def depthwise() -> Node:
 
 
 MAKERS: tuple[Callable[[], Node], ...] = (
-    bias_and_tanh, transposed, reshaped, sliced_and_reversed, padded, joined, gathered, softmax_rows, softmax_columns,
+    bias_and_tanh, transposed, reshaped, sliced_and_reversed, padded, joined, joined_of_many,
+    joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,
 )  # fmt: skip

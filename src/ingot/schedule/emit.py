@@ -10,6 +10,7 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -168,9 +169,7 @@ def _broadcast(em: Emitter, block: Block, node: Node, index: Index, mask: Expr |
     op = node.op
     assert isinstance(op, ops.BroadcastInDim)
     (x,) = node.inputs
-    at = tuple(
-        ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(op.dims)
-    )
+    at = tuple(ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(op.dims))
     return em.value(block, x, at, mask)
 
 
@@ -211,9 +210,7 @@ def _transpose(em: Emitter, block: Block, node: Node, index: Index, mask: Expr |
 def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     op = node.op
     assert isinstance(op, ops.Slice)
-    at = tuple(
-        ix.add(ix.mul(i, integer(n)), dim_expr(s)) for i, s, n in zip(index, op.start, op.strides, strict=True)
-    )
+    at = tuple(ix.add(ix.mul(i, integer(n)), dim_expr(s)) for i, s, n in zip(index, op.start, op.strides, strict=True))
     return em.value(block, node.inputs[0], at, mask)
 
 
@@ -221,9 +218,7 @@ def _reverse(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | N
     op = node.op
     assert isinstance(op, ops.Reverse)
     (x,) = node.inputs
-    at = tuple(
-        ix.sub(dim_expr(x.shape[d] - 1), e) if d in op.dims else e for d, e in enumerate(index)
-    )
+    at = tuple(ix.sub(dim_expr(x.shape[d] - 1), e) if d in op.dims else e for d, e in enumerate(index))
     return em.value(block, x, at, mask)
 
 
@@ -289,29 +284,30 @@ def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     """A concat's value by branches: loads that are off are slow where they would fall outside of mapped memory."""
     op = node.op
     assert isinstance(op, ops.Concat)
-    axis, lanes = op.dimension, max(e.lanes for e in index)
+    axis = op.dimension
+    # a scalar position under a mask of many lanes is read in as many
+    lanes = max(e.lanes for e in (*index, *(() if mask is None else (mask,))))
     first = ix.first_lane(index[axis])
     result = block.alloc("concat", node.dtype, 1, lanes=lanes)
 
-    def piece(b: Block, number: int, start: DimLike) -> None:
-        x = node.inputs[number]
+    starts = list(itertools.accumulate((x.shape[axis] for x in node.inputs), initial=0))
 
-        def inside(c: Block) -> None:
-            # a name of this branch's own, so that no load moves out of it
-            own = c.fresh("at")
-            c.stmts.append(k.Let(own, k.sub(first, dim_expr(start))))
-            c.multiples[own.name] = index[axis].lanes
-            at = k.ramp(own, index[axis].lanes)
-            value = em.value(c, x, (*index[:axis], at, *index[axis + 1 :]), mask)
-            c.store(result, ZERO, k.splat(value, lanes))
-
-        if number == len(node.inputs) - 1:
-            inside(b)
+    def among(b: Block, low: int, high: int) -> None:
+        """The value where the position lies in one of the pieces low ... high - 1."""
+        if high - low > 1:
+            middle = (low + high) // 2
+            below = k.binary("lt", first, dim_expr(starts[middle]))
+            b.when(below, lambda c: among(c, low, middle), lambda c: among(c, middle, high))
             return
-        end = start + x.shape[axis]
-        b.when(k.binary("lt", first, dim_expr(end)), inside, lambda c: piece(c, number + 1, end))
+        # a name of this branch's own, so that no load moves out of it
+        own = b.fresh("at")
+        b.stmts.append(k.Let(own, k.sub(first, dim_expr(starts[low]))))
+        b.multiples[own.name] = index[axis].lanes
+        at = k.ramp(own, index[axis].lanes)
+        value = em.value(b, node.inputs[low], (*index[:axis], at, *index[axis + 1 :]), mask)
+        b.store(result, ZERO, k.splat(value, lanes))
 
-    piece(block, 0, 0)
+    among(block, 0, len(node.inputs))
     return block.let(k.load(result, ZERO), "c")
 
 

@@ -164,15 +164,13 @@ def _is_computed(body: Graph, a: Node) -> bool:
 
 
 def _reads(body: Graph, node: Node, anchor: Node) -> bool:
-    """Whether the epilogue reads the value under `node` too."""
-    base = node
-    while base.inputs:
-        base = base.inputs[0]
+    """Whether something else than `anchor` reads the value under `node`, directly or through views of it."""
     chain = {node}
     while node.inputs:
         node = node.inputs[0]
         chain.add(node)
-    return any(base in n.inputs and n is not anchor and n not in chain for n in body.nodes()) or base in body.outputs
+    others = (n for n in body.nodes() if n is not anchor and n not in chain)
+    return any(i in chain for n in others for i in n.inputs) or any(o in chain for o in body.outputs)
 
 
 def _accumulates(anchor: Node) -> DType:
@@ -241,10 +239,7 @@ def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
     batch = (Axis(groups, step, b.strides[o] * per_out),)
     rows = (
         Axis(images, a.strides[at["N"]]),
-        *(
-            Axis(anchor.shape[out[c]], a.strides[at[c]] * s)
-            for c, s in zip(spatial, op.strides, strict=True)
-        ),
+        *(Axis(anchor.shape[out[c]], a.strides[at[c]] * s) for c, s in zip(spatial, op.strides, strict=True)),
     )
     cols = (Axis(per_out, 0, b.strides[o]),)
     reduce = (

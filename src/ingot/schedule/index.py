@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, Dim, DimLike, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import Apply, Dim, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
@@ -34,7 +34,12 @@ def dim_expr(d: DimLike) -> Expr:
 
 def _apply_expr(atom: Apply) -> Expr:
     fn = {"floordiv": "div", "mod": "rem", "max": "max", "min": "min"}[atom.fn]
-    return k.binary(fn, dim_expr(atom.a), dim_expr(atom.b))
+    a, b = dim_expr(atom.a), dim_expr(atom.b)
+    lowest, _ = bounds(atom.a)
+    if atom.fn == "mod" and (lowest is None or lowest < 0):
+        # -1 % n = n - 1, where the machine's remainder has the sign of the dividend
+        return k.binary("rem", k.add(k.binary("rem", a, b), b), b)
+    return k.binary(fn, a, b)
 
 
 def add(a: Expr, b: Expr) -> Expr:

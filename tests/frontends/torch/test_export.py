@@ -44,6 +44,51 @@ def test_dynamic_sizes(dynamic: Any) -> None:
         close(run(model, x), net(x))
 
 
+class Positional(nn.Module):
+    """Positions that are sizes: a slice from the end by a size, a roll, a middle."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:
+        return x[:, -other.shape[1] :], x.roll(1, 1), x.median(1)[0], other
+
+
+def test_one_as_an_example() -> None:
+    net, named = Positional().eval(), {"x": {0: "batch", 1: "length"}, "other": {0: "batch", 1: ("part", 1, 8)}}
+    model = import_exported(export_module(net, (torch.randn(1, 9), torch.randn(1, 1)), named))
+    assert [str(i.type) for i in model.graph.inputs] == ["f32[batch,length]", "f32[batch,part]"]
+    for batch, length, part in ((1, 9, 1), (3, 8, 8), (2, 12, 5)):
+        x, other = torch.randn(batch, length), torch.randn(batch, part)
+        close(run(model, x, other), net(x, other))
+
+
+class Grid(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.linspace(-1, 1, x.shape[1])
+
+
+def test_an_axis_that_the_model_fixes_is_an_error() -> None:
+    with pytest.raises(ImportModelError, match="length"):
+        export_module(Grid().eval(), (torch.randn(2, 9),), {"x": {0: "batch", 1: "length"}})
+
+
+class Reads(nn.Module):
+    """A Python float from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale.item() + (2 * x.max().item() + 1)
+
+
+def test_items() -> None:
+    net = Reads().eval()
+    model = import_exported(export_module(net, (torch.randn(2, 3),), True))
+    x = torch.randn(4, 5)
+    with torch.no_grad():
+        close(run(model, x), net(x))
+
+
 def test_names_of_dims_and_bounds() -> None:
     spec = {"x": {0: "batch", 1: ("length", 3, 64)}, "mask": {0: "batch", 1: "length"}}
     inputs = {"x": torch.randn(3, 8, 4), "mask": torch.rand(3, 8) > 0.5}
@@ -161,8 +206,20 @@ class Branching(nn.Module):
         return x + 1 if x.sum() > 0 else x
 
 
+class Rescales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.mul_(0.5)
+        return x * self.weight
+
+
 def test_refusals() -> None:
     x = torch.randn(3)
+    with pytest.raises(ImportModelError, match="parameter 'weight'"):
+        import_exported(export_module(Rescales().eval(), (x,)))
     with pytest.raises(ImportModelError, match="steps"):
         import_exported(export_module(Counter().eval(), (x,)))
     with pytest.raises(ImportModelError, match="writes into its input"):

@@ -245,6 +245,18 @@ def test_resizes(index: int) -> None:
     agree(lambda x: F.interpolate(x, **RESIZE[index]), torch.randn(2, 3, 5, 6), tolerance=1e-4)
 
 
+def test_grids_and_losses() -> None:
+    x, theta = torch.randn(2, 3, 5, 6), torch.randn(2, 2, 3)
+    grid = torch.rand(2, 4, 5, 2) * 2 - 1
+    agree(lambda x, g: F.grid_sample(x, g, align_corners=False), x, grid)
+    agree(lambda x, t: F.affine_grid(t, [2, 3, 5, 6], align_corners=False), x, theta)
+    agree(lambda x, t: F.affine_grid(t, [2, 3, 4, 5], align_corners=True), x, theta)
+    labels = torch.tensor([2, 0, -100, 1])
+    logits = torch.randn(4, 3)
+    agree(lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="sum")), logits, labels)
+    agree(lambda x, t, w: F.nll_loss(x.log_softmax(1), t, w, reduction="none"), logits, labels, torch.rand(3))
+
+
 def test_resizes_of_other_ranks() -> None:
     agree(lambda x: (F.interpolate(x, size=7, mode="linear"), F.interpolate(x, scale_factor=2)), torch.randn(1, 2, 5))
     agree(lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), torch.randn(1, 2, 3, 2, 3))

@@ -105,6 +105,7 @@ def test_pixel_shuffles_and_folds() -> None:
     x = torch.randn(2, 8, 4, 6)
     agree(lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 4)), x)
     agree(lambda x: F.unfold(x, (2, 3), dilation=1, padding=1, stride=2), x)
+    agree(lambda x: (F.unfold(x, 2, stride=2), F.unfold(x, (1, 3), stride=(2, 3)), x.unfold(3, 3, 1)), x)
     agree(lambda x: F.fold(F.unfold(x, 3, padding=1, stride=1), (4, 6), 3, padding=1), x, tolerance=1e-4)
 
 
@@ -176,6 +177,17 @@ INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", INDEX)
 def test_indexing(name: str) -> None:
     agree(INDEX[name], cube(), torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    bags = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=3)
+    agree(bags, torch.tensor([[1, 3, 8], [0, 0, 2], [3, 3, 3]]))
+    # the second bag is empty, and so is the last
+    agree(bags, torch.tensor([5, 3, 1, 1, 8]), torch.tensor([0, 2, 2, 4, 5]))
+    if mode == "sum":
+        bags = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
+        agree(lambda i, o, w: bags(i, o, w), torch.tensor([5, 3, 1]), torch.tensor([0, 1, 3]), torch.rand(3))
 
 
 def test_negative_indices() -> None:

@@ -32,6 +32,7 @@ def export_module(net: nn.Module, example_inputs: Inputs, dynamic: Dynamic = Non
         True or "auto": every size that the model allows is dynamic (torch's Dim.AUTO).
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
+        A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
 
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
@@ -42,6 +43,7 @@ def export_module(net: nn.Module, example_inputs: Inputs, dynamic: Dynamic = Non
     args, kwargs = _arguments(example_inputs)
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
+    args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
     except ImportModelError as e:
@@ -80,6 +82,25 @@ def _traced(
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
 
 
+def _without_ones(
+    bound: dict[str, Any], shapes: Mapping[str, Any] | None, call: tuple[tuple[Any, ...], dict[str, Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`call` with every axis of size 1 that has a Dim doubled: torch takes an example's 1 for a constant."""
+    doubled: dict[int, set[int]] = {}
+    for k, given in (shapes or {}).items():
+        leaves = pytree.tree_flatten(bound[k])[0]
+        for tensor, axes in zip(leaves, _leaf_axes(bound[k], given), strict=True):
+            found = {a for a, d in (axes or {}).items() if type(d) is Dim and d.max > 1 and tensor.shape[a] == 1}
+            doubled.setdefault(id(tensor), set()).update(found)
+
+    def grown(leaf: Any) -> Any:
+        for axis in doubled.get(id(leaf), ()):
+            leaf = torch.cat((leaf, leaf), axis)
+        return leaf
+
+    return pytree.tree_map(grown, call)
+
+
 def _relaxed(shapes: Any, names: dict[str, Any]) -> Any:
     """`shapes` with the dims made from names left to torch."""
     ours = {id(d) for d in names.values()}
@@ -111,7 +132,7 @@ def _chosen_names(
             if id(dim) not in of or not isinstance(value, torch.Tensor):
                 continue
             size = value.shape[axis]
-            if isinstance(size, int):
+            if isinstance(size, int) or size.node.expr.is_number:
                 return None
             if size.node.expr.is_symbol:
                 out.setdefault(str(size.node.expr), of[id(dim)])
@@ -138,6 +159,8 @@ def _advice(error: Exception) -> str:
     text = str(error)
     if "dynamic_shapes" in text or "Constraints violated" in text or "specialized" in text:
         return "pass dynamic=True, or take the axes named above out of `dynamic`"
+    if "is not a known type" in text:
+        return "return tensors in tuples, lists and dicts; of transformers' language models pass use_cache=False"
     if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
         return "the model's control flow depends on tensor values: use torch.where or torch.cond"
     return "see the error above; torch.export.export(net, args) alone shows the same"

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import sympy
 import torch
 from torch import fx
 
@@ -14,11 +15,13 @@ from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.convert import Sizes, dtype_of, location, to_numpy
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Context, Number, Unsupported, cast
+from ingot.frontends.torch.values import Context, Number, Unsupported, cast, f64
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
 
+# x.item(): a Python number
+_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 # what only checks, marks or sizes, and has no value that the importer does not take from torch's own inference
 _IGNORED = frozenset(
     {
@@ -60,6 +63,7 @@ class Importer:
     sizes: Sizes
     final: bool
     unsupported: list[UnsupportedOp] = field(default_factory=list)
+    numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
 
     def run(self, module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
@@ -114,12 +118,15 @@ class Importer:
             return self.sizes.dim(meta)
         if isinstance(meta, torch.SymFloat):
             held = env.get(node)
-            return held if isinstance(held, Number) else number_of(meta.node.expr, self.sizes)
+            return held if isinstance(held, Number) else number_of(meta.node.expr, self.sizes, self.numbers)
         return env[node]
 
     def _call(self, node: fx.Node, env: _Env) -> object:
         target = node.target
         meta = node.meta.get("val")
+        if target in _READS and isinstance(meta, torch.SymFloat):
+            x = env[node.all_input_nodes[0]]
+            return _MISSING if not isinstance(x, Node) else self.numbers.setdefault(meta.node.expr, cast(x, f64))
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None
         if target is operator.getitem:

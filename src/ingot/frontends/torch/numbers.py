@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import sympy
@@ -14,22 +14,30 @@ from ingot.frontends.torch.values import Number, cast, f64
 from ingot.ir.node import Node, const
 from ingot.support.errors import ImportModelError
 
+Known = Mapping[sympy.Basic, Node]
 
-def number_of(e: sympy.Basic, sizes: Sizes) -> float | Number:
-    """`e` as a float where it is constant, else computed at run time. Raises ImportModelError for unknown functions."""
+
+def number_of(e: sympy.Basic, sizes: Sizes, known: Known) -> float | Number:
+    """`e` as a float where it is constant, else computed at run time. Raises ImportModelError for unknown functions.
+
+    known: the f64[] values of symbols that are no sizes (`x.item()`).
+    """
     if e.is_number:
         return float(e)  # type: ignore[arg-type]
-    return Number(_node(e, sizes))
+    return Number(_node(e, sizes, known))
 
 
-def _node(e: sympy.Basic, sizes: Sizes) -> Node:
+def _node(e: sympy.Basic, sizes: Sizes, known: Known) -> Node:
+    found = known.get(e)
+    if found is not None:
+        return found
     if e.is_number:
         return const(float(e), np.float64)  # type: ignore[arg-type]
     if getattr(e, "is_integer", False):
         size = sizes.expression(e)
         return const(float(size), np.float64) if isinstance(size, int) else cast(ops.DimValue(size)(), f64)
     name = type(e).__name__
-    arguments = [_node(a, sizes) for a in e.args]
+    arguments = [_node(a, sizes, known) for a in e.args]
     if name in _FOLDS:
         out = arguments[0]
         for a in arguments[1:]:

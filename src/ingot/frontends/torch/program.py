@@ -127,6 +127,11 @@ def _refuse_mutation(program: ExportedProgram) -> None:
                 f"the model changes its buffer {spec.target!r} in forward",
                 fix="call .eval() first, or return the new state as an output and pass it as an input",
             )
+        if spec.kind is OutputKind.PARAMETER_MUTATION:
+            raise ImportModelError(
+                f"the model changes its parameter {spec.target!r} in forward",
+                fix="change it before the model is exported",
+            )
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise ImportModelError(
                 f"the model writes into its input {spec.target!r}", fix="clone the input first, or return the new value"

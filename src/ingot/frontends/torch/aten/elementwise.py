@@ -505,6 +505,6 @@ def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Nod
     return ops.Add()(x_, _times(ops.Div()(a_, b_), value))
 
 
-@aten("equal.default", "item.default", "_local_scalar_dense.default", "is_nonzero.default", "allclose.default")
+@aten("equal.default", "is_nonzero.default", "allclose.default")
 def reads_value(c: Context, *args: object, **kwargs: object) -> Node:
     raise Unsupported("its result is a Python value that depends on the data")

@@ -45,15 +45,19 @@ def unfold(c: Context, x: Node, dimension: int, size: int, step: int) -> Node:
     if not x.type.rank:
         return reshape(x, (1,))
     axis = axis_of(dimension, x.type.rank)
-    count = c.shape[axis]
-    if size == step:
+    parts = _windows(x, axis, size, step, c.shape[axis])
+    return transpose(parts, [i for i in range(x.type.rank + 1) if i != axis] + [axis])
+
+
+def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation: int = 1) -> Node:
+    """`count` windows of `size` elements every `step` along `axis`, which becomes two axes: size, count."""
+    if size == step and dilation == 1:
         whole = slice_axis(x, axis, 0, count * size)
-        parts = reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
-        order = [*range(axis + 1), *range(axis + 2, x.type.rank + 1), axis + 1]
-        return transpose(parts, order)
-    columns = [slice_axis(x, axis, i, i + (count - 1) * step + 1, step) for i in range(size)]
-    last = [insert_axis(column, x.type.rank) for column in columns]
-    return last[0] if len(last) == 1 else ops.Concat(x.type.rank)(*last)
+        return swap(reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
+    starts = range(0, size * dilation, dilation)
+    parts = [slice_axis(x, axis, i, i + (count - 1) * step + 1, step) for i in starts]
+    parts = [insert_axis(with_shape(p, (*x.shape[:axis], count, *x.shape[axis + 1 :])), axis) for p in parts]
+    return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
 
 
 @aten("im2col.default")
@@ -73,15 +77,11 @@ def im2col(
     sizes = [h + 2 * padding[0], w + 2 * padding[1]]
     x = ops.Pad((0, 0, *padding), (0, 0, *padding), (0, 0, 0, 0))(x, scalar_like(0, x))
     counts = [(s - d * (k - 1) - 1) // t + 1 for s, k, d, t in zip(sizes, kernel_size, dilation, stride, strict=True)]
-    parts: list[Node] = []
-    for i in range(kernel_size[0]):
-        rows = slice_axis(x, 2, i * dilation[0], i * dilation[0] + (counts[0] - 1) * stride[0] + 1, stride[0])
-        for j in range(kernel_size[1]):
-            at = j * dilation[1]
-            part = slice_axis(rows, 3, at, at + (counts[1] - 1) * stride[1] + 1, stride[1])
-            parts.append(insert_axis(with_shape(part, (n, channels, counts[0], counts[1])), 2))
-    whole = parts[0] if len(parts) == 1 else ops.Concat(2)(*parts)
-    return reshape(whole, c.shape if not batched else (n, channels * len(parts), counts[0] * counts[1]))
+    x = _windows(x, 2, kernel_size[0], stride[0], counts[0], dilation[0])
+    x = _windows(x, 4, kernel_size[1], stride[1], counts[1], dilation[1])
+    taps = kernel_size[0] * kernel_size[1]
+    whole = reshape(swap(x, 3, 4), (n, channels * taps, counts[0] * counts[1]))
+    return whole if batched else reshape(whole, c.shape)
 
 
 @aten("col2im.default")

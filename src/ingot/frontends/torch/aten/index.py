@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ingot import ops
@@ -331,3 +332,40 @@ def static(size: DimLike, what: str) -> int:
     if isinstance(size, Dim):
         raise Unsupported(f"{what} is the symbolic size {size}")
     return size
+
+
+@aten("_embedding_bag_forward_only.default", "_embedding_bag.default", "embedding_bag.padding_idx")
+def embedding_bag(
+    c: Context,
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Node | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Node | None, ...]:
+    """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
+    (bags, width), (count,) = c.shape, indices.shape
+    # a bag that begins at i raises the number of the bag of i and all after it; an empty last bag begins beyond them
+    begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
+    rows = ops.Take(0)(weight, indices)
+    if per_sample_weights is not None:
+        rows = ops.Mul()(rows, expand(insert_axis(per_sample_weights, 1), rows.shape))
+    if padding_idx is not None and padding_idx >= 0:
+        # beyond all bags: a scatter drops what lies outside
+        padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
+        bag = ops.Select()(padding, filled((count,), bags, i64), bag)
+    reduction, start = ("max", -math.inf) if mode == 2 else ("add", 0)
+    total = _write_rows(filled((bags, width), start, rows.dtype), 0, bag, rows, reduction)
+    if mode == 0:
+        return total, None, None, None
+    sizes = _write_rows(filled((bags,), 0, i64), 0, bag, filled((count,), 1, i64), "add")
+    sizes = expand(insert_axis(sizes, 1), total.shape)
+    if mode == 1:
+        total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
+    empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
+    return ops.Select()(empty, filled(total.shape, 0, total.dtype), total), None, None, None

@@ -415,18 +415,8 @@ for _n in (1, 2, 3):
     aten.add(f"adaptive_max_pool{_n}d.default", _adaptive_max(_n))
 
 
-@aten("affine_grid_generator.default")
-def affine_grid(c: Context, theta: Node, size: Sequence[DimLike], align_corners: bool) -> Node:
-    raise Unsupported("build the grid outside the model")
-
-
 @aten("local_response_norm.default")
 def local_response_norm(
     c: Context, x: Node, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Node:
     return ops.LocalResponseNorm(size, float(alpha), float(beta), float(k))(x)
-
-
-@aten("_embedding_bag_forward_only.default", "_embedding_bag.default", "embedding_bag.padding_idx")
-def embedding_bag(c: Context, *args: object, **named: object) -> Node:
-    raise Unsupported("bags of varying length; use embedding() and a sum over a fixed length")

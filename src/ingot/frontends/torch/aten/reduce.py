@@ -13,7 +13,6 @@ from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
-    Operand,
     Unsupported,
     aligned,
     axes_of,
@@ -333,7 +332,7 @@ def median_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[No
     axis = axis_of(dim, x.type.rank)
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, where = _at_rank(x, (static(x.shape[axis], "the median's length") - 1) // 2, axis, keepdim)
+    values, where = _at_rank(x, (x.shape[axis] - 1) // 2, axis, keepdim)
     if not x.dtype.is_float:
         return values, where
     # a NaN anywhere is the median
@@ -347,7 +346,7 @@ def median(c: Context, x: Node) -> Node:
     return median_dim(c, reshape(x, (product(x.shape),)), 0)[0]
 
 
-def _at_rank(x: Node, rank: int, axis: int, keepdim: bool) -> tuple[Node, ...]:
+def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ...]:
     pair = sorted_with_index(x, axis, False)
     if not x.type.rank:
         return pair
@@ -393,11 +392,6 @@ def safe_softmax(c: Context, x: Node, dim: int, dtype: object = None) -> Node:
     hidden = ops.Compare("EQ")(x, filled(x.shape, -math.inf, x.dtype))
     empty = expand(reduced("and", hidden, (axis,), True), x.shape)
     return ops.Select()(empty, filled(x.shape, 0, x.dtype), ops.Softmax(axis)(x))
-
-
-@aten("cross_entropy_loss.default", "nll_loss_nd.default", "nll_loss_forward.default")
-def losses(c: Context, *args: Operand, **named: object) -> Node:
-    raise Unsupported("a loss: leave it out of the exported forward")
 
 
 @aten("cdist.default", "_cdist_forward.default")

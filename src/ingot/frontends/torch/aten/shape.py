@@ -295,12 +295,20 @@ def select_index(x: Node, axis: int, index: DimLike) -> Node:
 
 def _from_end(index: DimLike, size: DimLike) -> DimLike:
     """`index` counted from the end where it is negative."""
-    low, high = bounds(index)
-    if low is not None and low >= 0:
-        return index
-    if high is not None and high < 0:
-        return index + size
-    raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
+    if not _is_signed(index):
+        raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
+    return index + size if _is_negative(index) else index
+
+
+def _is_signed(index: DimLike) -> bool:
+    """Whether it is known on which side of 0 an index lies."""
+    low, _ = bounds(index)
+    return (low is not None and low >= 0) or _is_negative(index)
+
+
+def _is_negative(index: DimLike) -> bool:
+    _, high = bounds(index)
+    return high is not None and high < 0
 
 
 @aten("select.int", "select_copy.int")
@@ -320,19 +328,20 @@ def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
 def clipped(start: DimLike | None, end: DimLike | None, size: DimLike) -> tuple[DimLike, DimLike]:
     """Python's slice rules for x[start:end] on a size: negative ends count from the end, all is clamped."""
     lo = 0 if start is None else _clamped(start, size)
-    hi = size if end is None or (isinstance(end, int) and end >= 2**62) else _clamped(end, size)
+    hi = size if end is None or _is_all(end, size) else _clamped(end, size)
     return lo, dim_max(lo, hi)
 
 
+def _is_all(end: DimLike | None, size: DimLike) -> bool:
+    """Whether a slice up to `end` takes all that follows its start."""
+    return end is None or end == size or (isinstance(end, int) and end >= 2**62)
+
+
 def _clamped(index: DimLike, size: DimLike) -> DimLike:
-    low, high = bounds(index)
     if isinstance(index, int) and index >= 2**62:
         return size
-    if (low is None or low < 0) and not (high is not None and high < 0):
-        raise Unsupported(f"the index {index}, whose sign is unknown at compile time")
-    if high is not None and high < 0:
-        return dim_max(0, index + size)
-    return dim_min(index, size)
+    at = _from_end(index, size)
+    return dim_max(0, at) if _is_negative(index) else dim_min(at, size)
 
 
 @aten("slice.Tensor", "slice_copy.Tensor")
@@ -340,8 +349,11 @@ def slice_(
     c: Context, x: Node, dim: int = 0, start: DimLike | None = None, end: DimLike | None = None, step: int = 1
 ) -> Node:
     axis = axis_of(dim, x.type.rank)
-    lo, hi = clipped(start, end, x.shape[axis])
     length = c.shape[axis]
+    if step == 1 and start is not None and not _is_signed(start) and _is_all(end, x.shape[axis]):
+        # x[-n:] with n a size: torch has settled on which side of 0 the start lies
+        return slice_axis(x, axis, x.shape[axis] - length, x.shape[axis])
+    lo, hi = clipped(start, end, x.shape[axis])
     if step == 1:
         hi = lo + length
     return slice_axis(x, axis, lo, hi, step)
