@@ -5,8 +5,8 @@ python -m benchmarks.bandwidth [filter ...] [--threads 2] [--megabytes 128] [--p
 Reading and copying at full speed are measured in the same run, with streaming kernels on the runtime's own threads.
 Every case runs as its compiled graph with operands and results in the runtime's memory, so that no time goes to fresh
 pages; numpy and torch (`--peers`) write into arrays made before. Bytes are those of an algorithm that reads every
-operand and writes every result once. A case that only reads is held against the reading speed, any other against the
-best of copying and reading of the same round.
+operand and writes every result once. The share is that of the least time that they can take: to read the operands at
+the reading speed, or to move everything at the better of copying and reading, whichever is longer, in the same round.
 """
 
 from __future__ import annotations
@@ -310,11 +310,10 @@ def measure(one: Case, streams: Mapping[str, tuple[Call, int]], peers: bool, thr
     times = rounds(calls, seconds)
     moved = {name: streams[name][1] if name in streams else one.read + one.written for name in calls}
     rates = {name: moved[name] / own / 1e9 for name, own in times.items()}
-    limit = rates["read"]
-    if one.written * 16 >= one.read:
-        limit = np.maximum(limit, rates["copy"])
+    reading = one.read / rates["read"] / 1e9
+    moving = (one.read + one.written) / np.maximum(rates["read"], rates["copy"]) / 1e9
     medians = {name: float(np.median(own)) for name, own in rates.items()}
-    return Result(one.name, float(np.median(rates["ingot"] / limit)), medians)
+    return Result(one.name, float(np.median(np.maximum(reading, moving) / times["ingot"])), medians)
 
 
 def main() -> None:

@@ -11,11 +11,12 @@ from ingot.ir.dims import symbol
 from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import bf16
 from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import Softmax
+from ingot.schedule.joined import join_dims
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like
@@ -54,6 +55,37 @@ def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], dynamic: boo
         xs = [x]
         ins = inputs_like(xs, {0: (symbol("n"), *shape[1:])} if dynamic and shape[0] else None)
         check(Graph(tuple(ins), (op.transpose(ins[0], order),)), xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("order", [(1, 0), (0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (1, 2, 3, 0), (3, 2, 1, 0)])
+def test_copies_past_the_caches(order: tuple[int, ...], machine) -> None:
+    """The order of memory, strips of blocks and requests ahead, which only large results have."""
+    small = replace(machine, l3=64)
+    for shape in ((37, 53), (48, 64)) if len(order) == 2 else ((2, 19, 3, 33), (3, 32, 16, 5), (1, 40, 1, 48)):
+        x = values(*shape)
+        for dynamic in (False, True):
+            (a,) = ins = inputs_like([x], {0: (symbol("n"), *shape[1:])} if dynamic else None)
+            check(Graph(tuple(ins), (op.transpose(op.mul(a, 2.0), order),)), [x], machine=small)
+
+
+def test_neighbouring_dimensions_are_joined() -> None:
+    """Also below a transpose; not where a value is wanted in both orders."""
+    x = inputs_like([values(4, 6, 5, 8)])[0]
+
+    def joined(*outputs: Node) -> tuple[tuple[object, ...], ...] | None:
+        outs = tuple(Layout.contiguous(n.shape) for n in outputs)
+        found = join_dims(Graph((x,), outputs), (Layout.contiguous(x.shape),), outs)
+        return None if found is None else tuple(n.shape for n in found[0].outputs)
+
+    assert joined(op.mul(x, 2.0)) == ((960,),)
+    assert joined(op.add(op.transpose(op.mul(x, x), (0, 2, 3, 1)), 1.0)) == ((4, 40, 6),)
+    assert joined(op.transpose(x, (1, 2, 3, 0))) == ((240, 4),)
+    assert joined(op.transpose(x, (0, 2, 1, 3))) is None
+    square = inputs_like([values(2, 2, 7)])[0]
+    both_orders = (op.mul(square, 2.0), op.transpose(op.mul(square, 2.0), (1, 0, 2)))
+    lay = Layout.contiguous(square.shape)
+    assert join_dims(Graph((square,), both_orders), (lay,), (lay, lay)) is None
 
 
 @both

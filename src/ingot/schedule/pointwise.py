@@ -1,31 +1,34 @@
 """Pointwise groups: every output element is an expression of the inputs; loops over the output, vectors along one axis.
 
-    out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store(out, i*n+j, f(load a, load b), 16)
+out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store(out, i*n+j, f(load a, load b), 16)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import Shape, TensorType
-from ingot.ops import BroadcastInDim
-from ingot.ops.core.base import Category, category
+from ingot.ir.node import Graph
+from ingot.ir.types import Shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_leaf, store_at
 from ingot.schedule.index import dim_expr, integer
+from ingot.schedule.joined import join_dims
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.turned import Turn, TurnedLeaf, find_turn
+from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
+STRIP = (
+    128  # bytes of a row that transposing writes one after another, past the caches: the memory takes lines in pairs
+)
+TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,7 @@ class Operands:
         return (*(Arg("in", i) for i in range(len(self.ins))), *(Arg("out", i) for i in range(len(self.outs))))
 
     def emitter(self, body: Graph, layouts: tuple[Layout, ...]) -> Emitter:
-        return Emitter(
-            {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)}
-        )
+        return Emitter({n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)})
 
 
 def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
@@ -82,15 +83,14 @@ def _dims_in(value: object) -> list[DimLike]:
     return [d for v in value for d in _dims_in(v)] if isinstance(value, tuple) else []
 
 
-def lower_pointwise(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-) -> Lowered:
+def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have one shape."""
     operands = Operands.of(body)
     shape = body.outputs[0].shape
-    flat = _flattened(body, ins, outs)
-    if flat is not None:
-        body, ins, outs, shape = flat
+    joined = join_dims(body, ins, outs)
+    if joined is not None:
+        body, ins, outs = joined
+        shape = body.outputs[0].shape
     chunk, top, lanes = k.var("chunk"), Block(), lanes_for(body, machine)
     stream = leaves_caches(body, machine)
 
@@ -103,15 +103,26 @@ def lower_pointwise(
     emitter = operands.emitter(body, ins)
     if turn is None:
         axis = _vector_axis(body, operands, ins, outs, shape, machine)
-        chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m))
+        order = _read_order(body, ins, operands, shape, lanes) if stream else None
+        chunks = chunked_loops(
+            top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m), order=order
+        )
     else:
+        strip = max(1, STRIP // (lanes * min(n.dtype.nbytes for n in body.outputs))) if stream else 1
         blocks = turn.blocks(shape, lanes)
+        strips = tuple(ceildiv(n, strip) if d == turn.out else n for d, n in enumerate(blocks))
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
-            turned = partial(write, _turning(operands, body, ins, turn, lanes))
-            _turned_block(block, index, turn, shape, lanes, machine, turned, partial(write, emitter))
+            def one(b: Block, at: Expr) -> None:
+                turned = partial(write, _turning(operands, body, ins, turn, lanes, TURNS_AHEAD if stream else 0))
+                own = tuple(at if d == turn.out else e for d, e in enumerate(index))
+                _turned_block(b, own, turn, shape, lanes, machine, turned, partial(write, emitter))
 
-        chunks = chunked_loops(top, chunk, blocks, turn.across, 1, machine, block_at, work=lanes * lanes)
+            begin = block.let(ix.mul(index[turn.out], integer(strip)), "s")
+            end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
+            block.loop("s", begin, end, 1, one)
+
+        chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=lanes * lanes * strip)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
@@ -120,12 +131,12 @@ def lower_pointwise(
 Write = Callable[[Block, Index, Expr | None], None]
 
 
-def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, lanes: int) -> Emitter:
-    """An emitter for one block, whose turned operands come out of registers."""
+def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, lanes: int, ahead: int) -> Emitter:
+    """An emitter for one block, whose turned operands come out of registers; those `ahead` blocks on are asked for."""
     leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.turned:
-            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], lanes).read)
+            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], lanes, ahead).read)
     return Emitter(leaves)
 
 
@@ -154,9 +165,7 @@ def _turned_block(
         end = b.let(ends[turn.out], "t")
 
         def row(c: Block, e: Expr) -> None:
-            vector_loop(
-                c, begin[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes
-            )
+            vector_loop(c, begin[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes)
 
         b.loop("r", begin[turn.across], ends[turn.across], 1, row)
 
@@ -183,34 +192,18 @@ def leaves_caches(body: Graph, machine: Machine) -> bool:
     return sum(estimate(n.type.nbytes) for n in body.outputs) > 2 * machine.l3
 
 
-def _flattened(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
-) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...], Shape] | None:
-    """The same group over one flat dimension, where nothing in it depends on the shape."""
-    shape = body.outputs[0].shape
-    if not shape or not all(lay.is_contiguous for lay in (*ins, *outs)):
-        return None
-    for n in body.nodes():
-        plain = category(n.op) is Category.ELEMENTWISE or n in body.inputs or n.type.rank == 0
-        splat = category(n.op) is Category.VIEW and n.inputs and n.inputs[0].type.rank == 0
-        if not (plain or splat) or (n.type.rank > 0 and n.shape != shape):
+def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape: Shape, lanes: int) -> list[int] | None:
+    """The dimensions as the largest operand lies in memory: what is stored past the caches waits for nothing, while
+    reads far apart wait for memory each. None where there is no such order."""
+    largest = max(body.inputs, key=lambda n: estimate(product(n.shape)), default=None)
+    steps: list[int] = []
+    for d in range(len(shape)):
+        reads = reads_along(body, ins, operands.ins, shape, d, lanes) if largest is not None else None
+        step = reads[largest] if reads is not None and largest is not None else []
+        if len(step) != 1 or step[0] is None:
             return None
-    flat = (product(shape),)
-    memo: dict[Node, Node] = {}
-    for n in body.nodes():
-        memo[n] = _with_shape(n, [memo[i] for i in n.inputs], flat)
-    new = Graph(tuple(memo[n] for n in body.inputs), tuple(memo[n] for n in body.outputs))
-    lay = Layout.contiguous(flat)
-    scalar = Layout.contiguous(())
-    return new, tuple(lay if n.type.rank else scalar for n in new.inputs), tuple(lay for _ in outs), flat
-
-
-def _with_shape(node: Node, inputs: list[Node], flat: Shape) -> Node:
-    if isinstance(node.op, Input):
-        return Input(node.op.label, TensorType(node.dtype, flat))() if node.type.rank else node
-    if isinstance(node.op, BroadcastInDim):
-        return replace(node.op, shape=flat)(*inputs)
-    return node.op(*inputs)
+        steps.append(step[0])
+    return sorted(range(len(shape)), key=lambda d: -steps[d])
 
 
 def chunked_loops(
@@ -222,18 +215,20 @@ def chunked_loops(
     machine: Machine,
     write: Callable[[Block, Index, Expr | None], None],
     work: int = 1,
+    order: Sequence[int] | None = None,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
     The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are
-    few and the vector dimension is long, that is cut too. `work`: operations an element costs.
+    few and the vector dimension is long, that is cut too. `work`: operations an element costs. `order`: the dimensions,
+    outermost first.
     """
     if not shape:
         write(top, (), None)
         return integer(1)
     # an index of size 1 is not followed, so it cannot carry the vector
     lanes = 1 if shape[axis] == 1 else lanes
-    order = [d for d in range(len(shape)) if d != axis]
+    order = [d for d in order or range(len(shape)) if d != axis]
     goal = max(CHUNK // work, 4 * lanes)
     long = estimate(shape[axis])
     prefix: list[int] = []

@@ -41,7 +41,7 @@ class Turn:
 Reads = dict[Node, list[int | None]]
 
 
-def _reads_along(
+def reads_along(
     body: Graph, ins: tuple[Layout, ...], buffers: tuple[Buffer, ...], shape: Shape, axis: int, lanes: int
 ) -> Reads | None:
     """For each read of an operand, how far apart in memory neighbours along `axis` are (None: no constant), by trial
@@ -85,7 +85,7 @@ def find_turn(
     if len(along) != 1 or len(long) < 2:
         return None
     (out,) = along
-    reads = _reads_along(body, ins, buffers, shape, out, lanes)
+    reads = reads_along(body, ins, buffers, shape, out, lanes)
     if reads is None:
         return None
     apart = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
@@ -93,23 +93,27 @@ def find_turn(
     if not turned or len(turned) < len(apart):
         return None
     for across in reversed(long):
-        other = _reads_along(body, ins, buffers, shape, across, lanes) if across != out else None
+        other = reads_along(body, ins, buffers, shape, across, lanes) if across != out else None
         if other is not None and all(other[n] == [1] for n in turned):
             return Turn(out, across, turned)
     return None
 
 
 class TurnedLeaf:
-    """An operand in one block, whose rows are asked for one after another, from the first on."""
+    """An operand in one block, whose rows are asked for one after another, from the first on. `ahead`: prefetch the
+    block so many blocks on."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, stride: int, lanes: int):
-        self.buffer, self.layout, self.stride, self.lanes = buffer, layout, stride, lanes
+    def __init__(self, buffer: Buffer, layout: Layout, stride: int, lanes: int, ahead: int):
+        self.buffer, self.layout, self.stride, self.lanes, self.ahead = buffer, layout, stride, lanes, ahead
         self.rows: list[Expr] = []
 
     def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
         if not self.rows:
             first = ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset))
             at = block.let(first, "t")
+            for i in range(self.lanes if self.ahead else 0):
+                far = integer(i * self.stride + self.ahead * self.lanes)
+                block.stmts.append(k.Prefetch(self.buffer, k.add(at, far)))
             vectors = [
                 block.let(k.load(self.buffer, k.add(at, integer(i * self.stride)), self.lanes), "t")
                 for i in range(self.lanes)
@@ -118,4 +122,4 @@ class TurnedLeaf:
         return self.rows.pop()
 
 
-__all__ = ["Turn", "TurnedLeaf", "find_turn"]
+__all__ = ["Turn", "TurnedLeaf", "find_turn", "reads_along"]
