@@ -446,7 +446,9 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
             idle = 0.0 if even else chunk * (threads - 1) / threads
             # what the second-level cache keeps from chunk to chunk is streamed once; a computed A is computed each time
-            a_times = 2 * blocks if c.computed else blocks if a_bytes > machine.l2 / 2 else 1
+            rows_fit = a_bytes * min(tiles, row_tiles) / row_tiles <= machine.l2 / 2
+            reads = blocks if rows_fit else panels
+            a_times = 2 * blocks if c.computed else reads if a_bytes > machine.l2 / 2 else 1
             passes = row_blocks * -(-tiles // tiles_at_once(c, machine, width, tiles))
             b_times = passes if b_bytes > machine.l2 / 2 else 1
             traffic = entries * (b_times * b_bytes + a_times * a_bytes) * _PER_BYTE
