@@ -32,7 +32,7 @@ from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.pools import pool_in_producers
-from ingot.passes.prologue import expansion, panel_operand
+from ingot.passes.prologue import made_within, panel_operand
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
@@ -76,7 +76,7 @@ class _Open:
     anchor: Node | None = None
     panel: Node | None = None  # what the anchor reads and may compute itself
     front: set[Node] = field(default_factory=set)  # members that only make `panel`
-    expansion: frozenset[Node] = frozenset()  # those that must, with a contraction among them
+    within: frozenset[Node] = frozenset()  # those that must, with a contraction among them
     reductions: list[Node] = field(default_factory=list)
 
     @property
@@ -85,7 +85,7 @@ class _Open:
             return "rows"
         if self.anchor is None:
             return "pointwise"
-        if self.expansion:
+        if self.within and ops.is_depthwise(self.anchor):
             return "expand"
         if isinstance(self.anchor.op, CONTRACTIONS):
             return "contraction"
@@ -228,8 +228,9 @@ class _Fusion:
 
     def _anchor(self, g: _Open, node: Node) -> None:
         g.anchor = node
-        g.expansion = expansion(node, self.users, self.graph)
-        g.panel = node.inputs[0] if g.expansion else self._panel(node)
+        within = made_within(node, self.users, self.graph)
+        g.within = frozenset() if any(map(self._has_front, within)) else within
+        g.panel = node.inputs[0] if g.within else self._panel(node)
         self.forced.update(i for i in node.inputs if i is not g.panel)
         if g.panel is not None:
             self.panels.add(g.panel)
@@ -247,13 +248,19 @@ class _Fusion:
                 stack.extend(n.inputs)
         return panel
 
+    def _has_front(self, node: Node) -> bool:
+        """Whether a contraction computes its rows, and so is no part of what another's are computed from."""
+        panel = self._panel(node) if isinstance(node.op, CONTRACTIONS) else None
+        source = None if panel is None else _source(panel)
+        return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
+
     def _join_front(self, g: _Open, node: Node) -> bool:
         """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
         if g.panel is None or node in self.outputs or node in self.forced:
             return False
         if not all(u in g.front or (u is g.anchor and node is g.panel) for u in self.users[node]):
             return False
-        if node in g.expansion:
+        if node in g.within:
             if isinstance(node.op, CONTRACTIONS):
                 self.forced.update(node.inputs)
         elif is_free(node):

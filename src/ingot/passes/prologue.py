@@ -10,11 +10,14 @@ In return each block of columns computes them again, and each block of rows stre
                                                                                              depthwise(scratch)
 
 The widened image is not stored; the rows that two strips share are computed twice.
+
+    h = gelu(dot(x, v)); dot(h, w)   ->   for a block of rows: scratch = gelu(x . v)
+                                                                scratch . w
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, product
@@ -25,6 +28,7 @@ from ingot.ops.core.base import Category, category
 BLOCK = 256 << 10  # bytes of rows that surely stay in a core's caches while all columns read them
 TILE = 16  # rows that a block has at least
 WIDE = 256 << 10  # bytes of an image that is worth keeping out of memory
+HIDDEN = 1 << 20  # bytes of rows between two contractions that are worth it, and more than a core's caches hold
 ROWS = 128  # fewer are cut by columns between the cores: each would compute them all
 
 
@@ -63,15 +67,31 @@ def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
     return rows, (w["O"],), w["I"]
 
 
-def expansion(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) -> frozenset[Node]:
-    """What computes the input of a depthwise convolution from a 1x1 convolution, where nothing else needs it and it is
-    large: zero padding, pointwise ops, and the convolution itself. Empty: nothing does."""
+def made_within(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) -> frozenset[Node]:
+    """What computes the input of `anchor` from a contraction's rows, where nothing else needs it and it is large.
+    Empty: nothing does.
+
+    Of a depthwise convolution: zero padding, pointwise ops, and a 1x1 convolution. Of a contraction that reads row by
+    row: pointwise ops and another such contraction. Weights of both are constants that a core streams from its caches.
+    """
     x = anchor.inputs[0]
-    if not _is_depthwise(anchor) or not _static_image(x):
+    if _is_depthwise(anchor):
+        made = x.inputs[0] if isinstance(x.op, ops.Pad) else x
+        if not _static_image(x) or (x is not made and not _pads_image(x)):
+            return frozenset()
+        large = estimate(product(made.shape[1:])) * made.dtype.nbytes > WIDE
+        return _between(anchor, made, _is_expanding, users, graph) if large else frozenset()
+    if not _is_row_by_row(anchor) or x is anchor.inputs[1]:
         return frozenset()
-    made = x.inputs[0] if isinstance(x.op, ops.Pad) else x
-    if x is not made and not _pads_image(x):
-        return frozenset()
+    large = estimate(x.type.size) * x.dtype.nbytes > HIDDEN
+    return _between(anchor, x, _is_row_by_row, users, graph) if large else frozenset()
+
+
+def _between(
+    anchor: Node, made: Node, is_base: Callable[[Node], bool], users: Mapping[Node, list[Node]], graph: Graph
+) -> frozenset[Node]:
+    """The ops from one contraction, that too, to the first operand of `anchor`, if they serve nothing else."""
+    x = anchor.inputs[0]
     members, bases = {anchor} if made is x else {anchor, x}, set[Node]()
     waiting = [made]
     while waiting:
@@ -81,15 +101,30 @@ def expansion(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) -> f
         if n in graph.outputs or n.shape != made.shape or n.dtype != f32 or len(members) > 16:
             return frozenset()
         members.add(n)
-        if _is_expanding(n):
+        if is_base(n):
             bases.add(n)
         elif category(n.op) is Category.ELEMENTWISE:
             waiting += [i for i in n.inputs if not _is_spread(i)]
         else:
             return frozenset()
     alone = all(u in members for n in members if n is not anchor for u in users[n])
-    large = estimate(product(made.shape[1:])) * made.dtype.nbytes > WIDE
-    return frozenset(members - {anchor}) if len(bases) == 1 and alone and large else frozenset()
+    return frozenset(members - {anchor}) if len(bases) == 1 and alone else frozenset()
+
+
+def _is_row_by_row(n: Node) -> bool:
+    """Whether row i of the result is row i of the first operand times a constant, which stays in a core's caches."""
+    loops, op = _loops(n), n.op
+    if loops is None or n.dtype != f32 or not isinstance(n.inputs[1].op, Const):
+        return False
+    if isinstance(op, ops.DotGeneral):
+        plain = not op.batch[0] and n.inputs[1].type.rank == 2
+    else:
+        assert isinstance(op, ops.Convolution)
+        plain = op.out_layout[-1] == "C" and not any(map(any, op.padding))
+        plain = plain and all(s == 1 for s in (*op.strides, *op.lhs_dilation))
+    _, columns, k = loops
+    weights = estimate(product(columns)) * estimate(k) * n.inputs[1].dtype.nbytes
+    return plain and isinstance(k, int) and n.inputs[0].dtype == f32 and 0 < weights <= 4 * BLOCK
 
 
 def _is_depthwise(anchor: Node) -> bool:

@@ -107,18 +107,12 @@ def emit_contraction(
     `write(block, index, acc, mask)` is the epilogue: index has one expression per batch, row and column axis; the
     last is a Ramp over acc's lanes. mask: lanes that exist, None for all.
     """
-    return _Nest(c, plan, a, b, write).emit(top, chunk)
+    return Nest(c, plan, a, b, write).emit(top, chunk)
 
 
-def emit_lines(
-    block: Block, c: Contraction, plan: Plan, a: Operand, b: Operand, write: Write, panel: Expr,
-    lines: tuple[Expr, Expr],
-) -> None:
-    """Print the nest of one column panel of a packed B and a range of lines: of all row axes but the last, joined."""
-    _Nest(c, plan, a, b, write).emit_lines(block, panel, lines)
+class Nest:
+    """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
-
-class _Nest:
     def __init__(self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write) -> None:
         self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
         self.reduce = merge_axes(c.reduce)
@@ -147,9 +141,6 @@ class _Nest:
             self.sums = top.alloc("sums", c.acc, plan.sums_bytes // c.acc.nbytes, scratch=0)
         if self.turned:
             self.b_tile = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
-        if isinstance(self.a, Computed):
-            size = (plan.scratch_bytes - plan.rows_at) // c.a.nbytes
-            self.a_tile = top.alloc("rows", c.a, size, scratch=plan.rows_at)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
@@ -184,9 +175,15 @@ class _Nest:
         return dim_expr(product(extents))
 
     def emit_lines(self, block: Block, panel: Expr, lines: tuple[Expr, Expr]) -> None:
+        """One column panel of a packed B and a range of lines: of all row axes but the last, joined."""
         inner = ZERO, dim_expr(self.inner.extent)
         self.a_base = self._a_base(block, inner)
         self._panels(block, panel, ZERO, lambda b, columns, a: self._rows(b, columns, a, lines, inner))
+
+    def emit_rows(self, block: Block, rows: tuple[Expr, Expr]) -> None:
+        """All columns of a packed B and a range of the only row axis: whole tiles, but for the last rows of all."""
+        self.a_base = self._a_base(block, rows)
+        self._panels(block, ZERO, ZERO, lambda b, columns, a: self._rows(b, columns, a, (ZERO, integer(1)), rows))
 
     def _part(self, block: Block, low: Expr, end: Expr) -> tuple[Expr, Expr]:
         """The rows from `low` that are computed at once."""
@@ -197,6 +194,8 @@ class _Nest:
     def _a_base(self, block: Block, rows: tuple[Expr, Expr]) -> Expr:
         """Where row 0 of the batch entry lies in A: before the buffer's start, where that holds the chunk's rows."""
         if isinstance(self.a, Computed):
+            size = (self.plan.scratch_bytes - self.plan.rows_at) // self.c.a.nbytes
+            self.a_tile = block.alloc("rows", self.c.a, size, scratch=self.plan.rows_at)
             self.a.fill(block, self.batch, rows, self.a_tile)
             return block.let(mul(rows[0], dim_expr(-1 * self.inner.a)), "a")
         return block.let(linear(self.batch, tuple(x.a for x in self.c.batch), self.a.offset), "a")
@@ -595,4 +594,4 @@ class _Nest:
         block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Computed", "Operand", "Write", "emit_contraction", "emit_lines"]
+__all__ = ["Computed", "Nest", "Operand", "Write", "emit_contraction"]

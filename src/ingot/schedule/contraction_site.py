@@ -51,7 +51,7 @@ def contraction_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | N
 
 def _key(body: Graph, anchor: Node, c: Contraction, shape: Shape | None) -> str:
     """All that the fastest choice depends on, as text.   f32 f32 f32 packed m3136:64:0 n256:0:1 k64:1:256 > f32 add"""
-    axes = (("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce))
+    axes = (("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce), ("of", c.inner.reduce if c.inner else ()))
     loops = [name + ",".join(map(_axis, group)) for name, group in axes if group]
     kind = ("packed" if c.packed else "in place") + (" computed" if c.computed else "")
     window = "" if shape is None else f" window {shape.h}x{shape.w}"

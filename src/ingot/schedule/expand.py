@@ -20,7 +20,7 @@ from ingot.ir.types import static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct
-from ingot.schedule.contraction import Operand, emit_lines
+from ingot.schedule.contraction import Nest, Operand
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.gemm import convolution_loops
@@ -176,4 +176,5 @@ class _Expanded(Depthwise):
             store_at(block, self.x_buffer, ix.add(at, self.shift), value, mask)
 
         a = Operand(self.operands.ins[self.a_at], self.a_layout.offset)
-        emit_lines(top, self.c, self.plan, a, Operand(self.operands.ins[self.b_at]), write, panel, lines)
+        nest = Nest(self.c, self.plan, a, Operand(self.operands.ins[self.b_at]), write)
+        nest.emit_lines(top, panel, lines)

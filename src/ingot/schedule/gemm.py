@@ -15,21 +15,21 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import DType, bf16, i32, i64
+from ingot.ir.types import DType, bf16, i32, i64, static_shape
 from ingot.ops.views import VIEWS
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
-from ingot.schedule.contraction import Computed, Operand, emit_contraction
+from ingot.schedule.contraction import Computed, Nest, Operand, emit_contraction
 from ingot.schedule.contraction_site import contraction_site
-from ingot.schedule.emit import Index, store_at
+from ingot.schedule.emit import Emitter, Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params, vector_loop
-from ingot.schedule.tile import LINE, Axis, Contraction, plan_of
+from ingot.schedule.tile import LINE, Axis, Contraction, Plan, plan_of, plan_rows
 from ingot.schedule.window import (
     bind_result,
     lower_depthwise,
@@ -64,7 +64,7 @@ def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """A matmul or convolution, the pointwise ops that make its A, and its epilogue."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
+    *inner, anchor = (n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
     if ops.is_depthwise(anchor):
@@ -88,9 +88,11 @@ def lower_contraction(
     loops = _computed_rows(loops, a_node) if computed else _flat_rows(_rows_as_they_lie(loops))
     if b_node.dtype == bf16:
         loops = _side_by_side_last(loops)
+    em = operands.emitter(body, ins)
+    made = _Inner(inner[0], body, ins, operands, em, machine) if inner else None
     c = Contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed,
-        computed,
+        computed, made.c if made else None,
     )  # fmt: skip
     shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd and not computed else None
     site = contraction_site(body, anchor, c, shape, machine)
@@ -105,7 +107,6 @@ def lower_contraction(
         packs = (panels(b_at, c, plan, offset),)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("pack", 0)
     chunk, top = k.var("chunk"), Block()
-    em = operands.emitter(body, ins)
 
     def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
         if acc.lanes > 1 and c.cols[-1].extent == 1:
@@ -116,22 +117,14 @@ def lower_contraction(
         index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
         store_results(em, block, body, operands.outs, outs, index, mask)
 
-    def fill(block: Block, batch: Index, rows: tuple[Expr, Expr], out: Buffer) -> None:
-        """The prologue: rows of A, each where the chunk's contraction reads it."""
-        (axis,) = loops.rows
-
-        def row(b: Block, r: Expr) -> None:
-            at = loops.full((*batch, r, *(ZERO for _ in loops.cols)))
-            start = b.let(ix.mul(ix.sub(r, rows[0]), dim_expr(axis.a)), "to")
-
-            def vector(x: Block, i: Expr, mask: Expr | None) -> None:
-                store_at(x, out, ix.add(start, i), em.value(x, a_node, loops.source(at, i), mask), mask)
-
-            vector_loop(b, ZERO, c.k, machine.lanes(a_node.dtype), machine, vector)
-
-        block.loop("row", *rows, 1, row)
-
-    a = Computed(fill) if computed else Operand(operands.ins[a_at], a_layout.offset)
+    scratch = plan.scratch_bytes
+    if made is not None:
+        a, pack, scratch = made.rows(a_node, loops, plan)
+        packs = (*packs, pack)
+    elif computed:
+        a = _pointwise_rows(em, a_node, loops, c, machine)
+    else:
+        a = Operand(operands.ins[a_at], a_layout.offset)
     chunks = emit_contraction(top, chunk, c, plan, a, Operand(b_buffer, b_offset), write)
     # an operand that only the contraction's own B was read from has no place among the kernel's parameters
     params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
@@ -139,10 +132,73 @@ def lower_contraction(
         used_elsewhere = _reads(body, b_node, anchor) or a_at == b_at
         params = [(b, arg) for b, arg in params if used_elsewhere or arg != Arg("in", b_at)]
         params.append((b_buffer, b_arg))
+    if made is not None:
+        params = [(b, arg) for b, arg in params if arg != Arg("in", made.b_at) or _reads(body, made.b, made.anchor)]
+        params.append((made.b_buffer, Arg("pack", len(packs) - 1)))
     extents = tuple(x.extent for x in (*c.batch, *c.rows, *c.cols, *c.reduce))
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
-    kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, plan.scratch_bytes)
+    kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
     return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs, site)
+
+
+def _pointwise_rows(em: Emitter, node: Node, loops: Loops, c: Contraction, machine: Machine) -> Computed:
+    """An A of pointwise ops: rows of it, each where the chunk's contraction reads it."""
+    (axis,) = loops.rows
+
+    def fill(block: Block, batch: Index, rows: tuple[Expr, Expr], out: Buffer) -> None:
+        def row(b: Block, r: Expr) -> None:
+            at = loops.full((*batch, r, *(ZERO for _ in loops.cols)))
+            start = b.let(ix.mul(ix.sub(r, rows[0]), dim_expr(axis.a)), "to")
+
+            def vector(x: Block, i: Expr, mask: Expr | None) -> None:
+                store_at(x, out, ix.add(start, i), em.value(x, node, loops.source(at, i), mask), mask)
+
+            vector_loop(b, ZERO, c.k, machine.lanes(node.dtype), machine, vector)
+
+        block.loop("row", *rows, 1, row)
+
+    return Computed(fill)
+
+
+class _Inner:
+    """A contraction of a constant whose result, after pointwise ops, another reads row by row."""
+
+    def __init__(
+        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], operands: Operands, em: Emitter, machine: Machine
+    ):
+        a, self.b = anchor.inputs
+        self.anchor, self.em, self.machine, self.a_node = anchor, em, machine, a
+        at, layout = operand_memory(body, a, ins)
+        self.b_at, b_layout = operand_memory(body, self.b, ins)
+        make = _dot if isinstance(anchor.op, ops.DotGeneral) else convolution_loops
+        self.loops = _flat_rows(make(anchor, layout, b_layout))
+        self.a: Operand | None = Operand(operands.ins[at], layout.offset)
+        if len(self.loops.rows) > 1:  # a halo around each image, say
+            self.loops, self.a = _computed_rows(self.loops, a), None
+        loops = self.loops
+        self.c = Contraction(
+            (), loops.rows, loops.cols, loops.reduce, a.dtype, self.b.dtype, accumulator(anchor.dtype), True, not self.a
+        )
+        self.b_buffer, self.b_layout = Buffer("inner_b", self.b.dtype), b_layout
+
+    def rows(self, node: Node, outer: Loops, plan: Plan) -> tuple[Computed, Pack, int]:
+        """How the rows of `node` are computed for the loops `outer` of a contraction with this plan, from which packed
+        weights; the scratch of both."""
+        own = plan_rows(self.c, self.machine, plan)
+        pack = panels(self.b_at, self.c, own, *static_shape((self.b_layout.offset,)))
+        (axis,) = outer.rows
+        a = self.a or _pointwise_rows(self.em, self.a_node, self.loops, self.c, self.machine)
+
+        def fill(block: Block, batch: Index, rows: tuple[Expr, Expr], out: Buffer) -> None:
+            def write(b: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+                bind_result(self.em, b, self.anchor, b.let(k.cast(acc, self.anchor.dtype), "acc"))
+                index = self.loops.result(self.loops.full(place))
+                start = b.let(ix.mul(ix.sub(place[0], rows[0]), dim_expr(axis.a)), "to")
+                store_at(b, out, ix.add(start, place[-1]), self.em.value(b, node, index, mask), mask)
+
+            Nest(self.c, own, a, Operand(self.b_buffer), write).emit_rows(block, rows)
+
+        return Computed(fill), pack, own.scratch_bytes
 
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:

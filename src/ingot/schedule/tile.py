@@ -40,7 +40,7 @@ class Contraction:
     input that already has its padding has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of
     `cols`. a, b: the operands' element types; acc: the type of products and sums. packed: B is a constant, laid out
     in panels by `Plan.pack`; otherwise it is read where it lies. computed: each chunk computes its rows of A in scratch
-    before it reads them; there is one row axis and one reduce axis then.
+    before it reads them; there is one row axis and one reduce axis then. inner: the contraction that they come from.
     """
 
     batch: tuple[Axis, ...]
@@ -52,6 +52,7 @@ class Contraction:
     acc: DType
     packed: bool = True
     computed: bool = False
+    inner: Contraction | None = None
 
     @cached_property
     def k(self) -> DimLike:
@@ -299,7 +300,24 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
 def tiles_at_once(c: Contraction, machine: Machine, width: int, tiles: int) -> int:
     """Of a chunk's register tiles, those whose rows all panels read before the next ones: all, or as many as a computed
     A may have in the first-level cache."""
-    return min(tiles, max(1, machine.l1 // max(1, width * _row_bytes(c)))) if c.computed else tiles
+    if not c.computed:
+        return tiles
+    room = machine.l1 if c.inner is None else machine.l2 // 4
+    return min(tiles, max(1, room // max(1, width * _row_bytes(c))))
+
+
+def plan_rows(c: Contraction, machine: Machine, outer: Plan) -> Plan:
+    """The plan of a contraction that computes rows of A, all columns, for the chunks of another with the plan `outer`:
+    its tiles must end where the other's do. Its scratch lies behind the other's."""
+    tile = next(t for t in rank_tiles(c, machine) if t[0] == 1 and outer.width % t[1] == 0)
+    tiles = max(1, outer.rows_at_once // tile[1])
+    panels = -(-estimate(c.cols[-1].extent) // (tile[2] * machine.lanes(c.acc)))
+    plan = plan_of(c, machine, Direct(*tile, panels=panels, tiles=tiles, entries=1, blocks=1, prefetch=0))
+    plan = replace(plan, prefetch=_prefetch(c, plan, tiles), scratch_bytes=outer.scratch_bytes)
+    if not c.computed:
+        return plan
+    at, rows = -(-outer.scratch_bytes // LINE) * LINE, outer.rows_at_once
+    return replace(plan, rows_at=at, rows_at_once=rows, scratch_bytes=at + rows * _row_bytes(c))
 
 
 def _row_bytes(c: Contraction) -> int:
@@ -427,6 +445,9 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     columns = max(1, estimate(c.cols[-1].extent))
     a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
     work = c.flops / (machine.gflops * 1e9 * (2 if _dots(c, machine) else 1))
+    inner_work, inner_bytes = 0.0, 0
+    if c.inner is not None:
+        inner_work, inner_bytes = c.inner.flops / (machine.gflops * 1e9), estimate(c.inner.k * c.k) * c.inner.b.nbytes
     threads = machine.threads
     # nobody has prefetched a chunk's first panel for the thread that claims it
     first = estimate(c.k) * vectors * machine.lanes(c.acc) * c.b.nbytes
@@ -442,7 +463,8 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             tiles = _tile_run(-(-row_tiles // min(row_tiles, -(-goal // (blocks * lots)))), across)
             row_blocks = -(-row_tiles // tiles) if tiles >= across else -(-across // tiles) * (row_tiles // across)
             count = lots * blocks * row_blocks
-            chunk = work * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
+            total = work + inner_work * blocks
+            chunk = total * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
             even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
             idle = 0.0 if even else chunk * (threads - 1) / threads
             # what the second-level cache keeps from chunk to chunk is streamed once; a computed A is computed each time
@@ -450,10 +472,11 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             reads = blocks if rows_fit else panels
             a_times = 2 * blocks if c.computed else reads if a_bytes > machine.l2 / 2 else 1
             passes = row_blocks * -(-tiles // tiles_at_once(c, machine, width, tiles))
-            b_times = passes if b_bytes > machine.l2 / 2 else 1
-            traffic = entries * (b_times * b_bytes + a_times * a_bytes) * _PER_BYTE
+            streams = b_bytes + inner_bytes
+            b_times = passes if streams > machine.l2 / 2 else 1
+            traffic = entries * (b_times * streams + a_times * a_bytes) * _PER_BYTE
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
-            cost = (work + traffic + count * start) / threads + max(idle, 0.2 * chunk * (threads > 1))
+            cost = (total + traffic + count * start) / threads + max(idle, 0.2 * chunk * (threads > 1))
             found.setdefault((per, tiles, batch_run), cost)
     return sorted(found, key=lambda x: found[x])
 
@@ -537,5 +560,5 @@ def _span(c: Contraction) -> int:
 
 __all__ = [
     "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "merge_axes", "neighbours", "others", "pieces",
-    "plan_contraction", "plan_of", "tile_cycles",
+    "plan_contraction", "plan_of", "plan_rows", "tile_cycles",
 ]  # fmt: skip
