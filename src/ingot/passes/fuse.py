@@ -32,7 +32,7 @@ from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.pools import pool_in_producers
-from ingot.passes.prologue import made_within, panel_operand
+from ingot.passes.prologue import made_within, panel_operand, why_stored
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
@@ -151,8 +151,9 @@ class _Fusion:
         if node in self.outputs:
             return "an output of the model"
         if node in self.forced:
-            names = sorted({u.op.name for u in readers if u in self.storage or self._is_anchor(u)})
-            return f"{' and '.join(names) or 'a view'} reads it as memory, each element many times or in another order"
+            told = {why_stored(u) for u in readers if self._is_anchor(u)}
+            told |= {f"{u.op.name} keeps a place for it" for u in readers if u in self.storage}
+            return "; ".join(sorted(told)) or "it is read as memory, through a view"
         if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
             return f"{len(homes)} kernels read it: each would have to compute it again"
         (g,) = homes

@@ -49,6 +49,20 @@ def panel_operand(anchor: Node) -> Node | None:
     return a if count >= ROWS and row * TILE <= BLOCK and (small or again) else None
 
 
+def why_stored(anchor: Node) -> str:
+    """For people: why `anchor` reads its first operand from memory and does not compute its rows."""
+    loops, name = _loops(anchor), anchor.op.name
+    if loops is None:
+        return f"{name} reads it as memory, each element many times or in another order"
+    rows, columns, k = loops
+    weights = estimate(product(columns)) * estimate(k) * anchor.inputs[1].dtype.nbytes
+    if weights > 4 * BLOCK:
+        return f"{name} would stream its weights, {weights / 1e6:.1f} MB, for each block of rows that it computes"
+    if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= HIDDEN:
+        return f"{name} finds it in the caches: it is too small to be worth computing there"
+    return f"{name} computes rows only from pointwise ops or from another contraction, and if nothing else needs them"
+
+
 def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
     """(rows, columns, reduction) of a contraction whose rows do not overlap and lie along its reduction."""
     op = anchor.op

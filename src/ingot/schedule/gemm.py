@@ -63,7 +63,7 @@ class Loops:
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A matmul or convolution, the pointwise ops that make its A, and its epilogue."""
+    """A matmul or convolution, the pointwise ops or the other contraction that make its A, and its epilogue."""
     *inner, anchor = (n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
