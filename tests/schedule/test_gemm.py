@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir import kernel as k
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, const
+from ingot.schedule.block import Block
 from ingot.schedule.contraction import emit_contraction
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
@@ -33,3 +35,30 @@ def test_rows_of_a_transposed_operand(dynamic: bool, machine, monkeypatch: pytes
         graph = Graph(tuple(ins), (ops.DotGeneral(((), ()), ((2,), (0,)))(turned, weights),))
         check(graph, xs, machine=machine)
     assert rows == [1, 1]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the epilogue reads, result by result: not the operands, nor a bias."""
+    fetched: list[set[str]] = []
+
+    def spy(top, chunk, *rest):
+        chunks = emit_contraction(top, chunk, *rest)
+        *_, fetch = rest
+        block = Block()
+        if fetch is not None:
+            fetch(block, (k.integer(0), k.integer(0)), 16)
+        fetched.append({s.buffer.name for s in block.stmts if isinstance(s, k.Prefetch)})
+        return chunks
+
+    monkeypatch.setattr("ingot.schedule.gemm.emit_contraction", spy)
+    rng = np.random.default_rng(0)
+    weights = const(rng.standard_normal((33, 33)).astype(np.float32))
+    for rows in (1, 21):
+        xs = [rng.standard_normal(s).astype(np.float32) for s in ((rows, 33), (33,), (rows, 33))]
+        x, bias, residual = inputs_like(xs)
+        product = ops.DotGeneral(((), ()), ((1,), (0,)))(x, weights)
+        value = ops.Add()(product, ops.BroadcastInDim((rows, 33), (1,))(bias))
+        check(Graph((x, bias), (value,)), xs[:2], machine=machine)
+        check(Graph((x, bias, residual), (ops.Add()(value, residual),)), xs, machine=machine)
+    assert [len(names) for names in fetched] == [0, 1, 0, 1]

@@ -25,28 +25,11 @@ from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.types import bf16, f32, static_shape, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
+from ingot.schedule.operands import Computed, Fetch, Index, Operand, Write
 from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes, pieces
 
-Index = tuple[Expr, ...]
-Write = Callable[[Block, Index, Expr, Expr | None], None]
 ZERO = integer(0)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A or B in memory: element i lies at `offset` + sum of index * stride. A packed B starts at element 0."""
-
-    buffer: Buffer
-    offset: DimLike = 0
-
-
-@dataclass(frozen=True)
-class Computed:
-    """An A that each chunk computes: `fill(block, batch, (low, high), out)` prints the rows from `low` to `high` of a
-    batch entry into `out`, row `low` first, by the strides of the contraction's axes."""
-
-    fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
 
 
 @dataclass(frozen=True)
@@ -100,21 +83,25 @@ def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], Non
 
 
 def emit_contraction(
-    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write
+    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write,
+    fetch: Fetch | None = None,
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
 
     `write(block, index, acc, mask)` is the epilogue: index has one expression per batch, row and column axis; the
-    last is a Ramp over acc's lanes. mask: lanes that exist, None for all.
+    last is a Ramp over acc's lanes. mask: lanes that exist, None for all. `fetch(block, index, width)` prefetches what
+    the epilogue will read for `width` columns of one row while the products are computed.
     """
-    return Nest(c, plan, a, b, write).emit(top, chunk)
+    return Nest(c, plan, a, b, write, fetch).emit(top, chunk)
 
 
 class Nest:
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
-    def __init__(self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write) -> None:
-        self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
+    def __init__(
+        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write, fetch: Fetch | None = None
+    ) -> None:
+        self.c, self.plan, self.a, self.b, self.write, self.fetch = c, plan, a, b, write, fetch
         self.reduce = merge_axes(c.reduce)
         self.columns = c.cols[-1].extent
         self.full_panels = floordiv(self.columns, plan.panel)
@@ -430,11 +417,21 @@ class Nest:
                 b.loop("k", 0, extent - 1, self.plan.unroll, innermost)
                 once(b, integer(extent - 1), 1)
 
+        if self.fetch is not None and columns.last is None:
+            self._fetch_rows(block, columns, tile, self.fetch)
         nest(block, self.reduce, tile.a, columns.base, ZERO)
         if columns.last is None:
             self._epilogue(block, columns, tile, acc)
         else:
             block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
+
+    def _fetch_rows(self, block: Block, columns: _Columns, tile: _Tile, fetch: Fetch) -> None:
+        def row(b: Block, i: Expr, j: Expr) -> None:
+            line = (*tile.at[:-1], add(tile.at[-1], i)) if tile.at else ()
+            place = (*self.batch, *line, add(tile.w, j), *self.outer, columns.start)
+            fetch(b, place, columns.vectors * self.plan.lanes)
+
+        _each_row(block, tile, row)
 
     def _prefetch_pieces(self, block: Block, tile: _Tile, a_index: Expr, i: Expr) -> None:
         """Some of the pieces that the tile one line group further on reads where this one is in the reduction."""
@@ -594,4 +591,4 @@ class Nest:
         block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Computed", "Nest", "Operand", "Write", "emit_contraction"]
+__all__ = ["Nest", "emit_contraction"]

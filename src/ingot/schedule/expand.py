@@ -20,13 +20,14 @@ from ingot.ir.types import static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct
-from ingot.schedule.contraction import Nest, Operand
+from ingot.schedule.contraction import Nest
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.gemm import convolution_loops
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
+from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import Contraction, plan_of, rank_tiles

@@ -14,19 +14,20 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import DType, bf16, i32, i64, static_shape
 from ingot.ops.views import VIEWS
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
-from ingot.schedule.contraction import Computed, Nest, Operand, emit_contraction
+from ingot.schedule.contraction import Nest, emit_contraction
 from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Emitter, Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
+from ingot.schedule.operands import Computed, Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params, vector_loop
 from ingot.schedule.tile import LINE, Axis, Contraction, Plan, plan_of, plan_rows
@@ -117,6 +118,15 @@ def lower_contraction(
         index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
         store_results(em, block, body, operands.outs, outs, index, mask)
 
+    def fetch(block: Block, place: Index, width: int) -> None:
+        index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
+        for at in residuals:
+            buffer, layout = operands.ins[at], ins[at]
+            start = block.let(ix.linear(index, layout.strides, layout.offset), "f")
+            for i in range(0, width, LINE // buffer.dtype.nbytes):
+                block.stmts.append(k.Prefetch(buffer, ix.add(start, integer(i))))
+
+    residuals = _residuals(body, ins, anchor)
     scratch = plan.scratch_bytes
     if made is not None:
         a, pack, scratch = made.rows(a_node, loops, plan)
@@ -125,7 +135,8 @@ def lower_contraction(
         a = _pointwise_rows(em, a_node, loops, c, machine)
     else:
         a = Operand(operands.ins[a_at], a_layout.offset)
-    chunks = emit_contraction(top, chunk, c, plan, a, Operand(b_buffer, b_offset), write)
+    b = Operand(b_buffer, b_offset)
+    chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None)
     # an operand that only the contraction's own B was read from has no place among the kernel's parameters
     params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
     if b_buffer not in operands.params:
@@ -199,6 +210,14 @@ class _Inner:
             Nest(self.c, own, a, Operand(self.b_buffer), write).emit_rows(block, rows)
 
         return Computed(fill), pack, own.scratch_bytes
+
+
+def _residuals(body: Graph, ins: tuple[Layout, ...], anchor: Node) -> tuple[int, ...]:
+    """Positions of inputs as large as the result, which only the epilogue reads: a tile waits for each of their lines
+    when its products are done, as its rows are too far apart for hardware to follow."""
+    before = set(topological([anchor]))
+    sized = [i for i, n in enumerate(body.inputs) if n not in before and n.shape == body.outputs[0].shape]
+    return tuple(i for i in sized if ins[i].strides and ins[i].strides[-1] == 1)
 
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:

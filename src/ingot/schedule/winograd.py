@@ -27,11 +27,12 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.contraction import Operand, emit_contraction
+from ingot.schedule.contraction import emit_contraction
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
+from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panel_widths
 from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction

@@ -1,0 +1,33 @@
+"""What a contraction's loop nest reads, and what it hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Buffer, Expr
+from ingot.schedule.block import Block
+
+Index = tuple[Expr, ...]
+Write = Callable[[Block, Index, Expr, Expr | None], None]
+Fetch = Callable[[Block, Index, int], None]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A or B in memory: element i lies at `offset` + sum of index * stride. A packed B starts at element 0."""
+
+    buffer: Buffer
+    offset: DimLike = 0
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An A that each chunk computes: `fill(block, batch, (low, high), out)` prints the rows from `low` to `high` of a
+    batch entry into `out`, row `low` first, by the strides of the contraction's axes."""
+
+    fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
+
+
+__all__ = ["Computed", "Fetch", "Index", "Operand", "Write"]
