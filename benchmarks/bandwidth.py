@@ -2,11 +2,12 @@
 
 python -m benchmarks.bandwidth [filter ...] [--threads 2] [--megabytes 128] [--peers] [--json FILE]
 
-Reading and copying at full speed are measured in the same run, with streaming kernels on the runtime's own threads.
+Reading, writing and copying at full speed are measured in the same run, by streaming kernels on the runtime's threads.
 Every case runs as its compiled graph with operands and results in the runtime's memory, so that no time goes to fresh
 pages; numpy and torch (`--peers`) write into arrays made before. Bytes are those of an algorithm that reads every
 operand and writes every result once. The share is that of the least time that they can take: to read the operands at
-the reading speed, or to move everything at the better of copying and reading, whichever is longer, in the same round.
+the reading speed, to write the results at the writing speed, or to move everything at the best of the speeds, whichever
+is longest, in the same round.
 """
 
 from __future__ import annotations
@@ -83,6 +84,23 @@ def copy_kernel(lanes: int) -> Kernel:
 
     top.loop("t", 0, SLICE, 8 * lanes, turn)
     return Kernel("copy", (x, y), (k.var("n"),), chunk, k.var("n"), top.body)
+
+
+def write_kernel(lanes: int) -> Kernel:
+    """Slices of y filled, past the caches."""
+    x, y, chunk = Buffer("x", f32), Buffer("y", f32, writable=True), k.var("chunk")
+    top = Block()
+    start = top.let(mul(chunk, integer(SLICE)), "start")
+    value = top.let(k.load(x, integer(0), lanes), "value")
+
+    def turn(b: Block, at: k.Expr) -> None:
+        def one(c: Block, i: k.Expr) -> None:
+            c.store(y, add(start, add(at, mul(i, integer(lanes)))), value, stream=True)
+
+        b.loop("i", 0, 8, 1, one, unroll=True)
+
+    top.loop("t", 0, SLICE, 8 * lanes, turn)
+    return Kernel("write", (x, y), (k.var("n"),), chunk, k.var("n"), top.body)
 
 
 def stream_model(kernel: Kernel, nbytes: int, threads: int) -> Call:
@@ -311,9 +329,11 @@ def measure(one: Case, streams: Mapping[str, tuple[Call, int]], peers: bool, thr
     moved = {name: streams[name][1] if name in streams else one.read + one.written for name in calls}
     rates = {name: moved[name] / own / 1e9 for name, own in times.items()}
     reading = one.read / rates["read"] / 1e9
-    moving = (one.read + one.written) / np.maximum(rates["read"], rates["copy"]) / 1e9
+    writing = one.written / rates["write"] / 1e9
+    moving = (one.read + one.written) / np.max([rates[name] for name in streams], axis=0) / 1e9
+    least = np.max([reading, writing, moving], axis=0)
     medians = {name: float(np.median(own)) for name, own in rates.items()}
-    return Result(one.name, float(np.median(np.maximum(reading, moving) / times["ingot"])), medians)
+    return Result(one.name, float(np.median(least / times["ingot"])), medians)
 
 
 def main() -> None:
@@ -331,7 +351,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     nbytes = options.megabytes << 20
     lanes = host_machine().lanes(f32)
-    kernels = {"read": (read_kernel(lanes), nbytes), "copy": (copy_kernel(lanes), 2 * nbytes)}
+    kernels = {
+        "read": (read_kernel(lanes), nbytes), "write": (write_kernel(lanes), nbytes),
+        "copy": (copy_kernel(lanes), 2 * nbytes),
+    }  # fmt: skip
     memory = {name: (stream_model(kernel, nbytes, options.threads), n) for name, (kernel, n) in kernels.items()}
     print(f"{cpu_name()}, {options.threads} threads, operands of {options.megabytes} MB; GB/s:")
     results: list[Result] = []

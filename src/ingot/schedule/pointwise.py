@@ -13,7 +13,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -25,9 +25,8 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
-STRIP = (
-    128  # bytes of a row that transposing writes one after another, past the caches: the memory takes lines in pairs
-)
+AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
+STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
 TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
 
 
@@ -95,6 +94,10 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     stream = leaves_caches(body, machine)
 
     def write(emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
+        if stream and mask is None:
+            for n, buffer, layout in zip(body.inputs, operands.ins, ins, strict=True):
+                if n.shape == shape:
+                    _ask_ahead(block, n, buffer, ix.linear(index, layout.strides, layout.offset))
         for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
             value = emitter.value(block, root, index, mask)
             store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
@@ -186,10 +189,18 @@ def lanes_for(body: Graph, machine: Machine) -> int:
     return max(1, machine.vector_bits // max(min(widths), 32))
 
 
+def _ask_ahead(block: Block, operand: Node, buffer: Buffer, flat: Expr) -> None:
+    """Prefetch what an operand that is read side by side has `AHEAD` bytes on."""
+    if ix.lane_step(flat) == 1:
+        far = integer(AHEAD // operand.dtype.nbytes)
+        block.stmts.append(k.Prefetch(buffer, k.add(ix.first_lane(flat), far)))
+
+
 def leaves_caches(body: Graph, machine: Machine) -> bool:
     """Whether a group's results are gone from all caches before anybody can read them: stores past the caches then
     save reading the lines that they fill."""
-    return sum(estimate(n.type.nbytes) for n in body.outputs) > 2 * machine.l3
+    written, read = (sum(estimate(n.type.nbytes) for n in nodes) for nodes in (body.outputs, body.inputs))
+    return written > machine.l3 and written + read > 2 * machine.l3
 
 
 def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape: Shape, lanes: int) -> list[int] | None:

@@ -392,7 +392,8 @@ class _Lowering:
         index = reshape_index(block, root.shape, self.rows.kept_shape, self.row)
         lay = self.outs[i]
         value = self.em.value(block, root, index, self.row_mask)
-        store_at(block, self.operands.outs[i], ix.linear(index, lay.strides, lay.offset), value, self.row_mask)
+        flat = ix.linear(index, lay.strides, lay.offset)
+        store_at(block, self.operands.outs[i], flat, value, self.row_mask, stream=self.stream)
 
 
 def _same(a: Expr, b: Expr) -> bool:
