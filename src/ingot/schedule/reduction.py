@@ -29,6 +29,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
+    AHEAD,
     CHUNK,
     Operands,
     body_dims,
@@ -42,7 +43,6 @@ from ingot.support.errors import CompileError
 
 UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
-PAGE = 4096  # bytes within which processors prefetch
 CACHE = 16384  # elements of a row that may be kept on the stack between passes
 
 
@@ -110,7 +110,7 @@ class _Lowering:
                 self.lanes *= 2
         self.stream = leaves_caches(body, machine)
         self.row: Index = ()
-        self.next: Index | None = None  # the row behind, where it is to be asked for while this one is at work
+        self.next: Index | None = None  # the row to be asked for while this one is at work
         self.row_mask: Expr | None = None
         self.cached: dict[Node, Buffer] = {}
 
@@ -140,8 +140,9 @@ class _Lowering:
                 else ()
             )
             index = {d: block.let(e, "i") for d, e in coordinates.items()}
-            if self._visits_apart():
-                behind = ix.delinearize(k.add(first, integer(1)), tuple(rows.shape[d] for d in outer), block.multiples)
+            far, kept = self._rows_ahead(), tuple(rows.shape[d] for d in outer)
+            if far:
+                behind = ix.delinearize(k.add(first, integer(far)), kept, block.multiples)
                 after = {d: block.let(e, "n") for d, e in zip(outer, behind, strict=True)}
                 self.next = tuple(after[d] for d in rows.kept)
             self.row_mask = None
@@ -211,13 +212,15 @@ class _Lowering:
             lanes = self.lanes if self.rows.horizontal else 0
             self._over_row(block, lanes, lambda b, at, m, _: self._store(b, full, at, m), again=True)
 
-    def _visits_apart(self) -> bool:
-        """Whether the memory would rest while the later passes over a row read it from the caches: the processor looks
-        ahead by less than a page."""
+    def _rows_ahead(self) -> int:
+        """How many rows on to ask for operands in the later passes over a row: these read it from the caches while the
+        memory would rest. 0 where nothing comes from memory or a row would not stay."""
         row = product(self.rows.shape[d] for d in self.rows.reduced)
         nbytes = max((estimate(row) * n.dtype.nbytes for n in self._streams()), default=0)
         visits = len(self._levels()) + any(map(self._is_full, self.body.outputs))
-        return self.rows.horizontal and visits > 1 and PAGE <= nbytes <= self.machine.l2 // 4
+        if not (self.stream and self.rows.horizontal and visits > 1 and 0 < nbytes <= self.machine.l2 // 4):
+            return 0
+        return -(-AHEAD // nbytes)
 
     def _streams(self) -> list[Node]:
         """The operands that every row reads elements of its own from, side by side."""
