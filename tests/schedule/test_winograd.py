@@ -253,6 +253,18 @@ def network(n: DimLike) -> Graph:
     return Graph((x,), (convolution(joined, random(32, 128, 3, 3) * np.float32(0.03), 1),))
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_single_channel_that_goes(machine: Machine) -> None:
+    weights, x = random(1, 5, 3, 3), image(2, 10, 11, 5)
+    y = ops.Reshape((2, 8, 9))(ops.maximum(convolution(x, weights), 0.0))
+    low, constants = lower(Graph((x,), (y,)), Pieces(4, 4, 16), machine)
+    given = random(2, 10, 11, 5)
+    out = place(np.full((2, 8, 9), np.nan, np.float32))
+    execute(low, [place(given), *map(place, constants)], out)
+    want = np.maximum(direct(given, weights), 0)[..., 0]
+    assert (np.abs(out - want) <= bound(given, weights, 4)[..., 0] + 1e-6).all()
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_dynamic_batch(batch: int) -> None:
     x = random(batch, 14, 14, 64)

@@ -231,10 +231,20 @@ def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
         common = gcd(b, *(c for _, c in a.terms))
         if common > 1:
             return floordiv(_from_terms({m: c // common for m, c in a.terms}), b // common)
-        nested = a.terms[0][0][0] if len(a.terms) == 1 and len(a.terms[0][0]) == 1 and a.terms[0][1] == 1 else None
-        if isinstance(nested, Apply) and nested.fn == "floordiv" and isinstance(nested.b, int):
-            return floordiv(nested.a, nested.b * b)
+        nested, plus = _quotient(a)
+        if nested is not None and isinstance(nested.b, int):
+            # (s // 2 + 1) // 2 = (s + 2) // 4
+            return floordiv(nested.a + plus * nested.b, nested.b * b)
     return _apply("floordiv", a, b)
+
+
+def _quotient(d: Dim) -> tuple[Apply | None, int]:
+    """(x // n, c) of a size x // n + c."""
+    (mono, coefficient), *rest = d.terms
+    atom = mono[0] if len(mono) == 1 and coefficient == 1 else None
+    if not isinstance(atom, Apply) or atom.fn != "floordiv" or any(m for m, _ in rest):
+        return None, 0
+    return atom, sum(c for _, c in rest)
 
 
 def ceildiv(a: int | Dim, b: int | Dim) -> int | Dim:
@@ -257,6 +267,9 @@ def mod(a: int | Dim, b: int | Dim) -> int | Dim:
 
 def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
     """The larger of a and b, settled at compile time where their difference has a constant sign."""
+    for d in (a, b):
+        if isinstance(d, int) and d >= _MOST:
+            return d
     difference = a - b
     lo, hi = bounds(difference)
     if lo is not None and lo >= 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
+from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, floordiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
@@ -77,7 +77,8 @@ def lower_contraction(
     a_at, a_layout = (-1, Layout.contiguous(a_node.shape)) if computed else operand_memory(body, a_node, ins)
     make = _dot if isinstance(anchor.op, ops.DotGeneral) else convolution_loops
     loops = make(anchor, a_layout, b_layout)
-    packed = constant[b_at]
+    # a B that is repeated along an axis of unknown size is read where it lies
+    packed = constant[b_at] and not any(isinstance(x.extent, Dim) for x in loops.batch)
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
     b_buffer, b_offset, b_arg = operands.ins[b_at], b_layout.offset, Arg("in", b_at)

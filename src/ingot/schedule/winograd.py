@@ -324,6 +324,10 @@ class _Winograd:
         """The epilogue of one row of a tile from (n, y, x, channel) on, from column `first` on."""
         n, y, x, channel = at
         a, b = self.op.spatial
+        if self.shape.co == 1:
+            # a single channel is lane 0
+            channel, mask = ZERO, None
+            values = [k.Extract(v.dtype, 1, v, 0) for v in values]
 
         def one(block: Block, j: int) -> None:
             index = {"N": n, a: y, b: k.add(x, integer(j)), "C": channel}

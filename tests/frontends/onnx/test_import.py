@@ -89,6 +89,18 @@ def test_requests_that_do_not_fit_are_refused() -> None:
         import_onnx(m, constants={"x": np.zeros((1, 3))})
 
 
+def test_a_range_of_floats_up_to_a_size() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"]),
+        node("Cast", ["n"], ["limit"], to=F),
+        node("Range", ["start", "limit", "step"]),
+    ]
+    constants = {"zero": np.int64(0), "start": np.float32(0), "step": np.float32(1)}
+    graph = import_onnx(model(nodes, [("x", F, ["n"])], constants=constants))
+    assert types(graph) == ["f32[n]"]
+
+
 def test_shape_arithmetic_stays_symbolic() -> None:
     nodes = [
         node("Shape", ["x"], ["s"]),

@@ -69,6 +69,32 @@ def test_dynamic_shapes() -> None:
     assert len(spy.models) == 1
 
 
+class Attends(nn.Module):
+    """What torch runs as single ops: an encoder layer, attention of other keys with its weights, a bilinear layer."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first, activation="gelu")
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.pair = nn.Bilinear(8, 8, 3)
+
+    def forward(self, x: Tensor, keys: Tensor, padded: Tensor) -> tuple[Tensor, ...]:
+        x = self.layer(x, src_key_padding_mask=padded)
+        itself = self.attention(x, x, x, average_attn_weights=False)
+        return *self.attention(x, keys, keys), *itself, self.pair(x, x)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_composites_and_equal_sizes(norm_first: bool) -> None:
+    spy, net = Spy(), Attends(norm_first).eval()
+    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    with torch.inference_mode():
+        for batch, length, keys in ((2, 5, 7), (3, 4, 6)):
+            given = (torch.randn(batch, length, 8), torch.randn(batch, keys, 8), torch.rand(batch, length) > 0.7)
+            given[2][:, 0] = False
+            close(compiled(*given), net(*given))
+
+
 def test_changed_weights_are_seen() -> None:
     spy, net = Spy(), Net().eval()
     compiled = torch.compile(net, backend=spy.backend)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 import ingot
-from ingot.frontends.torch.convert import Progression
-from ingot.frontends.torch.guards import progressions
+from ingot.frontends.torch.convert import Progression, Sizes
+from ingot.frontends.torch.guards import equations, progressions
 from ingot.support.errors import InputError
 
 N, M = sympy.symbols("n m", integer=True, positive=True)
@@ -32,6 +32,15 @@ N, M = sympy.symbols("n m", integer=True, positive=True)
 )
 def test_progressions(guards: list[sympy.Basic], found: dict[str, Progression]) -> None:
     assert progressions(guards) == found
+
+
+def test_equations() -> None:
+    quotient, rest = FloorDiv(8 * M, N), sympy.Max(0, 128 - N)
+    found = equations([sympy.Eq(quotient, 8), sympy.Eq(N + rest, 128), sympy.Eq(N, M), sympy.Ne(FloorDiv(N, 2), 1)])
+    assert found == {quotient: 8, rest: 128 - N}
+    sizes = Sizes(equal=found)
+    assert sizes.expression(2 * quotient + 1) == 17
+    assert str(sizes.expression(128 - rest)) == "n"
 
 
 class Views(nn.Module):

@@ -95,11 +95,18 @@ class Sizes:
     """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
+    `equal`: expressions and what they always equal.
     """
 
-    def __init__(self, names: Mapping[str, str] | None = None, among: Mapping[str, Progression] | None = None):
+    def __init__(
+        self,
+        names: Mapping[str, str] | None = None,
+        among: Mapping[str, Progression] | None = None,
+        equal: Mapping[sympy.Basic, sympy.Basic] | None = None,
+    ):
         self._names = dict(names or {})
         self._among = dict(among or {})
+        self._equal = dict(equal or {})
         self._known: dict[sympy.Basic, DimLike] = {}
 
     def progression(self, symbol_name: str) -> Progression:
@@ -120,7 +127,7 @@ class Sizes:
     def expression(self, e: sympy.Basic) -> DimLike:
         found = self._known.get(e)
         if found is None:
-            found = self._known[e] = self._convert(e)
+            found = self._known[e] = self._convert(self._equal.get(e, e))
         return found
 
     def type(self, value: torch.Tensor) -> TensorType:

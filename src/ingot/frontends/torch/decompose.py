@@ -1,9 +1,14 @@
-"""`run_decompositions` with a table that keeps what Ingot has as one op."""
+"""Decompositions: torch's, less those of what Ingot has as one op, and those that torch lacks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram, default_decompositions
+from torch.nn import functional as F
 
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.recurrence import whole_recurrences
@@ -18,6 +23,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     for op in list(table.keys()):
         if isinstance(op, torch._ops.OpOverload) and op_name(op) in ATEN:
             table.pop(op)
+    table.update(OWN)
     with whole_recurrences():
         return program.run_decompositions(table)
 
@@ -25,3 +31,85 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
 def op_name(op: torch._ops.OpOverload) -> str:
     """`aten.relu.default`, as the tables write it."""
     return f"{op._schema.name.replace('::', '.')}.{op._overloadname}"
+
+
+def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """`table` less the ops that have a handler, with `OWN`."""
+    kept = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in ATEN}
+    return kept | OWN
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
+    proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
+    average_attn_weights: bool = True, mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """nn.MultiheadAttention's fast path. The mask is True where a key is left out; mask_type 0: (queries, keys),
+    1: (batch, keys), 2: (batch, heads, queries, keys)."""
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    q, k, v = (
+        F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
+        for x, w, b in zip((query, key, value), weights, biases, strict=True)
+    )
+    seen = None if mask is None else ~mask.bool()
+    if seen is not None and mask_type == 1:
+        seen = seen[:, None, None, :]
+    heads = F.scaled_dot_product_attention(q, k, v, seen)
+    out = F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    if not need_weights:
+        return out, None
+    scores = q @ k.transpose(-1, -2) * (embed_dim // num_head) ** -0.5
+    p = (scores if seen is None else scores.masked_fill(~seen, float("-inf"))).softmax(-1)
+    return out, p.mean(1) if average_attn_weights else p
+
+
+def _encoder_layer(
+    src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
+    proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
+    norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
+) -> Tensor:  # fmt: skip
+    """nn.TransformerEncoderLayer's fast path."""
+
+    def attended(x: Tensor) -> Tensor:
+        out, _ = _attention(
+            x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
+        )
+        return out
+
+    def fed(x: Tensor) -> Tensor:
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = src + attended(norm_1(src))
+        return x + fed(norm_2(x))
+    x = norm_1(src + attended(src))
+    return norm_2(x + fed(x))
+
+
+def _trilinear(
+    i1: Tensor, i2: Tensor, i3: Tensor, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
+    sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """nn.Bilinear's product of three, summed."""
+    parts = [i1, i2, i3]
+    for n, axes in enumerate((expand1, expand2, expand3)):
+        for axis in sorted(axes):
+            parts[n] = parts[n].unsqueeze(axis)
+    return (parts[0] * parts[1] * parts[2]).sum(list(sumdim))
+
+
+_aten = torch.ops.aten
+# what torch runs as one op and has no decomposition for
+OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    _aten._native_multi_head_attention.default: _attention,
+    _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    _aten._trilinear.default: _trilinear,
+}

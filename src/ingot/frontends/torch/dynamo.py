@@ -20,9 +20,9 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.convert import Sizes
-from ingot.frontends.torch.decompose import op_name
+from ingot.frontends.torch.decompose import without_handled
+from ingot.frontends.torch.guards import equations
 from ingot.frontends.torch.importer import Importer, constant
 from ingot.frontends.torch.model import NUMBER, SIZE, TENSOR, ImportedModel, InputAdapter, Leaf
 from ingot.frontends.torch.program import bounds_of, output_adapter
@@ -50,8 +50,7 @@ def ingot_backend(
     """
     _refuse_gradients(example_inputs)
     fixed = _parameters(module, example_inputs)
-    decompositions = core_aten_decompositions().items()
-    table = {op: f for op, f in decompositions if isinstance(op, torch._ops.OpOverload) and op_name(op) not in ATEN}
+    table = without_handled(core_aten_decompositions())
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
@@ -135,7 +134,8 @@ class _Specialized:
 def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple."""
     environment = _environment(module.graph)
-    sizes = Sizes()
+    # dynamo checks the guards at each call
+    sizes = Sizes(equal=equations([g.expr for g in environment.guards]) if environment is not None else None)
     importer = Importer(sizes, final=True)
     inputs: list[Node] = []
     leaves: list[Leaf] = []

@@ -36,6 +36,27 @@ def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
     return {name: p for name, p in found.items() if p is not None}
 
 
+def equations(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
+    """Sizes that are no symbols -> what they equal wherever `guards` hold, so that both are written alike.
+
+        Eq(8 * s1 // s0, 8)               ->   8 * s1 // s0: 8
+        Eq(s0 + Max(0, 128 - s0), 128)    ->   Max(0, 128 - s0): 128 - s0
+    """
+    found: dict[sympy.Basic, sympy.Basic] = {}
+    for guard in guards:
+        if not isinstance(guard, sympy.Eq):
+            continue
+        zero = sympy.expand(guard.lhs - guard.rhs)  # type: ignore[operator]
+        for term in sympy.Add.make_args(zero):
+            coefficient, atom = term.as_coeff_Mul()
+            rest = -(zero - term) / coefficient
+            whole = all(c.is_integer for c in rest.as_coefficients_dict().values())
+            if isinstance(atom, sympy.Function | sympy.Max | sympy.Min) and whole and not rest.has(atom):
+                found.setdefault(atom, rest)
+                break
+    return found
+
+
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:
     holds = [v for v in range(1, _LARGEST) if _all_zero(zeros, {name: v})][:2]
     if len(holds) < 2:

@@ -9,7 +9,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, iota
-from ingot.frontends.onnx.symbolic import Unknown, cast
+from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, product
@@ -251,7 +251,7 @@ def range_(c: Call) -> Result:
     if any(b is None for b in bounds_):
         return _float_range(c)
     try:
-        start, limit, delta = (b.dims()[0] for b in bounds_ if b is not None)
+        start, limit, delta = (_whole(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
     except Unknown:
         return _float_range(c)
     dtype = c.type(0).dtype
@@ -265,6 +265,15 @@ def range_(c: Call) -> Result:
     if delta != 1:
         steps = ops.mul(steps, delta)
     return steps if isinstance(start, int) and start == 0 else ops.add(steps, start)
+
+
+def _whole(v: Element) -> DimLike:
+    """A size or a whole number, of an integer type or not (`torch.arange(width, dtype=torch.float32)`)."""
+    if isinstance(v, float) and v.is_integer():
+        return int(v)
+    if isinstance(v, int | Dim):
+        return v
+    raise Unknown
 
 
 def _float_range(c: Call) -> Node:

@@ -126,16 +126,28 @@ def glu(c: Context, x: Node, dim: int = -1) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
     half = size // 2
-    return ops.Mul()(slice_axis(x, axis, 0, half), ops.Logistic()(slice_axis(x, axis, half, size)))
+    return ops.Mul()(slice_axis(x, axis, 0, half), ops.Logistic()(slice_axis(x, axis, half, half + half)))
 
 
-@aten("rrelu.default", "rrelu_with_noise_functional.default", "rrelu_with_noise.default")
+@aten("rrelu.default")
 def rrelu(
     c: Context, x: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *rest: object
 ) -> Node:
     if training:
         raise Unsupported("rrelu in training mode; call .eval() on the model first")
     return ops.LeakyRelu((lower + upper) / 2)(x)
+
+
+@aten("rrelu_with_noise.default")
+def rrelu_with_noise(c: Context, x: Node, noise: Node, *bounds: object, **named: object) -> Node:
+    return rrelu(c, x, *bounds, **named)  # type: ignore[arg-type]
+
+
+@aten("rrelu_with_noise_functional.default")
+def rrelu_with_noise_functional(
+    c: Context, x: Node, noise: Node, *bounds: object, **named: object
+) -> tuple[Node, Node]:
+    return rrelu(c, x, *bounds, **named), noise  # type: ignore[arg-type]
 
 
 @aten("sinc.default", "special_sinc.default")

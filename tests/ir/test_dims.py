@@ -1,0 +1,27 @@
+"""Canonical forms of sizes: what is equal is written alike."""
+
+from __future__ import annotations
+
+import random
+
+from ingot.ir.dims import dim_max, dim_min, floordiv, substitute, symbol
+
+S = symbol("s")
+
+
+def test_quotients_of_quotients() -> None:
+    # a 3x3 convolution of stride 2, three times
+    assert (((S + 1) // 2 + 1) // 2 + 1) // 2 == (S + 7) // 8
+    rng = random.Random(0)
+    for _ in range(200):
+        n, m = rng.randint(1, 7), rng.randint(1, 7)
+        inner, outer = rng.randint(-4, 4), rng.randint(-4, 4)
+        nested = floordiv(floordiv(S + inner, n) + outer, m)
+        for s in range(1, 30):
+            assert substitute(nested, {"s": s}) == ((s + inner) // n + outer) // m
+
+
+def test_no_size_is_as_large_as_an_end_that_means_all() -> None:
+    end = 2**63 - 1
+    assert dim_min(end, S + 1) == S + 1 == dim_min(S + 1, end)
+    assert dim_max(S, end) == end
