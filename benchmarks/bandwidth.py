@@ -38,8 +38,9 @@ from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, integer, mul
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
 
 Call = Callable[[], object]
 Peer = Callable[[Sequence[np.ndarray]], Call]

@@ -31,8 +31,9 @@ from ingot.schedule.index import linear
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer, Program, Step, TensorSpec
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
+from ingot.targets.cpu.workers import host_features
 
 # `spin` keeps the core busy for dims[0] dependent multiplications, about a nanosecond each.
 KERNELS = """

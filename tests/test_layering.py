@@ -27,7 +27,12 @@ LAYERS: dict[str, set[str]] = {
 TOP = ["control", "link", "tuned", "pipeline", "compiler", "debug", "tune", "cli", "__main__"]
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
-LAZY = {("__init__", "compiler"), ("compiler", "pipeline"), ("frontends/torch/dynamo", "compiler")}
+LAZY = {
+    ("__init__", "compiler"),
+    ("compiler", "pipeline"),
+    ("frontends/torch/dynamo", "compiler"),
+    ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
+}
 EXTRAS = {"onnx", "torch"}  # frontends that need a package of their own: imported where they are used
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level

@@ -23,6 +23,7 @@ from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError
 from ingot.support.native import host
+from ingot.targets.cpu import workers
 
 if TYPE_CHECKING:
     import onnx
@@ -101,6 +102,7 @@ def _cached(key: str, options: _Options, build: Callable[[], Program]) -> Compil
     disk = DiskCache()
     program = disk.load(key, artifact.load)
     if program is None:
+        workers.start()
         program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return CompiledModel(program, threads=options.threads)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -30,9 +30,18 @@ from ingot.support.files import release
 from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
-Assemble = Callable[[Sequence[Kernel]], CodeObject]
 Fill = Callable[[Array, Pack | None, np.ndarray], None]
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
+
+
+class Assembler(Protocol):
+    """Makes machine code of kernels while the next ones are being lowered."""
+
+    def add(self, kernel: Kernel) -> None:
+        """Begin with a kernel; its name is the symbol that `finish` has."""
+        ...
+
+    def finish(self) -> CodeObject: ...
 
 
 @dataclass(frozen=True)
@@ -112,13 +121,13 @@ class _Memory:
 
 
 class _Linker:
-    def __init__(self, graph: Graph, storage: Storage, machine: Machine, lower: Lower):
+    def __init__(self, graph: Graph, storage: Storage, machine: Machine, lower: Lower, assembler: Assembler):
         self.graph, self.storage, self.machine, self.lower = graph, storage, machine, lower
+        self.assembler = assembler
         self.weights = _Weights()
         self.buffers: list[_Memory] = []
         self.of_owner: dict[Node, int] = {}
         self.of_weight: dict[tuple[Array, str], int] = {}
-        self.kernels: list[Kernel] = []
         self.lowered: dict[object, Lowered] = {}
         self.steps: list[rt.Step] = []
         self.launches: list[Launch] = []
@@ -283,7 +292,7 @@ class _Linker:
         if known is None:
             known = kernel, f"{kernel.name}_{len(self.by_identity)}"
             self.by_identity[id(kernel)] = known
-            self.kernels.append(replace(kernel, name=known[1]))
+            self.assembler.add(replace(kernel, name=known[1]))
         return known[1]
 
 
@@ -314,7 +323,7 @@ def link(
     graph: Graph,
     machine: Machine,
     isa: HostFeatures,
-    assemble: Assemble,
+    assembler: Assembler,
     *,
     stages: Mapping[str, str],
     meta: Mapping[str, str],
@@ -322,21 +331,20 @@ def link(
     lower: Lower = lower,
     fill: Fill = fill,
 ) -> rt.Program:
-    """Lower every group of a fused graph, assemble the kernels and lay out weights and buffers.
+    """Lower every group of a fused graph, have the kernels assembled and lay out weights and buffers.
 
     `launches`, if given, is filled with what each step belongs to, for debugging. `lower`, `fill`: for ones that
     remember.
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph)
-    linker = _Linker(storage.graph, storage, machine, lower)
+    linker = _Linker(storage.graph, storage, machine, lower, assembler)
     linker.link()
     if launches is not None:
         launches += linker.launches
-    with ThreadPoolExecutor(1) as beside:  # LLVM and numpy run without Python's lock
-        packing = beside.submit(linker.weights.blob, fill)
-        code = assemble(linker.kernels)
-        weights = packing.result()
+    progress.report("weights")
+    weights = linker.weights.blob(fill)
+    code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(
         rt.Buffer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,8 +44,9 @@ from ingot.schedule.choice import Measured
 from ingot.schedule.machine import Machine, machine_of
 from ingot.support import flags, progress
 from ingot.support.native import CodeObject, HostFeatures
-from ingot.targets.cpu.assemble import assemble, emit_assembly, host_features
+from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features, submit
 
 Pass = Callable[[Graph], Graph]
 
@@ -128,6 +129,29 @@ def optimize(
     return graph
 
 
+class _Native:
+    """Kernels to machine code. INGOT_DEBUG=4 prints them, 5 their assembly; INGOT_VERIFY=1 verifies them."""
+
+    def __init__(self, isa: HostFeatures, trace: Trace | None) -> None:
+        self._assembly, self._trace = Assembly(isa), trace
+
+    def add(self, kernel: Kernel) -> None:
+        isa, level = self._assembly.features, flags.debug_level()
+        if self._trace is not None:
+            self._trace.kernels.append(kernel)
+        if flags.verify():
+            verify_kernel(kernel, "schedule")
+        text = print_module([kernel], isa)
+        if level >= 4:
+            print(show_kernel(kernel), file=sys.stderr)
+        if level >= 5:
+            print(submit(text, isa, assembly=True).result().decode(), file=sys.stderr)
+        self._assembly.add(text)
+
+    def finish(self) -> CodeObject:
+        return self._assembly.finish()
+
+
 BATCH, LENGTH = 1, 128  # likely sizes of symbolic dimensions: what latency is asked for
 
 
@@ -179,25 +203,11 @@ def _build(
         fused = optimize(graph, passes, trace)
     verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
 
-    def native(kernels: Sequence[Kernel]) -> CodeObject:
-        if trace is not None:
-            trace.kernels += kernels
-        if flags.verify():
-            for kernel in kernels:
-                verify_kernel(kernel, "schedule")
-        progress.report("machine code")
-        text = print_module(kernels, isa)
-        if (level := flags.debug_level()) >= 4:
-            print(*map(show_kernel, kernels), sep="\n", file=sys.stderr)
-        if level >= 5:
-            print(emit_assembly(text, isa), file=sys.stderr)
-        return assemble([text], isa)
-
     program = link(
         fused,
         machine,
         isa,
-        native,
+        _Native(isa, trace),
         stages={"model": show(graph), "fused": show(fused)},
         meta=meta,
         launches=None if trace is None else trace.launches,

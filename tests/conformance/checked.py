@@ -13,7 +13,7 @@ from ingot.runtime.bind import Instance
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate
 from ingot.runtime.image import CodeImage
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 
 
 def run_checked(graph: Graph, arrays: Sequence[np.ndarray], threads: int = 2) -> tuple[np.ndarray, ...]:

@@ -16,7 +16,7 @@ from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 
 # what types that programs have inside but not at their borders come in as
 BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}

@@ -11,7 +11,8 @@ import numpy as np
 from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
+from ingot.targets.cpu.workers import host_features
 
 CHUNK = 256
 

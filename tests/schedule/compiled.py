@@ -17,8 +17,9 @@ from ingot.passes.bodies import in_bodies
 from ingot.passes.fuse import fuse
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.machine import AVX2, Machine, machine_of
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
 
 HOST = host_features()
 NATIVE = machine_of(HOST.arch, HOST.features, 2)

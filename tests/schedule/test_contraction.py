@@ -19,7 +19,7 @@ from ingot.schedule.machine import AVX2, AVX512, Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, Plan, pieces, plan_contraction
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 from tests.targets.cpu.native import Native, place
 
 MACHINES = [AVX512, AVX2] if "avx512f" in host_features() else [AVX2]

@@ -16,7 +16,7 @@ from ingot.schedule.machine import AVX2, AVX512, Machine, machine_of
 from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, plan_contraction
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 from tests.schedule.test_contraction import CONVS, build, convolution, count, matmul, random, reference
 from tests.targets.cpu.native import Native, place, without
 

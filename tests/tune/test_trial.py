@@ -18,7 +18,7 @@ from ingot.ir.types import TensorType, f32
 from ingot.ops.build import const
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 from ingot.tune.kept import Kept
 from ingot.tune.run import tune
 from ingot.tune.search import Finding, Search

@@ -14,8 +14,8 @@ from ingot.runtime.pool import default_threads
 from ingot.runtime.program import Program
 from ingot.support.errors import InputError
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import emit_assembly, host_features
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features, submit
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Build:
         if form == "ir":
             return show_kernel(kernel)
         text = print_module([kernel], self.isa)
-        return text if form == "llvm" else emit_assembly(text, self.isa)
+        return text if form == "llvm" else submit(text, self.isa, assembly=True).result().decode()
 
 
 def build(

@@ -16,8 +16,9 @@ from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, integer, mul
 from ingot.schedule.machine import Machine, machine_of
-from ingot.targets.cpu.assemble import assemble, host_features
+from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
 
 _ACCUMULATORS = 12  # more than latency times throughput of any current core
 _TURNS = 20_000

@@ -17,12 +17,12 @@ import os
 import threading
 import time
 import weakref
-from pathlib import Path
 
 from ingot.runtime.image import SYSCALL_ADDRESS, CodeImage
 from ingot.runtime.memory import Region
 from ingot.support import flags
 from ingot.support.errors import InputError
+from ingot.support.native import available_cores
 
 _POOL_BYTES, _THREAD_BYTES = 640, 128
 _SYSCALL, _SPIN, _THREADS, _TURN, _OVER = 512, 520, 544, 552, -(1 << 63)
@@ -33,28 +33,7 @@ _clock = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 def default_threads() -> int:
     """INGOT_THREADS, or the physical cores this process may run on, within the container's CPU quota."""
-    chosen = flags.threads()
-    if chosen is not None:
-        return chosen
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores: set[str] = set()
-    for cpu in cpus:
-        try:
-            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            cores.add(Path(path).read_text(encoding="ascii").strip())
-        except OSError:
-            cores.add(str(cpu))
-    quota = _cpu_quota()
-    return max(1, len(cores) if quota is None else min(len(cores), quota))
-
-
-def _cpu_quota() -> int | None:
-    """Whole CPUs of the cgroup v2 limit, rounded up; a thread beyond it would be throttled for milliseconds."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+    return flags.threads() or available_cores()
 
 
 _rate: list[float] = []

@@ -60,6 +60,11 @@ def threads() -> int | None:
     return _integer("INGOT_THREADS", None, 1, 1024)
 
 
+def workers() -> int | None:
+    """INGOT_WORKERS=n: processes that generate code, at most; 0: in this one. None means one per core, up to four."""
+    return _integer("INGOT_WORKERS", None, 0, 64)
+
+
 def cache_dir() -> Path:
     """INGOT_CACHE_DIR, else $XDG_CACHE_HOME/ingot, else ~/.cache/ingot. The folder need not exist."""
     chosen = os.environ.get("INGOT_CACHE_DIR", "").strip()

@@ -1,7 +1,8 @@
-"""Plain data about native code that both the compiler's targets and the runtime speak: code objects and ISAs."""
+"""Plain data about native code that both the compiler's targets and the runtime speak: code objects, ISAs, cores."""
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,3 +110,26 @@ def host() -> HostFeatures:
     except OSError:
         text = ""
     return HostFeatures(arch, parse_cpuinfo(text, arch))
+
+
+def available_cores() -> int:
+    """The physical cores this process may run on, within the container's CPU quota."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: set[str] = set()
+    for cpu in cpus:
+        try:
+            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+            cores.add(Path(path).read_text(encoding="ascii").strip())
+        except OSError:
+            cores.add(str(cpu))
+    quota = _cpu_quota()
+    return max(1, len(cores) if quota is None else min(len(cores), quota))
+
+
+def _cpu_quota() -> int | None:
+    """Whole CPUs of the cgroup v2 limit, rounded up; a thread beyond it would be throttled for milliseconds."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None

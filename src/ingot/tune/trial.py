@@ -8,7 +8,8 @@ programs' runs and the compiling of the kernels that changed; everything else of
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,8 +36,9 @@ from ingot.schedule.lowered import Lowered, Pack
 from ingot.schedule.machine import Machine
 from ingot.support import progress
 from ingot.support.native import CodeObject
-from ingot.targets.cpu.assemble import emit_object, host_features, link_driver
+from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features, submit
 from ingot.tune.kept import Kept
 
 Choices = Mapping[str, Choice]
@@ -84,7 +86,7 @@ class Workbench:
         """Compile the untuned program and run it a few times. Raises what compiling raises."""
         self.graph, self.feeds, self.threads, self.isa = graph, feeds, threads, host_features()
         self._lowered: Kept[Lowered] = Kept()
-        self._objects: Kept[tuple[object, str, bytes]] = Kept()
+        self._objects: Kept[tuple[object, str, Future[bytes]]] = Kept()
         self._weights: Kept[NDArray[np.uint8]] = Kept()
         self._symbols = 0
         with likely_sizes(likely(graph)):
@@ -202,7 +204,7 @@ class Workbench:
 
         with likely_sizes(likely(self.graph)), progress.listening(lambda stage, done, total: None):
             program = link(
-                self._fused, machine, self.isa, self._assemble, stages={}, meta={}, launches=launches,
+                self._fused, machine, self.isa, _Assembler(self), stages={}, meta={}, launches=launches,
                 lower=lower_once, fill=self._fill,
             )  # fmt: skip
         for kept in (self._lowered, self._objects, self._weights):
@@ -219,23 +221,33 @@ class Workbench:
             out[:] = known
             self._weights.put(key, out)
 
-    def _assemble(self, kernels: Sequence[Kernel]) -> CodeObject:
-        """Machine code of each kernel on its own, so that a build compiles only what is new."""
-        symbols: dict[str, str] = {}
-        objects: list[bytes] = []
-        for kernel in kernels:
-            # renaming a kernel keeps its body: the object, not only its value
-            body, symbol, data = self._objects.get(id(kernel.body), lambda kernel=kernel: self._object(kernel))
-            assert body is kernel.body
-            symbols[kernel.name] = symbol
-            objects.append(data)
-        code = link_driver(objects, self.isa)
-        return CodeObject(code.blob, {**code.symbols, **{name: code.symbols[s] for name, s in symbols.items()}})
+    def object(self, kernel: Kernel) -> tuple[str, Future[bytes]]:
+        """A symbol of the kernel's own and its machine code, which the builds share."""
+        # renaming a kernel keeps its body: the object, not only its value
+        body, symbol, code = self._objects.get(id(kernel.body), lambda: self._begin(kernel))
+        assert body is kernel.body
+        return symbol, code
 
-    def _object(self, kernel: Kernel) -> tuple[object, str, bytes]:
+    def _begin(self, kernel: Kernel) -> tuple[object, str, Future[bytes]]:
         self._symbols += 1
         symbol = f"tried_{self._symbols}"
-        return kernel.body, symbol, emit_object(print_module([replace(kernel, name=symbol)], self.isa), self.isa)
+        return kernel.body, symbol, submit(print_module([replace(kernel, name=symbol)], self.isa), self.isa)
+
+
+class _Assembler:
+    """Compiles only what no build before has compiled."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench, self._assembly = bench, Assembly(bench.isa)
+        self._symbols: dict[str, str] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        self._symbols[kernel.name], code = self._bench.object(kernel)
+        self._assembly.include(code)
+
+    def finish(self) -> CodeObject:
+        code = self._assembly.finish()
+        return CodeObject(code.blob, {**code.symbols, **{name: code.symbols[s] for name, s in self._symbols.items()}})
 
 
 def _of_site(variant: _Variant, key: str, seconds: NDArray[np.float64]) -> float:

@@ -20,7 +20,7 @@ from ingot.ir.node import Graph
 from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import UnsupportedOpError
-from ingot.targets.cpu.assemble import host_features
+from ingot.targets.cpu.workers import host_features
 
 # integer tensors this small may be shapes, axes or counts
 SMALL = 64

@@ -5,7 +5,8 @@ import pytest
 from ingot.runtime.image import CodeImage
 from ingot.support.errors import CompileError
 from ingot.support.native import HostFeatures, host
-from ingot.targets.cpu.assemble import AssembleOptions, assemble, emit_assembly, emit_object, feature_string
+from ingot.targets.cpu.assemble import assemble
+from ingot.targets.cpu.codegen import emit, feature_string
 from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
 
@@ -103,7 +104,7 @@ def test_foreign_objects_are_refused():
     with pytest.raises(CompileError, match="ELF64"):
         link([b"not an object"])
     with pytest.raises(CompileError, match="different machines"):
-        link([emit_object(TABLE, ARM), emit_object(TABLE.replace("@look", "@l2"), HostFeatures("x86_64", ()))])
+        link([emit(TABLE, ARM), emit(TABLE.replace("@look", "@l2"), HostFeatures("x86_64", ()))])
 
 
 def test_aarch64_code_runs_in_an_emulator():
@@ -131,9 +132,9 @@ def test_aarch64_code_runs_in_an_emulator():
 
 def test_code_uses_only_the_features_it_records():
     text = "define <16 x float> @f(<16 x float> %a) {\n %b = fadd <16 x float> %a, %a\n ret <16 x float> %b\n}"
-    assert "zmm" not in emit_assembly(text, HostFeatures("x86_64", ("avx", "avx2"), "znver5"))
+    assert b"zmm" not in emit(text, HostFeatures("x86_64", ("avx", "avx2"), "znver5"), assembly=True)
     wide = HostFeatures("x86_64", ("avx", "avx2", "avx512f", "avx512vl", "fma"))
-    assert "zmm" in emit_assembly(text, wide, AssembleOptions(codegen=3))
+    assert b"zmm" in emit(text, wide, assembly=True)
     assert "-avx512f" in feature_string(HostFeatures("x86_64", ("avx",), "znver5"))
 
 
@@ -141,7 +142,7 @@ def test_code_uses_only_the_features_it_records():
 def test_the_driver_needs_no_library(arch: str):
     features = host() if arch == host().arch else HostFeatures(arch, ())
     assert {"ingot_run", "ingot_worker", "ingot_stop", "ingot_clock"} <= link(
-        [emit_object(driver_ir(arch), features)]
+        [emit(driver_ir(arch), features)]
     ).symbols.keys()
 
 

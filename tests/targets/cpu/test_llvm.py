@@ -33,8 +33,8 @@ from ingot.ir.types import (
 from ingot.schedule.block import Block
 from ingot.support.errors import CompileError
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu.assemble import host_features
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
 from tests.targets.cpu.native import Native, place, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from ingot.support.errors import CompileError
+from ingot.targets.cpu import workers
+from ingot.targets.cpu.codegen import emit
+from ingot.targets.cpu.workers import host_features, submit
+
+HOST = host_features()
+
+
+def module(number: int, lines: int = 1) -> str:
+    body = "\n".join(f"  %v{i + 1} = add i64 %v{i}, {number}" for i in range(lines))
+    return f"define i64 @f{number}(i64 %v0) {{\n{body}\n  ret i64 %v{lines}\n}}"
+
+
+@pytest.fixture
+def pool() -> Iterator[workers._Workers]:
+    made = workers._Workers(2)
+    yield made
+    made.kill()
+
+
+def job(text: str) -> workers._Job:
+    return workers._Job(text, HOST, assembly=False)
+
+
+def begin(pool: workers._Workers, text: str) -> Future[bytes]:
+    asked = job(text)
+    pool.submit(asked)
+    return asked.future
+
+
+def alive(pool: workers._Workers) -> list[int]:
+    return [c.process.pid for c in pool._children if c.process.poll() is None]
+
+
+def until(condition: object, seconds: float = 30.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_code_is_the_same_wherever_it_is_generated(monkeypatch: pytest.MonkeyPatch):
+    here = emit(module(3), HOST)
+    assert submit(module(3), HOST).result() == here
+    monkeypatch.setenv("INGOT_WORKERS", "0")
+    assert submit(module(3), HOST).result() == here
+    assert host_features() == HOST
+    assert b"f3:" in submit(module(3), HOST, assembly=True).result()
+
+
+@pytest.mark.parametrize("count", ["", "0"])
+def test_what_llvm_refuses_fails_alone(monkeypatch: pytest.MonkeyPatch, count: str):
+    monkeypatch.setenv("INGOT_WORKERS", count)
+    results = [submit(text, HOST) for text in (module(1), "define i64 @g() { ret i32 0 }", module(2))]
+    assert results[0].result() and results[2].result()
+    with pytest.raises(CompileError, match="LLVM refuses"):
+        results[1].result()
+
+
+def test_many_jobs_of_all_sizes(pool: workers._Workers):
+    # texts and objects larger than a pipe holds, both ways at once
+    results = {i: begin(pool, module(i, 1 + (i % 4) * 4000)) for i in range(12)}
+    assert all(f.result() == emit(module(i, 1 + (i % 4) * 4000), HOST) for i, f in results.items())
+    assert len(alive(pool)) == 2
+
+
+def test_a_killed_process_is_replaced(pool: workers._Workers):
+    pool.start()
+    assert pool.core_name() == HOST.cpu
+    until(lambda: len(alive(pool)) == 2)
+    results = [begin(pool, module(i, 3000)) for i in range(6)]
+    for pid in alive(pool):
+        os.kill(pid, signal.SIGKILL)
+    assert all(f.result() == emit(module(i, 3000), HOST) for i, f in enumerate(results))
+
+
+def test_a_job_that_kills_its_process_fails_alone(pool: workers._Workers, monkeypatch: pytest.MonkeyPatch):
+    deadly = "import os; import ingot.targets.cpu.codegen as c; real = c.emit\n"
+    deadly += "def emit(text, *rest): return os.abort() if 'deadly' in text else real(text, *rest)\nc.emit = emit\n"
+    before = "from ingot.targets.cpu.worker import main"
+    monkeypatch.setattr(workers, "_BOOT", workers._BOOT.replace(before, deadly + before))
+    results = [begin(pool, text) for text in (module(1), "; deadly\n" + module(2), module(3), module(4))]
+    with pytest.raises(CompileError, match="died twice, with exit code -6"):
+        results[1].result()
+    assert all(results[i].result() == emit(module(i + 1), HOST) for i in (0, 2, 3))
+
+
+def test_without_a_process_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    pool = workers._Workers(2)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    for wait in (lambda: begin(pool, module(1)).result(), pool.core_name):
+        with pytest.raises(CompileError, match=r"/nowhere/python.*INGOT_WORKERS=0"):
+            wait()
+    monkeypatch.undo()
+    monkeypatch.setattr(workers, "_BOOT", "raise SystemExit(3)")
+    with pytest.raises(CompileError, match="exit code 3"):
+        pool.core_name()
+    monkeypatch.undo()
+    assert pool.core_name() == HOST.cpu  # a failure is not remembered
+    pool.kill()
+
+
+def test_idle_processes_go_and_come_back(pool: workers._Workers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_IDLE_SECONDS", 0.05)
+    assert begin(pool, module(1)).result()
+    until(lambda: not pool._children and not pool._threads)
+    assert begin(pool, module(2)).result() == emit(module(2), HOST)
+
+
+CHILD = """
+import os, sys
+from ingot.targets.cpu import workers
+submit = lambda: len(workers.submit("define void @f() {\\n ret void\\n}", workers.host_features()).result())
+print(submit() > 0, flush=True)
+"""
+
+
+def run(body: str, expected: int = 0) -> str:
+    root = Path(__file__).parents[3]
+    path = os.pathsep.join([str(root / "src"), *sys.path])
+    command = [sys.executable, "-c", CHILD + body]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stderr) == (expected, "")
+    return done.stdout
+
+
+def test_after_fork_both_sides_compile():
+    out = run("""
+if (pid := os.fork()) == 0:
+    print(submit() > 0, flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(submit() > 0)
+""")
+    assert out == "True\nTrue\nTrue\n"
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
+def test_no_process_is_left(end: str):
+    pool = "workers._chosen()._children"
+    out = run(f"print(*(c.process.pid for c in {pool}), flush=True)\n{end}", -9 if end else 0)
+    pids = [int(pid) for pid in out.split()[1:]]
+    assert pids
+    until(lambda: not any(_runs(pid) for pid in pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return b"ingot" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
