@@ -129,10 +129,10 @@ def optimize(
     return graph
 
 
-class _Native:
+class NativeAssembler:
     """Kernels to machine code. INGOT_DEBUG=4 prints them, 5 their assembly; INGOT_VERIFY=1 verifies them."""
 
-    def __init__(self, isa: HostFeatures, trace: Trace | None) -> None:
+    def __init__(self, isa: HostFeatures, trace: Trace | None = None) -> None:
         self._assembly, self._trace = Assembly(isa), trace
 
     def add(self, kernel: Kernel) -> None:
@@ -207,7 +207,7 @@ def _build(
         fused,
         machine,
         isa,
-        _Native(isa, trace),
+        NativeAssembler(isa, trace),
         stages={"model": show(graph), "fused": show(fused)},
         meta=meta,
         launches=None if trace is None else trace.launches,

@@ -9,16 +9,14 @@ import numpy as np
 
 from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
-from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, dtype_of
 from ingot.link import link
 from ingot.passes.bodies import in_bodies
 from ingot.passes.fuse import fuse
+from ingot.pipeline import NativeAssembler
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.machine import AVX2, Machine, machine_of
-from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 
 HOST = host_features()
@@ -33,12 +31,7 @@ def fuse_all(graph: Graph) -> Graph:
 
 
 def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> CompiledModel:
-    def assembled(kernels):
-        for kernel in kernels:
-            verify_kernel(kernel, "lower")
-        return assemble([print_module(kernels, HOST)], HOST)
-
-    program = link(fuse_all(graph), machine, HOST, assembled, stages={}, meta={})
+    program = link(fuse_all(graph), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
     program.check()
     return CompiledModel(program, threads=threads)
 
