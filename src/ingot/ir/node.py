@@ -96,8 +96,11 @@ class Op:
     @property
     def bodies(self) -> tuple[Graph, ...]:
         """The graphs among this op's attributes, in order. A field that holds any is annotated with `Graph`."""
+        names = _graph_fields(type(self))
+        if not names:
+            return ()
         out: list[Graph] = []
-        for name in _graph_fields(type(self)):
+        for name in names:
             value = getattr(self, name)
             out += (value,) if isinstance(value, Graph) else tuple(value)
         return tuple(out)

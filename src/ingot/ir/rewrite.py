@@ -133,9 +133,15 @@ class _Rewriter:
         done = self.done
         nodes = graph.nodes()
         self.limit += 200 * len(nodes)
-        for n in nodes:
+        for n in nodes:  # operands first
             if n not in done:
-                self.visit(n)
+                becomes = self.step(n)
+                if becomes is None:
+                    done[n] = n
+                elif isinstance(becomes, Node) and becomes in done:
+                    done[n] = done[becomes]
+                else:
+                    self.settle(n, becomes)
         for n in graph.inputs:
             if done[n] is not n:
                 raise VerifyError(f"a rule rewrote the graph input {n}")
@@ -147,18 +153,18 @@ class _Rewriter:
             self.bodies[graph] = self.graph(graph)
         return self.bodies[graph]
 
-    def visit(self, root: Node) -> None:
-        """Put `root` and all it needs into `done`."""
+    def settle(self, root: Node, becomes: Result) -> None:
+        """Put `root`, which becomes `becomes`, and all that this needs into `done`."""
         done = self.done
-        stack = [root]
-        waiting: dict[Node, Result] = {}
+        stack = [root, *_parts(becomes)]
+        waiting: dict[Node, Result] = {root: becomes}
         while stack:
             n = stack[-1]
             if n in done:
                 stack.pop()
                 continue
-            becomes = waiting.get(n)
-            if becomes is None:
+            found = waiting.get(n)
+            if found is None:
                 waits = False
                 for i in n.inputs:
                     if i not in done:
@@ -166,20 +172,18 @@ class _Rewriter:
                         waits = True
                 if waits:
                     continue
-                becomes = self.step(n)
-                if becomes is None:
+                found = self.step(n)
+                if found is None:
                     done[n] = n
                     continue
-            parts = becomes if isinstance(becomes, tuple) else (becomes,)
-            pending = [p for p in parts if p not in done]
+            pending = [p for p in _parts(found) if p not in done]
             if not pending:
-                images = tuple(_single(done[p]) for p in parts) if isinstance(becomes, tuple) else done[becomes]
-                done[n] = images
+                done[n] = tuple(_single(done[p]) for p in found) if isinstance(found, tuple) else done[found]
             elif n in waiting:
                 # what n waits for is above n on the stack: to see n first is to need n for its own replacement
                 raise VerifyError(f"rules undo each other: {show_node(n)} came back", got=f"rule {self.fuel.last}")
             else:
-                waiting[n] = becomes
+                waiting[n] = found
                 stack += pending
 
     def step(self, n: Node) -> Result | None:
@@ -224,11 +228,15 @@ class _Rewriter:
             raise VerifyError(f"rule {rule.name} on {show_node(old)}", expected=old.types, got=types)
 
     def report(self, rule: Rule, old: Node, new: Result) -> None:
-        for part in new if isinstance(new, tuple) else (new,):
+        for part in _parts(new):
             _locate(part, old)
         if self.trace:
             to = ", ".join(show_node(p) for p in new) if isinstance(new, tuple) else show_node(new)
             print(f"{rule.name} #{self.fuel.used}: {show_node(old)}  ->  {to}", file=sys.stderr)
+
+
+def _parts(result: Result) -> tuple[Node, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _single(result: Result) -> Node:

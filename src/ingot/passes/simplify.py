@@ -307,8 +307,6 @@ def _reduce(n: Node) -> Node | None:
 
 def _lift_broadcast(n: Node) -> Node | None:
     """f(broadcast(a), broadcast(b)) -> broadcast(f(a, b)); a filled operand joins as a scalar"""
-    if not all(isinstance(i.op, ops.BroadcastInDim) for i in n.inputs):
-        return None
     views = [(i.op, i.inputs[0]) for i in n.inputs]
     op, like = next(((o, s) for o, s in views if o.dims), views[0])  # type: ignore[union-attr]
     assert isinstance(op, ops.BroadcastInDim)
@@ -371,7 +369,7 @@ SHAPES = rules(
     Rule("convert", ops.Convert, _convert),
     Rule("bitcast", ops.BitcastConvert, _bitcast),
     Rule("reduce", ops.Reduce, _reduce),
-    Rule("lift-broadcast", Elementwise, _lift_broadcast),
+    Rule("lift-broadcast", Elementwise, _lift_broadcast, lambda operands: set(operands) == {ops.BroadcastInDim}),
     Rule("divide-by-power-of-two", ops.Div, _divide),
     Rule("case", ops.Case, _case),
 )

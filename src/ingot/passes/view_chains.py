@@ -79,7 +79,7 @@ def _shorter(n: Node) -> Node | None:
     while isinstance(source.op, ops.Reshape | ops.Transpose):
         chain.append(source)
         source = source.inputs[0]
-    if len(chain) < 2 or any(d == 0 for d in source.shape):
+    if any(d == 0 for d in source.shape):
         return None
     origin: Dims = [[_Atom((i,), d)] if d != 1 else [] for i, d in enumerate(source.shape)]
     dims = origin
@@ -101,6 +101,10 @@ def _shorter(n: Node) -> Node | None:
     for op in views:
         source = op(source)
     return source
+
+
+def _of_view(operands: tuple[type[Op], ...]) -> bool:
+    return operands[0] in (ops.Reshape, ops.Transpose)
 
 
 def _permuted(source: Shape, origin: list[_Atom], dims: Dims, shape: Shape) -> list[Op] | None:
@@ -161,6 +165,6 @@ def _transpose_with_ones(source: Shape, permutation: tuple[int, ...], shape: Sha
 
 
 VIEW_CHAINS = RuleSet((
-    Rule("reshape-chain", ops.Reshape, _shorter),
-    Rule("transpose-chain", ops.Transpose, _shorter),
+    Rule("reshape-chain", ops.Reshape, _shorter, _of_view),
+    Rule("transpose-chain", ops.Transpose, _shorter, _of_view),
 ))  # fmt: skip
