@@ -98,7 +98,7 @@ def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
     if pack:
         pack.write(value, out.view(pack.dtype.numpy))
     else:
-        out[:] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        out.view(value.dtype).reshape(value.shape)[...] = value
     release(value)
 
 

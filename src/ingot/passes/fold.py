@@ -87,7 +87,7 @@ def _results(n: Node) -> tuple[np.ndarray, ...]:
     values = [_value(i) for i in n.inputs]
     with np.errstate(all="ignore"):
         got = n.op.reference(*values)
-    return tuple(np.asarray(r, order="C") for r in (got if isinstance(got, tuple) else (got,)))
+    return tuple(np.asarray(r) for r in (got if isinstance(got, tuple) else (got,)))
 
 
 def _value(n: Node) -> np.ndarray:

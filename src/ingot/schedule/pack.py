@@ -11,6 +11,7 @@ in the innermost reduction loop is filled with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -46,9 +47,7 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        flat = np.ascontiguousarray(array).reshape(-1)[offset:]
-        strides = tuple(int(x.b) * flat.itemsize for x in axes)  # type: ignore[arg-type]
-        dense = as_strided(flat, (*shape, run, columns), strides, writeable=False)
+        dense = stepped(array, offset, (*shape, run, columns), static_shape(tuple(x.b for x in axes)))
         rows = out.reshape(outer, -1)
         start = 0
         for width in widths:
@@ -61,6 +60,37 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
     named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
     key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.pair}"
     return Pack(index, key, c.b, outer * depth * sum(widths), write)
+
+
+def stepped(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """A view of `array`, or of a copy of it, with axes of these extents that step through its elements.
+
+    offset, steps: count elements in row-major order. An array that lies in memory in another order, such as a
+    transposed weight, is read where it is if each axis stays within one dimension.
+    """
+    strides = _within(array, offset, extents, steps) if array.size else None
+    if strides is None:
+        array = np.ascontiguousarray(array).reshape(-1)[offset:]
+        return as_strided(array, extents, [s * array.itemsize for s in steps], writeable=False)
+    start = array[tuple(slice(i, None) for i in np.unravel_index(offset, array.shape))]
+    return as_strided(start, extents, strides, writeable=False)
+
+
+def _within(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> list[int] | None:
+    """The strides in bytes of `stepped`; None where an axis goes from one dimension to another."""
+    whole = [prod(array.shape[d + 1 :]) for d in range(array.ndim)]  # elements in a step of each dimension
+    last = [int(i) for i in np.unravel_index(offset, array.shape)]
+    strides: list[int] = []
+    for extent, step in zip(extents, steps, strict=True):
+        d = next((d for d, size in enumerate(whole) if step >= size and array.shape[d] > 1), None)
+        if d is None or step % whole[d]:
+            if extent > 1 and step:
+                return None
+            strides.append(0)
+            continue
+        last[d] += (extent - 1) * (step // whole[d])
+        strides.append(step // whole[d] * array.strides[d])
+    return strides if all(i < size for i, size in zip(last, array.shape, strict=True)) else None
 
 
 @dataclass(frozen=True)

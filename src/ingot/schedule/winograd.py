@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -33,7 +32,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
-from ingot.schedule.pack import panel_widths
+from ingot.schedule.pack import panel_widths, stepped
 from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
@@ -197,8 +196,7 @@ class _Winograd:
         widths = panel_widths(p.columns, self.gemm)
 
         def write(array: np.ndarray, flat_out: np.ndarray) -> None:
-            flat = np.ascontiguousarray(array).reshape(-1)[offset:]
-            w = as_strided(flat, shape, tuple(n * flat.itemsize for n in strides), writeable=False)
+            w = stepped(array, offset, shape, strides)
             out = flat_out.reshape(self.blocks, self.products, -1)
             for block, first in enumerate(range(0, s.co, p.columns)):
                 u = transformed_weights(w[..., first : first + p.columns], t)
