@@ -51,7 +51,7 @@ def equations(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
             coefficient, atom = term.as_coeff_Mul()
             rest = -(zero - term) / coefficient
             whole = all(c.is_integer for c in rest.as_coefficients_dict().values())
-            if isinstance(atom, sympy.Function | sympy.Max | sympy.Min) and whole and not rest.has(atom):
+            if isinstance(atom, sympy.Function | sympy.Max | sympy.Min | sympy.Pow) and whole and not rest.has(atom):
                 found.setdefault(atom, rest)
                 break
     return found
