@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.node import Node
-from ingot.ir.types import DType, bf16, boolean, f16, f32, i64
+from ingot.ir.types import DType, bf16, boolean, f16, f32, i32, i64
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
@@ -48,12 +48,17 @@ class Fold:
         operand = node.inputs[0].dtype
         dtype = accumulator(operand)
         value = block.alloc("acc", dtype, slots, lanes=lanes)
-        position = block.alloc("pos", i64, slots, lanes=lanes) if isinstance(node.op, ArgReduce) else None
+        position = None
+        if isinstance(node.op, ArgReduce):
+            extent = node.inputs[0].shape[node.op.dim]
+            # as many lanes in a vector as the values have, mostly
+            kind = i32 if isinstance(extent, int) and extent <= 1 << 31 else i64
+            position = block.alloc("pos", kind, slots, lanes=lanes)
         start = identity_of(reduction(node).kind, dtype)
         for slot in range(slots):
             block.store(value, integer(slot), Lit(dtype, lanes, start))
             if position is not None:
-                block.store(position, integer(slot), Lit(i64, lanes, -1))
+                block.store(position, integer(slot), Lit(position.dtype, lanes, -1))
         return Fold(node, dtype, lanes, slots, value, position)
 
     def alone(self, value: Expr) -> Expr:
@@ -81,7 +86,7 @@ class Fold:
         better = "gt" if kind == "max" else "lt"
         if op.last:
             better = "ge" if kind == "max" else "le"
-        take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(i64, self.lanes, 0)))
+        take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(where.dtype, self.lanes, 0)))
         if self.dtype.is_float:
             is_nan, was_nan = k.binary("ne", value, value), k.binary("ne", old, old)
             fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
@@ -91,7 +96,7 @@ class Fold:
             take = k.binary("and", take, mask)
         take = block.let(take, "t")
         block.store(self.value, own, k.select(take, value, old))
-        block.store(self.position, own, k.select(take, k.splat(at, self.lanes), where))
+        block.store(self.position, own, k.select(take, _narrowed(at, where), where))
 
     def result(self, block: Block, horizontal: bool) -> Expr:
         values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
@@ -104,7 +109,7 @@ class Fold:
         found = list(zip(values, places, strict=True))
         if horizontal and self.lanes > 1:
             found = [
-                (block.let(k.Extract(v.dtype, 1, v, i), "o"), block.let(k.Extract(i64, 1, w, i), "w"))
+                (block.let(k.Extract(v.dtype, 1, v, i), "o"), block.let(k.Extract(w.dtype, 1, w, i), "w"))
                 for v, w in found
                 for i in range(self.lanes)
             ]
@@ -119,7 +124,7 @@ class Fold:
         op = reduction(self.node)
         assert isinstance(op, ArgReduce)
         (x, i), (y, j) = a, b
-        zero = Lit(i64, i.lanes, 0)
+        zero = Lit(i.dtype, i.lanes, 0)
         sooner = k.binary("gt" if op.last else "lt", j, i)
         more = k.binary("gt" if op.kind == "max" else "lt", y, x)
         take = k.binary("or", more, k.binary("and", k.binary("eq", x, y), sooner))
@@ -131,6 +136,13 @@ class Fold:
         take = k.binary("and", k.binary("or", take, k.binary("lt", i, zero)), k.binary("ge", j, zero))
         take = block.let(take, "t")
         return block.let(k.select(take, y, x), "o"), block.let(k.select(take, j, i), "w")
+
+
+def _narrowed(at: Expr, like: Expr) -> Expr:
+    """Positions as wide as `like`: of a ramp only the base has to be converted."""
+    if isinstance(at, k.Ramp):
+        return k.ramp(k.cast(at.base, like.dtype), at.lanes, at.step)
+    return k.splat(k.cast(at, like.dtype), like.lanes)
 
 
 __all__ = ["Fold", "accumulator", "combining", "reduction"]
