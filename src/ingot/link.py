@@ -30,6 +30,7 @@ from ingot.support.files import release
 from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
+_PIECE = 16 << 20  # bytes of a constant that are copied before what was read leaves memory
 Fill = Callable[[Array, Pack | None, np.ndarray], None]
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
 
@@ -98,7 +99,12 @@ def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
     if pack:
         pack.write(value, out.view(pack.dtype.numpy))
     else:
-        out.view(value.dtype).reshape(value.shape)[...] = value
+        rows = np.atleast_1d(value)
+        copy = out.view(value.dtype).reshape(rows.shape)
+        step = max(1, _PIECE // max(1, rows[:1].nbytes))
+        for i in range(0, len(rows), step):
+            copy[i : i + step] = rows[i : i + step]
+            release(rows[i : i + step])
     release(value)
 
 

@@ -27,6 +27,7 @@ from ingot.schedule.index import add, dim_expr, integer, mul
 from ingot.schedule.lowered import Pack
 from ingot.schedule.tile import Contraction, Plan, merge_axes
 from ingot.schedule.transpose import transpose_block
+from ingot.support.files import release
 
 
 def panel_widths(columns: int, plan: Plan) -> list[int]:
@@ -52,9 +53,11 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
         start = 0
         for width in widths:
             stop = min(start + width, columns)
+            source = dense[..., start:stop]
             panel = rows[:, start * depth : (start + width) * depth].reshape(*shape, turns, width, c.pair)
             for i in range(c.pair):
-                panel[..., : -(-(run - i) // c.pair), : stop - start, i] = dense[..., i :: c.pair, start:stop]
+                panel[..., : -(-(run - i) // c.pair), : stop - start, i] = source[..., i :: c.pair, :]
+            release(source)  # of a large transposed weight, panel by panel
             start += width
 
     named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))

@@ -84,15 +84,18 @@ def _sync_folder(folder: Path) -> None:
 def release(array: np.ndarray) -> None:
     """Let the pages of the mapped file that `array` is a view of leave memory; reading it again brings them back.
 
-    Arrays that are not views of a read-only mapping are left alone.
+    Left alone are arrays that are not views of a read-only mapping, and those that use less than half of the memory
+    between their first and last element: others may still be reading what lies between.
     """
-    base = array
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    mapped = base.base.obj if isinstance(base.base, memoryview) else base.base
+    base, inner = array, array.base
+    while inner is not None and not isinstance(inner, memoryview | mmap.mmap):
+        base, inner = (inner if isinstance(inner, np.ndarray) else base), getattr(inner, "base", None)
+    mapped = inner.obj if isinstance(inner, memoryview) else inner
     if not isinstance(mapped, mmap.mmap) or base.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
         return
     low, high = np.lib.array_utils.byte_bounds(array)
+    if high - low > 2 * array.nbytes:
+        return
     page = mmap.PAGESIZE
     # whole pages only: a page shared with a neighbour stays
     first = -(-(low - base.ctypes.data) // page) * page
