@@ -199,7 +199,7 @@ def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
             continue
         inputs = [memo[i] for i in n.inputs]
         memo[n] = n.op(*inputs, loc=n.loc) if isinstance(n.op, Project) else n.with_inputs(inputs)
-    return Graph(graph.inputs, tuple(memo[o] for o in graph.outputs), graph.output_names, graph.bounds)
+    return graph.with_outputs(tuple(memo[o] for o in graph.outputs))
 
 
 __all__ = ["launch_control"]

@@ -361,6 +361,7 @@ def link(
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.outputs)))
     return rt.Program(
         symbols=tuple(rt.Symbol(s, *bounds.get(s, (1, None))) for s in graph.symbols()),
+        conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
         outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.outputs, strict=True)),
         buffers=buffers,

@@ -16,12 +16,16 @@ NBYTES = 1 << 20
 
 def test_a_share_of_the_memory_speed() -> None:
     lanes = host_machine().lanes(f32)
-    kernels = {"read": (bw.read_kernel(lanes), NBYTES), "copy": (bw.copy_kernel(lanes), 2 * NBYTES)}
+    kernels = {
+        "read": (bw.read_kernel(lanes), NBYTES),
+        "write": (bw.write_kernel(lanes), NBYTES),
+        "copy": (bw.copy_kernel(lanes), 2 * NBYTES),
+    }
     memory = {name: (bw.stream_model(kernel, NBYTES, 2), n) for name, (kernel, n) in kernels.items()}
     case = bw.products(1, 64, 80, NBYTES)
     assert case.read == NBYTES // (4 * 64 * 80) * (64 * 80 + 64) * 4
     result = bw.measure(case, memory, True, 2, 0.01)
-    assert result.share > 0 and set(result.rates) == {"read", "copy", "ingot", "torch"}
+    assert result.share > 0 and set(result.rates) == {"read", "write", "copy", "ingot", "torch"}
 
 
 def test_every_case_runs() -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.ir.dims import symbol
+from ingot.ir.dims import Dim, symbol
 from ingot.ir.interp import bind_symbols, interpret
 from ingot.ir.node import Graph, Node, const
-from ingot.support.errors import InputError, VerifyError
+from ingot.support.errors import InputError, ShapeError, VerifyError
 from tests.ir.tiny import TAdd, TBroadcast, TCall, TLiar, TNeg, TSplit, arg
 
 S = symbol("s")
@@ -75,6 +75,20 @@ def test_binds_linear_expressions_and_checks_bounds() -> None:
         bind_symbols(g, [(36,), (19,), (13,)])
     with pytest.raises(InputError, match=r"does not settle s\*t"):
         bind_symbols(g, [(12,), (8,), (7,)])
+
+
+def test_checks_conditions_over_several_sizes() -> None:
+    t = symbol("t")
+    condition = 19 - S - t
+    assert isinstance(condition, Dim)
+    g = Graph((arg("a", S), arg("b", t)), (), conditions=(condition,))
+    assert bind_symbols(g, [(9,), (10,)]) == {"s": 9, "t": 10}
+    with pytest.raises(InputError, match=r"expected .* >= 0, got -1"):
+        bind_symbols(g, [(10,), (10,)])
+    assert g.substitute({"s": 4}).conditions == (15 - t,)
+    assert g.substitute({"s": 4, "t": 15}).conditions == ()
+    with pytest.raises(ShapeError, match=">= 0"):
+        g.substitute({"s": 10, "t": 10})
 
 
 def test_equal_bytes_of_one_byte_floats_and_ints_are_different_constants() -> None:

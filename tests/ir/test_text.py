@@ -33,11 +33,11 @@ def sample() -> Graph:
         ((), (1,), (S * 2 - 1, 2.0)),
     )
     n = attrs(TAdd()(a, TCall(body)(b).results[0]), loc="model.py:3")
-    return Graph((x,), (n, b), ("out", ""), (("s0", 1, 16), ("batch.n", 0, None)))
+    return Graph((x,), (n, b), ("out", ""), (("s0", 1, 16), ("batch.n", 0, None)), (19 - S - T, dim_max(S, T) - 2))
 
 
 # ruff: noqa: E501
-GOLDEN = r"""graph(%0 "x": f32[s0,4]) [s0: 1..16, batch.n: 0..] {
+GOLDEN = r"""graph(%0 "x": f32[s0,4]) [s0: 1..16, batch.n: 0..] nonnegative [-1*batch.n-1*s0+19, max(batch.n,s0)-2] {
   %1 = t.broadcast(%0) {shape = (8, <s0>, 4)} : f32[8,s0,4]
   %2 = t.split(%1) : f32[4,s0,4], f32[4,s0,4]
   %3 = t.call(%2.1) {body = graph(%0 "p": f32[4,s0,4]) {

@@ -151,7 +151,7 @@ def _blame_pass(
 
 def _prefix(graph: Graph, nodes: Sequence[Node]) -> Graph:
     """The graph that gives all of `nodes`: one that holds a broken node stays broken as it grows."""
-    return Graph(graph.inputs, tuple(nodes), (), graph.bounds)
+    return replace(graph, outputs=tuple(nodes), output_names=())
 
 
 def _first(places: range, bad: Callable[[int], bool]) -> int | None:

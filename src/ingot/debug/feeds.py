@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ops.core.base import Category, category
 from ingot.runtime.dtypes import numpy_dtype
-from ingot.runtime.expr import evaluate, linear_in
+from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.program import Program, TensorSpec
 from ingot.support.errors import InputError
 
@@ -51,7 +52,19 @@ def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | Non
         size = (BATCHES if s.name in first else LENGTHS)[case % 3]
         size = max(size, s.lo) if s.hi is None else min(max(size, s.lo), s.hi)
         out[s.name] = given.get(s.name, size)
-    return out
+    return _allowed(program, out, given)
+
+
+def _allowed(program: Program, wanted: dict[str, int], given: Mapping[str, int]) -> dict[str, int]:
+    """`wanted`, or small sizes where the program's conditions refuse it."""
+    lows = {s.name: s.lo for s in program.symbols}
+    options = [[n] if name in given else [n, *range(lows[name], lows[name] + 8)] for name, n in wanted.items()]
+    for sizes in islice(product(*options), 10_000):
+        values = dict(zip(wanted, sizes, strict=True))
+        if all(evaluate(condition, values) >= 0 for condition in program.conditions):
+            return values
+    needed = " and ".join(f"{show(condition)} >= 0" for condition in program.conditions)
+    raise InputError("--size", expected=f"sizes with {needed}", got=wanted, fix="give a size for each symbol")
 
 
 def cases(program: Program, given: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:

@@ -138,7 +138,7 @@ def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, i
     """The value of every symbol, from the shapes of the inputs in order.
 
     A dimension that is an expression gives its symbol where it is linear in one that nothing else gives (2*s0+1 = 9).
-    Raises InputError for a wrong rank or size, contradicting sizes, and sizes out of the graph's bounds.
+    Raises InputError for a wrong rank or size, contradicting sizes, and sizes that its bounds or conditions refuse.
     """
     values: dict[str, int] = {}
     source: dict[str, str] = {}
@@ -166,6 +166,9 @@ def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, i
             raise InputError(what, fix="give the graph an input of plain size")
         waiting = rest
     _in_bounds(graph, values, source)
+    for condition in graph.conditions:
+        if (value := substitute(condition, values)) < 0:  # type: ignore[operator]
+            raise InputError(f"sizes {values}", expected=f"{condition} >= 0", got=value)
     return values
 
 

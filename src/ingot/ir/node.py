@@ -336,12 +336,16 @@ class Project(Op):
 
 @dataclass(frozen=True)
 class Graph:
-    """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds."""
+    """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds.
+
+    conditions: expressions over several symbols that must not be negative, as 19 - a - b where a + b < 20.
+    """
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     output_names: tuple[str, ...] = ()
     bounds: tuple[tuple[str, int, int | None], ...] = field(default=())
+    conditions: tuple[Dim, ...] = ()
 
     def nodes(self) -> list[Node]:
         """Every node that the outputs need, and every input, operands first."""
@@ -367,13 +371,24 @@ class Graph:
         return replace(self, outputs=tuple(outputs))
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """This graph for given sizes: symbols in types and attributes replaced."""
+        """This graph for given sizes: symbols in types and attributes replaced. Raises ShapeError for sizes that break
+        a condition.
+        """
         memo: dict[Node, Node] = {}
         for n in self.nodes():
             op = n.op.substitute(values)
             memo[n] = n if op is n.op and all(memo[i] is i for i in n.inputs) else rebuild(n, op, memo)
-        left = tuple(b for b in self.bounds if b[0] not in values)
-        return Graph(tuple(memo[n] for n in self.inputs), tuple(memo[n] for n in self.outputs), self.output_names, left)
+        conditions = [substitute(c, values) for c in self.conditions]
+        for old, new in zip(self.conditions, conditions, strict=True):
+            if isinstance(new, int) and new < 0:
+                raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
+        return replace(
+            self,
+            inputs=tuple(memo[n] for n in self.inputs),
+            outputs=tuple(memo[n] for n in self.outputs),
+            bounds=tuple(b for b in self.bounds if b[0] not in values),
+            conditions=tuple(c for c in conditions if isinstance(c, Dim)),
+        )
 
 
 def rebuild(node: Node, op: Op, memo: Mapping[Node, Node]) -> Node:

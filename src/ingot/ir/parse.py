@@ -19,7 +19,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, parse_dim
+from ingot.ir.dims import Dim, DimLike, parse_dim
 from ingot.ir.node import Array, Const, Graph, Input, Node, Op
 from ingot.ir.types import DTYPES, DType, TensorType, static_shape
 from ingot.support.errors import ImportModelError, IngotError
@@ -163,6 +163,7 @@ class _Parser:
         bounds: list[tuple[str, int, int | None]] = []
         if self.accept("["):
             self.many("]", lambda: bounds.append(self.bound()))
+        conditions = self.shape() if self.accept("nonnegative") else ()
         self.expect("{")
         while self.token != "return":
             self.line(nodes, depth)
@@ -178,7 +179,8 @@ class _Parser:
         if names and len(names) != len(outputs):
             raise self.error(f"expected a name for each of the {len(outputs)} results or for none, got {len(names)}")
         self.next()
-        return Graph(tuple(inputs), tuple(outputs), tuple(names), tuple(bounds))
+        several = tuple(c for c in conditions if isinstance(c, Dim))
+        return Graph(tuple(inputs), tuple(outputs), tuple(names), tuple(bounds), several)
 
     def input(self, nodes: dict[str, Node]) -> Node:
         ref = self.new_reference(nodes)

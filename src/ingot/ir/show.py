@@ -56,7 +56,9 @@ class _Printer:
             refs[n] = f"%{len(refs)}"
         inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}" for n in graph.inputs)  # type: ignore[attr-defined]
         spans = ", ".join(f"{s}: {lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
-        lines = [f"graph({inputs}){f' [{spans}]' if spans else ''} {{"]
+        conditions = ", ".join(map(str, graph.conditions))
+        limits = (f" [{spans}]" if spans else "") + (f" nonnegative [{conditions}]" if conditions else "")
+        lines = [f"graph({inputs}){limits} {{"]
         inside = indent + "  "
         count = len(refs)
         for n in graph.nodes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.node import Graph, Node, Project
@@ -61,7 +62,8 @@ Pruned = tuple[Node, dict[int, int]] | None
 
 def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     names = tuple(body.output_names[i] for i in outputs) if body.output_names else ()
-    return Graph(tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs), names, body.bounds)
+    takes, gives = tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs)
+    return replace(body, inputs=takes, outputs=gives, output_names=names)
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:

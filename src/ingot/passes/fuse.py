@@ -435,7 +435,7 @@ class _Fusion:
             # an output is written by a group of its own
             own = not is_leaf(n) and memo[n] not in outputs and isinstance(memo[n].op, Group)
             outputs.append(memo[n] if own else _copy(f"out{i}", memo[n]))
-        return Graph(self.graph.inputs, tuple(outputs), self.graph.output_names, self.graph.bounds)
+        return self.graph.with_outputs(outputs)
 
     def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
         """A storage op on built groups; operands that no group of this graph writes get a copying group."""

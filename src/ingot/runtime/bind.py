@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
-    """The symbols' values, from the input shapes. Every dim is checked; raises InputError naming input and axis."""
+    """The symbols' values, from the input shapes. Every dim and condition is checked; raises InputError."""
     values: dict[str, int] = {}
     origin: dict[str, str] = {}
     for spec, shape in zip(program.inputs, shapes, strict=True):
@@ -58,6 +58,15 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
                 fix = "; ".join(f"{name} = {values[str(name)]} comes from {origin[str(name)]}" for name in used)
             meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
             raise InputError(f"input {spec.name!r}, axis {axis}", expected=meant, got=f"{size} in {shape}", fix=fix)
+    for condition in program.conditions:
+        if evaluate(condition, values) < 0:
+            used = [name for name in values if name in condition]  # type: ignore[operator]
+            raise InputError(
+                " and ".join(origin[name] for name in used),
+                expected=f"{show(condition)} >= 0",
+                got=", ".join(f"{name} = {values[name]}" for name in used),
+                fix="the model was traced for such sizes; export it with examples of the others",
+            )
     return values
 
 

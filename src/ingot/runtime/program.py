@@ -93,6 +93,7 @@ class Step:
 class Program:
     """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
+    conditions: expressions over the symbols that must not be negative.
     scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
     `dump`. meta: what it was compiled from and for, for people.
     """
@@ -105,6 +106,7 @@ class Program:
     code: CodeObject
     weights: NDArray[np.uint8]
     isa: HostFeatures
+    conditions: tuple[Expr, ...] = ()
     scratch_bytes: int = 0
     stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     meta: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -121,6 +123,8 @@ class Program:
             dtypes.itemsize(spec.dtype)
             for dim in spec.shape:
                 expr.check(dim, names, spec.name)
+        for condition in self.conditions:
+            expr.check(condition, names, "a condition")
         by_id = {buffer.id: buffer for buffer in self.buffers}
         if len(by_id) != len(self.buffers):
             raise VerifyError("program: two buffers have the same id")
@@ -180,6 +184,7 @@ class Program:
         """The plan without code, weights and stages."""
         return {
             "symbols": [[s.name, s.lo, s.hi] for s in self.symbols],
+            "conditions": [_expr_json(condition) for condition in self.conditions],
             "inputs": [_spec_json(spec) for spec in self.inputs],
             "outputs": [_spec_json(spec) for spec in self.outputs],
             "buffers": [
@@ -304,6 +309,7 @@ def _decode(data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stag
     meta = cast("dict[str, Json]", data["meta"])
     return Program(
         symbols=tuple(_symbol(item) for item in _list(data["symbols"])),
+        conditions=tuple(_expr(item) for item in _list(data["conditions"])),
         inputs=tuple(_spec(item) for item in _list(data["inputs"])),
         outputs=tuple(_spec(item) for item in _list(data["outputs"])),
         buffers=tuple(_buffer(item) for item in _list(data["buffers"])),

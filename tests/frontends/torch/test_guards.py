@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 
 import ingot
 from ingot.frontends.torch.convert import Progression, Sizes
-from ingot.frontends.torch.guards import equations, progressions
+from ingot.frontends.torch.guards import conditions, equations, progressions
+from ingot.ir.dims import symbol
 from ingot.support.errors import InputError
 
 N, M = sympy.symbols("n m", integer=True, positive=True)
@@ -41,6 +43,49 @@ def test_equations() -> None:
     sizes = Sizes(equal=found)
     assert sizes.expression(2 * quotient + 1) == 17
     assert str(sizes.expression(128 - rest)) == "n"
+
+
+def test_conditions() -> None:
+    limits = {"n": (1, None), "m": (1, 17)}
+    found = conditions(
+        [
+            N + M < 20,
+            sympy.Ge(N, 2 * M),
+            sympy.Gt(N + M, 1),  # always
+            sympy.Lt(N, 9),  # of one symbol: torch gives a range
+            sympy.Eq(N, M + 3),
+            sympy.Lt(N, sympy.Symbol("u", integer=True)),  # of a symbol that no input has
+            sympy.Ne(N, M),
+        ],
+        Sizes(),
+        limits,
+    )
+    n, m = symbol("n"), symbol("m")
+    assert set(found) == {19 - n - m, n - 2 * m, n - m - 3, m + 3 - n}
+
+
+class Joined(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = torch.cat([x, y])
+        return z * 2 if z.shape[0] < 20 else z
+
+
+class Fitted(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x[:, : y.shape[0]] * y[: x.shape[1], 0] if y.shape[0] < x.shape[1] else x * 0
+
+
+def test_conditions_over_several_sizes_are_checked_at_run_time(tmp_path: Path) -> None:
+    model = ingot.compile(Joined().eval(), (torch.ones(5, 2), torch.ones(6, 2)), dynamic=True, cache=False)
+    model.save(tmp_path / "m.ingot")
+    assert torch.equal(model(torch.ones(9, 2), torch.ones(10, 2)), torch.full((19, 2), 2.0))
+    for refused in (model, ingot.load(tmp_path / "m.ingot")):
+        with pytest.raises(InputError, match=r"axis 0 of input 'x' and axis 0 of input 'y': expected .* >= 0"):
+            refused(torch.ones(10, 2), torch.ones(10, 2))
+    model = ingot.compile(Fitted().eval(), (torch.ones(3, 7), torch.ones(4, 2)), dynamic=True, cache=False)
+    assert model(torch.ones(2, 9), torch.ones(8, 2)).shape == (2, 8)
+    with pytest.raises(InputError, match=">= 0"):
+        model(torch.ones(2, 9), torch.ones(9, 2))
 
 
 class Views(nn.Module):

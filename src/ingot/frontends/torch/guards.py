@@ -1,20 +1,23 @@
-"""What torch assumed of the sizes while it traced, and a range cannot say: that a size is among a progression.
+"""What torch assumed of the sizes while it traced, and a range cannot say.
 
     x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
+    if a + b < 20: ...      guard: a + b < 20                               ->   19 - a - b is not negative
 
-A program exported so would compute something else for other sizes. As `4*k` in the input's shape they are refused.
+A program exported so would compute something else for other sizes. As `4*k` in the input's shape and as conditions of
+the graph they are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import sympy
 
 from ingot.frontends.torch.convert import Progression, Sizes
-from ingot.ir.dims import Dim, DimLike, substitute
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, substitute, symbols_of
 from ingot.support.errors import ImportModelError
 
+_ORDERS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
 _LARGEST = 4096  # a step; sizes up to four of them are tried
 
 
@@ -55,6 +58,41 @@ def equations(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
                 found.setdefault(atom, rest)
                 break
     return found
+
+
+def conditions(
+    guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]
+) -> tuple[Dim, ...]:
+    """What `guards` say of several symbols of `limits` together, and what they equate, as sizes that are not negative.
+
+    Left out is what always holds within `limits`, and what torch says of one symbol by a range.
+    """
+    found: dict[Dim, None] = {}
+    for guard in guards:
+        if not isinstance(guard, sympy.Eq) and not (isinstance(guard, _ORDERS) and len(guard.free_symbols) > 1):
+            continue
+        try:
+            left, right = sizes.expression(guard.lhs), sizes.expression(guard.rhs)
+        except ImportModelError:  # see above
+            continue
+        match guard:
+            case sympy.Eq():
+                slacks = (left - right, right - left)
+            case sympy.StrictLessThan():
+                slacks = (right - left - 1,)
+            case sympy.StrictGreaterThan():
+                slacks = (left - right - 1,)
+            case _:
+                slacks = (right - left if isinstance(guard, sympy.LessThan) else left - right,)
+        for slack in slacks:
+            if isinstance(slack, Dim) and symbols_of(slack) <= limits.keys() and not _holds(slack, limits):
+                found[slack] = None
+    return tuple(found)
+
+
+def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
+    low = bounds(size, limits)[0]
+    return low is not None and low >= 0
 
 
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -25,7 +26,7 @@ from ingot import ops
 from ingot.frontends.torch.convert import Sizes, symbol_names
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import NAMES
-from ingot.frontends.torch.guards import progressions
+from ingot.frontends.torch.guards import conditions, progressions
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     FIXED,
@@ -39,7 +40,7 @@ from ingot.frontends.torch.model import (
     output_names,
 )
 from ingot.frontends.torch.values import Number, boolean, f64
-from ingot.ir.dims import Dim
+from ingot.ir.dims import Dim, Interval
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError
@@ -55,11 +56,13 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
 
     Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for state that the model changes.
     """
+    guards = _guards(program)
+    sizes = Sizes(_names(program), progressions(guards))
     try:
-        return _imported(program, _sizes(program), final=False)
+        return _imported(program, sizes, guards, final=False)
     except NeedsDecomposition as e:
         simpler = _simplified(program, e)
-    return _imported(simpler, _sizes(program), final=True)
+    return _imported(simpler, sizes, guards, final=True)
 
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
@@ -82,15 +85,16 @@ def _names(program: ExportedProgram) -> dict[str, str]:
     return symbol_names(_environment(program)) | program.graph_module.meta.get(NAMES, {})
 
 
-def _sizes(program: ExportedProgram) -> Sizes:
+def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
+    """What torch assumed of the sizes, and what it would assert at run time."""
     environment = _environment(program)
     if environment is None:
-        return Sizes(_names(program))
+        return []
     asserted = [a.expr for asserts in environment.deferred_runtime_asserts.values() for a in asserts]
-    return Sizes(_names(program), progressions([g.expr for g in environment.guards] + asserted))
+    return [g.expr for g in environment.guards] + asserted
 
 
-def _imported(program: ExportedProgram, sizes: Sizes, *, final: bool) -> ImportedModel:
+def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], *, final: bool) -> ImportedModel:
     _refuse_mutation(program)
     importer = Importer(sizes, final)
     inputs: list[Node] = []
@@ -113,7 +117,11 @@ def _imported(program: ExportedProgram, sizes: Sizes, *, final: bool) -> Importe
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
     adapter, results = output_adapter(outputs, out_spec)
-    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds_of(program.range_constraints, sizes, inputs))
+    bounds = bounds_of(program.range_constraints, sizes, inputs)
+    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds)
+    limits: dict[str, Interval] = dict.fromkeys(graph.symbols(), (1, None))
+    limits |= {name: (low, high) for name, low, high in bounds}
+    graph = replace(graph, conditions=conditions(guards, sizes, limits))
     signature = program.module_call_graph[0].signature
     arguments = tuple(getattr(signature, "forward_arg_names", None) or ())
     return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter)
