@@ -95,6 +95,31 @@ def test_composites_and_equal_sizes(norm_first: bool) -> None:
             close(compiled(*given), net(*given))
 
 
+class Biased(nn.Module):
+    """A bias per pair of positions: the sizes of its table fix those of the grid, behind a stride."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.bias = nn.Parameter(torch.randn(5))
+        self.register_buffer("index", torch.arange(36 * 36).reshape(36, 36) % 5)
+        self.index: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).flatten(2)
+        return torch.softmax(y.transpose(1, 2) @ y + self.bias[self.index], -1)
+
+
+def test_sizes_that_parameters_fix() -> None:
+    spy, net = Spy(), Biased().eval()
+    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 3, 12, 12), (3, 3, 12, 12), (2, 3, 11, 11)):
+            x = torch.randn(shape)
+            close(compiled(x), net(x))
+    assert len(spy.models) == 1
+
+
 def test_changed_weights_are_seen() -> None:
     spy, net = Spy(), Net().eval()
     compiled = torch.compile(net, backend=spy.backend)

@@ -88,6 +88,16 @@ def test_conditions_over_several_sizes_are_checked_at_run_time(tmp_path: Path) -
         model(torch.ones(2, 9), torch.ones(9, 2))
 
 
+def test_equations_of_one_size_are_solved() -> None:
+    side, other, rate = FloorDiv(N - 1, 16), FloorDiv(N, 3), sympy.Symbol("rate", real=True)
+    assert equations([sympy.Eq((side + 1) ** 2, 196), sympy.Eq(rate, 0.0)]) == {side: 13}
+    assert equations([sympy.Eq((side + 1) ** 2, M)], {M: 196}) == {M: 196, side: 13}
+    assert equations([], {(side + 1) ** 2: 196}) == {side: 13}
+    # 1 and 3 are both possible; no integer is
+    open_ones = equations([sympy.Eq(other**2 + 3, 4 * other), sympy.Eq(side**2, 3)])
+    assert other not in open_ones and side not in open_ones
+
+
 class Views(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0] // 4, 4, -1)

@@ -8,9 +8,10 @@ graph itself writes (a counter, a cache of keys and values) stays an input: torc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
@@ -134,8 +135,9 @@ class _Specialized:
 def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple."""
     environment = _environment(module.graph)
-    # dynamo checks the guards at each call
-    sizes = Sizes(equal=equations([g.expr for g in environment.guards]) if environment is not None else None)
+    # dynamo checks the guards at each call, and the sizes of parameters with them
+    guards = [] if environment is None else [g.expr for g in environment.guards]
+    sizes = Sizes(equal=equations(guards, _sizes_of(module.graph, constants)))
     importer = Importer(sizes, final=True)
     inputs: list[Node] = []
     leaves: list[Leaf] = []
@@ -171,6 +173,17 @@ def _input(name: str, value: object, sizes: Sizes) -> tuple[Leaf, object, Node]:
         node = Input(name, TensorType(f64))()
         return Leaf(name, NUMBER), Number(node), node
     raise ImportModelError(f"input {name!r}", expected="a tensor or a number", got=type(value).__name__)
+
+
+def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
+    """What the sizes of the inputs that are constants were called while torch traced -> what they are."""
+    found: dict[sympy.Basic, int] = {}
+    for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+        value = node.meta.get("val")
+        if i in constants and isinstance(value, torch.Tensor):
+            named = zip(value.shape, constants[i].shape, strict=True)
+            found |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
+    return found
 
 
 def _environment(graph: fx.Graph) -> ShapeEnv | None:

@@ -39,17 +39,28 @@ def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
     return {name: p for name, p in found.items() if p is not None}
 
 
-def equations(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
-    """Sizes that are no symbols -> what they equal wherever `guards` hold, so that both are written alike.
+def equations(
+    guards: Iterable[sympy.Basic], known: Mapping[sympy.Basic, int] | None = None
+) -> dict[sympy.Basic, sympy.Basic]:
+    """Sizes -> what they equal wherever `guards` hold, so that both are written alike. `known`: sizes and their values.
 
         Eq(8 * s1 // s0, 8)               ->   8 * s1 // s0: 8
         Eq(s0 + Max(0, 128 - s0), 128)    ->   Max(0, 128 - s0): 128 - s0
+        Eq(((s0 - 1) // 16 + 1)**2, 196)  ->   (s0 - 1) // 16: 13
     """
-    found: dict[sympy.Basic, sympy.Basic] = {}
-    for guard in guards:
+    known = known or {}
+    found: dict[sympy.Basic, sympy.Basic] = {
+        size: sympy.Integer(value) for size, value in known.items() if isinstance(size, sympy.Symbol)
+    }
+    symbols = dict(found)
+    for guard in [*(sympy.Eq(*pair) for pair in known.items()), *(g.xreplace(symbols) for g in guards)]:
         if not isinstance(guard, sympy.Eq):
             continue
         zero = sympy.expand(guard.lhs - guard.rhs)  # type: ignore[operator]
+        solved = _solved(zero)
+        if solved is not None:
+            found.setdefault(*solved)
+            continue
         for term in sympy.Add.make_args(zero):
             coefficient, atom = term.as_coeff_Mul()
             rest = -(zero - term) / coefficient
@@ -93,6 +104,24 @@ def conditions(
 def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
     low = bounds(size, limits)[0]
     return low is not None and low >= 0
+
+
+def _solved(zero: sympy.Expr) -> tuple[sympy.Basic, sympy.Integer] | None:
+    """(size, value) where `zero`, a polynomial in that size alone, vanishes for one integer that the size can be."""
+    generators = _generators(zero)
+    if len(generators) != 1 or not zero.is_polynomial(*generators):
+        return None
+    (size,) = generators
+    if not size.is_integer:
+        return None
+    roots = [r for r in sympy.Poly(zero, size).ground_roots() if r.is_integer and not (size.is_nonnegative and r < 0)]
+    return (size, roots[0]) if len(roots) == 1 else None
+
+
+def _generators(zero: sympy.Expr) -> set[sympy.Basic]:
+    """The symbols and functions that are the bases of the factors of the terms of `zero`."""
+    factors = (f for term in sympy.Add.make_args(zero) for f in sympy.Mul.make_args(term))
+    return {f.as_base_exp()[0] for f in factors if not f.is_number}
 
 
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:
