@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 
 import ingot
 from ingot.frontends.torch.convert import Progression, Sizes
-from ingot.frontends.torch.guards import conditions, equations, progressions
+from ingot.frontends.torch.guards import conditions, equations, progressions, solved
 from ingot.ir.dims import symbol
 from ingot.support.errors import InputError
 
@@ -62,6 +62,41 @@ def test_conditions() -> None:
     )
     n, m = symbol("n"), symbol("m")
     assert set(found) == {19 - n - m, n - 2 * m, n - m - 3, m + 3 - n}
+
+
+def test_solved() -> None:
+    a, b, c, d = sympy.symbols("a b c d", integer=True, positive=True)
+    assert solved([sympy.Eq(c + b, b + a), sympy.Eq(d, c + b), sympy.Eq(d - b, a)]) == {c: a, d: a + b}
+    assert solved([sympy.Eq(a, b), sympy.Eq(b, a), sympy.Ne(a, c), sympy.Eq(a, 7)]) == {b: a}
+    assert solved([sympy.Eq(2 * a, 3 * b), sympy.Eq(Mod(a, 4), 0), sympy.Eq(a * b, c)]) == {}
+
+
+class Cached(nn.Module):
+    """One step of attention behind cached keys and values, whose lengths torch does not equate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor, past: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.project(x)
+        k, v = (torch.cat([p, q], 2) for p in past)
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask), k, v
+
+
+def test_cached_keys_and_values_with_automatic_dims() -> None:
+    def inputs(batch: int, past: int, new: int, values: int | None = None) -> tuple[Any, ...]:
+        cache = [torch.randn(batch, 2, n, 8) for n in (past, past if values is None else values)]
+        return torch.randn(batch, 2, new, 8), torch.randn(batch, 1, new, past + new), tuple(cache)
+
+    net = Cached().eval()
+    model = ingot.compile(net, inputs(2, 9, 3), dynamic=True, cache=False)
+    for sizes in ((2, 9, 3), (1, 4, 1), (3, 17, 2)):
+        given = inputs(*sizes)
+        for got, want in zip(model(*given), net(*given), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=">= 0"):
+        model(*inputs(2, 9, 3, values=8))
 
 
 class Joined(nn.Module):

@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as sym
 
-from ingot.ir.dims import DimLike, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, floordiv, mod, symbol
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.errors import ImportModelError
 
@@ -95,7 +95,8 @@ class Sizes:
     """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
-    `equal`: expressions and what they always equal.
+    `equal`: expressions and what they equal in this model. `required`: sizes that the
+    importer takes for not negative, to be checked at each call.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Sizes:
         self._among = dict(among or {})
         self._equal = dict(equal or {})
         self._known: dict[sympy.Basic, DimLike] = {}
+        self.required: list[Dim] = []
 
     def progression(self, symbol_name: str) -> Progression:
         return self._among.get(symbol_name, Progression(1, 0))
@@ -116,6 +118,17 @@ class Sizes:
         name = self._names.get(symbol_name, symbol_name)
         step = self.progression(symbol_name).step
         return name if step == 1 else f"{name}_over_{step}"
+
+    def require(self, low: DimLike, high: DimLike) -> None:
+        """Note that the graph is right only where low <= high."""
+        slack = high - low
+        if isinstance(slack, Dim):
+            self.required.append(slack)
+
+    def require_equal(self, a: DimLike, b: DimLike) -> None:
+        """Note that the graph is right only where these two sizes are the same."""
+        self.require(a, b)
+        self.require(b, a)
 
     def dim(self, size: int | torch.SymInt) -> DimLike:
         """A size from a tensor's shape or an argument. Raises ImportModelError for one that depends on data."""

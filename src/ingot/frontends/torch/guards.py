@@ -71,14 +71,34 @@ def equations(
     return found
 
 
+def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
+    """Symbols that are whole sums of the others wherever `guards` hold: Eq(s2 + s1, s1 + s0) -> s2: s0"""
+    found: dict[sympy.Basic, sympy.Basic] = {}
+    for guard in guards:
+        if not isinstance(guard, sympy.Eq):
+            continue
+        zero = sympy.expand((guard.lhs - guard.rhs).xreplace(found))  # type: ignore[operator]
+        terms = zero.as_coefficients_dict()
+        if not all(s.is_Symbol or s == 1 for s in terms):
+            continue
+        last = max((s for s, c in terms.items() if s.is_Symbol and abs(c) == 1), key=str, default=None)
+        if last is None or len(zero.free_symbols) < 2:
+            continue
+        rest = sympy.expand(last - zero / terms[last])
+        found = {s: sympy.expand(e.xreplace({last: rest})) for s, e in found.items()}
+        found[last] = rest
+    return found
+
+
 def conditions(
     guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]
 ) -> tuple[Dim, ...]:
-    """What `guards` say of several symbols of `limits` together, and what they equate, as sizes that are not negative.
+    """What `guards` say of several symbols of `limits` together, what they equate and what `sizes` requires: all as
+    sizes that are not negative.
 
     Left out is what always holds within `limits`, and what torch says of one symbol by a range.
     """
-    found: dict[Dim, None] = {}
+    found = list(sizes.required)
     for guard in guards:
         if not isinstance(guard, sympy.Eq) and not (isinstance(guard, _ORDERS) and len(guard.free_symbols) > 1):
             continue
@@ -95,10 +115,10 @@ def conditions(
                 slacks = (left - right - 1,)
             case _:
                 slacks = (right - left if isinstance(guard, sympy.LessThan) else left - right,)
-        for slack in slacks:
-            if isinstance(slack, Dim) and symbols_of(slack) <= limits.keys() and not _holds(slack, limits):
-                found[slack] = None
-    return tuple(found)
+        found += [slack for slack in slacks if isinstance(slack, Dim)]
+    return tuple(
+        slack for slack in dict.fromkeys(found) if symbols_of(slack) <= limits.keys() and not _holds(slack, limits)
+    )
 
 
 def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:

@@ -165,7 +165,7 @@ class Importer:
             named = {k: self._read(v, env) for k, v in node.kwargs.items()}
             if _holds_missing((*arguments, *named.values())):
                 return _MISSING
-            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc)
+            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc, self.sizes)
             result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))
@@ -224,6 +224,8 @@ class Importer:
         )
         if not same or not fits:
             raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
+        for a, b in zip(result.shape, want.shape, strict=True):
+            self.sizes.require_equal(a, b)
         # equal sizes in another form, which no rule of Dim can show
         return ops.Slice((0,) * want.rank, want.shape, (1,) * want.rank)(result, loc=result.loc)
 

@@ -26,7 +26,7 @@ from ingot import ops
 from ingot.frontends.torch.convert import Sizes, symbol_names
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import NAMES
-from ingot.frontends.torch.guards import conditions, progressions
+from ingot.frontends.torch.guards import conditions, progressions, solved
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     FIXED,
@@ -57,7 +57,15 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
     Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for state that the model changes.
     """
     guards = _guards(program)
-    sizes = Sizes(_names(program), progressions(guards))
+    equal = solved(guards)
+    sizes = Sizes(_names(program), progressions(guards), equal)
+    for symbol, span in program.range_constraints.items():
+        if symbol not in equal:
+            continue  # bounds of the graph
+        size, (lowest, highest) = sizes.expression(symbol), _limits(span)
+        sizes.require(lowest, size)
+        if highest is not None:
+            sizes.require(size, highest)
     try:
         return _imported(program, sizes, guards, final=False)
     except NeedsDecomposition as e:
@@ -217,11 +225,16 @@ def bounds_of(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, inputs: 
     out: list[tuple[str, int, int | None]] = []
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
-        lowest, highest = _finite(span.lower, 1) or 1, _finite(span.upper, None)
+        lowest, highest = _limits(span)
         if name in used:
-            low = 1 if lowest <= 2 else -((among.start - lowest) // among.step)
+            low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
             out.append((name, max(1, low), None if highest is None else (highest - among.start) // among.step))
     return tuple(sorted(out))
+
+
+def _limits(span: ValueRanges) -> tuple[int, int | None]:
+    lowest = _finite(span.lower, 1) or 1
+    return (1 if lowest <= 2 else lowest), _finite(span.upper, None)
 
 
 def _finite(value: sympy.Basic, otherwise: int | None) -> int | None:

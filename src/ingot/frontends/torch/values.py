@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ingot import ops
-from ingot.frontends.torch.convert import DTYPE_OF, TORCH_OF, dtype_of
+from ingot.frontends.torch.convert import DTYPE_OF, TORCH_OF, Sizes, dtype_of
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, TensorType
@@ -40,10 +40,12 @@ class Context:
     Attributes:
         results: the types of the call's results by torch's own inference, () for a call without tensors.
         loc: where in the user's model.
+        sizes: the model's sizes.
     """
 
     results: tuple[TensorType, ...]
     loc: str
+    sizes: Sizes
 
     @property
     def type(self) -> TensorType:
@@ -56,6 +58,15 @@ class Context:
     @property
     def dtype(self) -> DType:
         return self.type.dtype
+
+
+def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
+    """`x`, whose axis must have this size: where that cannot be told now, it is checked at each call."""
+    if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
+        return x
+    c.sizes.require_equal(x.shape[axis], size)
+    shape = tuple(size if i == axis else d for i, d in enumerate(x.shape))
+    return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def category(dtype: DType) -> int:

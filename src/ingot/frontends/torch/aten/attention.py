@@ -7,7 +7,17 @@ import math
 from ingot import ops
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Number, Operand, Unsupported, boolean, cast, expand, node_of
+from ingot.frontends.torch.values import (
+    Context,
+    Number,
+    Operand,
+    Unsupported,
+    boolean,
+    cast,
+    expand,
+    node_of,
+    with_size,
+)
 from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node
 
@@ -52,7 +62,7 @@ def attend(
     q4, k4, v4 = _four(q), _four(k), _four(v)
     batch = next((t.shape[0] for t in (q4, k4, v4) if t.shape[0] != 1), 1)
     q4, k4, v4 = (expand(t, (batch, *t.shape[1:])) for t in (q4, k4, v4))
-    operands = [q4, k4, v4]
+    operands = [q4, k4, with_size(c, v4, 2, k4.shape[2])]
     if mask is not None:
         if mask.dtype != boolean:
             mask = cast(mask, q.dtype)
