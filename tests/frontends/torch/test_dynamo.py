@@ -120,6 +120,15 @@ def test_sizes_that_parameters_fix() -> None:
     assert len(spy.models) == 1
 
 
+def test_pools_of_channels_last() -> None:
+    spy, net = Spy(), nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
+    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3):
+            x = torch.randn(batch, 3, 5, 6).to(memory_format=torch.channels_last)
+            close(compiled(x), net(x))
+
+
 def test_changed_weights_are_seen() -> None:
     spy, net = Spy(), Net().eval()
     compiled = torch.compile(net, backend=spy.backend)

@@ -220,6 +220,22 @@ def test_in_place_writes() -> None:
     agree(rebinds, cube())
 
 
+def test_as_strided_over_the_same_elements() -> None:
+    def renamed(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.mean((-1, -2), keepdim=True)
+        n, c = y.shape[:2]
+        return y.as_strided((n, c, 1, 1), (c, 1, c, c)), y.as_strided((1, c, n), (n, 1, c))
+
+    agree(renamed, torch.randn(2, 3, 4, 5))
+    with pytest.raises(UnsupportedOpError, match="by strides"):
+        import_exported(export_module(Windows().eval(), (torch.randn(8),)))
+
+
+class Windows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_strided((3, 4), (2, 1))
+
+
 class Random(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return torch.randn_like(x), x.bernoulli(), torch.linalg.det(x[:, :3, :3])

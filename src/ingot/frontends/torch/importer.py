@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import sympy
 import torch
@@ -15,7 +16,7 @@ from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.convert import Sizes, dtype_of, location, to_numpy
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Context, Number, Unsupported, cast, f64
+from ingot.frontends.torch.values import Context, Layout, Number, Unsupported, cast, f64
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
@@ -165,7 +166,8 @@ class Importer:
             named = {k: self._read(v, env) for k, v in node.kwargs.items()}
             if _holds_missing((*arguments, *named.values())):
                 return _MISSING
-            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc, self.sizes)
+            layout = partial(_layout, node, self.sizes)
+            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc, self.sizes, layout)
             result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))
@@ -280,6 +282,14 @@ def _located(error: ShapeError | ImportModelError, target: str, loc: str) -> Exc
 
 def _holds_missing(values: Sequence[object]) -> bool:
     return any(isinstance(v, _Missing) or (isinstance(v, tuple) and _holds_missing(v)) for v in values)
+
+
+def _layout(node: fx.Node, sizes: Sizes) -> Layout | None:
+    metas = (n.meta.get("val") for n in node.all_input_nodes)
+    first = next((m for m in metas if isinstance(m, torch.Tensor)), None)
+    if first is None or first.layout is not torch.strided:
+        return None
+    return Layout(tuple(sizes.dim(s) for s in first.stride()), sizes.dim(first.storage_offset()))
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

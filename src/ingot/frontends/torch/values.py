@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,14 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A strided tensor's place in its memory, in elements."""
+
+    strides: tuple[DimLike, ...]
+    offset: DimLike
+
+
+@dataclass(frozen=True)
 class Context:
     """What a handler knows of the call that it imports.
 
@@ -41,11 +49,13 @@ class Context:
         results: the types of the call's results by torch's own inference, () for a call without tensors.
         loc: where in the user's model.
         sizes: the model's sizes.
+        layout: where torch keeps the first tensor among the arguments; None where it has none.
     """
 
     results: tuple[TensorType, ...]
     loc: str
     sizes: Sizes
+    layout: Callable[[], Layout | None] = lambda: None
 
     @property
     def type(self) -> TensorType:

@@ -517,5 +517,21 @@ def diff(
 
 
 @aten("as_strided.default", "as_strided_copy.default")
-def as_strided(c: Context, x: Node, *args: object) -> Node:
-    raise Unsupported("it reads memory by strides; use views and slices")
+def as_strided(
+    c: Context,
+    x: Node,
+    size: Sequence[DimLike],
+    stride: Sequence[DimLike],
+    storage_offset: DimLike | None = None,
+) -> Node:
+    """Where it renames, permutes or drops dimensions of `x`: torch writes so that a mean's result is channels last."""
+    layout = c.layout()
+    if layout is None or (storage_offset is not None and storage_offset != layout.offset):
+        raise Unsupported("it reads memory that is not its operand's; use views and slices")
+    held = [(n, s) for n, s in zip(x.shape, layout.strides, strict=True) if n != 1]
+    kept = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
+    if len(set(held)) != len(held) or sorted(map(str, held)) != sorted(map(str, kept)):
+        raise Unsupported("it reads memory by strides; use views and slices")
+    x = reshape(x, [n for n, _ in held])
+    order = tuple(held.index(k) for k in kept)
+    return reshape(x if order == tuple(range(len(order))) else ops.Transpose(order)(x), size)
