@@ -26,7 +26,7 @@ from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.guards import equations
 from ingot.frontends.torch.importer import Importer, constant
 from ingot.frontends.torch.model import NUMBER, SIZE, TENSOR, ImportedModel, InputAdapter, Leaf
-from ingot.frontends.torch.program import bounds_of, output_adapter
+from ingot.frontends.torch.program import limited, output_adapter
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Graph, Input, Node
@@ -156,7 +156,7 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)
     ranges = {} if environment is None else environment.var_to_range
-    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds_of(ranges, sizes, inputs))
+    graph = limited(Graph(tuple(inputs), tuple(results), adapter.names), ranges, (), sizes)
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 

@@ -57,9 +57,9 @@ def equations(
         if not isinstance(guard, sympy.Eq):
             continue
         zero = sympy.expand(guard.lhs - guard.rhs)  # type: ignore[operator]
-        solved = _solved(zero)
-        if solved is not None:
-            found.setdefault(*solved)
+        pair = _solved(zero)
+        if pair is not None:
+            found.setdefault(*pair)
             continue
         for term in sympy.Add.make_args(zero):
             coefficient, atom = term.as_coeff_Mul()

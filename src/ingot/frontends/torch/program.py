@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -125,11 +125,8 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
     adapter, results = output_adapter(outputs, out_spec)
-    bounds = bounds_of(program.range_constraints, sizes, inputs)
-    graph = Graph(tuple(inputs), tuple(results), adapter.names, bounds)
-    limits: dict[str, Interval] = dict.fromkeys(graph.symbols(), (1, None))
-    limits |= {name: (low, high) for name, low, high in bounds}
-    graph = replace(graph, conditions=conditions(guards, sizes, limits))
+    graph = Graph(tuple(inputs), tuple(results), adapter.names)
+    graph = limited(graph, program.range_constraints, guards, sizes)
     signature = program.module_call_graph[0].signature
     arguments = tuple(getattr(signature, "forward_arg_names", None) or ())
     return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter)
@@ -216,12 +213,21 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
     return OutputAdapter(spec, tuple(leaves), tuple(names)), results
 
 
-def bounds_of(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, inputs: Sequence[Node]) -> Bounds:
-    """(symbol, lowest, highest or None) for the inputs' symbols. Sizes of 0 are not promised.
+def limited(
+    graph: Graph, ranges: Mapping[sympy.Symbol, ValueRanges], guards: Sequence[sympy.Basic], sizes: Sizes
+) -> Graph:
+    """`graph` for the sizes that torch's ranges and guards, and what the importer required of `sizes`, allow."""
+    bounds = _bounds(ranges, sizes, graph.symbols())
+    limits: dict[str, Interval] = dict.fromkeys(graph.symbols(), (1, None))
+    limits |= {name: (low, high) for name, low, high in bounds}
+    return replace(graph, bounds=bounds, conditions=conditions(guards, sizes, limits))
+
+
+def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Collection[str]) -> Bounds:
+    """(symbol, lowest, highest or None) for the symbols `used`. Sizes of 0 are not promised.
 
     torch gives an automatic dim the range from 2, for it traces as if no size were 0 or 1; the graph holds for 1 too.
     """
-    used = set(Graph(tuple(inputs), ()).symbols())
     out: list[tuple[str, int, int | None]] = []
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
