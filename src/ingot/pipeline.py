@@ -37,6 +37,7 @@ from ingot.passes.lower import lower_model_ops
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
 from ingot.passes.precision import lower_precision
+from ingot.passes.reshaped_reductions import reduce_unreshaped
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
@@ -82,6 +83,7 @@ def cpu_passes(
         ("simplify", tidy),
         ("split_transposed", split_transposed),
         ("precision", partial(lower_precision, precision=precision)),  # before layout, which weights are folded after
+        ("reshaped_reductions", reduce_unreshaped),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights

@@ -11,7 +11,7 @@ from ingot.ir.dims import product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import Shape, TensorType
-from ingot.ops import BroadcastInDim, Transpose
+from ingot.ops import BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
 
 Groups = tuple[tuple[int, ...], ...]  # of dimensions of the output's box, each a run of neighbours
@@ -91,4 +91,67 @@ def _joined(node: Node, inputs: list[Node], groups: Groups, order: Permutation) 
     return node.op(*inputs)
 
 
-__all__ = ["join_dims"]
+def join_reduced(
+    body: Graph, shape: Shape, reduced: tuple[int, ...], ins: tuple[Layout, ...], outs: tuple[Layout, ...]
+) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
+    """A row group of a box of `shape` over fewer reduced dimensions:
+
+    sum(x[n, h, w, c], (1, 2, 3))   ->   sum(x[n, hwc], 1)
+
+    None where it stays as it is. Neighbours are joined where all values of the whole box lie in memory one behind the
+    other along them, are arithmetic, or are broadcast along both."""
+    apart = set(range(1, len(shape)))  # dimensions that are not joined to the one before
+    apart -= {d for d in reduced if d - 1 in reduced}
+    if len(apart) + 1 == len(shape):
+        return None
+    for n in body.nodes():
+        if n in body.inputs or shape not in (n.shape, *(i.shape for i in n.inputs)):
+            continue
+        if isinstance(n.op, BroadcastInDim) and n.shape == shape:
+            sized = [d for k, d in enumerate(n.op.dims) if n.inputs[0].shape[k] != 1]
+            apart.update(*((d, d + 1) for d in sized))
+        elif category(n.op) is not Category.ELEMENTWISE and not isinstance(n.op, Reduce):
+            return None
+    for n, lay in zip((*body.inputs, *body.outputs), (*ins, *outs), strict=True):
+        if n.shape == shape:
+            apart.update(d for d in range(1, len(shape)) if lay.strides[d - 1] != lay.strides[d] * shape[d])
+    groups: list[list[int]] = []
+    for d in range(len(shape)):
+        if d in apart or not groups:
+            groups.append([d])
+        else:
+            groups[-1].append(d)
+    if len(groups) == len(shape):
+        return None
+    place = {d: g for g, run in enumerate(groups) for d in run}
+    box = tuple(product(shape[d] for d in run) for run in groups)
+    memo: dict[Node, Node] = {}
+    for n in body.nodes():
+        memo[n] = _with_box(n, [memo[i] for i in n.inputs], shape, box, place)
+
+    def placed(nodes: tuple[Node, ...], layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+        def one(n: Node, lay: Layout) -> Layout:
+            return Layout(box, tuple(lay.strides[run[-1]] for run in groups), lay.offset) if n.shape == shape else lay
+
+        return tuple(map(one, nodes, layouts))
+
+    new = Graph(tuple(memo[n] for n in body.inputs), tuple(memo[n] for n in body.outputs))
+    return new, placed(body.inputs, ins), placed(body.outputs, outs)
+
+
+def _with_box(node: Node, inputs: list[Node], shape: Shape, box: Shape, place: dict[int, int]) -> Node:
+    """`node` of a group whose box was `shape` and is `box`."""
+    match node.op:
+        case Input() if node.shape == shape:
+            return Input(node.op.label, TensorType(node.dtype, box))()
+        case BroadcastInDim() if node.shape == shape:
+            (x,) = inputs
+            sized = [k for k, d in enumerate(x.shape) if d != 1]
+            x = Reshape(tuple(x.shape[k] for k in sized))(x)
+            return BroadcastInDim(box, tuple(place[node.op.dims[k]] for k in sized))(x)
+        case Reduce() if node.inputs[0].shape == shape:
+            return replace(node.op, dims=tuple(sorted({place[d] for d in node.op.dims})))(*inputs)
+    return node.with_inputs(inputs) if inputs else node
+
+
+__all__ = ["join_dims", "join_reduced"]

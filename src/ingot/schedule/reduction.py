@@ -26,6 +26,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
 from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.joined import join_reduced
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
@@ -35,6 +36,7 @@ from ingot.schedule.pointwise import (
     body_dims,
     lanes_for,
     leaves_caches,
+    lower_pointwise,
     symbol_params,
     vector_loop,
 )
@@ -404,27 +406,24 @@ def _same(a: Expr, b: Expr) -> bool:
     return a is b or a == b
 
 
-PART = 16384  # elements that a part of a row should have at least
+PART = 4096  # elements that a part of a row should have at least
 
 
 def _parts(body: Graph, rows: Rows, machine: Machine) -> tuple[int, int] | None:
     """(dimension, parts) to cut a reduction in, where there are too few rows for all threads."""
-    found = reductions_of(body)
-    apart = not any(isinstance(n.op, ArgReduce) for n in found) and not any(
-        m in topological([n.inputs[0]]) for n in found for m in found
-    )
-    if machine.threads == 1 or not apart or any(product(n.shape) != product(rows.kept_shape) for n in body.outputs):
-        return None
     rest = product(rows.shape[d] for d in rows.reduced)
     outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
     across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // (WIDE * lanes_for(body, machine)))
     units, goal = estimate(outer) * across, 4 * machine.threads
-    if units >= goal or not isinstance(rest, int):
+    if machine.threads == 1 or units >= goal or not isinstance(rest, int):
         return None
+    if any(isinstance(n.op, ArgReduce) for n in reductions_of(body)):
+        return None
+    least = -(-goal // max(units, 1))
     for d in rows.reduced:
         extent = rows.shape[d]
         assert isinstance(extent, int)
-        for parts in range(-(-goal // max(units, 1)), 8 * goal):
+        for parts in (*range(least, 8 * goal), *range(least - 1, 1, -1)):
             if extent % parts == 0 and rest // parts >= PART:
                 return d, parts
     return None
@@ -495,18 +494,58 @@ def lower_folded(
     return tuple(_with_args(s, {"in": args, "out": results}) for s in low.steps)
 
 
+def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """The first reductions of a group, then the rest of it, by kernels that all threads share:
+
+        y = x - mean(x)   ->   s = sum(x);  y = x - s / n
+    """
+    found = set(reductions_of(body))
+    firsts = [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
+    read = set(topological(firsts))
+    own = [i for i, n in enumerate(body.inputs) if n in read]
+    places = tuple(Layout.contiguous(n.shape) for n in firsts)
+    start = Graph(tuple(body.inputs[i] for i in own), tuple(firsts))
+    one = lower_rows(start, tuple(ins[i] for i in own), places, machine)
+
+    memo: dict[Node, Node] = {n: Input(f"row{i}", n.type)() for i, n in enumerate(firsts)}
+    given = [memo[n] for n in firsts]
+    for n in topological(body.outputs):
+        if n not in memo:
+            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
+    outputs = tuple(memo[n] for n in body.outputs)
+    read = set(topological(outputs))
+    left = [i for i, n in enumerate(body.inputs) if n in read]
+    rest = Graph((*given, *(body.inputs[i] for i in left)), outputs)
+    lower = lower_rows if reductions_of(rest) else lower_pointwise
+    two = lower(rest, (*places, *(ins[i] for i in left)), outs, machine)
+
+    results = [Arg("temp", i) for i in range(len(firsts))]
+    temps = [Arg("temp", len(firsts) + i) for i in range(len(one.temps) + len(two.temps))]
+    steps = [_with_args(s, {"in": [Arg("in", i) for i in own], "out": results, "temp": temps}) for s in one.steps]
+    given_args = [*results, *(Arg("in", i) for i in left)]
+    steps += [_with_args(s, {"in": given_args, "temp": temps[len(one.temps) :]}) for s in two.steps]
+    return Lowered(tuple(steps), (*(n.type.nbytes for n in firsts), *one.temps, *two.temps))
+
+
 def _with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
     return Step(step.kernel, tuple(places[a.kind][a.index] if a.kind in places else a for a in step.args))
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """One kernel for a group whose reductions share their rows (see `rows_of`); two where the rows are few and long."""
+    """One kernel for a group whose reductions share their rows (see `rows_of`); several where rows are few and long."""
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    cut = _parts(body, rows, machine)
-    if cut is not None:
+    joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
+    if joined is not None:
+        return lower_rows(*joined, machine)
+    cut, found = _parts(body, rows, machine), reductions_of(body)
+    levelled = any(m in topological([n.inputs[0]]) for n in found for m in found)
+    ends_in_rows = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
+    if cut is not None and ends_in_rows and not levelled:
         return _lower_parts(body, ins, outs, *cut, machine)
+    if cut is not None and len({n.shape for n in body.outputs}) == 1:
+        return _lower_levels(body, ins, outs, machine)
     return _Lowering(body, ins, outs, rows, machine).lower()
 
 

@@ -1,0 +1,87 @@
+"""Norms of images, from model ops to kernels: against the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, const
+from ingot.ir.types import TensorType, f32
+from ingot.link import link
+from ingot.pipeline import NativeAssembler, cpu_passes, optimize
+from ingot.runtime.executor import CompiledModel
+from ingot.schedule.machine import Machine
+from tests.schedule.compiled import HOST, MACHINES, NATIVE
+
+RNG = np.random.default_rng(7)
+
+
+def values(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def compiled(graph: Graph, machine: Machine = NATIVE) -> CompiledModel:
+    program = link(optimize(graph, cpu_passes()), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
+    return CompiledModel(program, threads=machine.threads)
+
+
+def normed(kind: str, groups: int, shape: tuple[DimLike, ...]) -> Graph:
+    """conv -> norm -> relu"""
+    x = Input("x", TensorType(f32, shape))()
+    c = shape[1]
+    assert isinstance(c, int)
+    y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1))(x, const(values(c, c, 1, 1) / np.float32(c)))
+    scale, bias = const(values(c)), const(values(c))
+    if kind == "instance":
+        y = ops.InstanceNorm(1e-5)(y, scale, bias)
+    else:
+        y = ops.GroupNorm(groups)(y, scale, bias)
+    return Graph((x,), (ops.Max()(y, ops.BroadcastInDim(y.shape, ())(ops.scalar(0.0))),))
+
+
+def agree(graph: Graph, xs: np.ndarray, machine: Machine = NATIVE) -> None:
+    (want,), got = interpret(graph, [xs]), np.asarray(compiled(graph, machine)(xs))
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
+    finite = np.isfinite(want)
+    assert np.abs(got[finite] - want[finite]).max(initial=0) <= 2e-5 * np.abs(want[finite]).max(initial=1e-30)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize(("kind", "groups"), [("group", 1), ("group", 4), ("group", 20), ("instance", 0)])
+@pytest.mark.parametrize(("height", "width"), [(41, 37), (40, 64), (3, 5), (1, 1)])
+def test_sizes(kind: str, groups: int, height: int, width: int, machine: Machine) -> None:
+    agree(normed(kind, groups, (2, 40, height, width)), values(2, 40, height, width) + 3, machine)
+
+
+@pytest.mark.parametrize("kind", ["group", "instance"])
+def test_nan_and_infinity_stay_in_their_groups(kind: str) -> None:
+    xs = values(2, 16, 50, 66)
+    xs[1, 3, 7, 65] = np.nan
+    agree(normed(kind, 2, (2, 16, 50, 66)), xs)
+
+
+@pytest.mark.parametrize("kind", ["group", "instance"])
+def test_batch_of_any_size(kind: str) -> None:
+    graph = normed(kind, 1, (symbol("n"), 24, 56, 56))
+    model = compiled(graph)
+    for n in (1, 3, 9):
+        xs = values(n, 24, 56, 56)
+        (want,) = interpret(graph, [xs])
+        assert np.abs(np.asarray(model(xs)) - want).max() <= 2e-5 * np.abs(want).max()
+
+
+def test_softmax_of_few_long_rows() -> None:
+    x = Input("x", TensorType(f32, (2, 50257)))()
+    agree(Graph((x,), (ops.Softmax(1)(x),)), values(2, 50257) * 4)
+
+
+def test_joined_rows_keep_what_runs_along_one_dimension() -> None:
+    x, w = (Input(s, TensorType(f32, t))() for s, t in (("x", (3, 40, 36, 20)), ("w", (20,))))
+    y = ops.mul(x, ops.BroadcastInDim(x.shape, (3,))(w))
+    graph = Graph((x, w), (ops.Reduce("sum", (1, 2, 3))(y),))
+    xs, ws = values(3, 40, 36, 20), values(20)
+    (want,) = interpret(graph, [xs, ws])
+    assert np.abs(np.asarray(compiled(graph)(xs, ws)) - want).max() <= 1e-5 * np.abs(xs).sum((1, 2, 3)).max() / 20
