@@ -129,6 +129,20 @@ def test_pools_of_channels_last() -> None:
             close(compiled(x), net(x))
 
 
+class Diagonals(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.diagonal(0, -2, -1), x.diagonal(1, -2, -1), x.diagonal(-2, 1, 2), x[0].trace()
+
+
+def test_diagonals_of_sizes_that_change() -> None:
+    spy, net = Spy(), Diagonals().eval()
+    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 5, 7), (3, 6, 9), (2, 4, 4), (2, 8, 6)):
+            x = torch.randn(shape)
+            close(compiled(x), net(x))
+
+
 def test_changed_weights_are_seen() -> None:
     spy, net = Spy(), Net().eval()
     compiled = torch.compile(net, backend=spy.backend)

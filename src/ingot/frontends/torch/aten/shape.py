@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot import ops
+from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -18,6 +19,7 @@ from ingot.frontends.torch.values import (
     broadcast_shape,
     cast,
     expand,
+    i64,
     node_of,
     promoted,
 )
@@ -493,13 +495,11 @@ def diagonal(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1)
         return ops.Slice((0,) * (rank - 1), (*lead, 0), (1,) * (rank - 1))(reshape(x, (*lead, rows * columns)))
     flat = reshape(x, (*lead, rows * columns))
     start = columns * row + column
-    return slice_axis(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, _static(columns) + 1)
-
-
-def _static(size: DimLike) -> int:
-    if isinstance(size, Dim):
-        raise Unsupported(f"a diagonal over the symbolic size {size}")
-    return size
+    if isinstance(columns, int):
+        return slice_axis(flat, rank - 2, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
+    # no slice has a step that is known only at run time
+    steps = ops.Mul()(index_along((length,), 0), filled((length,), columns + 1, i64))
+    return ops.Take(rank - 2)(flat, ops.Add()(steps, filled((length,), start, i64)))
 
 
 @aten("diff.default")
