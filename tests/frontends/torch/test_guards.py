@@ -133,6 +133,22 @@ def test_equations_of_one_size_are_solved() -> None:
     assert other not in open_ones and side not in open_ones
 
 
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, mask] = 0.5
+        return y
+
+
+def test_masks_have_the_sizes_of_what_they_mask() -> None:
+    given = (torch.randn(2, 5), torch.rand(5) > 0.5)
+    model = ingot.compile(Masked().eval(), given, dynamic=({0: "n", 1: "m"}, {0: "k"}), cache=False)
+    x, mask = torch.randn(3, 7), torch.rand(7) > 0.5
+    assert torch.equal(model(x, mask), Masked()(x, mask))
+    with pytest.raises(InputError, match=">= 0"):
+        model(x, mask[:6])
+
+
 class Views(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0] // 4, 4, -1)

@@ -22,6 +22,7 @@ from ingot.frontends.torch.values import (
     i64,
     node_of,
     scalar_like,
+    with_size,
 )
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
@@ -221,7 +222,7 @@ def index_put(
     values = cast(values, x.dtype)
     masks = [i for i in indices if i is not None]
     if len(masks) == 1 and masks[0].dtype == boolean:
-        return _masked_put(x, indices, masks[0], values, accumulate)
+        return _masked_put(c, x, indices, masks[0], values, accumulate)
     found = _checked(indices, x.type.rank)
     axes = [axis for axis, _ in found]
     grid = _grid(found)
@@ -236,11 +237,14 @@ def index_put(
     return transpose(written, tuple(order.index(i) for i in range(x.type.rank)))
 
 
-def _masked_put(x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
+def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
     """x[mask] = one value: the only masked write whose shapes do not depend on the data."""
     axis = next(i for i, m in enumerate(indices) if m is not None)
     if values.type.size != 1:
         raise Unsupported("a boolean mask as index with several values; use where()")
+    for i in range(mask.type.rank):
+        # torch does not compare them while it traces
+        mask = with_size(c, mask, i, x.shape[axis + i])
     mask = reshape(mask, (*mask.shape, *((1,) * (x.type.rank - axis - mask.type.rank))))
     value = reshape(values, ())
     new = ops.Add()(x, expand(value, x.shape)) if accumulate else value
