@@ -14,6 +14,7 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.types import DTYPES, DType
+from ingot.ops.core import vecmath
 from ingot.ops.core.elementwise import Elementwise
 from tests.ops.evaluate import evaluate
 
@@ -144,6 +145,19 @@ def test_literal_powers(exponent: float, name: str) -> None:
     got = evaluate(ops.Pow().scalar(k.var("x", dtype), k.lit(exponent, dtype)), {"x": x})
     with np.errstate(all="ignore"):
         assert ulps(np.broadcast_to(got, x.shape), np.power(x.astype(Real), exponent)).max() <= 2.1
+
+
+def test_decay() -> None:
+    x = -np.abs(samples(DTYPES["f32"], np.random.default_rng(5)))
+    got = evaluate(vecmath.decay(k.var("x", DTYPES["f32"])), {"x": x})
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    with np.errstate(all="ignore"):
+        want = np.exp(x.astype(Real))
+        error = np.abs(got.astype(Real) - want)
+    large = x > -16
+    assert (error[large] <= 2.0**-21 * want[large]).all()
+    assert np.nanmax(error[x <= -16]) < 2.0**-44
+    assert (got[x == 0] == 1).all() and (got[x < -87.7] == 0).all()
 
 
 def test_sine_of_huge_f64_is_nan_rather_than_wrong() -> None:

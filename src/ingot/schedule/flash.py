@@ -396,7 +396,7 @@ class Flash:
             tops.append(safe)
             at = integer(v * lanes)
             old = block.let(k.load(self.most, at, lanes), "o")
-            factor = block.let(vecmath.exp(k.sub(old, safe), nonpositive=True), "a")
+            factor = block.let(vecmath.decay(k.sub(old, safe)), "a")
             block.store(self.most, at, top)
             block.store(self.scale, at, factor)
             block.store(sums, integer(v), k.mul(factor, k.load(self.sum, at, lanes)))
@@ -404,7 +404,7 @@ class Flash:
         def one(x: Block, i: Expr) -> None:
             for v in range(t.vectors):
                 at = ix.add(i, integer(v * lanes))
-                weight = x.let(vecmath.exp(k.sub(k.load(self.st, at, lanes), tops[v]), nonpositive=True), "p")
+                weight = x.let(vecmath.decay(k.sub(k.load(self.st, at, lanes), tops[v])), "p")
                 x.store(self.st, at, weight)
                 x.store(sums, integer(v), k.add(k.load(sums, integer(v)), weight))
 

@@ -50,7 +50,7 @@ def _power_of_two(shifted: Expr) -> Expr:
 
 
 def exp(x: Expr, nonpositive: bool = False) -> Expr:
-    """e^x. `nonpositive`: x is known to be <= 0 (or NaN), as in a softmax, which saves an instruction.
+    """e^x. `nonpositive`: x is known to be <= 0 (or NaN), which saves an instruction.
 
     x = 2 m ln2 + r, |r| <= ln2: e^x = (e^r * 2^m) * 2^m. Halving the exponent keeps both factors normal, so that
     overflow and gradual underflow come from the multiplications, without tests.
@@ -65,6 +65,23 @@ def exp(x: Expr, nonpositive: bool = False) -> Expr:
     power = _power_of_two(shifted)
     value = polynomial(r, (1.0, 1.0, *table(x, c.EXP_F32, c.EXP_F64)))
     return k.mul(k.mul(value, power), power)
+
+
+def decay(x: Expr) -> Expr:
+    """e^x for x <= 0 (or NaN) as a softmax needs its weights: within 2^-21 of its size down to e^-16, below within
+    2^-44 of 1, and 0 from 2^-126.5 on.
+
+    x log2(e) = n + r, |r| <= 1/2: 2^r 2^n. What f32 cuts off log2(e) makes small weights less exact. n = -127 is an
+    exponent field of 0, a factor of 0. e^0 is 1: old sums are scaled by it block after block.
+    """
+    if x.dtype == f64:
+        return exp(x, nonpositive=True)
+    bias = F32.shift + F32.bias
+    log2e = lit(2 * F32.half_log2e, x)
+    x = at_least(x, -F32.bias * F32.ln2[0])
+    shifted = k.fma(x, log2e, lit(bias, x))
+    r = k.fma(x, log2e, negated(plus(shifted, -bias)))
+    return k.mul(polynomial(r, c.DECAY_F32), _power_of_two(shifted))
 
 
 def expm1(x: Expr) -> Expr:
