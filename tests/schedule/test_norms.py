@@ -85,3 +85,15 @@ def test_joined_rows_keep_what_runs_along_one_dimension() -> None:
     xs, ws = values(3, 40, 36, 20), values(20)
     (want,) = interpret(graph, [xs, ws])
     assert np.abs(np.asarray(compiled(graph)(xs, ws)) - want).max() <= 1e-5 * np.abs(xs).sum((1, 2, 3)).max() / 20
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("shape", [(30000,), (17, 40, 33), (3, 5)])
+def test_levels_of_whole_reductions(shape: tuple[int, ...], machine: Machine) -> None:
+    """Each level reads the sums of all levels before it."""
+    x = y = Input("x", TensorType(f32, shape))()
+    dims = tuple(range(len(shape)))
+    for _ in range(3):
+        total = ops.div(ops.Reduce("sum", dims)(y), 0.6 * np.prod(shape))
+        y = ops.sub(y, ops.broadcast_to(total, shape))
+    agree(Graph((x,), (y,)), values(*shape) + 1, machine)

@@ -9,6 +9,7 @@ reduced, vectors run along it and are folded at the end of the pass; where it is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -507,7 +508,10 @@ def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     start = Graph(tuple(body.inputs[i] for i in own), tuple(firsts))
     one = lower_rows(start, tuple(ins[i] for i in own), places, machine)
 
-    memo: dict[Node, Node] = {n: Input(f"row{i}", n.type)() for i, n in enumerate(firsts)}
+    # names of their own: the rest may have levels too, and equal inputs are one node
+    taken = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
+    labels = (label for label in map("row{}".format, itertools.count()) if label not in taken)
+    memo: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(firsts, labels, strict=False)}
     given = [memo[n] for n in firsts]
     for n in topological(body.outputs):
         if n not in memo:
