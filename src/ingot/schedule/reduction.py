@@ -479,20 +479,26 @@ def lower_folded(
         assert isinstance(op, Reduce)
         given.append(Input(f"part{i}", f.type)())
         memo[f.node] = cast(replace(op, dims=f.dims)(given[-1]), f.node.dtype)
+    rest, lasts = _rest(body, memo, given)
+    places = tuple(Layout.contiguous(f.type.shape) for f in parts)
+    rows = rows_of(rest)
+    assert rows is not None
+    low = _Lowering(rest, (*places, *(ins[i] for i in lasts)), outs, rows, machine).lower()
+    args = [*(Arg("temp", i) for i in range(len(parts))), *(Arg("in", i) for i in lasts)]
+    results = [Arg("out", first + i) for i in range(len(rest.outputs))]
+    return tuple(_with_args(s, {"in": args, "out": results}) for s in low.steps)
+
+
+def _rest(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[Graph, list[int]]:
+    """`body` with what `memo` has in the place of its nodes, and the numbers of its own inputs that are still read:
+    they come behind the new ones, `given`."""
     for n in topological(body.outputs):
         if n not in memo:
             memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
     outputs = tuple(memo[n] for n in body.outputs)
     read = set(topological(outputs))
-    lasts = [i for i, n in enumerate(body.inputs) if n in read]
-    places = tuple(Layout.contiguous(f.type.shape) for f in parts)
-    rest = Graph((*given, *(body.inputs[i] for i in lasts)), outputs)
-    rows = rows_of(rest)
-    assert rows is not None
-    low = _Lowering(rest, (*places, *(ins[i] for i in lasts)), outs, rows, machine).lower()
-    args = [*(Arg("temp", i) for i in range(len(parts))), *(Arg("in", i) for i in lasts)]
-    results = [Arg("out", first + i) for i in range(len(outputs))]
-    return tuple(_with_args(s, {"in": args, "out": results}) for s in low.steps)
+    left = [i for i, n in enumerate(body.inputs) if n in read]
+    return Graph((*given, *(body.inputs[i] for i in left)), outputs), left
 
 
 def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -512,14 +518,7 @@ def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     taken = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
     labels = (label for label in map("row{}".format, itertools.count()) if label not in taken)
     memo: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(firsts, labels, strict=False)}
-    given = [memo[n] for n in firsts]
-    for n in topological(body.outputs):
-        if n not in memo:
-            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
-    outputs = tuple(memo[n] for n in body.outputs)
-    read = set(topological(outputs))
-    left = [i for i, n in enumerate(body.inputs) if n in read]
-    rest = Graph((*given, *(body.inputs[i] for i in left)), outputs)
+    rest, left = _rest(body, memo, [memo[n] for n in firsts])
     lower = lower_rows if reductions_of(rest) else lower_pointwise
     two = lower(rest, (*places, *(ins[i] for i in left)), outs, machine)
 

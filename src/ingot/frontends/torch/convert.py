@@ -95,8 +95,8 @@ class Sizes:
     """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
-    `equal`: expressions and what they equal in this model. `required`: sizes that the
-    importer takes for not negative, to be checked at each call.
+    `equal`: expressions and what they equal in this model. `required`: sizes that the importer takes for not negative,
+    to be checked at each call.
     """
 
     def __init__(
