@@ -20,7 +20,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project, const, topological
+from ingot.ir.node import Const, Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.group import Group
@@ -64,14 +64,11 @@ class _Control:
         # the group's results: the anchor's, and the views behind them
         results = self.anchor.results
         inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
-        memo = dict(zip(results, inputs, strict=True))
-        for n in topological(self.body.outputs):
-            if n not in memo and n is not self.anchor and any(i in memo for i in n.inputs):
-                memo[n] = n.op(*(memo.get(i, i) for i in n.inputs))
-        for root, own, layout in zip(self.body.outputs, self.node.results, self.outs, strict=True):
+        views = rebuilt(self.body.outputs, dict(zip(results, inputs, strict=True)))
+        for view, own, layout in zip(views, self.node.results, self.outs, strict=True):
             target = self.plan.buffer(own)
-            used = [i for i, n in enumerate(inputs) if n in set(topological([memo[root]]))]
-            graph = Graph(tuple(inputs[i] for i in used), (memo[root],))
+            used = [i for i, n in enumerate(inputs) if n in set(topological([view]))]
+            graph = Graph(tuple(inputs[i] for i in used), (view,))
             sources = [values[i] or self._where(self.anchor.inputs[i]) for i in used]
             self._write(graph, sources, (target, layout))
 
@@ -193,13 +190,7 @@ def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
     """The graph with some of its inputs known; they stay inputs."""
     if not constants:
         return graph
-    memo: dict[Node, Node] = {graph.inputs[i]: c for i, c in constants.items()}
-    for n in graph.nodes():
-        if n in memo:
-            continue
-        inputs = [memo[i] for i in n.inputs]
-        memo[n] = n.op(*inputs, loc=n.loc) if isinstance(n.op, Project) else n.with_inputs(inputs)
-    return graph.with_outputs(tuple(memo[o] for o in graph.outputs))
+    return graph.with_outputs(rebuilt(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))
 
 
 __all__ = ["launch_control"]

@@ -203,6 +203,8 @@ class Node:
 
     def with_inputs(self, inputs: Sequence[Node]) -> Node:
         """The same op on other inputs; this node when they are the same."""
+        if isinstance(self.op, Project):
+            return self.op(*inputs, loc=self.loc)
         same = True
         for a, b in zip(inputs, self.inputs, strict=True):
             if a is not b:
@@ -394,6 +396,23 @@ class Graph:
 def rebuild(node: Node, op: Op, memo: Mapping[Node, Node]) -> Node:
     """`op` on the images of `node`'s inputs."""
     return op(*(memo[i] for i in node.inputs), loc=node.loc)
+
+
+def rebuilt(
+    roots: Iterable[Node],
+    images: dict[Node, Node] | None = None,
+    rule: Callable[[Node, Sequence[Node]], Node] = Node.with_inputs,
+) -> tuple[Node, ...]:
+    """`roots` where nodes that have an image are replaced by it, and the others by `rule(node, images of its inputs)`.
+
+    `images` takes in what is made.
+    """
+    roots = tuple(roots)
+    images = {} if images is None else images
+    for n in topological(roots):
+        if n not in images:
+            images[n] = rule(n, [images[i] for i in n.inputs])
+    return tuple(images[r] for r in roots)
 
 
 def topological(roots: Iterable[Node]) -> list[Node]:

@@ -9,11 +9,12 @@ operands (each op says how: `CoreOp.permuted`); transposes only relabel; every o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt
 from ingot.ops.core.base import CoreOp, Perm, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
@@ -149,18 +150,17 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 def explicit_padding(graph: Graph) -> Graph:
     """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo."""
-    memo: dict[Node, Node] = {}
-    for n in graph.nodes():
-        inputs = [memo[i] for i in n.inputs]
+
+    def padded(n: Node, inputs: Sequence[Node]) -> Node:
         op = n.op
         if isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation)):
-            memo[n] = _padded(op, inputs, n.loc)
-        else:
-            memo[n] = n.with_inputs(inputs) if not isinstance(op, Project) else op(*inputs, loc=n.loc)
-    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+            return _padded(op, inputs, n.loc)
+        return n.with_inputs(inputs)
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=padded))
 
 
-def _padded(op: ops.Convolution, inputs: list[Node], loc: str) -> Node:
+def _padded(op: ops.Convolution, inputs: Sequence[Node], loc: str) -> Node:
     x, k = inputs
     spatial = [d for d, c in enumerate(op.lhs_layout) if c not in "NC"]
     low, high, interior = ([0] * x.type.rank for _ in range(3))

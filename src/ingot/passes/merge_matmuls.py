@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Const, Graph, Node, Project, const, deferred
+from ingot.ir.node import Const, Graph, Node, const, deferred
 from ingot.ir.types import TensorType, static_shape
 from ingot.support.files import release
 
@@ -58,8 +58,7 @@ def merge_matmuls(graph: Graph) -> Graph:
             if target is not None:
                 memo[m] = memo[target]
             else:
-                inputs = [memo[i] for i in m.inputs]
-                memo[m] = m.op(*inputs, loc=m.loc) if isinstance(m.op, Project) else m.with_inputs(inputs)
+                memo[m] = m.with_inputs([memo[i] for i in m.inputs])
         return memo[n]
 
     return replace(graph, outputs=tuple(image(o) for o in graph.outputs))

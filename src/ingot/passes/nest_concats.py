@@ -7,26 +7,23 @@ In c2's buffer c1 is a prefix: every value of a dense block is written once, int
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, Project
+from ingot.ir.node import Graph, Node, rebuilt
 
 
 def nest_concats(graph: Graph) -> Graph:
     """concat(a, b, c) -> concat(concat(a, b), c) where concat(a, b) exists"""
     seen: dict[tuple[int, tuple[Node, ...]], Node] = {}
-    memo: dict[Node, Node] = {}
-    for n in graph.nodes():
-        inputs = tuple(memo[i] for i in n.inputs)
-        if isinstance(n.op, Project):
-            memo[n] = n.op(*inputs, loc=n.loc)
-            continue
+
+    def nested(n: Node, images: Sequence[Node]) -> Node:
         if not isinstance(n.op, ops.Concat):
-            memo[n] = n.with_inputs(inputs)
-            continue
-        axis = n.op.dimension
+            return n.with_inputs(images)
+        axis, inputs = n.op.dimension, tuple(images)
         prefix = next((k for k in range(len(inputs) - 1, 1, -1) if (axis, inputs[:k]) in seen), 0)
         rest = (seen[axis, inputs[:prefix]], *inputs[prefix:]) if prefix else inputs
-        memo[n] = seen[axis, inputs] = n.with_inputs(rest) if not prefix else n.op(*rest, loc=n.loc)
-    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+        seen[axis, inputs] = n.op(*rest, loc=n.loc) if prefix else n.with_inputs(inputs)
+        return seen[axis, inputs]
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=nested))

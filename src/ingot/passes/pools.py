@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Const, Graph, Input, Node, topological
+from ingot.ir.node import Const, Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
@@ -101,8 +101,5 @@ def _joined(made: Node, pool: Node, inputs: list[Node]) -> Node:
         params.append(Input(f"p{len(params)}", p.type)())
         inside[p] = params[-1]
         outer.append(value)
-    for n in second.body.nodes():
-        if n not in inside:
-            inside[n] = n.with_inputs([inside[i] for i in n.inputs])
-    body = Graph(tuple(params), (image, *(inside[o] for o in second.body.outputs)))
+    body = Graph(tuple(params), (image, *rebuilt(second.body.outputs, inside)))
     return Group(body, first.kind)(*outer, loc=made.loc)

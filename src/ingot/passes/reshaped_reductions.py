@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ingot import ops
 from ingot.ir.dims import DimLike, divides
-from ingot.ir.node import Graph, Node, Project
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 
@@ -103,7 +103,7 @@ def reduce_unreshaped(graph: Graph) -> Graph:
             memo[n] = _reduced(n, n.op, above, memo[n.inputs[0]])
         else:
             inputs = [memo[i] for i in n.inputs]
-            memo[n] = n.op(*inputs, loc=n.loc) if isinstance(n.op, Project | ops.Reshape) else n.with_inputs(inputs)
+            memo[n] = n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
     return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
 
 

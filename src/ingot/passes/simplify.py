@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Const, Graph, Node, rebuilt
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape
 from ingot.ops.core.elementwise import Elementwise
@@ -350,11 +350,7 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
 
 def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:
     """The outputs of `body` with `operands` for its inputs."""
-    memo: dict[Node, Node] = dict(zip(body.inputs, operands, strict=True))
-    for node in body.nodes():
-        if node not in memo:
-            memo[node] = node.with_inputs([memo[i] for i in node.inputs])
-    return tuple(memo[o] for o in body.outputs)
+    return rebuilt(body.outputs, dict(zip(body.inputs, operands, strict=True)))
 
 
 SHAPES = rules(

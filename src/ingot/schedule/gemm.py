@@ -14,7 +14,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, floordiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import DType, bf16, i32, i64, static_shape
 from ingot.ops.views import VIEWS
 from ingot.schedule import index as ix
@@ -223,13 +223,8 @@ def _residuals(body: Graph, ins: tuple[Layout, ...], anchor: Node) -> tuple[int,
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:
     """The group with its contraction, a sum of nothing, as zeros."""
-    memo: dict[Node, Node] = {}
-    for n in body.nodes():
-        if n is anchor:
-            memo[n] = ops.BroadcastInDim(n.shape, ())(ops.scalar(0, n.dtype))
-        else:
-            memo[n] = n.with_inputs([memo[i] for i in n.inputs])
-    return replace(body, outputs=tuple(memo[o] for o in body.outputs))
+    zeros = ops.BroadcastInDim(anchor.shape, ())(ops.scalar(0, anchor.dtype))
+    return body.with_outputs(rebuilt(body.outputs, {anchor: zeros}))
 
 
 def _is_computed(body: Graph, a: Node) -> bool:

@@ -18,7 +18,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import DType, Shape, TensorType, boolean
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.build import cast
@@ -492,10 +492,7 @@ def lower_folded(
 def _rest(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[Graph, list[int]]:
     """`body` with what `memo` has in the place of its nodes, and the numbers of its own inputs that are still read:
     they come behind the new ones, `given`."""
-    for n in topological(body.outputs):
-        if n not in memo:
-            memo[n] = n.with_inputs([memo[i] for i in n.inputs]) if n.inputs else n
-    outputs = tuple(memo[n] for n in body.outputs)
+    outputs = rebuilt(body.outputs, memo)
     read = set(topological(outputs))
     left = [i for i, n in enumerate(body.inputs) if n in read]
     return Graph((*given, *(body.inputs[i] for i in left)), outputs), left

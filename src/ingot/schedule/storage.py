@@ -10,12 +10,12 @@ strides that the place does not give) is copied by a group of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Const, Graph, Input, Node, rebuilt
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, strided
@@ -194,17 +194,13 @@ def copy_group(value: Node) -> Node:
 
 def _with_copy(graph: Graph, storage: Node, operand: Node) -> Graph:
     """The graph with `storage` reading one operand through a copy."""
-    memo: dict[Node, Node] = {}
-    for n in graph.nodes():
-        inputs = [memo[i] for i in n.inputs]
-        if n is storage:
-            first = n.inputs.index(operand)
-            # a value that occurs twice keeps the first place only if it can
-            at = first if operand.op.__class__ is not Group or n.inputs.count(operand) == 1 else len(n.inputs) - 1
-            at = at if n.inputs[at] is operand else first
-            inputs[at] = _unique_copy(inputs[at], n, at)
-        memo[n] = n.with_inputs(inputs) if not isinstance(n.op, Project) else n.op(*inputs)
-    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+    first = storage.inputs.index(operand)
+    # a value that occurs twice keeps the first place only if it can
+    twice = operand.op.__class__ is Group and storage.inputs.count(operand) > 1
+    at = len(storage.inputs) - 1 if twice and storage.inputs[-1] is operand else first
+    inputs = list(storage.inputs)
+    inputs[at] = _unique_copy(operand, storage, at)
+    return graph.with_outputs(rebuilt(graph.outputs, {storage: storage.with_inputs(inputs)}))
 
 
 def _unique_copy(value: Node, user: Node, position: int) -> Node:

@@ -1,0 +1,276 @@
+"""Expressions of kernel IR as values of LLVM IR, printed where a statement needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.ir.kernel import (
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Expr,
+    Extract,
+    Fma,
+    Gather,
+    Lit,
+    Load,
+    PairDot,
+    Ramp,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Unary,
+    Var,
+)  # fmt: skip
+from ingot.ir.types import i64
+from ingot.support.errors import CompileError
+from ingot.targets.cpu import values
+from ingot.targets.cpu.affine import Affine, constant
+from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
+from ingot.targets.cpu.casts import cast
+
+
+class Expressions:
+    """The values that are known at one place of a function, and how to get more of them."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b = builder
+        self.vars: dict[str, Affine | str] = {}
+        self.pointers: dict[Buffer, str] = {}
+        self.scopes_of: dict[Buffer, str] = {}  # alias scopes, as an access has them
+        self.registers: dict[Buffer, dict[int, str]] = {}
+        self.loads: dict[str, str] = {}
+        self.single: set[str] = set()  # masks that are known to let lane 0 through alone
+        self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
+        self.sums: dict[int, Affine] = {}  # the same for scalar i64
+        self.value_of: dict[type[Expr], Callable[..., str]] = {
+            Lit: self._literal,
+            Var: self._var,
+            Unary: self._unary,
+            Binary: self._binary,
+            Fma: self._fma,
+            PairDot: self._pair_dot,
+            Select: self._select,
+            Cast: self._cast,
+            Bitcast: self._bitcast,
+            Splat: self._splat,
+            Ramp: self._ramp,
+            Load: self._load,
+            Gather: self._gather,
+            Reduce: self._reduce,
+            Shuffle: self._shuffle,
+            Extract: self._extract,
+        }
+
+    def value(self, e: Expr) -> str:
+        """The value's text; instructions it needs are printed on the way."""
+        if e.lanes == 1 and e.dtype == i64 and type(e) in (Binary, Var, Lit):
+            return self.affine(e).value(self.b)
+        # expressions share operands: walked as trees, vector math would take exponential time
+        found = self.shared.get(id(e))
+        if found is None:
+            found = self.shared[id(e)] = self.value_of[type(e)](e)
+        return found
+
+    def affine(self, e: Expr) -> Affine:
+        """A scalar i64 as constant + sum of coefficient * value."""
+        kind = type(e)
+        if kind is Lit:
+            return constant(int(e.value))  # type: ignore[attr-defined]
+        if kind is Var:
+            bound = self.vars.get(e.name)  # type: ignore[attr-defined]
+            if bound is None:
+                raise CompileError(f"variable {e.name}", expected="a binding", got="none")  # type: ignore[attr-defined]
+            return Affine.of(bound) if isinstance(bound, str) else bound
+        if isinstance(e, Binary):
+            found = self.sums.get(id(e))
+            if found is None:
+                found = self.sums[id(e)] = self._combined(e.fn, self.affine(e.a), self.affine(e.b))
+            return found
+        if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
+            return constant(int(e.a.value))
+        return Affine.of(self.value_of[kind](e))
+
+    def _combined(self, fn: str, x: Affine, y: Affine) -> Affine:
+        if fn in ("add", "sub", "mul", "div", "rem"):
+            found = x.combine(fn, y)
+            if found is not None:
+                return found
+        elif x.literal is not None and y.literal is not None and fn in ("min", "max"):
+            return constant(min(x.literal, y.literal) if fn == "min" else max(x.literal, y.literal))
+        return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
+
+    def _literal(self, e: Lit) -> str:
+        text = literal(e.value, e.dtype)
+        return self.b.splat(text, value_type(e.dtype), e.lanes)
+
+    def _var(self, e: Var) -> str:
+        bound = self.vars.get(e.name)
+        if bound is None:
+            raise CompileError(f"variable {e.name}", expected="a binding", got="none")
+        return bound if isinstance(bound, str) else bound.value(self.b)
+
+    def _unary(self, e: Unary) -> str:
+        return values.unary(self.b, e.fn, self.value(e.a), e.dtype, e.lanes)
+
+    def _binary(self, e: Binary) -> str:
+        if e.a.lanes == 1 and e.a.dtype == i64 and e.dtype.kind == "b":
+            folded = self.affine(e.a).compare(e.fn, self.affine(e.b))
+            if folded is not None:
+                return "true" if folded else "false"
+        x, y = self.value(e.a), self.value(e.b)
+        out = values.binary(self.b, e.fn, x, y, e.a.dtype, e.lanes)
+        if e.fn == "lt" and isinstance(e.a, Ramp) and e.a.step == 1 and isinstance(e.b, Lit | Splat):
+            end = constant(int(e.b.value)) if isinstance(e.b, Lit) else self.affine(e.b.a)
+            room = end.combine("sub", self.affine(e.a.base))
+            if room is not None and room.literal == 1:
+                self.single.add(out)
+        return out
+
+    def _fma(self, e: Fma) -> str:
+        return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
+
+    def _pair_dot(self, e: PairDot) -> str:
+        return values.pair_dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.lanes)
+
+    def _select(self, e: Select) -> str:
+        condition, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
+        if condition in ("true", "false"):
+            return x if condition == "true" else y
+        kind = value_type(e.dtype, e.lanes)
+        return self.b.emit(f"select {vector_of('i1', e.lanes)} {condition}, {kind} {x}, {kind} {y}", (condition, x, y))
+
+    def _cast(self, e: Cast) -> str:
+        return cast(self.b, self.value(e.a), e.a.dtype, e.dtype, e.lanes)
+
+    def _bitcast(self, e: Bitcast) -> str:
+        x = self.value(e.a)
+        source, target = value_type(e.a.dtype, e.a.lanes), value_type(e.dtype, e.lanes)
+        return x if source == target else self.b.emit(f"bitcast {source} {x} to {target}", (x,))
+
+    def _splat(self, e: Splat) -> str:
+        return self.b.splat(self.value(e.a), value_type(e.dtype), e.lanes)
+
+    def _ramp(self, e: Ramp) -> str:
+        scalar = value_type(e.dtype)
+        kind = f"<{e.lanes} x {scalar}>"
+        steps = "<" + ", ".join(f"{scalar} {i * e.step}" for i in range(e.lanes)) + ">"
+        base = self.value(e.base)
+        if base == "0":
+            return steps
+        start = self.b.splat(base, scalar, e.lanes)
+        return self.b.emit(f"add {kind} {start}, {steps}", (start,))
+
+    def _reduce(self, e: Reduce) -> str:
+        return values.reduce(self.b, e.fn, self.value(e.a), e.a.dtype, e.a.lanes)
+
+    def _shuffle(self, e: Shuffle) -> str:
+        return values.shuffle(self.b, self.value(e.a), self.value(e.b), e.pick, value_type(e.dtype), e.a.lanes)
+
+    def _extract(self, e: Extract) -> str:
+        return values.extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
+
+    # Memory
+
+    def _registers(self, buffer: Buffer) -> dict[int, str]:
+        held = self.registers.get(buffer)
+        if held is None:
+            raise CompileError(f"register buffer {buffer.name}", expected="an Alloc before its use", got="none")
+        return held
+
+    def _register_index(self, buffer: Buffer, index: Expr) -> int:
+        at = self.affine(index).literal
+        if at is None:
+            raise CompileError(f"register buffer {buffer.name}", expected="a constant index after unrolling", got=index)
+        return at
+
+    def address(self, buffer: Buffer, index: Expr) -> tuple[str, int]:
+        """(pointer, alignment in bytes) of the element at the scalar `index`."""
+        if buffer.space == "register":
+            raise CompileError(f"register buffer {buffer.name}", expected="a whole element", got="an address")
+        at = self.affine(index)
+        size = buffer.dtype.nbytes
+        return at.address(self.b, self.pointers[buffer], size), at.alignment(size, buffer.align)
+
+    def _addresses(self, buffer: Buffer, index: Expr) -> str:
+        """Pointers of the elements at a vector index. base + constant ramps stay visible for gather instructions."""
+        x = self.value(index)
+        kind = value_type(index.dtype, index.lanes)
+        if index.dtype.kind == "u" and index.dtype.bits < 64:
+            x, kind = cast(self.b, x, index.dtype, i64, index.lanes), f"<{index.lanes} x i64>"
+        return self.b.emit(f"getelementptr {storage_type(buffer.dtype)}, ptr {self.pointers[buffer]}, {kind} {x}", (x,))
+
+    def _load(self, e: Load) -> str:
+        buffer, b = e.buffer, self.b
+        if buffer.space == "register":
+            at = self._register_index(buffer, e.index)
+            value = self._registers(buffer).get(at)
+            if value is None:
+                raise CompileError(
+                    f"register buffer {buffer.name}[{at}]", expected="a store before the load", got="none"
+                )
+            return value
+        pointer, align = self.address(buffer, e.index)
+        kind, meta = storage_type(buffer.dtype, e.lanes), self.scopes_of[buffer]
+        if e.mask is None:
+            text = f"load {kind}, ptr {pointer}, align {align}{meta}"
+            found = self.loads.get(text)
+            if found is None:
+                found = self.loads[text] = b.effect(text)
+        elif e.lanes == 1:
+            found = self._masked_scalar(e, pointer, align)
+        else:
+            mask = self.value(e.mask)
+            name = f"llvm.masked.load.{mangle(storage_type(buffer.dtype), e.lanes)}.p0"
+            b.declares.add(f"declare {kind} @{name}(ptr, <{e.lanes} x i1>, {kind})")
+            call = f"call {kind} @{name}(ptr align {align} {pointer}, <{e.lanes} x i1> {mask}, {kind} zeroinitializer)"
+            found = self.loads.get(call)
+            if found is None:
+                found = self.loads[call] = b.effect(call + meta)
+        return self._loaded(e, found)
+
+    def _loaded(self, e: Load | Gather, x: str) -> str:
+        if e.buffer.dtype.kind != "b":
+            return x
+        return self.b.emit(f"icmp ne {vector_of('i8', e.lanes)} {x}, zeroinitializer", (x,))
+
+    def _masked_scalar(self, e: Load, pointer: str, align: int) -> str:
+        b = self.b
+        kind = storage_type(e.buffer.dtype)
+        mask = self.value(e.mask) if e.mask is not None else "true"
+        before = b.scope.label
+        text = f"load {kind}, ptr {pointer}, align {align}{self.scopes_of[e.buffer]}"
+        loaded: list[str] = []
+        inside = self._guarded(mask, lambda: loaded.append(b.effect(text)))
+        return b.effect(f"phi {kind} [ zeroinitializer, %{before} ], [ {loaded[0]}, %{inside} ]")
+
+    def _gather(self, e: Gather) -> str:
+        b, buffer, lanes = self.b, e.buffer, e.lanes
+        scalar = storage_type(buffer.dtype)
+        kind = vector_of(scalar, lanes)
+        where = self._addresses(buffer, e.index)
+        if lanes == 1:
+            return self._loaded(
+                e, b.effect(f"load {kind}, ptr {where}, align {buffer.dtype.nbytes}{self.scopes_of[buffer]}")
+            )
+        mask = self.value(e.mask) if e.mask is not None else "splat (i1 true)"
+        name = f"llvm.masked.gather.{mangle(scalar, lanes)}.v{lanes}p0"
+        b.declares.add(f"declare {kind} @{name}(<{lanes} x ptr>, <{lanes} x i1>, {kind})")
+        call = (
+            f"call {kind} @{name}(<{lanes} x ptr> align {buffer.dtype.nbytes} {where}, <{lanes} x i1> {mask}, "
+            f"{kind} zeroinitializer){self.scopes_of[buffer]}"
+        )
+        return self._loaded(e, b.effect(call))
+
+    def _guarded(self, condition: str, effect: Callable[[], object]) -> str:
+        """`effect` under a scalar condition; the name of its block."""
+        b = self.b
+        then, done = b.label(), b.label()
+        b.line(f"br i1 {condition}, label %{then}, label %{done}")
+        b.start(then)
+        effect()
+        b.line(f"br label %{done}")
+        b.start(done)
+        return then
