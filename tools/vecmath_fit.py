@@ -129,7 +129,6 @@ def _erfc_scaled(u: mp.mpf) -> mp.mpf:
     return mp.erfc(x) * mp.exp(x * x)
 
 
-ERF_SPLIT = 0.9
 LN2 = float(np.log(2.0))
 F32, F64 = np.float32, np.float64
 
@@ -180,13 +179,13 @@ def fit_tanh() -> None:
 
 
 def fit_erf() -> None:
-    a, b = ERF_SPLIT, 4.0
+    # erf(x) = 1 - (1 - x S(x) / 4)^4; S(0) comes in two parts, its rest in the polynomial's first coefficient
+    first = rounded(2 / mp.sqrt(mp.pi), F32)
+    root = lambda x: mp.erfc(x) ** mp.mpf("0.25")  # noqa: E731
+    rest = lambda x: 4 * (1 - root(x)) / x - first  # noqa: E731
+    tail = polynomial(rest, 2.0**-30, 4.0, 10, F32, lambda x: mp.erf(x) / (root(x) ** 3 * x))
+    show("ERF_F32", (first, *tail))
     small = lambda z: _quotient(mp.erf)(z) - 1  # noqa: E731
-    show("ERF_SMALL_F32", polynomial(small, 0, a * a * 1.001, 6, F32, _quotient(mp.erf)))
-    # erfc(x) = 2^Q(x); only its absolute error counts
-    log2_erfc = lambda x: mp.log(mp.erfc(x), 2)  # noqa: E731
-    show("ERFC_LOG2_F32", polynomial(log2_erfc, a, b, 8, F32, lambda x: 1 / mp.erfc(x)))
-    show("EXP2_F32", polynomial(lambda r: mp.mpf(2) ** r, -0.5, 0.5, 6, F32))
     show("ERF_SMALL_F64", polynomial(small, 0, 1.0, 14, F64, _quotient(mp.erf)))
     a, b = (1.0 - 2) / (1 + 2), (6.0 - 2) / (6 + 2)
     show("ERFC_F64", polynomial(_erfc_scaled, a, b, 20, F64, _erfc_scaled))

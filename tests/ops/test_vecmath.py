@@ -30,7 +30,7 @@ BOUNDS: dict[type[Elementwise], tuple[Truth, float, float]] = {
     ops.Log1p: (np.log1p, 0.6, 1.6),
     ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.0, 2.2),
     ops.Tanh: (np.tanh, 2.3, 2.7),
-    ops.Erf: (lambda x: np.asarray([math.erf(v) for v in x], Real), 1.5, 2.2),
+    ops.Erf: (lambda x: np.asarray([math.erf(v) for v in x], Real), 2.45, 2.2),
     ops.Sin: (np.sin, 1.6, 1.2),
     ops.Cos: (np.cos, 1.6, 1.2),
     ops.Tan: (np.tan, 0.6, 3.0),
@@ -67,7 +67,7 @@ _EDGES = (
         745.1,
         745.2,
     ),
-    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 0.9, 1e10, 1e22),
+    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 3.9, 1e10, 1e22),
 )
 
 

@@ -125,17 +125,15 @@ def tanh(x: Expr) -> Expr:
 
 
 def erf(x: Expr) -> Expr:
-    """A polynomial near 0; beyond, f32: 1 - 2^Q(|x|) with a polynomial Q = log2(erfc), f64: 1 - e^(-x^2) g(|x|)."""
+    """f32: 1 - (1 - e/4)^4 with e = |x| S(|x|), where squaring 1 - e as 1 - e (2 - e) keeps small e exact and damps the
+    errors of large ones. f64: a polynomial near 0; beyond, 1 - e^(-x^2) g(|x|)."""
     if x.dtype == f32:
         a = at_most(absolute(x), 4.0)
-        z = k.mul(x, x)
-        small = k.fma(x, polynomial(z, c.ERF_SMALL_F32), x)
-        exponent = polynomial(a, c.ERFC_LOG2_F32)
-        bias = F32.shift + F32.bias
-        shifted = plus(exponent, bias)
-        r = k.sub(exponent, plus(shifted, -bias))
-        large = k.fma(negated(polynomial(r, c.EXP2_F32)), _power_of_two(shifted), lit(1.0, x))
-        return k.select(below(a, c.ERF_SPLIT), small, with_sign(large, x))
+        first, *rest = c.ERF_F32
+        e = k.fma(a, lit(first, x), k.mul(a, polynomial(a, rest)))
+        e = k.fma(scaled_by(e, -1 / 8), e, e)
+        e = k.fma(scaled_by(e, -1 / 4), e, e)
+        return with_sign(e, x)
     a = at_most(absolute(x), 6.0)
     z = k.mul(a, a)
     small = k.fma(x, polynomial(z, c.ERF_SMALL_F64), x)
