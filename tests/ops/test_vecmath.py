@@ -67,7 +67,7 @@ _EDGES = (
         745.1,
         745.2,
     ),
-    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 3.9, 1e10, 1e22),
+    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 4.1, 3.9, 1e10, 1e22),
 )
 
 
@@ -158,6 +158,12 @@ def test_decay() -> None:
     assert (error[large] <= 2.0**-21 * want[large]).all()
     assert np.nanmax(error[x <= -16]) < 2.0**-44
     assert (got[x == 0] == 1).all() and (got[x < -87.7] == 0).all()
+
+
+def test_erf_ends_at_one() -> None:
+    x = np.asarray([4.1, 5, 1e30, np.inf], np.float32)
+    for sign in (1, -1):
+        assert (evaluate(ops.Erf().scalar(k.var("x", DTYPES["f32"])), {"x": sign * x}) == sign).all()
 
 
 def test_sine_of_huge_f64_is_nan_rather_than_wrong() -> None:

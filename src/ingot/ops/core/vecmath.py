@@ -128,7 +128,7 @@ def erf(x: Expr) -> Expr:
     """f32: 1 - (1 - e/4)^4 with e = |x| S(|x|), where squaring 1 - e as 1 - e (2 - e) keeps small e exact and damps the
     errors of large ones. f64: a polynomial near 0; beyond, 1 - e^(-x^2) g(|x|)."""
     if x.dtype == f32:
-        a = at_most(absolute(x), 4.0)
+        a = at_most(absolute(x), 4.1)
         first, *rest = c.ERF_F32
         e = k.fma(a, lit(first, x), k.mul(a, polynomial(a, rest)))
         e = k.fma(scaled_by(e, -1 / 8), e, e)
