@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from ingot import ops, pipeline
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i64
 from ingot.ops import Tanh, While
+from ingot.pipeline import likely
 from ingot.support.errors import VerifyError
 from tests.ir.test_verify import forged
 
@@ -65,3 +67,14 @@ def nest(depth: int, i: Node, x: Node) -> Node:
 def test_bodies_may_use_the_sizes_around_them():
     i, x = Input("i", TensorType(i64, ()))(), Input("x", TensorType(f32, (N,)))()
     pipeline.build_native(Graph((i, x), (nest(2, i, x),)), 1)
+
+
+def test_likely_lengths_leave_something_of_every_dimension() -> None:
+    """A length is a text's, unless strided convolutions would leave nothing of it: then it is a waveform's."""
+    length = symbol("length")
+    x = Input("x", TensorType(f32, (symbol("n"), 4, length)))()
+    halved = ops.Conv((2,), ((0, 0),), (1,))(x, const(np.zeros((4, 4, 2), np.float32)))
+    thinned = ops.Conv((200,), ((0, 0),), (1,))(x, const(np.zeros((4, 4, 200), np.float32)))
+    assert likely(Graph((x,), (halved,))) == {"n": 1, "length": 128}
+    assert likely(Graph((x,), (halved, thinned))) == {"n": 1, "length": 128 * 256}
+    assert likely(Graph((x,), (thinned,), bounds=(("length", 1, 1000),))) == {"n": 1, "length": 1000}

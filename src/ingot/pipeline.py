@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from ingot import tuned
-from ingot.ir.dims import likely_sizes, symbols_of
+from ingot.ir.dims import Dim, likely_sizes, substitute, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
@@ -38,6 +38,7 @@ from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
 from ingot.passes.precision import lower_precision
 from ingot.passes.reshaped_reductions import reduce_unreshaped
+from ingot.passes.resize_order import resize_last
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
@@ -76,6 +77,7 @@ def cpu_passes(
         ("bound_positions", bound_positions),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
+        ("resize_last", resize_last),
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
@@ -155,6 +157,7 @@ class NativeAssembler:
 
 
 BATCH, LENGTH = 1, 128  # likely sizes of symbolic dimensions: what latency is asked for
+WAVE = 256  # times as many samples, where strided convolutions leave nothing of a length
 
 
 def likely(graph: Graph) -> dict[str, int]:
@@ -164,10 +167,23 @@ def likely(graph: Graph) -> dict[str, int]:
         for axis, d in enumerate(n.shape):
             for s in symbols_of(d):
                 sizes[s] = max(sizes.get(s, 0), LENGTH if axis else BATCH)
+    dims = {d for n in graph.nodes() for t in n.types for d in t.shape if isinstance(d, Dim)}
+    waves = {s for d in dims if _vanishes(d, sizes) for s in symbols_of(d) if sizes.get(s) == LENGTH}
+    sizes |= dict.fromkeys(waves, WAVE * LENGTH)
     for name, low, high in graph.bounds:
         if name in sizes:
             sizes[name] = min(max(sizes[name], low), high or sizes[name])
     return sizes
+
+
+def _vanishes(d: Dim, sizes: Mapping[str, int]) -> bool:
+    """Whether nothing is left of a dimension at these sizes."""
+    if not symbols_of(d) <= sizes.keys():
+        return False
+    try:
+        return int(substitute(d, dict(sizes))) < 1
+    except ZeroDivisionError:  # n // (m // 2) at m = 1
+        return True
 
 
 def build_program(

@@ -146,7 +146,7 @@ def test_permuted_operands_give_the_permuted_result(cls: type[Op]) -> None:
             continue
         rank = inputs[0].ndim
         perm = tuple(np.random.default_rng(rank).permutation(rank).tolist())
-        found = op.permuted(perm)
+        found = op.permuted(perm, *types_of(inputs))
         if found is None:
             continue
         new, result_perm = found

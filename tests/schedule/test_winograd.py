@@ -148,6 +148,45 @@ def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pie
     assert (np.abs(out - want) <= bound(xs[0], weights, pieces.m) + 1e-6 * (1 + np.abs(want))).all()
 
 
+DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
+    (2, 3, 8, 9, 16, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
+    (1, 2, 5, 7, 5, 10, 2, 2, 2, Pieces(2, 5, 16, True)),
+    (2, 3, 6, 6, 8, 16, 1, 1, 1, Pieces(4, 5, 16)),
+    (2, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
+    (1, 1, 9, 8, 16, 40, 4, 1, 1, Pieces(4, 6, 16, True)),
+    (1, 1, 6, 6, 3, 1, 5, 1, 1, Pieces(4, 4, 16)),
+]
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("case", DEEP)
+def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], interpreted: bool) -> None:
+    """An output slice is the convolution of the slices that it reads, side by side as channels."""
+    *sizes, pieces = case
+    n, depth, h, w, ci, co, groups, taps, apart = sizes
+    extra = (taps - 1) * apart
+    weights = random(groups * co, ci, taps, 3, 3)
+    op = ops.Convolution(
+        (1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups
+    )
+    x = Input("x", TensorType(f32, (n, depth + extra, h + 2, w + 2, groups * ci)))()
+    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, AVX2 if interpreted else NATIVE)
+    data = random(*map(int, x.shape))
+    out = np.full((n, depth, h, w, groups * co), np.nan, np.float32)
+    if interpreted:
+        execute(low, [data, *constants], out, interpreted=True)
+    else:
+        out = place(out)
+        execute(low, [place(data), *map(place, constants)], out)
+    for d in range(depth):
+        for g in range(groups):
+            read = data[:, d : d + extra + 1 : apart, :, :, g * ci : (g + 1) * ci]
+            flat = np.concatenate(list(read.swapaxes(0, 1)), axis=-1)
+            own = weights[g * co : (g + 1) * co].swapaxes(1, 2).reshape(co, taps * ci, 3, 3)
+            error = np.abs(out[:, d, :, :, g * co : (g + 1) * co] - direct(flat, own))
+            assert (error <= bound(flat, own, pieces.m)).all()
+
+
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool) -> None:
@@ -277,6 +316,19 @@ def test_dynamic_batch(batch: int) -> None:
     assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_dynamic_batch_of_volumes(batch: int) -> None:
+    x = Input("x", TensorType(f32, (symbol("n"), 6, 14, 14, 32)))()
+    op = ops.Convolution((1,) * 3, ((1, 1),) * 3, (1,) * 3, (1,) * 3, "N012C", "OI012", "N012C", 2)
+    graph = Graph((x,), (op(x, const(random(64, 16, 3, 3, 3) * np.float32(0.05))),))
+    model = compile_graph(explicit_padding(graph))
+    assert any(s.kernel.startswith("winograd") for s in model.program.steps)
+    data = random(batch, 6, 14, 14, 32)
+    (want,) = interpret(graph, [data])
+    error = np.asarray(model(data)).astype(np.float64) - want
+    assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
+
+
 def test_switched_off() -> None:
     padded = explicit_padding(network(symbol("n")))
     model = compile_graph(padded, replace(NATIVE, winograd=False))
@@ -295,7 +347,10 @@ def test_only_where_it_is_covered() -> None:
     assert shape(plain, (1, symbol("h"), 9, 16), (24, 16, 3, 3)) is None
     assert shape(replace(plain, strides=(2, 2)), (1, 9, 9, 16), (24, 16, 3, 3)) is None
     assert shape(replace(plain, rhs_dilation=(2, 2)), (1, 9, 9, 16), (24, 16, 3, 3)) is None
-    assert shape(replace(plain, feature_groups=2), (1, 9, 9, 16), (24, 8, 3, 3)) is None
+    assert shape(replace(plain, feature_groups=2), (1, 9, 9, 16), (24, 8, 3, 3)) == Shape(1, 7, 7, 8, 12, 3, f32, 2)
+    deep = ops.Convolution((1,) * 3, ((0, 0),) * 3, (1,) * 3, (2, 1, 1), "N012C", "OI012", "N012C")
+    assert shape(deep, (1, 8, 9, 9, 16), (24, 16, 3, 3, 3)) == Shape(1, 7, 7, 16, 24, 3, f32, 1, 4, 3, 2)
+    assert shape(replace(deep, strides=(2, 1, 1)), (1, 8, 9, 9, 16), (24, 16, 3, 3, 3)) is None
     first = replace(plain, lhs_layout="NC01")
     assert shape(first, (1, 16, 9, 9), (24, 16, 3, 3)) is None  # vectors run along channels
 

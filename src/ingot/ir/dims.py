@@ -513,16 +513,12 @@ def likely_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def estimate(d: int | Dim, guess: int = 64) -> int:
-    """A likely size, for choices that need a number: `d` itself, or its value at the symbols' likely sizes; at more of
-    them where next to nothing is left (of a waveform after strided convolutions). At least 1 for a Dim."""
+    """A likely size, for choices that need a number: `d` itself, or its value at its symbols' likely sizes, at least
+    1."""
     if isinstance(d, int):
         return d
     likely = _SIZES.get()
-    for scale in (1, 256):
-        try:
-            value = int(substitute(d, {s: scale * likely.get(s, guess) for s in symbols_of(d)}))
-        except ZeroDivisionError:  # n // (m // 2) at m = 1
-            continue
-        if value >= 1:
-            return value
-    return 1
+    try:
+        return max(1, int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)})))
+    except ZeroDivisionError:  # n // (m // 2) at m = 1
+        return 1

@@ -237,13 +237,13 @@ class _Fusion:
             self.panels.add(g.panel)
 
     def _panel(self, anchor: Node) -> Node | None:
-        """The operand that `anchor` may compute. What comes from a row reduction stays with it: apart, the reduction
-        and what is left of its rows would be kernels of their own."""
+        """The operand that `anchor` may compute. What comes from row reductions or gathers stays with them: apart, they
+        and what is left of the rows would be kernels of their own."""
         panel = panel_operand(anchor)
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
-            if isinstance(n.op, _REDUCTIONS):
+            if isinstance(n.op, (*_REDUCTIONS, ops.Gather)):
                 return None
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)

@@ -140,7 +140,7 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     if not wanted:
         return None
     perm = wanted[0]
-    moved = op.permuted(perm)
+    moved = op.permuted(perm, *(i.types[0] for i in n.inputs))
     if moved is None:
         return None
     new, out = moved

@@ -9,12 +9,15 @@
 V and M are scratch that stays in the second-level cache; U is a stream. Where V is large or used by many chunks, it is
 a temporary that a step of its own fills. F(4, 3) takes 36 products where the direct convolution takes 144, F(2, 3) 16
 instead of 36. The last tiles of a row or column of tiles are moved back inside the image, so that nothing beyond the
-input is read, and leave alone what the tiles before them store. docs/winograd.md: error bounds, and when this pays.
+input is read, and leave alone what the tiles before them store. A third spatial dimension and groups are more loops of
+the products. docs/winograd.md: error bounds, and when this pays.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from math import gcd
 
 import numpy as np
 
@@ -65,37 +68,42 @@ class _Winograd:
         assert shape is not None
         self.shape = shape
         self.x_layout = x_layout.transpose(tuple(op.lhs_layout.index(c) for c in ("N", *op.spatial, "C")))
+        images, *positions, _ = self.x_layout.strides
+        self.x_strides = (images, *((0,) * (3 - len(positions))), *positions)
         self.t = transform(plan.m, shape.r)
         self.lanes = machine.lanes(shape.dtype)
         self.operands = Operands.of(body)
         self.em = self.operands.emitter(body, ins)
-        # tiles of all images in a row where their number is known, else of each image
         self.grid = (-(-shape.h // plan.m), -(-shape.w // plan.m))
-        own = self.grid[0] * self.grid[1]
-        flat = isinstance(shape.images, int)
-        self.units: DimLike = 1 if flat else shape.images
-        self.tiles: int = own * shape.images if isinstance(shape.images, int) else own
+        self.slice = self.grid[0] * self.grid[1]
+        self.units, slices = shape.units()
+        self.tiles = self.slice * slices
         self.runs: int = -(-self.tiles // plan.tiles)
-        self.blocks = -(-shape.co // plan.columns)
+        self.per = -(-shape.co // plan.columns)  # blocks of columns of each group
+        self.blocks = shape.groups * self.per
+        self.kept = shape.ci * (shape.groups if plan.split else 1)  # channels in a row of V
         line = 64 // shape.dtype.nbytes
         # an odd number of cache lines between rows: no two of a register tile in one set of the first-level cache
-        self.row = (-(-shape.ci // line) | 1) * line
+        self.row = (-(-self.kept // line) | 1) * line
         self.products = self.t.alpha**2
-        self.stacked = plan.tiles * (self.runs if plan.split else 1)  # tiles of one product in V
+        # tiles of one product in V
+        self.stacked = plan.tiles * (self.runs if plan.split else 1) + self.slice * shape.extra
         self.unit_size = self.products * self.stacked * self.row
         self.contraction = self._contraction()
         self.gemm = self._gemm_plan()
 
     def _contraction(self) -> Contraction:
         p, s = self.plan, self.shape
+        panels = s.k * p.columns  # elements of B for one product
         return Contraction(
             batch=(
-                Axis(self.blocks, 0, self.products * s.ci * p.columns),
-                Axis(self.products, self.stacked * self.row, s.ci * p.columns),
+                Axis(s.groups, s.ci if p.split else 0, self.per * self.products * panels),
+                Axis(self.per, 0, self.products * panels),
+                Axis(self.products, self.stacked * self.row, panels),
             ),
             rows=(Axis(p.tiles, self.row),),
             cols=(Axis(p.columns, 0, 1),),
-            reduce=(Axis(s.ci, 1, p.columns),),
+            reduce=(Axis(s.taps, s.apart * self.slice * self.row, s.ci * p.columns), Axis(s.ci, 1, p.columns)),
             a=s.dtype, b=s.dtype, acc=s.dtype,
         )  # fmt: skip
 
@@ -118,7 +126,7 @@ class _Winograd:
     def _transform(self, v: Buffer) -> Step:
         """The step that fills all of V."""
         tiles = self.stacked
-        cost = -(-self.shape.ci // self.lanes) * self.products * CYCLES_PER_VECTOR
+        cost = -(-self.kept // self.lanes) * self.products * CYCLES_PER_VECTOR
         per = max(1, min(int(CHUNK_CYCLES / cost), tiles // (2 * self.machine.threads)))
         chunk, top = k.var("chunk"), Block()
         unit, part = (top.let(e, "c") for e in ix.delinearize(chunk, (self.units, -(-tiles // per)), top.multiples))
@@ -127,7 +135,11 @@ class _Winograd:
         if tiles % per:
             high = top.let(k.binary("min", high, integer(tiles)), "t")
         base = top.let(k.mul(unit, integer(self.unit_size)), "u")
-        top.loop("i", low, high, 1, lambda b, i: self._input(b, v, unit, i, k.add(base, k.mul(i, integer(self.row)))))
+
+        def tile(b: Block, i: Expr) -> None:
+            self._input(b, v, unit, ZERO, i, k.add(base, k.mul(i, integer(self.row))))
+
+        top.loop("i", low, high, 1, tile)
         x = self.operands.ins[self.x_at]
         dims = symbol_params(*body_dims(self.body, self.ins))
         kernel = Kernel("winograd_tiles", (x, v), dims, chunk, dim_expr(self.units * -(-tiles // per)), top.body)
@@ -141,17 +153,21 @@ class _Winograd:
         block, unit, run = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
         if self.blocks == 1:
             block = ZERO
+        group, part = (top.let(e, "c") for e in ix.delinearize(block, (s.groups, self.per), top.multiples))
+        if s.groups == 1:
+            group = ZERO
         first = top.let(k.mul(run, integer(p.tiles)), "t") if self.runs > 1 else ZERO
         m_at = 0
         start: DimLike = 0
         if tiles is None:
             v = top.alloc("v", s.dtype, self.unit_size, scratch=0)
             m_at = -(-self.unit_size * s.dtype.nbytes // 64) * 64
-            place = self.row
-            top.loop(
-                "i", 0, p.tiles, 1,
-                lambda b, i: self._input(b, v, unit, k.add(first, i), k.mul(i, integer(place))),
-            )  # fmt: skip
+            channel = k.mul(group, integer(s.ci))
+
+            def tile(b: Block, i: Expr) -> None:
+                self._input(b, v, unit, channel, k.add(first, i), k.mul(i, integer(self.row)))
+
+            top.loop("i", 0, p.tiles, 1, tile)
         else:
             v = tiles
             # an operand's offset is a dimension: here one that this kernel itself computes
@@ -163,13 +179,13 @@ class _Winograd:
         packed = Buffer("u", s.dtype)
 
         def write(b: Block, index: Index, acc: Expr, mask: Expr | None) -> None:
-            _, e, tile, column = index
-            b.store(m, ix.first_lane(self._m_index(e, tile, column)), acc, mask)
+            *_, e, row, column = index
+            b.store(m, ix.first_lane(self._m_index(e, row, column)), acc, mask)
 
         which = top.fresh("cb")
         top.stmts.append(k.Let(which, block))
         emit_contraction(top, which, self.contraction, self.gemm, Operand(v, start), Operand(packed), write)
-        self._output(top, m, unit, first, block)
+        self._output(top, m, unit, first, group, part)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         params = list(zip(self.operands.params, self.operands.args, strict=True))
         for at, unused in ((self.w_at, True), (self.x_at, tiles is not None)):
@@ -194,46 +210,52 @@ class _Winograd:
         strides = tuple(int(lay.strides[d]) for d in order)  # type: ignore[arg-type]
         offset = int(lay.offset)  # type: ignore[arg-type]
         widths = panel_widths(p.columns, self.gemm)
+        window = (s.taps, s.r, s.r, s.ci, s.groups, s.co)
 
         def write(array: np.ndarray, flat_out: np.ndarray) -> None:
-            w = stepped(array, offset, shape, strides)
-            out = flat_out.reshape(self.blocks, self.products, -1)
-            for block, first in enumerate(range(0, s.co, p.columns)):
-                u = transformed_weights(w[..., first : first + p.columns], t)
+            w = np.moveaxis(stepped(array, offset, shape, strides).reshape(window), 0, 2)
+            out = flat_out.reshape(s.groups, self.per, self.products, -1)
+            for group, block in itertools.product(range(s.groups), range(self.per)):
+                own = w[..., group, block * p.columns : (block + 1) * p.columns]
+                u = transformed_weights(own.reshape(s.r, s.r, s.k, -1), t)
                 start = 0
                 for width in widths:
-                    panel = out[block, :, start * s.ci : (start + width) * s.ci].reshape(self.products, s.ci, width)
+                    panel = out[group, block, :, start * s.k : (start + width) * s.k]
                     part = u[:, :, start : start + width]
-                    panel[:, :, : part.shape[2]] = part
+                    panel.reshape(self.products, s.k, width)[:, :, : part.shape[2]] = part
                     start += width
 
-        key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths}"
-        return Pack(self.w_at, key, s.dtype, self.blocks * self.products * s.ci * p.columns, write)
+        key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths} {s.groups}"
+        return Pack(self.w_at, key, s.dtype, self.blocks * self.products * s.k * p.columns, write)
 
     # Tiles
 
-    def _place(self, block: Block, unit: Expr, tile: Expr) -> tuple[Expr, tuple[Expr, Expr], tuple[Expr, Expr]]:
-        """(image, first output row and column of the tile, the first ones that it stores)."""
-        n, y, x = (block.let(e, "p") for e in ix.delinearize(tile, (1, *self.grid), block.multiples))
-        image = n if isinstance(self.shape.images, int) else unit
+    def _place(
+        self, block: Block, unit: Expr, tile: Expr, depth: int
+    ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr], tuple[Expr, Expr]]:
+        """(image and one of its `depth` slices, first output row and column of the tile, the first ones that it
+        stores)."""
+        n, d, y, x = (block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *self.grid), block.multiples))
+        image = n if self.units == 1 else unit
         at, stores = [], []
         for e, extent in ((y, self.shape.h), (x, self.shape.w)):
             start = block.let(k.mul(e, integer(self.t.m)), "s")
             stores.append(start)
             rest = extent % self.t.m
             at.append(block.let(k.binary("min", start, integer(extent - self.t.m)), "o") if rest else start)
-        return image, (at[0], at[1]), (stores[0], stores[1])
+        return (image, d), (at[0], at[1]), (stores[0], stores[1])
 
-    def _input(self, block: Block, v: Buffer, unit: Expr, at: Expr, to: Expr) -> None:
-        """Transform tile `at` of a unit into V from `to` on. Tiles beyond the last one repeat it."""
+    def _input(self, block: Block, v: Buffer, unit: Expr, channel: Expr, at: Expr, to: Expr) -> None:
+        """Transform tile `at` of a unit, from `channel` on, into V from `to` on. Tiles beyond the last repeat it."""
         alpha, x = self.t.alpha, self.operands.ins[self.x_at]
-        sn, sh, sw, _ = self.x_layout.strides
+        *outer, sh, sw = self.x_strides
         step = self.stacked * self.row
         x_bytes = self.x_layout.strides[0] * self.shape.dtype.nbytes
         if self.tiles % self.plan.tiles:
-            at = block.let(k.binary("min", at, integer(self.tiles - 1)), "t")
-        n, (top, left), _ = self._place(block, unit, at)
-        base = block.let(ix.linear((n, top, left), (sn, sh, sw), self.x_layout.offset), "x")
+            at = block.let(k.binary("min", at, integer(self.tiles + self.slice * self.shape.extra - 1)), "t")
+        slice_, (top, left), _ = self._place(block, unit, at, self.shape.depth + self.shape.extra)
+        place = ix.linear((*slice_, top, left), (*outer, sh, sw), self.x_layout.offset)
+        base = block.let(k.add(place, channel), "x")
         to = block.let(to, "v")
         # the next tile's inputs are on their way while this one is computed, where they come from far
         far = estimate(x_bytes) > self.machine.l2
@@ -266,26 +288,27 @@ class _Winograd:
             b.loop("j", 0, alpha, 1, down)
             b.loop("r", 0, alpha, 1, along)
 
-        vector_loop(block, ZERO, self.shape.ci, self.lanes, self.machine, vector)
+        vector_loop(block, ZERO, self.kept, self.lanes, self.machine, vector)
 
     def _m_index(self, e: Expr, tile: Expr, column: Expr) -> Expr:
         p = self.plan
         return ix.linear((e, tile, column), (p.tiles * p.columns, p.columns, 1))
 
-    def _output(self, block: Block, m: Buffer, unit: Expr, first: Expr, column_block: Expr) -> None:
+    def _output(self, block: Block, m: Buffer, unit: Expr, first: Expr, group: Expr, part: Expr) -> None:
         alpha, p, s = self.t.alpha, self.plan, self.shape
-        start = block.let(k.mul(column_block, integer(p.columns)), "n")
+        inside = block.let(k.mul(part, integer(p.columns)), "n")
+        start = block.let(k.add(k.mul(group, integer(s.co)), inside), "n")
         if isinstance(start, k.Var):
-            block.multiples[start.name] = p.columns
+            block.multiples[start.name] = p.columns if s.groups == 1 else gcd(p.columns, s.co)
         width: DimLike | Expr = p.columns
         if s.co % p.columns:
-            width = block.let(k.binary("min", integer(p.columns), k.sub(integer(s.co), start)), "w")
+            width = block.let(k.binary("min", integer(p.columns), k.sub(integer(s.co), inside)), "w")
         count: DimLike | Expr = p.tiles
         if self.tiles % p.tiles:
             count = block.let(k.binary("min", integer(p.tiles), k.sub(integer(self.tiles), first)), "n")
 
         def tile(b: Block, i: Expr) -> None:
-            n, at, stores = self._place(b, unit, k.add(first, i))
+            slice_, at, stores = self._place(b, unit, k.add(first, i), s.depth)
 
             def vector(c: Block, column: Expr, mask: Expr | None) -> None:
                 scalar = ix.first_lane(column)
@@ -301,7 +324,7 @@ class _Winograd:
                     row = [y.let(k.load(half, self._half(r, integer(j)), column.lanes), "h") for j in range(alpha)]
                     values = apply(y, self.t.at, row)
                     line = y.let(k.add(at[0], r), "y")
-                    here = (n, line, at[1], ix.add(start, column))
+                    here = (*slice_, line, at[1], ix.add(start, column))
                     if at[0] is stores[0]:
                         self._store(y, here, stores[1], values, mask)
                     else:
@@ -319,16 +342,16 @@ class _Winograd:
         return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
 
     def _store(self, block: Block, at: Index, first: Expr, values: list[Expr], mask: Expr | None) -> None:
-        """The epilogue of one row of a tile from (n, y, x, channel) on, from column `first` on."""
-        n, y, x, channel = at
-        a, b = self.op.spatial
-        if self.shape.co == 1:
+        """The epilogue of one row of a tile from (n, slice, y, x, channel) on, from column `first` on."""
+        n, d, y, x, channel = at
+        *outer, a, b = self.op.spatial
+        if self.shape.co * self.shape.groups == 1:
             # a single channel is lane 0
             channel, mask = ZERO, None
             values = [k.Extract(v.dtype, 1, v, 0) for v in values]
 
         def one(block: Block, j: int) -> None:
-            index = {"N": n, a: y, b: k.add(x, integer(j)), "C": channel}
+            index = {"N": n, **dict.fromkeys(outer, d), a: y, b: k.add(x, integer(j)), "C": channel}
             bind_result(self.em, block, self.anchor, values[j])
             place = tuple(index[c] for c in self.op.out_layout)
             place = result_index(block, self.body.outputs[0], self.anchor, place)

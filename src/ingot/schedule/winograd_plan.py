@@ -35,7 +35,12 @@ _AGAIN, _SHARED, _FAR = 160e9, 60e9, 25e9
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution that Winograd's algorithm covers. images: N; h, w: of the output; r: of the window."""
+    """A convolution that Winograd's algorithm covers. images: N; h, w: of the output; ci, co: of a group; r: of the
+    window.
+
+    A third spatial dimension before the two is one more sum. depth: of the output along it; taps: of the window,
+    `apart` input slices from one to the next.
+    """
 
     images: DimLike
     h: int
@@ -44,36 +49,58 @@ class Shape:
     co: int
     r: int
     dtype: DType
+    groups: int = 1
+    depth: int = 1
+    taps: int = 1
+    apart: int = 1
+
+    @property
+    def extra(self) -> int:
+        """Input slices beyond the output's."""
+        return (self.taps - 1) * self.apart
+
+    @property
+    def k(self) -> int:
+        """Terms of an output's sum, for each place of the two-dimensional window."""
+        return self.taps * self.ci
+
+    def units(self) -> tuple[DimLike, int]:
+        """(units, slices of the output in each): all images are one where their number is known and none of their
+        slices serves several outputs."""
+        if isinstance(self.images, int) and not self.extra:
+            return 1, self.images * self.depth
+        return self.images, self.depth
 
 
 def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
-    """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions of known size,
-    stride and dilation 1, padding in the input's memory, no groups, channels side by side."""
+    """The shape of a convolution that `lower_winograd` can do, None for others: two or three spatial dimensions of
+    known size, stride and (in the last two) dilation 1, padding in the input's memory, channels side by side."""
     op = anchor.op
-    if not isinstance(op, ops.Convolution) or len(op.spatial) != 2:
+    if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3):
         return None
-    ones = (*op.strides, *op.rhs_dilation, *op.lhs_dilation, op.feature_groups, op.batch_groups)
+    ones = (*op.strides, *op.rhs_dilation[-2:], *op.lhs_dilation, op.batch_groups)
     types = {anchor.dtype, *(i.dtype for i in anchor.inputs)}
     if any(v != 1 for v in ones) or any(map(any, op.padding)) or len(types) != 1 or anchor.dtype not in (f32, f64):
         return None
-    a, b = op.spatial
+    *outer, a, b = op.spatial
     out = dict(zip(op.out_layout, anchor.shape, strict=True))
     window = dict(zip(op.rhs_layout, w.shape, strict=True))
-    sizes = (out[a], out[b], window["I"], window["O"], window[a], window[b])
+    deep = (out[outer[0]], window[outer[0]]) if outer else (1, 1)
+    sizes = (out[a], out[b], window["I"], window["O"], window[a], window[b], *deep)
     known = [v for v in sizes if isinstance(v, int)]
     if len(known) != len(sizes) or not all(isinstance(v, int) for v in (*w.strides, w.offset)):
         return None
-    h, width, ci, co, r, s = known
+    h, width, ci, co, r, s, depth, taps = known
     if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, out["N"]):
         return None
-    return Shape(out["N"], h, width, ci, co, r, anchor.dtype)
+    groups = op.feature_groups
+    return Shape(out["N"], h, width, ci, co // groups, r, anchor.dtype, groups, depth, taps, op.rhs_dilation[0])
 
 
 def plan_winograd(s: Shape, plan: Plan, machine: Machine) -> Pieces | None:
     """The fastest pieces, or None where the direct convolution with `plan` is as fast. A dynamic batch counts as 1."""
-    images = s.images if isinstance(s.images, int) else 1
-    weights = s.r * s.r * s.ci * s.co * s.dtype.nbytes
-    goal = _time(_direct_cycles(s, plan, images, machine), 0.0, weights, machine) / GAIN
+    weights = s.r * s.r * s.k * s.co * s.groups * s.dtype.nbytes
+    goal = _time(_direct_cycles(s, plan, machine), 0.0, weights, machine) / GAIN
     cost, pieces = min(_ranked(s, machine), key=lambda x: x[0], default=(goal, None))
     return pieces if cost < goal else None
 
@@ -105,25 +132,26 @@ def admits_pieces(s: Shape, pieces: Choice, machine: Machine) -> bool:
 
 def _ranked(s: Shape, machine: Machine) -> list[tuple[float, Pieces]]:
     """All pieces with their modelled time, that of F(4) with its reserve."""
-    images = s.images if isinstance(s.images, int) else 1
-    found = _candidates(s, images, machine)
+    found = _candidates(s, machine)
     return [(modelled(s, p, machine) * (1 + _RESERVE * (p.m > 2)), p) for p in found]
 
 
-def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
+def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
+    _, slices = s.units()
     lanes = machine.lanes(s.dtype)
     vectors = -(-s.co // lanes)
     out = []
     for m in WINDOWS[s.r]:
         if min(s.h, s.w) < m:
             continue
-        total = images * -(-s.h // m) * -(-s.w // m)
+        total = slices * -(-s.h // m) * -(-s.w // m)
         products = (m + s.r - 1) ** 2
         for tiles in sorted({-(-total // -(-total // t)) for t in range(1, min(total, 64) + 1)}):
             if tiles < min(total, 7):
                 continue
             for per in sorted({-(-vectors // -(-vectors // v)) for v in (2, 3, 4, 6, 8, 12, 16)}):
-                for split in (0, 1):
+                # a slice that serves several outputs is transformed once
+                for split in (1,) if s.extra else (0, 1):
                     kept = per * lanes + (0 if split else s.ci)
                     if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
                         out.append(Pieces(m, tiles, per * lanes, split))
@@ -132,23 +160,27 @@ def _candidates(s: Shape, images: int, machine: Machine) -> list[Pieces]:
 
 def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
     """Seconds."""
-    images = s.images if isinstance(s.images, int) else 1
+    units, slices = s.units()
+    units = units if isinstance(units, int) else 1
     lanes, threads, size = machine.lanes(s.dtype), machine.threads, s.dtype.nbytes
     products = (p.m + s.r - 1) ** 2
-    runs = -(-(images * -(-s.h // p.m) * -(-s.w // p.m)) // p.tiles)
-    blocks = -(-s.co // p.columns)
-    cycles = runs * blocks * products * _product_cycles(p.tiles, p.columns // lanes, s.ci, machine)
-    fills = 1 if p.split else blocks
-    vectors = runs * p.tiles * products * (-(-s.ci // lanes) * fills + blocks * p.columns // lanes)
-    weights = products * s.ci * blocks * p.columns * size
+    own = -(-s.h // p.m) * -(-s.w // p.m)
+    runs = units * -(-(slices * own) // p.tiles)
+    per = -(-s.co // p.columns)
+    blocks = s.groups * per
+    cycles = runs * blocks * products * _product_cycles(p.tiles, p.columns // lanes, s.k, machine)
+    reads = runs * p.tiles + units * s.extra * own
+    inputs = reads * -(-s.ci * s.groups // lanes) if p.split else runs * p.tiles * -(-s.ci // lanes) * blocks
+    vectors = products * (inputs + runs * p.tiles * blocks * p.columns // lanes)
+    weights = products * s.k * blocks * p.columns * size
     time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine)
-    again = products * p.tiles * (s.ci + p.columns) * size + weights / blocks > 0.9 * machine.l2
+    again = products * p.tiles * (s.k + p.columns) * size + weights / blocks > 0.9 * machine.l2
     traffic = (runs - 1) * weights / _AGAIN if again else 0.0
-    v = products * runs * p.tiles * s.ci * size
+    v = products * reads * s.ci * s.groups * size
     if p.split:
         time += _STEP
-        reads = blocks if v > 0.7 * machine.l2 else threads - 1  # else each thread's second-level cache keeps it
-        traffic += v * (1 + reads) / (_SHARED if v <= machine.l3 / 2 else _FAR)
+        times = per if v > 0.7 * machine.l2 else threads - 1  # else each thread's second-level cache keeps it
+        traffic += v * (1 + times) / (_SHARED if v <= machine.l3 / 2 else _FAR)
     time += traffic / threads
     chunks = runs * blocks
     chunk = time * threads / chunks
@@ -179,10 +211,11 @@ def _tile(m: int, nv: int, k: int, machine: Machine) -> float:
     return tile_cycles(m, nv, machine) * k + _ENTRY + _PER_ACCUMULATOR * m * nv
 
 
-def _direct_cycles(s: Shape, plan: Plan, images: int, machine: Machine) -> float:
-    vectors = -(-s.co // plan.lanes)
-    tiles = images * -(-s.h // plan.lines) * s.w / plan.width
-    return tiles * vectors / plan.vectors * _tile(plan.lines * plan.width, plan.vectors, s.r**2 * s.ci, machine)
+def _direct_cycles(s: Shape, plan: Plan, machine: Machine) -> float:
+    vectors = s.groups * -(-s.co // plan.lanes)
+    slices = s.depth * (s.images if isinstance(s.images, int) else 1)
+    tiles = slices * -(-s.h // plan.lines) * s.w / plan.width
+    return tiles * vectors / plan.vectors * _tile(plan.lines * plan.width, plan.vectors, s.r**2 * s.k, machine)
 
 
 __all__ = ["Pieces", "Shape", "admits_pieces", "covered", "modelled", "near_pieces", "other_pieces", "plan_winograd"]

@@ -40,11 +40,11 @@ class CoreOp(Op):
 
     category: ClassVar[Category] = Category.OPAQUE
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         """This op on operands transposed by `perm`, and the permutation its result then has.
 
-        For full-rank operands x: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; scalar
-        operands (Pad's value) stay. None: the op fixes its layout.
+        For operands x of perm's rank: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; others
+        (Pad's value, a gather's indices) stay. inputs: types before the transposition. None: the op fixes its layout.
         """
         return None
 

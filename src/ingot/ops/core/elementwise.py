@@ -68,7 +68,7 @@ class Elementwise(CoreOp):
         out = self.result(*(TensorType(x.dtype) for x in xs))
         return k.cast(self.rule(*(widen_expr(x) for x in xs)), out)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return self, perm
 
     @classmethod

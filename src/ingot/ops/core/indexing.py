@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ingot.ir.dims import bounds
 from ingot.ir.node import Op
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
-from ingot.ops.core.base import Category, CoreOp, check_count, check_dims, finish, widen
+from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
@@ -86,6 +86,31 @@ class Gather(CoreOp):
         for d in range(rank + offsets):
             order.append(next(at_offset if d in self.offset_dims else at_batch))
         return picked.transpose(order).copy()
+
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
+        """Slices of x in its new order; what the indices index stands where the first dimension that they choose in
+        does."""
+        x, indices = inputs
+        if len(perm) != x.rank or indices.rank >= x.rank or self.operand_batching_dims:
+            return None
+        kept = [d for d in range(x.rank) if d not in self.collapsed_slice_dims]
+        offset = dict(zip(kept, self.offset_dims, strict=True))
+        rank = indices.rank - (self.index_vector_dim < indices.rank) + len(kept)
+        batch = [d for d in range(rank) if d not in self.offset_dims]
+        chosen = next((d for d in perm if d in self.start_index_map), perm[0])
+        order: list[int] = []
+        for d in perm:
+            order += batch if d == chosen else []
+            order += [offset[d]] if d in offset else []
+        at = inverse(perm)
+        new = replace(
+            self,
+            offset_dims=tuple(i for i, d in enumerate(order) if d in self.offset_dims),
+            collapsed_slice_dims=tuple(sorted(at[d] for d in self.collapsed_slice_dims)),
+            start_index_map=tuple(at[d] for d in self.start_index_map),
+            slice_sizes=permute(self.slice_sizes, perm),
+        )
+        return new, tuple(order)
 
     @classmethod
     def samples(cls) -> Samples:

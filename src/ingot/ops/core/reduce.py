@@ -86,7 +86,7 @@ class Reduce(CoreOp):
             out = _UFUNC[self.kind].reduce(wide, axis=self.dims, dtype=wide.dtype, initial=initial)
             return finish(out, dtype)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         kept = [axis for axis in range(len(perm)) if axis not in self.dims]
         result = tuple(kept.index(p) for p in perm if p in kept)
         return replace(self, dims=tuple(inverse(perm)[d] for d in self.dims)), result
@@ -137,7 +137,7 @@ class ArgReduce(CoreOp):
             return np.asarray(x.shape[self.dim] - 1 - pick(np.flip(x, self.dim), axis=self.dim), np.int64)
         return np.asarray(pick(x, axis=self.dim), np.int64)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         kept = [axis for axis in range(len(perm)) if axis != self.dim]
         return replace(self, dim=inverse(perm)[self.dim]), tuple(kept.index(p) for p in perm if p != self.dim)
 
@@ -207,7 +207,7 @@ class ReduceWindow(CoreOp):
                 _UFUNC[self.kind](out, padded[view], out=out)
             return finish(out, dtype)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return (
             ReduceWindow(
                 self.kind,
@@ -265,7 +265,7 @@ class CumReduce(CoreOp):
             out = _UFUNC[self.kind].accumulate(wide, axis=self.dim, dtype=wide.dtype)
             return finish(np.flip(out, self.dim).copy() if self.reverse else out, dtype)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return replace(self, dim=inverse(perm)[self.dim]), perm
 
     @classmethod

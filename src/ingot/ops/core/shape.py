@@ -115,7 +115,7 @@ class BroadcastInDim(CoreOp):
             form[self.dims[axis]] = x.shape[axis]
         return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return replace(self, dims=permute(self.dims, perm)), tuple(range(len(self.shape)))
 
     def yielding(self, perm: Perm) -> CoreOp | None:
@@ -179,7 +179,7 @@ class Transpose(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return inputs[0].transpose(self.permutation)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         back = inverse(perm)
         return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
 
@@ -225,7 +225,7 @@ class Slice(CoreOp):
         parts = zip(self.start, self.limit, self.strides, strict=True)
         return inputs[0][tuple(slice(int(lo), int(hi), step) for lo, hi, step in parts)].copy()
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
 
     @classmethod
@@ -265,7 +265,7 @@ class Pad(CoreOp):
         x, value = inputs
         return pad_array(x, [int(d) for d in self.low], [int(d) for d in self.high], self.interior, value)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Pad(permute(self.low, perm), permute(self.high, perm), permute(self.interior, perm)), perm
 
     @classmethod
@@ -314,7 +314,7 @@ class Concat(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return np.concatenate(inputs, self.dimension)
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Concat(inverse(perm)[self.dimension]), perm
 
     @classmethod
@@ -340,7 +340,7 @@ class Reverse(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return np.flip(inputs[0], self.dims).copy()
 
-    def permuted(self, perm: Perm) -> tuple[CoreOp, Perm] | None:
+    def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm
 
     @classmethod
