@@ -28,7 +28,7 @@ BOUNDS: dict[type[Elementwise], tuple[Truth, float, float]] = {
     ops.Expm1: (np.expm1, 1.6, 2.0),
     ops.Log: (np.log, 0.9, 0.9),
     ops.Log1p: (np.log1p, 0.6, 1.6),
-    ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.0, 2.2),
+    ops.Logistic: (lambda x: 1 / (1 + np.exp(-x)), 2.4, 2.2),
     ops.Tanh: (np.tanh, 2.3, 2.7),
     ops.Erf: (lambda x: np.asarray([math.erf(v) for v in x], Real), 2.45, 2.2),
     ops.Sin: (np.sin, 1.6, 1.2),
@@ -67,7 +67,7 @@ _EDGES = (
         745.1,
         745.2,
     ),
-    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 4.1, 3.9, 1e10, 1e22),
+    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 4.1, 3.9, 42.3, 353.6, 1e10, 1e22),
 )
 
 

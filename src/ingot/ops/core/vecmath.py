@@ -101,23 +101,31 @@ def expm1(x: Expr) -> Expr:
 
 
 def logistic(x: Expr) -> Expr:
-    """With e = e^-|x| and q = e / (1 + e): e - e q for negative x, else 1 - q. There the error of q hardly counts."""
-    e = exp(negated(absolute(x)), nonpositive=True)
-    q = quotient(e, plus(e, 1.0))
-    top = k.select(below(x, 0.0), e, lit(1.0, x))
-    return k.fma(negated(top), q, top)
+    """u / (u + u e^-x), -x = n ln2 - r, |r| <= ln2 / 2. The unit u, a power of two, lets the one factor u 2^n reach from
+    where e^-x does not count beside 1 to where the quotient is 0."""
+    f = format_of(x)
+    down = f.bias // 2 + 1
+    unit = lit(2.0**-down, x)
+    x = at_most(at_least(x, f.exp_range[0]), (down - 3) * f.ln2[0])
+    bias = f.shift + f.bias - down
+    shifted = k.fma(x, lit(-2 * f.half_log2e, x), lit(bias, x))
+    n = plus(shifted, -bias)
+    r = k.fma(n, lit(f.ln2[1], x), k.fma(n, lit(f.ln2[0], x), x))
+    tail = table(x, c.EXPM1_F32, c.EXPM1_F64)
+    e = polynomial(r, [(-1) ** i * value for i, value in enumerate((1.0, 1.0, *tail))])
+    return quotient(unit, k.fma(e, _power_of_two(shifted), unit))
 
 
 def tanh(x: Expr) -> Expr:
-    """t / (t + 2) with t = e^(2|x|) - 1 = 2^n (e^(2r) - 1) + 2^n - 1, |x| = n ln2 / 2 + r; 1 from the clamp on."""
+    """t / (t + 2) with t = e^(2|x|) - 1; 1 from the clamp on. f32: t = 2^n (e^(2r) - 1) + 2^n - 1, |x| = n ln2 / 2 + r;
+    where n is not 0, t is too large for the low part of ln2 to show."""
     if x.dtype == f64:
         t = expm1(scaled_by(absolute(x), -2.0))
         return with_sign(quotient(t, plus(t, 2.0)), x)
     a = at_most(absolute(x), 9.1)
     bias = F32.shift + F32.bias
     shifted = k.fma(a, lit(4 * F32.half_log2e, x), lit(bias, x))
-    n = plus(shifted, -bias)
-    r = k.fma(n, lit(-F32.ln2[1] / 2, x), k.fma(n, lit(-F32.ln2[0] / 2, x), a))
+    r = k.fma(plus(shifted, -bias), lit(-F32.ln2[0] / 2, x), a)
     power = _power_of_two(shifted)
     small = k.fma(k.mul(r, r), polynomial(r, c.TANH_F32), k.add(r, r))
     t = k.fma(power, small, plus(power, -1.0))
