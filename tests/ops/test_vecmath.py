@@ -67,7 +67,8 @@ _EDGES = (
         745.1,
         745.2,
     ),
-    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 4.0, 4.1, 3.9, 42.3, 353.6, 1e10, 1e22),
+    *(math.sqrt(2) - 1, math.sqrt(2) + 1, math.pi, math.pi / 2, math.pi / 4, 9.01, 3.9, 4.0, 4.1, 42.3, 353.6),
+    *(1e10, 1e22),
 )
 
 

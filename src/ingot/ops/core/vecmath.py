@@ -101,8 +101,8 @@ def expm1(x: Expr) -> Expr:
 
 
 def logistic(x: Expr) -> Expr:
-    """u / (u + u e^-x), -x = n ln2 - r, |r| <= ln2 / 2. The unit u, a power of two, lets the one factor u 2^n reach from
-    where e^-x does not count beside 1 to where the quotient is 0."""
+    """u / (u + u e^-x), -x = n ln2 - r, |r| <= ln2 / 2. The unit u, a power of two, lets the one factor u 2^n reach
+    from where e^-x does not count beside 1 to where the quotient is 0."""
     f = format_of(x)
     down = f.bias // 2 + 1
     unit = lit(2.0**-down, x)
