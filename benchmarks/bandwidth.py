@@ -27,12 +27,14 @@ from ingot import pipeline
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, bf16, dtype_of, f32, i32
+from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, i32
 from ingot.ops import DotGeneral, Logistic, Tanh
 from ingot.ops import build as op
-from ingot.ops.nn.activation import Gelu, Relu
-from ingot.ops.nn.norm import LayerNorm
-from ingot.ops.nn.softmax import Softmax
+from ingot.ops.nn.activation import Gelu, Relu, Silu
+from ingot.ops.nn.index import Take, TopK
+from ingot.ops.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from ingot.ops.nn.resize import Resize
+from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
@@ -45,6 +47,7 @@ from ingot.targets.cpu.workers import host_features
 Call = Callable[[], object]
 Peer = Callable[[Sequence[np.ndarray]], Call]
 SLICE = 64 << 10  # elements of a chunk of the streaming kernels
+COLS = 4096  # of most matrices
 
 
 def read_kernel(lanes: int) -> Kernel:
@@ -64,9 +67,7 @@ def read_kernel(lanes: int) -> Kernel:
 
     top.loop("t", 0, SLICE, width * lanes, turn)
     own = mul(chunk, integer(width * lanes))
-    top.loop(
-        "i", 0, width, 1, lambda b, i: b.store(y, add(own, mul(i, integer(lanes))), k.load(acc, i)), unroll=True
-    )
+    top.loop("i", 0, width, 1, lambda b, i: b.store(y, add(own, mul(i, integer(lanes))), k.load(acc, i)), unroll=True)
     return Kernel("read", (x, y), (k.var("n"),), chunk, k.var("n"), top.body)
 
 
@@ -232,13 +233,16 @@ def cases(nbytes: int) -> Iterator[Case]:
     for shape in PRODUCTS:
         yield products(*shape, nbytes)
     yield from streams(nbytes)
+    yield from reductions(nbytes)
+    yield from layers(nbytes)
+    yield from narrow(nbytes)
 
 
 def streams(nbytes: int) -> Iterator[Case]:
     """Pointwise work, row groups and copies."""
     import torch
 
-    cols = 4096
+    cols = COLS
     rows = nbytes // 4 // cols
     x = filled(rows, cols)
     relu, gelu, softmax, norm = torch.relu, torch.nn.functional.gelu, torch.softmax, torch.nn.functional.layer_norm
@@ -297,6 +301,102 @@ def streams(nbytes: int) -> Iterator[Case]:
     yield case("f32 to i32", (x,), lambda a: op.cast(a, i32), torch=in_torch(lambda a: a.to(torch.int32)))
     bytes_ = np.ones((rows * 2, cols), np.uint8)
     yield case("u8 to f32", (bytes_,), lambda a: op.cast(a, f32), torch=in_torch(lambda a: a.to(torch.float32)))
+
+
+def reductions(nbytes: int) -> Iterator[Case]:
+    """Kinds and axes of reductions beyond those of `streams`."""
+    x = filled(nbytes // 4 // COLS, COLS)
+    images = x.reshape(-1, 32, 1 << 12)
+    tall, deep = x.reshape(-1, 64), x.reshape(-1, 16, 64)
+    yield case("min last", (x,), lambda a: op.reduce_min(a, 1))
+    yield case("prod last", (x,), lambda a: op.reduce_prod(a, 1))
+    yield case("max first", (x,), lambda a: op.reduce_max(a, 0))
+    yield case("max middle 32x4096", (images,), lambda a: op.reduce_max(a, 1))
+    yield case("max middle 16x64", (deep,), lambda a: op.reduce_max(a, 1))
+    yield case("sum ends", (images,), lambda a: op.reduce_sum(a, (0, 2)))
+    yield case("sum last 1000", (filled(nbytes // 4000, 1000),), lambda a: op.reduce_sum(a, 1))
+    yield case("any last", (np.zeros((x.size // COLS, 4 * COLS), bool),), lambda a: op.any_of(a, 1))
+    yield case("all over x > 0", (x,), lambda a: op.all_of(op.compare("GT", a, 0.0), 1))
+    yield case("argmax first", (x,), lambda a: op.arg_reduce("max", a, 0))
+    yield case("argmax middle 32x4096", (images,), lambda a: op.arg_reduce("max", a, 1))
+    yield case("argmax last 64", (tall,), lambda a: op.arg_reduce("max", a, 1))
+    yield case("argmax last 10", (filled(nbytes // 40, 10),), lambda a: op.arg_reduce("max", a, 1))
+    yield case("argmax 1-D", (x.reshape(-1),), lambda a: op.arg_reduce("max", a, 0))
+    yield case("cumsum last", (x,), lambda a: op.cumulative("sum", a, 1))
+    yield case("cumsum first", (x,), lambda a: op.cumulative("sum", a, 0))
+    yield case("var last", (x,), lambda a: op.var(a, 1))
+    yield case("var first", (x,), lambda a: op.var(a, 0))
+    yield case("logsumexp last", (x,), LogSumExp((1,)))
+
+
+def layers(nbytes: int) -> Iterator[Case]:
+    """Norms, copies and lookups as networks have them."""
+    rows = nbytes // 4 // COLS
+    x = filled(rows, COLS)
+    maps = filled(nbytes // 4 // 64 // 3136, 64, 56, 56)
+    ones, halves = const(np.ones(64, np.float32)), const(np.full(64, 0.5, np.float32))
+    yield case("log_softmax 4096", (x,), LogSoftmax(axis=1))
+    yield case("softmax 50257", (filled(nbytes // 4 // 50257, 50257),), Softmax(axis=1))
+    yield case("softmax first", (x,), Softmax(axis=0))
+    yield case("softmax middle 32x4096", (x.reshape(-1, 32, COLS),), Softmax(axis=1))
+    yield case("rms_norm 4096", (x,), lambda a: RMSNorm((1,))(a, const(np.ones(COLS, np.float32))))
+    yield case("rms_norm 768", (filled(nbytes // 3072, 768),), lambda a: RMSNorm((1,))(a, const(np.ones(768, "f4"))))
+    yield case("group_norm 32", (maps,), lambda a: GroupNorm(32)(a, ones, halves))
+    yield case("instance_norm", (maps,), lambda a: InstanceNorm()(a, ones, halves))
+    yield case("batch_norm", (maps,), lambda a: BatchNorm()(a, ones, halves, halves, ones))
+    yield case("bias and relu, NHWC", (x.reshape(-1, 64),), lambda a: op.maximum(op.add(a, halves), 0.0))
+    yield case("silu", (x,), Silu())
+    yield case("where", (x, filled(rows, COLS)), lambda a, b: op.where(op.compare("GT", a, 0.0), a, b))
+    yield case("clip", (x,), lambda a: op.clip(a, -1.0, 1.0))
+    yield case("pad 1", (maps,), lambda a: op.pad(a, (0, 0, 1, 1), (0, 0, 1, 1)))
+    yield case("slice by 2, last", (x,), lambda a: op.slice_axis(a, 1, step=2))
+    yield case("slice by 2 of pixels", (x.reshape(-1, 64, 64),), lambda a: op.slice_axis(a, 1, 1, step=2))
+    yield case("flip last", (x,), lambda a: op.flip(a, 1))
+    yield case(
+        "repeat pixels",
+        (maps[: len(maps) // 4],),
+        lambda a: Resize((112, 112), (2, 3), coordinates="asymmetric", nearest_mode="floor")(a),
+    )
+    yield case("pixel shuffle", (maps,), lambda a: shuffled(a, 2))
+    order = np.random.default_rng(0).permutation(nbytes // 3072)
+    yield case("embedding 768", (filled(nbytes // 3072, 768), order), Take(0))
+    yield case("top 50 of 4096", (x[: rows // 8],), lambda a: TopK(50, 1)(a).results[0])
+
+
+def shuffled(x: Node, r: int) -> Node:
+    """[n, c r r, h, w] -> [n, c, h r, w r]."""
+    n, c, h, w = x.shape
+    parts = op.transpose(op.reshape(x, (n, c // (r * r), r, r, h, w)), (0, 1, 4, 2, 5, 3))
+    return op.reshape(parts, (n, c // (r * r), h * r, w * r))
+
+
+def narrow(nbytes: int) -> Iterator[Case]:
+    """The same on elements of two bytes and one."""
+    for dtype in (bf16, f16):
+        x = filled(nbytes // 2 // COLS, COLS, dtype=dtype)
+        name = f"{dtype} "
+        yield case(name + "add", (x, x.copy()), op.add)
+        yield case(name + "relu", (x,), Relu())
+        yield case(name + "gelu", (x,), Gelu())
+        yield case(name + "sum last", (x,), lambda a: op.reduce_sum(a, 1))
+        yield case(name + "max last", (x,), lambda a: op.reduce_max(a, 1))
+        yield case(name + "sum first", (x,), lambda a: op.reduce_sum(a, 0))
+        yield case(name + "argmax last", (x,), lambda a: op.arg_reduce("max", a, 1))
+        yield case(name + "softmax 4096", (x,), Softmax(axis=1))
+        yield case(name + "layer_norm 4096", (x,), LayerNorm((1,)))
+        yield case(name + "transpose", (x,), lambda a: op.transpose(a, (1, 0)))
+        yield case(name + "to f32", (x,), lambda a: op.cast(a, f32))
+    x = filled(nbytes // 4 // COLS, COLS)
+    yield case("f32 to f16", (x,), lambda a: op.cast(a, f16))
+    x = (np.arange(nbytes, dtype=np.uint32) % 251).astype(np.int8).reshape(-1, COLS)
+    yield case("i8 add", (x, x.copy()), op.add)
+    yield case("i8 max last", (x,), lambda a: op.reduce_max(a, 1))
+    yield case("i8 argmax last", (x,), lambda a: op.arg_reduce("max", a, 1))
+    yield case("i8 transpose", (x,), lambda a: op.transpose(a, (1, 0)))
+    yield case("i8 to f32", (x[: len(x) // 2],), lambda a: op.cast(a, f32))
+    whole = np.arange(nbytes // 8).reshape(-1, COLS)
+    yield case("i64 to i32", (whole,), lambda a: op.cast(a, i32))
+    yield case("i64 sum last", (whole,), lambda a: op.reduce_sum(a, 1))
 
 
 def rounds(calls: Mapping[str, Call], seconds: float) -> dict[str, np.ndarray]:

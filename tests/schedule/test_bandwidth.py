@@ -12,7 +12,7 @@ from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import bf16
+from ingot.ir.types import bf16, i64
 from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import Softmax
@@ -156,6 +156,72 @@ def test_arg_reductions(kind: str, last: bool, machine) -> None:
             (a,) = ins = inputs_like(xs)
             graph = Graph(tuple(ins), (op.arg_reduce(kind, a, 1, last=last), op.arg_reduce(kind, a, 0, last=last)))
             check(graph, xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_arg_reductions_of_types_and_values(kind: str, last: bool, machine) -> None:
+    """Narrow floats, integers and booleans, with their lowest and highest values; operands that are computed; lengths
+    that are not known."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 3, (7, 131, 20)).astype(np.float32)
+    x[0], x[1, :, 3], x[2, 5, 4], x[3, 100:, :7] = -np.inf, np.inf, np.nan, np.nan
+    odd = [x.astype(t) for t in ("f2", bf16.numpy, "f8")]
+    odd += [np.where(x > 1, np.iinfo(t).max, np.iinfo(t).min).astype(t) for t in ("u1", "i1", "u4", "i8")]
+    for y in (*odd, x > 1, np.full((3, 40, 17), np.iinfo("i4").min, "i4"), np.ones((2, 19, 33), "u1")):
+        (a,) = ins = inputs_like([y])
+        check(Graph(tuple(ins), tuple(op.arg_reduce(kind, a, d, last=last) for d in range(3))), [y], machine=machine)
+    (a,) = ins = inputs_like([x], {0: (symbol("n"), symbol("m"), 20)})
+    both_of = (op.arg_reduce(kind, op.mul(a, 3.0), 1, last=last), op.reduce(kind, a, 1))
+    check(Graph(tuple(ins), (*both_of, op.arg_reduce(kind, a, 2, last=last))), [x], machine=machine)
+
+
+@both
+@pytest.mark.parametrize("last", [False, True])
+def test_long_arg_reductions(last: bool, machine) -> None:
+    """Cut in parts: the first or the last of the parts with the best value counts."""
+    for shape, axis in (((1, 65536), 1), ((2, 49152), 1), ((131072,), 0), ((65536, 3), 0), ((1, 50257), 1)):
+        x = np.random.default_rng(4).integers(0, 9, shape).astype(np.float32)
+        lows, nans = np.full_like(x, -np.inf), x.copy()
+        nans.reshape(-1)[[x.size // 3, x.size // 2, x.size - 7]] = np.nan
+        for y in (x, lows, nans, x.astype("i4")):
+            (a,) = ins = inputs_like([y])
+            made = op.arg_reduce("max", op.sub(a, op.reduce_min(a, axis, keepdims=True)), axis, last=last)
+            least = op.add(op.arg_reduce("min", a, axis, last=last), 1)
+            outputs = (op.arg_reduce("max", a, axis, last=last), least, op.cast(op.reduce_max(a, axis), i64))
+            check(Graph(tuple(ins), outputs), [y], machine=machine)
+            if y is not lows:
+                check(Graph(tuple(ins), (made,)), [y], machine=machine)
+
+
+@both
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
+def test_cumulative_along_and_across_vectors(kind: str, reverse: bool, machine) -> None:
+    for shape in ((3, 8), (2, 3, 61), (5, 1000), (1, 7), (40, 33), (4, 64, 128), (0, 9), (9, 0)):
+        x = (np.random.default_rng(5).random(shape) * 0.2 + 0.9).astype(np.float32)
+        if x.size > 100:
+            x[-1, ..., x.shape[-1] // 2], x[0, ..., 3] = np.nan, np.inf
+        for y in (x, x.astype("f8"), x.astype("f2"), (np.nan_to_num(x, posinf=2) * 9).astype("i4")):
+            for axis in range(y.ndim):
+                for exclusive in (False, True):
+                    (a,) = ins = inputs_like([y])
+                    graph = Graph(tuple(ins), (op.cumulative(kind, a, axis, reverse, exclusive),))
+                    check(graph, [y], machine=machine, rtol=1e-3 if y.dtype == np.float16 else 4e-6)
+    (a,) = ins = inputs_like([x := np.ones((3, 70), "i8")], {0: (symbol("n"), symbol("m"))})
+    check(Graph(tuple(ins), (op.cumulative(kind, a, 1, reverse),)), [x], machine=machine)
+
+
+@both
+def test_columns_of_rows_from_memory_are_asked_for(machine) -> None:
+    small = replace(machine, l3=64)
+    for shape, dims in (((700, 64), (0,)), ((3, 37, 80), (1,)), ((3, 5, 7, 33), (1, 2))):
+        (a,) = ins = inputs_like([x := values(*shape)])
+        graph = Graph(tuple(ins), (op.reduce_max(a, dims), op.reduce_sum(op.mul(a, a), dims)))
+        check(graph, [x], machine=small)
+        lays = [tuple(Layout.contiguous(n.shape) for n in nodes) for nodes in (graph.inputs, graph.outputs)]
+        assert any("prefetch" in show_kernel(s.kernel) for s in lower_rows(graph, lays[0], lays[1], small).steps)
 
 
 @both

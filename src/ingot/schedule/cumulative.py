@@ -1,30 +1,37 @@
 """Cumulative folds: every element is the fold of those before it along one dimension.
 
     for 16 columns at once: acc = 0; for i: acc += x[i]; out[i] = acc
+    along vectors:          acc = 0; for i in steps of 8: v = x[i ... i + 7] folded; out[i ... i + 7] = acc + v;
+                            acc += the last lane of v
 
-Vectors run along another dimension where elements lie side by side there; the dimension itself is walked in order. Sums
-and products of f32 are kept in f64, of which they are rounded once.
+Vectors run along another dimension where elements lie side by side there; the dimension itself is walked in order.
+Where they lie side by side along the dimension itself, a vector is folded in log2(lanes) steps (Sklansky 1960). Sums
+and products of f32 are kept in f64, of which they are rounded once; those of f64 stay in order: another may overflow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ingot.ir import kernel as k
-from ingot.ir.dims import estimate
-from ingot.ir.kernel import Expr, Kernel, Lit
+from ingot.ir.dims import DimLike, estimate
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
-from ingot.ir.types import f32, f64
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType, f32, f64
 from ingot.ops import CumReduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, load_at
 from ingot.schedule.fold import accumulator, combining
-from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, symbol_params
+from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, leaves_caches, symbol_params
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
+
+WIDE = 8  # vectors of neighbouring columns that are walked together
 
 
 def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -43,34 +50,133 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
     others = [d for d in range(x.type.rank) if d != op.dim]
     dense = [d for d in others if layout.strides[d] == 1 and estimate(x.shape[d]) > 1]
     axis = others.index(dense[-1]) if dense else max(len(others) - 1, 0)
-    lanes = machine.lanes(dtype) if dense else 1
+    stream = leaves_caches(body, machine)
+    width = machine.lanes(dtype)
+    along = not dense and layout.strides[op.dim] == 1 and _any_order(op, x.dtype) and _fits(length, width, machine)
+    lanes = _columns(x, dense[-1], length, dtype, machine) if dense else 1
 
-    def write(block: Block, index: Index, mask: Expr | None) -> None:
-        width = index[axis].lanes if index else 1
-        start = Lit(dtype, width, identity_of(op.kind, dtype))
-        acc = block.alloc("acc", dtype, 1, lanes=width)
-        block.store(acc, ZERO, start)
+    def result(block: Block, index: Index, at: Expr, value: Expr, mask: Expr | None) -> None:
+        bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "c"))
+        place = result_index(block, body.outputs[0], anchor, (*index[: op.dim], at, *index[op.dim :]))
+        store_results(em, block, body, operands.outs, outs, place, mask, stream=stream)
+
+    def operand(block: Block, index: Index, at: Expr, mask: Expr | None) -> Expr:
+        flat = ix.linear((*index[: op.dim], at, *index[op.dim :]), layout.strides, layout.offset)
+        return k.cast(load_at(block, operands.ins[which], flat, mask), dtype)
+
+    def columns(block: Block, index: Index, mask: Expr | None) -> None:
+        """One element of each column after the other."""
+        acc = _started(block, op, dtype, index[axis].lanes if index else 1)
 
         def element(b: Block, i: Expr) -> None:
             at = ix.sub(dim_expr(length - 1), i) if op.reverse else i
-            full = (*index[: op.dim], at, *index[op.dim :])
-            flat = ix.linear(full, layout.strides, layout.offset)
-            value = k.cast(k.splat(load_at(b, operands.ins[which], flat, mask), width), dtype)
+            value = k.splat(operand(b, index, at, mask), acc.lanes)
             old = b.let(k.load(acc, ZERO), "o")
             new = b.let(k.binary(combining(op.kind, dtype), old, value), "n")
             b.store(acc, ZERO, new)
-            bind_result(em, b, anchor, b.let(k.cast(old if op.exclusive else new, anchor.dtype), "c"))
-            place = result_index(b, body.outputs[0], anchor, full)
-            store_results(em, b, body, operands.outs, outs, place, mask)
+            result(b, index, at, old if op.exclusive else new, mask)
 
         block.loop("i", 0, length, 1, element)
 
+    def row(block: Block, index: Index, _: Expr | None) -> None:
+        """One vector of a row after the other."""
+        acc = _started(block, op, dtype, width)
+
+        def vector(b: Block, first: Expr, live: Expr | None) -> None:
+            at = k.ramp(first, width)
+            value = operand(b, index, at, live)
+            start = Lit(dtype, width, identity_of(op.kind, dtype))
+            value = _folded(b, op, b.let(value if live is None else k.select(live, value, start)))
+            old = b.let(k.load(acc, ZERO), "o")
+            new = b.let(k.binary(combining(op.kind, dtype), old, value), "n")
+            whole = k.Shuffle(dtype, width, value, value, (0 if op.reverse else width - 1,) * width)
+            b.store(acc, ZERO, b.let(k.binary(combining(op.kind, dtype), old, whole), "o"))
+            result(b, index, at, _shifted(op, new, old) if op.exclusive else new, live)
+
+        _walk(block, length, width, op.reverse, vector)
+
     chunk, top = k.var("chunk"), Block()
     shape = tuple(x.shape[d] for d in others)
+    write = row if along else columns
     chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=max(1, estimate(length)))
     dims = symbol_params(*body_dims(body, (*ins, *outs)))
     kernel = Kernel("cumulative", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
+
+
+def _any_order(op: CumReduce, dtype: DType) -> bool:
+    """Whether the fold may be bracketed in any way."""
+    return dtype != f64 or op.kind not in ("sum", "prod")
+
+
+def _fits(length: DimLike, lanes: int, machine: Machine) -> bool:
+    """Whether rows can be walked by whole vectors and masked ones."""
+    whole = isinstance(length, int) and length % lanes == 0
+    return lanes > 1 and estimate(length) >= lanes and (whole or machine.masks)
+
+
+def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine) -> int:
+    """How many columns to walk together: several vectors, where enough chunks remain for all threads."""
+    lanes, size = machine.lanes(dtype), x.shape[dim]
+    if not isinstance(size, int):
+        return lanes
+    columns = estimate(x.type.size) // max(1, estimate(length))
+    widest = min(WIDE * lanes, columns // (16 * machine.threads))
+    while 2 * lanes <= widest and size % (2 * lanes) == 0:
+        lanes *= 2
+    return lanes
+
+
+def _started(block: Block, op: CumReduce, dtype: DType, lanes: int) -> Buffer:
+    acc = block.alloc("acc", dtype, 1, lanes=lanes)
+    block.store(acc, ZERO, Lit(dtype, lanes, identity_of(op.kind, dtype)))
+    return acc
+
+
+def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
+    """Every lane folded with those before it: halves of blocks twice the size each time, the later half with the last
+    lane of the earlier one."""
+    lanes, half = value.lanes, 1
+    while half < lanes:
+        ends = [i & -2 * half | (half if op.reverse else half - 1) for i in range(lanes)]
+        before = k.Shuffle(value.dtype, lanes, value, value, tuple(ends))
+        both = block.let(k.binary(combining(op.kind, value.dtype), before, value), "v")
+        later = [bool(i & half) != op.reverse for i in range(lanes)]
+        pick = tuple(i + lanes * late for i, late in enumerate(later))
+        value = block.let(k.Shuffle(value.dtype, lanes, value, both, pick), "v")
+        half *= 2
+    return value
+
+
+def _shifted(op: CumReduce, value: Expr, fill: Expr) -> Expr:
+    """Every lane of `value` moved on by a place in the direction of the fold, `fill` in the one left free."""
+    n = value.lanes
+    pick = tuple(i + 1 for i in range(n)) if op.reverse else tuple(i - 1 if i else n for i in range(n))
+    return k.Shuffle(value.dtype, n, value, fill, pick)
+
+
+def _walk(
+    block: Block, length: DimLike, lanes: int, reverse: bool, body: Callable[[Block, Expr, Expr | None], None]
+) -> None:
+    """body(block, first position, mask) for the vectors of a row, in order or from the end."""
+    end, step = dim_expr(length), integer(lanes)
+    whole = block.let(k.mul(k.binary("div", end, step), step), "m")
+
+    def rest(b: Block) -> None:
+        body(b, whole, b.let(k.binary("lt", k.ramp(whole, lanes), end), "tail"))
+
+    def cut() -> None:
+        if not isinstance(length, int):
+            block.when(k.binary("lt", whole, end), rest)
+        elif length % lanes:
+            rest(block)
+
+    if reverse:
+        cut()
+    last = k.sub(whole, step)
+    block.loop("j", 0, whole, lanes, lambda b, e: body(b, b.let(k.sub(last, e), "j") if reverse else e, None))
+    if not reverse:
+        cut()
 
 
 __all__ = ["lower_cumulative"]

@@ -58,7 +58,8 @@ class Fold:
         for slot in range(slots):
             block.store(value, integer(slot), Lit(dtype, lanes, start))
             if position is not None:
-                block.store(position, integer(slot), Lit(position.dtype, lanes, -1))
+                # every lane that holds nothing better than the identity
+                block.store(position, integer(slot), Lit(position.dtype, lanes, 0))
         return Fold(node, dtype, lanes, slots, value, position)
 
     def alone(self, value: Expr) -> Expr:
@@ -79,63 +80,63 @@ class Fold:
             # the new value first: it is what a maximum tests for NaN, which then does not wait for the sum so far
             block.store(self.value, own, k.binary(combining(kind, self.dtype), value, old))
             return
-        assert isinstance(op, ArgReduce)
-        # the first element, a better one, or a NaN where there was none so far
         value = block.let(value)
         where = block.let(k.load(self.position, own), "w")
-        better = "gt" if kind == "max" else "lt"
-        if op.last:
-            better = "ge" if kind == "max" else "le"
-        take = k.binary("or", k.binary(better, value, old), k.binary("lt", where, Lit(where.dtype, self.lanes, 0)))
-        if self.dtype.is_float:
-            is_nan, was_nan = k.binary("ne", value, value), k.binary("ne", old, old)
-            fresh = k.binary("eq", was_nan, Lit(boolean, self.lanes, False))
-            also = is_nan if op.last else k.binary("and", is_nan, fresh)
-            take = k.binary("or", k.binary("and", take, fresh), also)
+        take = self._better(value, old)
         if mask is not None:
             take = k.binary("and", take, mask)
         take = block.let(take, "t")
         block.store(self.value, own, k.select(take, value, old))
         block.store(self.position, own, k.select(take, _narrowed(at, where), where))
 
-    def result(self, block: Block, horizontal: bool) -> Expr:
-        values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
-        if self.position is None:
-            fn = combining(reduction(self.node).kind, self.dtype)
-            while len(values) > 1:
-                values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
-            return k.reduce(fn, values[0]) if horizontal else values[0]
-        places = [block.let(k.load(self.position, integer(i)), "w") for i in range(self.slots)]
-        found = list(zip(values, places, strict=True))
-        if horizontal and self.lanes > 1:
-            found = [
-                (block.let(k.Extract(v.dtype, 1, v, i), "o"), block.let(k.Extract(w.dtype, 1, w, i), "w"))
-                for v, w in found
-                for i in range(self.lanes)
-            ]
-        while len(found) > 1:
-            odd = found[-1:] if len(found) % 2 else []
-            pairs = zip(found[::2], found[1::2], strict=False)
-            found = [self._better(block, a, b) for a, b in pairs] + odd
-        return found[0][1]
-
-    def _better(self, block: Block, a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
-        """Which of two (value, position) an arg reduction takes; a position below 0 is none."""
+    def _better(self, value: Expr, old: Expr) -> Expr:
+        """Whether `value`, whose position is the higher one, is what an arg reduction takes instead of `old`."""
         op = reduction(self.node)
         assert isinstance(op, ArgReduce)
-        (x, i), (y, j) = a, b
-        zero = Lit(i.dtype, i.lanes, 0)
-        sooner = k.binary("gt" if op.last else "lt", j, i)
-        more = k.binary("gt" if op.kind == "max" else "lt", y, x)
-        take = k.binary("or", more, k.binary("and", k.binary("eq", x, y), sooner))
-        if self.dtype.is_float:
-            no = Lit(boolean, i.lanes, False)
-            x_nan, y_nan = k.binary("ne", x, x), k.binary("ne", y, y)
-            clean = k.binary("eq", x_nan, no)
-            take = k.binary("or", k.binary("and", take, clean), k.binary("and", y_nan, k.binary("or", clean, sooner)))
-        take = k.binary("and", k.binary("or", take, k.binary("lt", i, zero)), k.binary("ge", j, zero))
-        take = block.let(take, "t")
-        return block.let(k.select(take, y, x), "o"), block.let(k.select(take, j, i), "w")
+        if op.last:
+            better = k.binary("ge" if op.kind == "max" else "le", value, old)
+            return k.binary("or", better, k.binary("ne", value, value)) if self.dtype.is_float else better
+        if not self.dtype.is_float:
+            return k.binary("gt" if op.kind == "max" else "lt", value, old)
+        # greater or one of them NaN, and that not the old one
+        worse = k.binary("le" if op.kind == "max" else "ge", value, old)
+        return k.binary("and", k.unary("not", worse), k.binary("eq", old, old))
+
+    def result(self, block: Block, horizontal: bool) -> Expr:
+        """What was folded, of all slots and, where vectors ran along the row, of all lanes."""
+        fn = combining(reduction(self.node).kind, self.dtype)
+        values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
+        best = _folded(block, fn, values, horizontal)
+        if self.position is None:
+            return best
+        op = reduction(self.node)
+        assert isinstance(op, ArgReduce)
+        places = [block.let(k.load(self.position, integer(i)), "w") for i in range(self.slots)]
+        if self.slots == 1 and (self.lanes == 1 or not horizontal):
+            return places[0]
+        # the first or last of the places where the best value is
+        best = block.let(k.splat(best, self.lanes), "o")
+        most = -1 if op.last else (1 << (self.position.dtype.bits - 1)) - 1
+        nowhere = Lit(self.position.dtype, self.lanes, most)
+        places = [
+            block.let(k.select(_same(value, best), place, nowhere), "w")
+            for value, place in zip(values, places, strict=True)
+        ]
+        return _folded(block, "max" if op.last else "min", places, horizontal)
+
+
+def _folded(block: Block, fn: str, values: list[Expr], horizontal: bool) -> Expr:
+    while len(values) > 1:
+        values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
+    return k.reduce(fn, values[0]) if horizontal else values[0]
+
+
+def _same(a: Expr, b: Expr) -> Expr:
+    """Whether two values are equal or both NaN."""
+    same = k.binary("eq", a, b)
+    if not a.dtype.is_float:
+        return same
+    return k.binary("or", same, k.binary("and", k.binary("ne", a, a), k.binary("ne", b, b)))
 
 
 def _narrowed(at: Expr, like: Expr) -> Expr:

@@ -203,6 +203,11 @@ def leaves_caches(body: Graph, machine: Machine) -> bool:
     return written > machine.l3 and written + read > 2 * machine.l3
 
 
+def comes_from_memory(body: Graph, machine: Machine) -> bool:
+    """Whether what a group reads is too large for any cache to hold it since it was written."""
+    return sum(estimate(n.type.nbytes) for n in body.inputs) > machine.l3
+
+
 def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape: Shape, lanes: int) -> list[int] | None:
     """The dimensions as the largest operand lies in memory: what is stored past the caches waits for nothing, while
     reads far apart wait for memory each. None where there is no such order."""
@@ -389,6 +394,6 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
 
 
 __all__ = [
-    "Operands", "body_dims", "chunked_loops", "lanes_for", "leaves_caches", "lower_pointwise", "symbol_params",
-    "vector_loop",
+    "Operands", "body_dims", "chunked_loops", "comes_from_memory", "lanes_for", "leaves_caches", "lower_pointwise",
+    "symbol_params", "vector_loop",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import DType, Shape, TensorType, boolean
-from ingot.ops import ArgReduce, Reduce
+from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -35,13 +35,14 @@ from ingot.schedule.pointwise import (
     CHUNK,
     Operands,
     body_dims,
+    comes_from_memory,
     lanes_for,
     leaves_caches,
     lower_pointwise,
     symbol_params,
     vector_loop,
 )
-from ingot.schedule.short_rows import fold_rows, lines_ahead, width_of
+from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
 from ingot.support.errors import CompileError
 
 UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
@@ -98,17 +99,16 @@ class _Lowering:
         self.operands = Operands.of(body)
         self.em: Emitter = self.operands.emitter(body, ins)
         self.found = reductions_of(body)
-        arg = any(isinstance(n.op, ArgReduce) for n in self.found)
         self.lanes = lanes_for(body, machine)
         size = estimate(rows.shape[rows.axis])
         if rows.shape[rows.axis] == 1 or (size < self.lanes and not machine.masks):
             self.lanes = 1
-        if arg and rows.horizontal and not machine.masks:
-            self.lanes = 1
         if not rows.horizontal and size % (2 * self.lanes) == 0 and size >= 16 * self.lanes:
             self.lanes *= 2
         if not rows.horizontal and self._reads_only(self.found) and not any(map(self._is_full, body.outputs)):
-            widest = WIDE * lanes_for(body, machine)
+            # arg reductions keep a position beside each value
+            wide = WIDE // 2 if any(isinstance(n.op, ArgReduce) for n in self.found) else WIDE
+            widest = wide * lanes_for(body, machine)
             while self.lanes < widest and size % (2 * self.lanes) == 0:
                 self.lanes *= 2
         self.stream = leaves_caches(body, machine)
@@ -238,9 +238,25 @@ class _Lowering:
         flat = ix.linear(self._full_index(at, row), lay.strides, lay.offset)
         block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
 
+    def _ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
+        """Where vectors run across rows that come from memory: ask for the same columns of a row further on. Each row
+        is at a place of its own, which processors do not follow by themselves."""
+        if not comes_from_memory(self.body, self.machine) or self.rows.horizontal or not at:
+            return
+        for stream in self._streams():
+            line = LINE // stream.dtype.nbytes
+            far = -(-AHEAD // (self.lanes * stream.dtype.nbytes))
+            below = (*at[:-1], k.add(at[-1], integer(far)))
+            for i in range(0, self.lanes, line):
+                own = tuple(
+                    ix.add(e, integer(i)) if d == self.rows.axis else e
+                    for d, e in zip(self.rows.kept, self.row, strict=True)
+                )
+                self._prefetch(block, stream, below, own)
+
     def _reads_only(self, found: Sequence[Node]) -> bool:
         """Operands that are only read leave registers for more sums."""
-        return all(isinstance(n.op, Reduce) and n.inputs[0] in self.body.inputs for n in found)
+        return all(_behind_views(n.inputs[0]) in self.body.inputs for n in found)
 
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
@@ -281,7 +297,10 @@ class _Lowering:
                 b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
                 return
             if not lanes:
-                body(b, tuple(at[d] for d in self.rows.reduced), self.row_mask, 0)
+                full = tuple(at[d] for d in self.rows.reduced)
+                if not again:
+                    self._ask_below(b, full)
+                body(b, full, self.row_mask, 0)
                 return
 
             def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
@@ -402,6 +421,12 @@ class _Lowering:
         store_at(block, self.operands.outs[i], flat, value, self.row_mask, stream=self.stream)
 
 
+def _behind_views(node: Node) -> Node:
+    while isinstance(node.op, ops.Reshape | ops.Transpose):
+        node = node.inputs[0]
+    return node
+
+
 def _same(a: Expr, b: Expr) -> bool:
     """Whether two index expressions are the same, by structure (they are small)."""
     return a is b or a == b
@@ -418,8 +443,6 @@ def _parts(body: Graph, rows: Rows, machine: Machine) -> tuple[int, int] | None:
     units, goal = estimate(outer) * across, 4 * machine.threads
     if machine.threads == 1 or units >= goal or not isinstance(rest, int):
         return None
-    if any(isinstance(n.op, ArgReduce) for n in reductions_of(body)):
-        return None
     least = -(-goal // max(units, 1))
     for d in rows.reduced:
         extent = rows.shape[d]
@@ -435,26 +458,34 @@ def _lower_parts(
 ) -> Lowered:
     """Two kernels:   sum(x[n])   ->   p[i] = sum(x[i * n / parts ...]);  sum(p)"""
     partial: list[Node] = []
-    dims: list[tuple[int, ...]] = []
-    found = reductions_of(body)
-    for n in found:
+    memo: dict[Node, Node] = {}
+    for n in reductions_of(body):
         x, op = n.inputs[0], reduction(n)
         extent = x.shape[at]
-        assert isinstance(op, Reduce) and isinstance(extent, int)
+        assert isinstance(extent, int)
         cut = (*x.shape[:at], parts, extent // parts, *x.shape[at + 1 :])
         wide = ops.Reshape(cut)(cast(x, accumulator(x.dtype)))
-        partial.append(replace(op, dims=tuple(d + (d >= at) for d in op.dims))(wide))
-        dims.append((sum(d not in op.dims for d in range(at)),))
-    read = set(topological(partial))
-    firsts = [i for i, n in enumerate(body.inputs) if n in read]
-    places = tuple(Layout.contiguous(n.shape) for n in partial)
-    one = lower_rows(
-        Graph(tuple(body.inputs[i] for i in firsts), tuple(partial)), tuple(ins[i] for i in firsts), places, machine
-    )
-    given = [Arg("temp", i) for i in range(len(partial))]
-    steps = tuple(_with_args(s, {"in": [Arg("in", i) for i in firsts], "out": given}) for s in one.steps)
-    apart = tuple(Parts(n, p.type, d) for n, p, d in zip(found, partial, dims, strict=True))
-    return Lowered((*steps, *lower_folded(body, apart, ins, outs, machine)), tuple(n.type.nbytes for n in partial))
+        where = sum(d not in op.dims for d in range(at))
+        values = Reduce(op.kind, tuple(d + (d >= at) for d in op.dims))(wide)
+        partial.append(values)
+        if isinstance(op, Reduce):
+            memo[n] = cast(Reduce(op.kind, (where,))(values), n.dtype)
+        else:
+            partial.append(replace(op, dim=at + 1)(wide))
+            memo[n] = _place(op, values, partial[-1], where, extent // parts)
+    whole, own = _rest(body, memo, ())
+    return _lower_apart(whole, tuple(dict.fromkeys(partial)), tuple(ins[i] for i in own), outs, machine)
+
+
+def _place(op: ArgReduce, values: Node, places: Node, at: int, length: int) -> Node:
+    """Where the best value is: parts of `length` along dimension `at` have their best `values` at `places`."""
+    best = build.reduce(op.kind, values, at, keepdims=True)
+    same = build.compare("EQ", values, best)
+    if values.dtype.is_float:
+        same = build.or_(same, build.and_(build.compare("NE", values, values), build.compare("NE", best, best)))
+    behind = build.add(places, build.mul(ops.Iota(places.type, at)(), length))
+    nowhere = -1 if op.last else (1 << 63) - 1
+    return build.reduce("max" if op.last else "min", build.where(same, behind, nowhere), at)
 
 
 @dataclass(frozen=True)
@@ -501,10 +532,17 @@ def _rest(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[G
 def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """The first reductions of a group, then the rest of it, by kernels that all threads share:
 
-        y = x - mean(x)   ->   s = sum(x);  y = x - s / n
+    y = x - mean(x)   ->   s = sum(x);  y = x - s / n
     """
     found = set(reductions_of(body))
     firsts = [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
+    return _lower_apart(body, firsts, ins, outs, machine)
+
+
+def _lower_apart(
+    body: Graph, firsts: Sequence[Node], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+) -> Lowered:
+    """Kernels for `firsts`, which are stored, then kernels for what comes behind them."""
     read = set(topological(firsts))
     own = [i for i, n in enumerate(body.inputs) if n in read]
     places = tuple(Layout.contiguous(n.shape) for n in firsts)

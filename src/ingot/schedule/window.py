@@ -55,12 +55,12 @@ def bind_result(em: Emitter, block: Block, anchor: Node, value: Expr) -> None:
 
 def store_results(
     em: Emitter, block: Block, body: Graph, outs: tuple[Buffer, ...], layouts: tuple[Layout, ...], index: Index,
-    mask: Expr | None,
+    mask: Expr | None, stream: bool = False,
 ) -> None:
     """Evaluate the group's results at `index` and store them."""
     for root, buffer, layout in zip(body.outputs, outs, layouts, strict=True):
         value = em.value(block, root, index, mask)
-        store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask)
+        store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
 
 def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
