@@ -122,8 +122,9 @@ class Gelu(Activation):
 
     def formula(self, x: Term) -> Term:
         if self.approximate == "tanh":
-            inner = (x + x * x * x * 0.044715) * sqrt(2 / pi)
-            return x * 0.5 * (t.tanh(inner) + 1)
+            # (1 + tanh(u)) / 2 = sigmoid(2 u), which is cheaper and does not cancel for x << 0
+            twice = x * (x * x * (0.044715 * sqrt(8 / pi)) + sqrt(8 / pi))
+            return x * t.logistic(twice)
         return x * 0.5 * ((x * sqrt(0.5)).map(Erf()) + 1)
 
     @classmethod
