@@ -127,6 +127,8 @@ def vec(values: list[object], dtype: str) -> k.Expr:
         ("min", [float("nan"), 1.0], [1.0, float("nan")], "f32", [np.nan, np.nan]),
         ("minnum", [float("nan"), 1.0], [1.0, float("nan")], "f32", [1, 1]),
         ("copysign", [1.0, -1.0], [-0.0, 0.0], "f32", [-1, 1]),
+        ("ldexp", [1.5, -0.0], [252.0, 2.0], "f32", [np.inf, -0.0]),
+        ("ldexp", [1.5, float("nan")], [-150.0, float("nan")], "f32", [2.0**-149, np.nan]),
         ("add", [1.0, 1.0], [0.00390625, 2.0], "bf16", [1, 3]),
     ],
 )
@@ -158,6 +160,12 @@ def test_arithmetic(fn: str, a: list[object], b: list[object], dtype: str, expec
 def test_casts(value: float, dtype, to, expected: float) -> None:
     assert value_of(k.Cast(to, 1, k.lit(value, dtype)))[0] == expected
     assert value_of(k.Cast(to, 2, k.splat(k.lit(value, dtype), 2))).tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("n", [1.0, 0.5, 254.0, float("inf")])
+def test_ldexp_beyond_its_domain(n: float) -> None:
+    with pytest.raises(VerifyError, match="even exponents"):
+        value_of(k.ldexp(k.lit(1.0, f32), k.lit(n, f32)))
 
 
 def test_unary_and_bits() -> None:

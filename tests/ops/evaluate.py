@@ -90,6 +90,8 @@ def _apply(e: k.Expr, xs: list[np.ndarray], env: Mapping[str, np.ndarray]) -> np
             return _divide(e.fn, *xs)
         case k.Binary(fn="ashr" | "lshr"):
             return _shift_right(e.fn, *xs)
+        case k.Binary(fn="ldexp"):
+            return _ldexp(*xs)
         case k.Binary():
             return np.asarray(_BINARY[e.fn](*xs))
         case k.Fma():
@@ -115,6 +117,13 @@ def _divide(fn: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     assert (b != 0).all(), "an integer division by zero"
     remainder = np.fmod(a, b)
     return np.asarray(remainder if fn == "rem" else (a - remainder) // b)
+
+
+def _ldexp(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+    number = ~np.isnan(a)
+    n = np.where(number, n, 0)
+    assert (np.fmod(n, 2) == 0).all() and (np.abs(n) <= -2 * np.finfo(a.dtype).minexp).all(), "undefined"
+    return np.asarray(np.ldexp(a, n.astype(np.int32)))
 
 
 def _shift_right(fn: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -30,13 +30,16 @@ from ingot.ir.types import DType, boolean, i64
 Space = Literal["param", "register", "stack", "scratch"]
 
 UNARY = ("neg", "abs", "sqrt", "floor", "ceil", "round_even", "trunc", "not", "popcnt", "clz")
-ARITHMETIC = ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "ashr", "lshr", "copysign")
+ARITHMETIC = (
+    "add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "ashr", "lshr", "copysign", "ldexp",
+)  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Meanings. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
 # (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions, for schedules that know there is
 # no NaN. Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
-# not: bitwise.
+# not: bitwise. ldexp(a, n) on f32 and f64: a * 2^n, rounded once, for even n up to +-2 * 126 (f64: 2 * 1022), which two
+# factors 2^(n/2) reach; undefined for other n, but NaN where a is NaN.
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +355,10 @@ def sub(a: Expr, b: Expr) -> Expr:
 
 def mul(a: Expr, b: Expr) -> Expr:
     return binary("mul", a, b)
+
+
+def ldexp(a: Expr, n: Expr) -> Expr:
+    return binary("ldexp", a, n)
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:

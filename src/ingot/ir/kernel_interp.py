@@ -430,6 +430,14 @@ def _shift(fn: Callable[[int, int, int], int]) -> Callable[[np.ndarray, np.ndarr
     return run
 
 
+def _ldexp(a: np.ndarray, n: np.ndarray) -> np.ndarray:
+    limit = 2 * (-np.finfo(a.dtype).minexp)
+    fits = np.isnan(a) | ((np.abs(n) <= limit) & (np.fmod(n, 2) == 0))
+    if not np.all(fits):
+        raise VerifyError("ldexp", expected=f"even exponents within +-{limit}", got=n[~fits].tolist())
+    return np.where(np.isnan(a), a, np.ldexp(a, np.nan_to_num(n).astype(np.int32)))
+
+
 _ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -447,6 +455,7 @@ _ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "ashr": _shift(lambda x, y, width: x >> y),
     "lshr": _shift(lambda x, y, width: x % (1 << width) >> y),
     "copysign": np.copysign,
+    "ldexp": _ldexp,
 }
 _COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "eq": np.equal,

@@ -294,6 +294,7 @@ class _Checker:
         self.same(e.fn, e, e.a, e.b)
         wants = _BINARY_KINDS.get(e.fn, "fiu")
         self.need(e.dtype.kind in wants, e.fn, f"operands of kind {wants}", e.dtype)
+        self.need(e.fn != "ldexp" or e.dtype.bits >= 32, e.fn, "f32 or f64", e.dtype)
 
     def load(self, e: k.Load, scope: _Scope) -> None:
         what = f"load {e.buffer.name}"
@@ -322,7 +323,7 @@ _UNARY_KINDS = {
 _BINARY_KINDS: dict[str, str] = {
     **dict.fromkeys(("shl", "ashr", "lshr"), "iu"),
     **dict.fromkeys(("and", "or", "xor"), "iub"),
-    **dict.fromkeys(("copysign", "minnum", "maxnum"), "f"),
+    **dict.fromkeys(("copysign", "minnum", "maxnum", "ldexp"), "f"),
 }
 
 

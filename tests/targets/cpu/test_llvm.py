@@ -43,7 +43,13 @@ FLOATS, INTS = [f64, f32, f16, bf16], [i64, i32, i16, i8, u8, u32]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-30, 3.7, -7.2, np.inf, -np.inf, np.nan, 65504.0, 300.0, 1e5]
 
 
-def evaluate(out: DType, make: Callable[..., Expr], *arrays: np.ndarray, lanes: int | None = None) -> np.ndarray:
+def evaluate(
+    out: DType,
+    make: Callable[..., Expr],
+    *arrays: np.ndarray,
+    lanes: int | None = None,
+    features: HostFeatures | None = None,
+) -> np.ndarray:
     """make(one value per array) on all elements at once, as one vector of `lanes` (default: all of them)."""
     n = arrays[0].size
     lanes = lanes or n
@@ -55,7 +61,7 @@ def evaluate(out: DType, make: Callable[..., Expr], *arrays: np.ndarray, lanes: 
         body.append(Store(result, integer(at), value))
     kernel = Kernel("k", (*ins, result), (), CHUNK, integer(1), tuple(body))
     made = place(np.zeros(n, out.numpy))
-    Native(kernel)([*(place(a) for a in arrays), made])
+    Native(kernel, features)([*(place(a) for a in arrays), made])
     return made
 
 
@@ -97,6 +103,31 @@ def test_fmod(dtype: DType) -> None:
     x, y = np.concatenate([x, np.repeat(tiny, 5)]), np.concatenate([y, np.tile(tiny, 5)])
     with np.errstate(all="ignore"):
         same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=4), np.fmod(x, y))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without("avx512f", "avx512vl")], ids=["host", "two factors"])
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_ldexp(dtype: DType, features: HostFeatures, lanes: int) -> None:
+    limit, edge = (252, 150) if dtype == f32 else (2044, 1074)
+    n = np.array([0, 2, -2, 128, limit, -limit, *range(-edge - 4, -edge + 12, 2), 20 - edge, 1024 % limit])
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(0.5, 2, n.size), -rng.uniform(0.5, 2, n.size)]).astype(dtype.numpy)
+    n = np.tile(n, 2).astype(dtype.numpy)
+    x, n = np.append(x, [np.nan, np.inf, -0.0]).astype(dtype.numpy), np.append(n, [np.nan, -8, 8]).astype(dtype.numpy)
+    with np.errstate(all="ignore"):
+        want = np.ldexp(x, np.nan_to_num(n).astype(np.int32))
+    same(evaluate(dtype, k.ldexp, x, n, lanes=lanes, features=features), want)
+    shift = 3 * 2.0**23 + 254 if dtype == f32 else 3 * 2.0**52 + 2046  # as rounding by an addition leaves it
+    got = evaluate(
+        dtype,
+        lambda a, s: k.ldexp(a, k.add(s, k.lit(-shift, dtype))),
+        x,
+        (n + shift).astype(dtype.numpy),
+        lanes=lanes,
+        features=features,
+    )
+    same(got, want)
 
 
 def test_max_with_a_literal_keeps_nan() -> None:

@@ -52,19 +52,17 @@ def _power_of_two(shifted: Expr) -> Expr:
 def exp(x: Expr, nonpositive: bool = False) -> Expr:
     """e^x. `nonpositive`: x is known to be <= 0 (or NaN), which saves an instruction.
 
-    x = 2 m ln2 + r, |r| <= ln2: e^x = (e^r * 2^m) * 2^m. Halving the exponent keeps both factors normal, so that
-    overflow and gradual underflow come from the multiplications, without tests.
+    x = n ln2 + r with an even n, |r| <= ln2: e^x = e^r 2^n, where 2^(n/2) is a normal number on the whole range.
     """
     f = format_of(x)
     x = at_least(x, f.exp_range[0])
     if not nonpositive:
         x = at_most(x, f.exp_range[1])
-    shifted = k.fma(x, lit(f.half_log2e, x), lit(f.shift + f.bias, x))
-    m = plus(shifted, -(f.shift + f.bias))
-    r = k.fma(m, lit(-2 * f.ln2[1], x), k.fma(m, lit(-2 * f.ln2[0], x), x))
-    power = _power_of_two(shifted)
-    value = polynomial(r, (1.0, 1.0, *table(x, c.EXP_F32, c.EXP_F64)))
-    return k.mul(k.mul(value, power), power)
+    # twice the shift rounds to even integers
+    shift = 2 * (f.shift + f.bias)
+    n = plus(k.fma(x, lit(2 * f.half_log2e, x), lit(shift, x)), -shift)
+    r = k.fma(n, lit(-f.ln2[1], x), k.fma(n, lit(-f.ln2[0], x), x))
+    return k.ldexp(polynomial(r, (1.0, 1.0, *table(x, c.EXP_F32, c.EXP_F64))), n)
 
 
 def decay(x: Expr) -> Expr:

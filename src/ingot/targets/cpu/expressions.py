@@ -121,6 +121,10 @@ class Expressions:
             if folded is not None:
                 return "true" if folded else "false"
         x, y = self.value(e.a), self.value(e.b)
+        if e.fn == "ldexp" and isinstance(e.b, Binary) and e.b.fn == "add" and isinstance(e.b.b, Lit):
+            before, back = e.b.a, e.b.b.value
+            if back == -values.ldexp_shift(e.dtype):  # n comes from rounding by an addition: its sum is there
+                return values.ldexp(self.b, x, y, lambda: self.value(before), e.dtype, e.lanes)
         out = values.binary(self.b, e.fn, x, y, e.a.dtype, e.lanes)
         if e.fn == "lt" and isinstance(e.a, Ramp) and e.a.step == 1 and isinstance(e.b, Lit | Splat):
             end = constant(int(e.b.value)) if isinstance(e.b, Lit) else self.affine(e.b.a)

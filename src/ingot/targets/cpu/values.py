@@ -6,6 +6,8 @@ for + - * / and sqrt (24 >= 2 * 11 + 2 bits; Figueroa 1995) and needs no library
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ingot.ir.types import DType, f32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
@@ -71,6 +73,9 @@ def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str
             return b.call(f"llvm.copysign.{mangle(value_type(dtype), lanes)}", kind, ((kind, x), (kind, y)))
         if fn == "rem":
             return _fmod(b, x, y, dtype, lanes)
+        if fn == "ldexp":
+            shift = b.splat(literal(ldexp_shift(dtype), dtype), value_type(dtype), lanes)
+            return ldexp(b, x, y, lambda: b.emit(f"fadd {kind} {y}, {shift}", (y,)), dtype, lanes)
         if fn not in _FLOAT:
             raise CompileError(f"binary {fn}", expected="an integer", got=dtype)
         return b.emit(f"{_FLOAT[fn]} {kind} {x}, {y}", (x, y))
@@ -201,6 +206,29 @@ def shuffle(b: Builder, x: str, y: str, pick: tuple[int, ...], scalar: str, lane
         return b.emit(f"extractelement {kind} {source}, i64 {pick[0] % lanes}", (source,))
     picks = ", ".join(f"i32 {p}" for p in pick)
     return b.emit(f"shufflevector {kind} {x}, {kind} {y}, <{len(pick)} x i32> <{picks}>", (x, y))
+
+
+def ldexp_shift(dtype: DType) -> float:
+    """What turns an even float n, added to it, into one whose low bits are n/2 + bias."""
+    fraction, bias = (23, 127) if dtype == f32 else (52, 1023)
+    return 3 * 2.0**fraction + 2 * bias
+
+
+def ldexp(b: Builder, x: str, n: str, shifted: Callable[[], str], dtype: DType, lanes: int) -> str:
+    """x * 2^n; `shifted` prints n + ldexp_shift. Without the instruction: two factors 2^(n/2)."""
+    kind, bits = value_type(dtype, lanes), dtype.bits * lanes
+    if "avx512f" in b.features and (bits == 512 or (bits in (128, 256) and "avx512vl" in b.features)):
+        name = f"llvm.x86.avx512.mask.scalef.p{'s' if dtype == f32 else 'd'}.{bits}"
+        all_lanes = (f"i{max(8, lanes)}", "-1")
+        rounding = (("i32", "4"),) if bits == 512 else ()
+        return b.call(name, kind, ((kind, x), (kind, n), (kind, "zeroinitializer"), all_lanes, *rounding))
+    s = shifted()
+    ints = vector_of(f"i{dtype.bits}", lanes)
+    whole = b.emit(f"bitcast {kind} {s} to {ints}", (s,))
+    field = b.emit(f"shl {ints} {whole}, {b.splat(str(23 if dtype == f32 else 52), f'i{dtype.bits}', lanes)}", (whole,))
+    power = b.emit(f"bitcast {ints} {field} to {kind}", (field,))
+    half = b.emit(f"fmul {kind} {x}, {power}", (x, power))
+    return b.emit(f"fmul {kind} {half}, {power}", (half, power))
 
 
 def _fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
