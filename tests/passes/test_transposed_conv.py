@@ -1,0 +1,70 @@
+"""Transposed convolutions: one convolution for all phases or one for each, whichever is less work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import DimLike, likely_sizes, symbol
+from ingot.ir.node import Graph, Node, const
+from ingot.passes.fold import fold_constants
+from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.lower import lower_model_ops
+from ingot.passes.simplify import simplify
+from ingot.passes.transposed_conv import split_transposed
+from tests.passes.check import arg, count, graph, random_inputs, same_values
+from tests.schedule.compiled import check
+
+RNG = np.random.default_rng(3)
+
+
+def rises(
+    shape: tuple[DimLike, ...], out: int, kernel: int, stride: int, pad: int, more: int = 0, groups: int = 1
+) -> Graph:
+    """A graph with one transposed convolution of `shape`, as CORE ops, and what follows it."""
+    x, rank = arg("x", *shape), len(shape) - 2
+    w = RNG.standard_normal((int(x.shape[1]), out // groups, *((kernel,) * rank))).astype(np.float32)  # type: ignore
+    op = ops.ConvTranspose((stride,) * rank, ((pad, pad),) * rank, (more,) * rank, (1,) * rank, groups)
+    return fold_constants(lower_model_ops(graph(ops.maximum(op(x, const(w)), 0.0)), frozenset()))
+
+
+def convolutions(g: Graph) -> list[Node]:
+    return [n for n in g.nodes() if isinstance(n.op, ops.Convolution)]
+
+
+CASES = [  # shape, out, kernel, stride, pad, output padding, groups, convolutions
+    ((2, 64, 4, 4), 8, 4, 2, 1, 0, 1, 4),
+    ((2, 64, 5, 7), 8, 3, 2, 1, 1, 1, 4),  # phases of 1, 2, 2 and 4 taps
+    ((2, 64, 5, 7), 8, 3, 2, 1, 0, 1, 4),  # sizes that the stride does not divide
+    ((2, 64, 9), 8, 16, 8, 4, 0, 1, 8),
+    ((1, 128, 5), 6, 4, 2, 1, 1, 2, 2),
+    ((1, 128, 3, 2, 4), 8, 4, 2, 1, 0, 1, 8),
+    ((2, 64, 4, 4), 8, 2, 2, 0, 0, 1, 1),  # phases of one tap, all the same
+    ((2, 64, 4, 4), 8, 4, 4, 0, 0, 1, 1),
+    ((2, 64, 4, 4), 8, 2, 3, 0, 0, 1, 1),  # a phase without taps
+    ((2, 64, 8, 8), 8, 4, 2, 1, 0, 1, 1),  # Winograd's algorithm takes the common window
+    ((2, 4, 4, 4), 8, 4, 2, 1, 0, 1, 1),  # too few channels
+    ((2, 64, 3, 3), 64, 4, 2, 1, 0, 64, 1),
+    ((symbol("n"), 64, 4, 4), 8, 4, 2, 1, 0, 1, 4),
+    ((symbol("n"), 64, symbol("l")), 8, 4, 2, 1, 0, 1, 2),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_phases(case: tuple[tuple[DimLike, ...], int, int, int, int, int, int, int]) -> None:
+    shape, out, kernel, stride, pad, more, groups, kernels = case
+    before = rises(shape, out, kernel, stride, pad, more, groups)
+    with likely_sizes({"n": 1, "l": 6}):
+        after = split_transposed(before)
+    assert len(convolutions(after)) == kernels
+    assert all(d == 1 for n in convolutions(after) for d in n.op.lhs_dilation)  # type: ignore[union-attr]
+    sizes = {"n": 3, "l": 6}
+    same_values(before, after, 2e-4, **sizes)
+    compiled = explicit_padding(assign_layouts(simplify(after)))
+    check(compiled, random_inputs(before, sizes), rtol=1e-5)
+
+
+def test_phases_share_one_padded_input() -> None:
+    after = split_transposed(rises((1, 64, 4, 4), 8, 4, 2, 1))
+    assert count(after, ops.Pad) == 1
