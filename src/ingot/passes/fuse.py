@@ -204,9 +204,9 @@ class _Fusion:
 
     def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
         """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
-        if is_leaf(node) or is_free(node):
+        if is_leaf(node) or (is_free(node) and not node.inputs):
             return True
-        if depth == 0 or not is_pointwise(node) or isinstance(node.op, (*_COSTLY, ops.Concat)):
+        if depth == 0 or not (is_pointwise(node) or is_free(node)) or isinstance(node.op, (*_COSTLY, ops.Concat)):
             return False
         return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
 
