@@ -33,12 +33,12 @@ from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.fuse import fuse
 from ingot.passes.fuse_attention import fuse_attention
 from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.linear_order import order_linear
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
 from ingot.passes.precision import lower_precision
 from ingot.passes.reshaped_reductions import reduce_unreshaped
-from ingot.passes.resize_order import resize_last
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
@@ -77,7 +77,7 @@ def cpu_passes(
         ("bound_positions", bound_positions),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
-        ("resize_last", resize_last),
+        ("order_linear", order_linear),  # behind norms, which are then a constant that is added
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),

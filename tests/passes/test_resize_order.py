@@ -12,8 +12,8 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
 from ingot.passes.layout import assign_layouts
+from ingot.passes.linear_order import order_linear
 from ingot.passes.lower import lower_model_ops
-from ingot.passes.resize_order import resize_last
 from tests.passes.check import arg, count, graph, same_values
 
 RNG = np.random.default_rng(3)
@@ -33,7 +33,7 @@ def first(g: Graph) -> type:
 def test_the_convolution_goes_first(mode: str, groups: int) -> None:
     x = arg("x", symbol("n"), 4, 5, 7)
     before = graph(conv(ops.Resize((10, 14), (2, 3), mode)(x), groups=groups))
-    after = resize_last(before)
+    after = order_linear(before)
     assert first(before) is ops.Resize and first(after) is ops.Conv
     same_values(before, after, 1e-5, n=2)
 
@@ -43,7 +43,7 @@ def test_sizes_of_batch_and_channels_that_stay() -> None:
     x = arg("x", 2, 4, 5, 7)
     resize = ops.Resize((2, 4, 10, 21), (0, 1, 2, 3), "linear", scales=(1.0, 1.0, 2.0, 3.0))
     before = graph(conv(resize(x)))
-    after = resize_last(before)
+    after = order_linear(before)
     assert first(after) is ops.Conv
     same_values(before, after, 1e-5)
 
@@ -63,14 +63,14 @@ def test_only_where_it_saves_work() -> None:
         graph(conv(channels(x))),
     ]
     for g in kept:
-        after = resize_last(g)
+        after = order_linear(g)
         assert after == g and count(after, ops.Conv) == 1
 
 
 def test_infinities_and_nan() -> None:
     x = arg("x", 1, 4, 5, 7)
     before = graph(conv(ops.Resize((10, 14), (2, 3), "linear")(x)))
-    after = resize_last(before)
+    after = order_linear(before)
     data = np.ones((1, 4, 5, 7), np.float32)
     data[0, 1, 2, 3], data[0, 2, 4, 0] = np.inf, np.nan
     (want,), (got,) = interpret(before, [data]), interpret(after, [data])

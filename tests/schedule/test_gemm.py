@@ -44,7 +44,7 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
 
     def spy(top, chunk, *rest):
         chunks = emit_contraction(top, chunk, *rest)
-        *_, fetch = rest
+        *_, fetch, _ = rest
         block = Block()
         if fetch is not None:
             fetch(block, (k.integer(0), k.integer(0)), 16)

@@ -142,3 +142,75 @@ def test_image_that_is_an_output_stays_where_it_is_wanted() -> None:
     check(graph, [values(1, 10, 12, 16)])
 
 
+
+
+def pointwise(x: Node, out: int, window: int = 1, groups: int = 1) -> Node:
+    (c,) = static_shape(x.shape[-1:])
+    return shifted(conv(padded(x, window // 2, window // 2), values(window, window, c // groups, out), 1, groups))
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("kind", ["mean", "max", "prod"])
+@pytest.mark.parametrize(
+    ("n", "height", "width", "channels", "out", "window", "groups"),
+    [
+        (1, 30, 31, 24, 37, 1, 1),  # parts of an image
+        (3, 7, 7, 70, 96, 1, 1),  # several images to a chunk, none to a tile
+        (2, 14, 13, 32, 48, 3, 2),  # lines of an image, channels in groups
+        (1, 5, 1, 16, 19, 1, 1),
+        (2, 1, 1, 16, 19, 1, 1),  # a pool of one position
+        (1, 12, 12, 70, 70, 3, 1),  # by Winograd's algorithm
+    ],
+)
+def test_contractions(
+    n: int, height: int, width: int, channels: int, out: int, window: int, groups: int, kind: str, machine: Machine
+) -> None:
+    x = image(n, height, width, channels)
+    y = pointwise(x, out, window, groups)
+    y = ops.add(ops.mul(y, 2.0**-12), 1.0) if kind == "prod" else relu(y)
+    graph = Graph((x,), (excited(y, kind, 8),))
+    assert pools(graph) == 1
+    check(graph, [values(n, height, width, channels)], machine=machine)
+
+
+def test_residuals_and_images_of_any_number() -> None:
+    x = image(symbol("n"), 7, 9, 48)
+    graph = Graph((x,), (excited(relu(ops.add(pointwise(x, 48), x)), "mean", 24),))
+    assert pools(graph) == 1
+    model = compile_graph(graph)
+    for n in (1, 2, 5):
+        xs = [values(n, 7, 9, 48)]
+        want = interpret(graph, xs)[0]
+        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+
+
+def test_contraction_on_images_of_any_size() -> None:
+    x = image(symbol("n"), symbol("h"), symbol("w"), 20)
+    graph = Graph((x,), (excited(relu(pointwise(x, 40)), "max", 12),))
+    assert pools(graph) == 1
+    model = compile_graph(graph)
+    for n, h, w in ((1, 1, 1), (2, 4, 9), (1, 13, 31)):
+        xs = [values(n, h, w, 20)]
+        want = interpret(graph, xs)[0]
+        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+
+
+def test_contraction_keeps_nan_in_its_channel_and_any_number_of_threads() -> None:
+    x, xs = image(1, 40, 41, 16), values(1, 40, 41, 16)
+    xs[0, 33, 20, 3] = np.nan
+    y = relu(pointwise(x, 33))
+    graph = Graph((x,), (ops.mul(y, 2.0), ops.mul(pooled(y, "sum"), 2.0)))
+    assert pools(graph) == 1
+    check(graph, [xs])
+    xs = values(1, 40, 41, 16)
+    one, two = (compile_graph(graph, threads=threads)(xs) for threads in (1, 2))
+    assert isinstance(one, tuple) and isinstance(two, tuple)
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_that_are_computed_are_pooled_from_memory() -> None:
+    x = image(2, 20, 21, 16)
+    scaled = relu(shifted(x))
+    graph = Graph((x,), (excited(relu(shifted(conv(scaled, values(1, 1, 16, 40), 1, 1))), "mean", 8),))
+    check(graph, [values(2, 20, 21, 16)])

@@ -68,7 +68,7 @@ def _makes_lines(made: Node, users: dict[Node, list[Node]], graph: Graph) -> boo
         return False
     anchor = [n for n in group.body.nodes() if category(n.op) is Category.CONTRACTION][-1]
     placed = made in graph.outputs or any(isinstance(u.op, ops.Concat | ops.Pad) for u in users[made])
-    image = ops.is_depthwise(anchor) and anchor.type.rank > 3 and made.dtype == f32
+    image = isinstance(anchor.op, ops.Convolution) and anchor.type.rank > 3 and made.dtype == f32
     return image and not placed and _in_place(group.body.outputs[0], anchor)
 
 

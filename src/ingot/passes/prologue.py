@@ -33,7 +33,10 @@ ROWS = 128  # fewer are cut by columns between the cores: each would compute the
 
 
 def panel_operand(anchor: Node) -> Node | None:
-    """The operand that `anchor` reads row by row and could compute so itself, where that pays; None: none."""
+    """The operand that `anchor` reads row by row, or each element once, and could compute so itself, where that pays;
+    None: none."""
+    if isinstance(anchor.op, ops.ReduceWindow):
+        return anchor.inputs[0] if _reads_once(anchor.op) else None
     loops = _loops(anchor)
     if loops is None or anchor.inputs[0] is anchor.inputs[1]:
         return None
@@ -47,6 +50,13 @@ def panel_operand(anchor: Node) -> Node | None:
     # otherwise the second operand is streamed for each block of rows: from cache, if it is no larger than a few
     again = estimate(product(sized)) * k * b.dtype.nbytes <= 4 * BLOCK
     return a if count >= ROWS and row * TILE <= BLOCK and (small or again) else None
+
+
+def _reads_once(op: ops.ReduceWindow) -> bool:
+    """Whether no two windows share an element."""
+    spans = ((window - 1) * dilation + 1 for window, dilation in zip(op.window, op.dilation, strict=True))
+    apart = all(span <= stride for span, stride in zip(spans, op.strides, strict=True))
+    return apart and all(d == 1 for d in op.base_dilation)
 
 
 def why_stored(anchor: Node) -> str:

@@ -25,7 +25,7 @@ from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.types import bf16, f32, static_shape, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
-from ingot.schedule.operands import Computed, Fetch, Index, Operand, Write
+from ingot.schedule.operands import Computed, Fetch, Fold, Index, Operand, Write
 from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes, pieces
 
@@ -52,7 +52,8 @@ class _Columns:
 class _Tile:
     """Rows of one register tile: `lines` of the last but one row axis by `rows` of the last, from (*at, w).
 
-    a: its first element in A. row: its first row, counted along the last axis from the start of the chunk.
+    a: its first element in A. row: its first row, counted along the last axis from the start of the chunk. first:
+    whether it is the first of its lines in the chunk.
     """
 
     at: Index
@@ -61,6 +62,7 @@ class _Tile:
     rows: int
     a: Expr
     row: Expr
+    first: Expr
 
 
 @dataclass(frozen=True)
@@ -84,24 +86,26 @@ def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], Non
 
 def emit_contraction(
     top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write,
-    fetch: Fetch | None = None,
+    fetch: Fetch | None = None, fold: Fold | None = None,
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
 
     `write(block, index, acc, mask)` is the epilogue: index has one expression per batch, row and column axis; the
     last is a Ramp over acc's lanes. mask: lanes that exist, None for all. `fetch(block, index, width)` prefetches what
-    the epilogue will read for `width` columns of one row while the products are computed.
+    the epilogue will read for `width` columns of one row while the products are computed. `fold` is told where lines
+    start and end, between which `write` is called for their rows.
     """
-    return Nest(c, plan, a, b, write, fetch).emit(top, chunk)
+    return Nest(c, plan, a, b, write, fetch, fold).emit(top, chunk)
 
 
 class Nest:
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
     def __init__(
-        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write, fetch: Fetch | None = None
+        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write, fetch: Fetch | None = None,
+        fold: Fold | None = None,
     ) -> None:
-        self.c, self.plan, self.a, self.b, self.write, self.fetch = c, plan, a, b, write, fetch
+        self.c, self.plan, self.a, self.b, self.write, self.fetch, self.fold = c, plan, a, b, write, fetch, fold
         self.reduce = merge_axes(c.reduce)
         self.columns = c.cols[-1].extent
         self.full_panels = floordiv(self.columns, plan.panel)
@@ -323,7 +327,7 @@ class Nest:
 
         def tile(b: Block, w: Expr, rows: int) -> None:
             row = b.let(add(base, mul(w, dim_expr(self.inner.a))), "r")
-            self._tile(b, columns, _Tile(at, w, lines, rows, row, add(first, k.sub(w, low))))
+            self._tile(b, columns, _Tile(at, w, lines, rows, row, add(first, k.sub(w, low)), k.binary("eq", w, low)))
 
         if isinstance(self.inner.extent, int):
             # a chunk's block of rows is a multiple of the width, but for the last
@@ -527,10 +531,23 @@ class Nest:
 
             def row(x: Block, i: Expr, j: Expr) -> None:
                 value = k.load(acc, add(mul(add(mul(i, integer(tile.rows)), j), integer(nv)), v))
-                line = (*at[:-1], add(at[-1], i)) if at else ()
-                self._finish(x, (*self.batch, *line, add(tile.w, j), *self.outer), n, value, columns, full)
+                self._finish(x, place(i, j), n, value, columns, full)
 
-            _each_row(b, tile, row)
+            def place(i: Expr, j: Expr) -> Index:
+                line = (*at[:-1], add(at[-1], i)) if at else ()
+                return (*self.batch, *line, add(tile.w, j), *self.outer)
+
+            if self.fold is None:
+                _each_row(b, tile, row)
+                return
+            fold, index, mask = self.fold, *self._lanes(b, n, columns, full)
+
+            def line(x: Block, i: Expr) -> None:
+                fold.begin(x, index.lanes)
+                x.loop("j", 0, tile.rows, 1, lambda y, j: row(y, i, j), unroll=True)
+                fold.end(x, (*place(i, ZERO), index), mask, tile.first)
+
+            b.loop("i", 0, tile.lines, 1, line, unroll=True)
 
         whole = nv - 1 if columns.tail else nv
         block.loop("v", 0, whole, 1, lambda b, v: finish(b, v, True), unroll=True)
@@ -568,20 +585,21 @@ class Nest:
         return k.cast(wide, self.c.acc)
 
     def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: _Columns, full: bool) -> None:
-        lanes = self.plan.lanes
-        if full and not columns.masked:
-            index = k.ramp(n, lanes) if lanes > 1 else n
-            self.write(block, (*place, index), value, None)
-        elif self.plan.masks:
-            mask = block.let(k.binary("lt", k.ramp(n, lanes), dim_expr(self.columns)), "mask")
-            self.write(block, (*place, k.ramp(n, lanes)), value, mask)
-        elif columns.tail:
-            # without mask registers: the lanes that exist, as a shorter vector
-            short = k.Shuffle(value.dtype, columns.tail, value, value, tuple(range(columns.tail)))
-            index = k.ramp(n, columns.tail) if columns.tail > 1 else n
-            self.write(block, (*place, index), short, None)
-        else:
+        if (columns.masked or not full) and not self.plan.masks and not columns.tail:
             self._one_by_one(block, place, n, value)
+            return
+        index, mask = self._lanes(block, n, columns, full)
+        if index.lanes < value.lanes:
+            value = k.Shuffle(value.dtype, index.lanes, value, value, tuple(range(index.lanes)))
+        self.write(block, (*place, index), value, mask)
+
+    def _lanes(self, block: Block, n: Expr, columns: _Columns, full: bool) -> tuple[Expr, Expr | None]:
+        """The columns of a vector from `n`, and which exist, None for all: without mask registers, those are fewer."""
+        lanes = self.plan.lanes
+        if (columns.masked or not full) and self.plan.masks:
+            return k.ramp(n, lanes), block.let(k.binary("lt", k.ramp(n, lanes), dim_expr(self.columns)), "mask")
+        lanes = lanes if full else columns.tail
+        return (k.ramp(n, lanes) if lanes > 1 else n), None
 
     def _one_by_one(self, block: Block, place: Index, n: Expr, value: Expr) -> None:
         """A dynamic tail without mask registers: through memory, one column at a time."""

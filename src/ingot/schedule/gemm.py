@@ -25,6 +25,7 @@ from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Emitter, Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.line_folds import LineFolds, lower_apart
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Computed, Operand
@@ -64,12 +65,16 @@ class Loops:
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A matmul or convolution, the pointwise ops or the other contraction that make its A, and its epilogue."""
+    """A matmul or convolution, the pointwise ops or the other contraction that make its A, its epilogue, and global
+    pools of its result."""
     *inner, anchor = (n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
+    image, whole, places = replace(body, outputs=body.outputs[:1]), body, outs
     if any(d == 0 for n in anchor.inputs for d in n.shape):
-        return lower_pointwise(_without_terms(body, anchor), ins, outs, machine)
+        low = lower_pointwise(_without_terms(image, anchor), ins, outs[:1], machine)
+        return lower_apart(low, whole, ins, places, machine)
     if ops.is_depthwise(anchor):
         return lower_depthwise(body, ins, outs, constant, machine)
+    body, outs = image, outs[:1]
     a_node, b_node = anchor.inputs
     b_at, b_layout = operand_memory(body, b_node, ins)
     operands = Operands.of(body)
@@ -87,7 +92,11 @@ def lower_contraction(
         loops = make(anchor, a_layout, b_layout)
         temps = (b_node.type.nbytes,)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("temp", 0)
-    loops = _computed_rows(loops, a_node) if computed else _flat_rows(_rows_as_they_lie(loops))
+    pooled = len(whole.outputs) > 1 and packed and not computed and _has_lines(anchor, loops)
+    if pooled:
+        loops = _flat_rows(loops, apart=1 if anchor.shape[0] != 1 else 0)
+    else:
+        loops = _computed_rows(loops, a_node) if computed else _flat_rows(_rows_as_they_lie(loops))
     if b_node.dtype == bf16:
         loops = _side_by_side_last(loops)
     em = operands.emitter(body, ins)
@@ -100,7 +109,8 @@ def lower_contraction(
     site = contraction_site(body, anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
-        return replace(lower_winograd(body, ins, outs, anchor, choice, machine), site=site)
+        low = replace(lower_winograd(body, ins, outs, anchor, choice, machine), site=site)
+        return lower_apart(low, whole, ins, places, machine)
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
     packs: tuple[Pack, ...] = ()
@@ -109,6 +119,7 @@ def lower_contraction(
         packs = (panels(b_at, c, plan, offset),)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("pack", 0)
     chunk, top = k.var("chunk"), Block()
+    lines = _Lines(whole, anchor, loops, plan) if pooled else None
 
     def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
         if acc.lanes > 1 and c.cols[-1].extent == 1:
@@ -118,6 +129,8 @@ def lower_contraction(
         bind_result(em, block, anchor, value)
         index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
         store_results(em, block, body, operands.outs, outs, index, mask)
+        if lines is not None:
+            lines.fold.add(block, em, index, mask)
 
     def fetch(block: Block, place: Index, width: int) -> None:
         index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
@@ -137,7 +150,7 @@ def lower_contraction(
     else:
         a = Operand(operands.ins[a_at], a_layout.offset)
     b = Operand(b_buffer, b_offset)
-    chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None)
+    chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
     # an operand that only the contraction's own B was read from has no place among the kernel's parameters
     params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
     if b_buffer not in operands.params:
@@ -147,10 +160,45 @@ def lower_contraction(
     if made is not None:
         params = [(b, arg) for b, arg in params if arg != Arg("in", made.b_at) or _reads(body, made.b, made.anchor)]
         params.append((made.b_buffer, Arg("pack", len(packs) - 1)))
+    if lines is not None:
+        params += zip(lines.fold.buffers, lines.fold.args, strict=True)
     extents = tuple(x.extent for x in (*c.batch, *c.rows, *c.cols, *c.reduce))
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
     kernel = Kernel("contraction", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
-    return Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs, site)
+    low = Lowered((*before, Step(kernel, tuple(arg for _, arg in params))), temps, packs, site)
+    if lines is None:
+        return lower_apart(low, whole, ins, places, machine)
+    return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _has_lines(anchor: Node, loops: Loops) -> bool:
+    """Whether rows are positions of images, and columns their channels."""
+    op, columns = anchor.op, loops.cols[-1].extent
+    image = isinstance(op, ops.Convolution) and op.out_layout[0] == "N" and op.out_layout[-1] == "C"
+    inside = len(loops.rows) > (anchor.shape[0] != 1) and loops.rows[-1].extent != 1
+    return image and inside and isinstance(columns, int) and columns != 1
+
+
+class _Lines:
+    """What global pools fold of each chunk's part of a line: of the last row axis, which may be all of an image."""
+
+    def __init__(self, body: Graph, anchor: Node, loops: Loops, plan: Plan) -> None:
+        self.loops, self.plan = loops, plan
+        self.images = anchor.shape[0] != 1
+        *between, inner = loops.rows[self.images :]
+        self.whole = plan.row_block == inner.extent
+        parts = 1 if self.whole else ceildiv(inner.extent, plan.row_block)
+        self.fold = LineFolds(body, (anchor.shape[0], *(x.extent for x in between), parts, anchor.shape[-1]))
+
+    def begin(self, block: Block, lanes: int) -> None:
+        self.fold.begin(block, lanes)
+
+    def end(self, block: Block, place: Index, mask: Expr | None, first: Expr) -> None:
+        start = len(self.loops.batch)
+        *line, position = place[start : start + len(self.loops.rows)]
+        part = ZERO if self.whole else block.let(k.binary("div", position, dim_expr(self.plan.row_block)), "part")
+        channel = self.loops.result(self.loops.full(place))[-1]
+        self.fold.end(block, (*(() if self.images else (ZERO,)), *line, part, channel), mask, first)
 
 
 def _pointwise_rows(em: Emitter, node: Node, loops: Loops, c: Contraction, machine: Machine) -> Computed:
@@ -403,10 +451,11 @@ def _rows_as_they_lie(loops: Loops) -> Loops:
     return replace(loops, rows=tuple(loops.rows[d] for d in order), full=full)
 
 
-def _flat_rows(loops: Loops) -> Loops:
-    """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence."""
+def _flat_rows(loops: Loops, apart: int = 0) -> Loops:
+    """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence. The first
+    `apart` stay as they are."""
     rows, count = loops.rows, 1
-    while count < len(rows) and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
+    while count < len(rows) - apart and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
         count += 1
     return _joined(loops, count, rows[-1].a)
 

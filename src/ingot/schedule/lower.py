@@ -14,11 +14,11 @@ from ingot.schedule.gemm import lower_contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
+from ingot.schedule.pool import lower_pool
 from ingot.schedule.reduction import lower_rows
 from ingot.schedule.scan import lower_recurrent
 from ingot.schedule.scatter import lower_scatter
 from ingot.schedule.sort import lower_sort
-from ingot.schedule.window import lower_pool
 from ingot.support.errors import CompileError
 
 Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
@@ -12,6 +13,16 @@ from ingot.schedule.block import Block
 Index = tuple[Expr, ...]
 Write = Callable[[Block, Index, Expr, Expr | None], None]
 Fetch = Callable[[Block, Index, int], None]
+
+
+class Fold(Protocol):
+    """What an epilogue folds over the rows of a line."""
+
+    def begin(self, block: Block, lanes: int) -> None:
+        """Rows of a line follow: `lanes` columns of each."""
+
+    def end(self, block: Block, place: Index, mask: Expr | None, first: Expr) -> None:
+        """They are done; `place` is the first one's. first: whether nothing of the line came before, in this chunk."""
 
 
 @dataclass(frozen=True)
@@ -30,4 +41,4 @@ class Computed:
     fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
 
 
-__all__ = ["Computed", "Fetch", "Index", "Operand", "Write"]
+__all__ = ["Computed", "Fetch", "Fold", "Index", "Operand", "Write"]

@@ -473,7 +473,7 @@ def _lower_parts(
         else:
             partial.append(replace(op, dim=at + 1)(wide))
             memo[n] = _place(op, values, partial[-1], where, extent // parts)
-    whole, own = _rest(body, memo, ())
+    whole, own = rest_of(body, memo, ())
     return _lower_apart(whole, tuple(dict.fromkeys(partial)), tuple(ins[i] for i in own), outs, machine)
 
 
@@ -510,17 +510,17 @@ def lower_folded(
         assert isinstance(op, Reduce)
         given.append(Input(f"part{i}", f.type)())
         memo[f.node] = cast(replace(op, dims=f.dims)(given[-1]), f.node.dtype)
-    rest, lasts = _rest(body, memo, given)
+    rest, lasts = rest_of(body, memo, given)
     places = tuple(Layout.contiguous(f.type.shape) for f in parts)
     rows = rows_of(rest)
     assert rows is not None
     low = _Lowering(rest, (*places, *(ins[i] for i in lasts)), outs, rows, machine).lower()
     args = [*(Arg("temp", i) for i in range(len(parts))), *(Arg("in", i) for i in lasts)]
     results = [Arg("out", first + i) for i in range(len(rest.outputs))]
-    return tuple(_with_args(s, {"in": args, "out": results}) for s in low.steps)
+    return tuple(with_args(s, {"in": args, "out": results}) for s in low.steps)
 
 
-def _rest(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[Graph, list[int]]:
+def rest_of(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[Graph, list[int]]:
     """`body` with what `memo` has in the place of its nodes, and the numbers of its own inputs that are still read:
     they come behind the new ones, `given`."""
     outputs = rebuilt(body.outputs, memo)
@@ -553,19 +553,19 @@ def _lower_apart(
     taken = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
     labels = (label for label in map("row{}".format, itertools.count()) if label not in taken)
     memo: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(firsts, labels, strict=False)}
-    rest, left = _rest(body, memo, [memo[n] for n in firsts])
+    rest, left = rest_of(body, memo, [memo[n] for n in firsts])
     lower = lower_rows if reductions_of(rest) else lower_pointwise
     two = lower(rest, (*places, *(ins[i] for i in left)), outs, machine)
 
     results = [Arg("temp", i) for i in range(len(firsts))]
     temps = [Arg("temp", len(firsts) + i) for i in range(len(one.temps) + len(two.temps))]
-    steps = [_with_args(s, {"in": [Arg("in", i) for i in own], "out": results, "temp": temps}) for s in one.steps]
+    steps = [with_args(s, {"in": [Arg("in", i) for i in own], "out": results, "temp": temps}) for s in one.steps]
     given_args = [*results, *(Arg("in", i) for i in left)]
-    steps += [_with_args(s, {"in": given_args, "temp": temps[len(one.temps) :]}) for s in two.steps]
+    steps += [with_args(s, {"in": given_args, "temp": temps[len(one.temps) :]}) for s in two.steps]
     return Lowered(tuple(steps), (*(n.type.nbytes for n in firsts), *one.temps, *two.temps))
 
 
-def _with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
+def with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
     return Step(step.kernel, tuple(places[a.kind][a.index] if a.kind in places else a for a in step.args))
 
 

@@ -1,10 +1,9 @@
-"""Window groups: pools and depthwise convolutions, with the pointwise ops behind them.
+"""Depthwise convolutions, with the pointwise ops behind them.
 
     depthwise:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
 
 Vectors run along the innermost dimension. A depthwise tile keeps several output positions in registers, so that every
-input vector of a row is loaded once for all taps that use it. Depthwise inputs carry their padding (see passes/layout);
-pools check their borders, by scalar branches where the vector dimension has no window.
+input vector of a row is loaded once for all taps that use it. Depthwise inputs carry their padding (see passes/layout).
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, TensorType, static_shape
-from ingot.ops.core.base import identity_of
+from ingot.ir.types import DType, static_shape
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Emitter, Index, Leaf, both, load_at, reshape_index, store_at
-from ingot.schedule.fold import Fold, accumulator, combining
+from ingot.schedule.emit import Emitter, Index, Leaf, load_at, reshape_index, store_at
+from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.line_folds import LineFolds
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params, vector_loop
-from ingot.schedule.reduction import Parts, lower_folded, reductions_of
+from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.support.errors import CompileError
 
 WORK = 1 << 16  # multiply-adds a depthwise chunk should have
@@ -85,94 +83,6 @@ def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
     return index
 
 
-def lower_pool(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A ReduceWindow and its epilogue."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, ops.ReduceWindow))
-    op = anchor.op
-    assert isinstance(op, ops.ReduceWindow)
-    x = anchor.inputs[0]
-    which, layout = operand_memory(body, x, ins)
-    operands = Operands.of(body)
-    em = operands.emitter(body, ins)
-    chunk, top = k.var("chunk"), Block()
-    dtype = accumulator(x.dtype)
-    rank = anchor.type.rank
-    axis = max((d for d in range(rank) if anchor.shape[d] != 1), default=rank - 1)
-    lanes = lanes_for(body, machine)
-
-    def write(block: Block, index: Index, mask: Expr | None) -> None:
-        width = index[axis].lanes
-        acc = block.alloc("acc", dtype, 1, lanes=width)
-        start = Lit(dtype, width, identity_of(op.kind, dtype))
-        block.store(acc, ZERO, start)
-
-        def tap(b: Block, at: tuple[Expr, ...]) -> None:
-            where: list[Expr] = []
-            scalar: Expr | None = None
-            inside = mask
-            for d in range(rank):
-                e = ix.mul(index[d], integer(op.strides[d]))
-                e = ix.add(e, ix.mul(at[d], integer(op.dilation[d])))
-                low, high = op.padding[d]
-                e = ix.sub(e, dim_expr(low))
-                if op.base_dilation[d] != 1:
-                    step = integer(op.base_dilation[d])
-                    whole = k.binary("eq", k.binary("rem", e, step), ZERO)
-                    inside = both(inside, k.binary("and", whole, k.binary("ge", e, ZERO)))
-                    e = k.binary("div", e, step)
-                checks = []
-                if low != 0:
-                    checks.append(k.binary("ge", e, ZERO))
-                if high != 0 or low != 0 or op.base_dilation[d] != 1:
-                    checks.append(k.binary("lt", e, dim_expr(x.shape[d])))
-                for check in checks:
-                    if check.lanes == 1:
-                        scalar = both(scalar, check)
-                    else:
-                        inside = both(inside, check)
-                where.append(e)
-
-            def accumulate(c: Block) -> None:
-                live = None if inside is None else c.let(inside, "in")
-                flat = ix.linear(tuple(where), layout.strides, layout.offset)
-                value = k.cast(k.splat(load_at(c, operands.ins[which], flat, live), width), dtype)
-                if live is not None and live is not mask:
-                    value = k.select(live, value, start)
-                c.store(acc, ZERO, k.binary(combining(op.kind, dtype), k.load(acc, ZERO), value))
-
-            if scalar is None:
-                accumulate(b)
-            else:
-                b.when(scalar, accumulate)
-
-        taps(block, op.window, tap)
-        value = block.let(k.cast(k.load(acc, ZERO), x.dtype), "pool")
-        bind_result(em, block, anchor, value)
-        index = result_index(block, body.outputs[0], anchor, index)
-        store_results(em, block, body, operands.outs, outs, index, mask)
-
-    chunks = chunked_loops(top, chunk, anchor.shape, axis, lanes, machine, write, work=int(np.prod(op.window)))
-    dims = symbol_params(*body_dims(body, (*ins, *outs)), *anchor.shape)
-    kernel = Kernel("pool", operands.params, dims, chunk, chunks, top.body)
-    return Lowered((Step(kernel, operands.args),))
-
-
-def taps(block: Block, window: tuple[int, ...], body: Callable[[Block, tuple[Expr, ...]], None]) -> None:
-    """Loops over the positions of a window; small windows are unrolled."""
-    if int(np.prod(window)) <= 16:
-        for at in itertools.product(*(range(n) for n in window)):
-            body(block, tuple(integer(i) for i in at))
-        return
-
-    def nest(b: Block, at: tuple[Expr, ...]) -> None:
-        if len(at) == len(window):
-            body(b, at)
-            return
-        b.loop("t", 0, window[len(at)], 1, lambda c, e: nest(c, (*at, e)))
-
-    nest(block, ())
-
-
 def lower_depthwise(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
@@ -195,8 +105,7 @@ class Depthwise:
         op = anchor.op
         assert isinstance(op, ops.Convolution)
         self.op, self.anchor, self.machine = op, anchor, machine
-        self.body, self.outs = replace(body, outputs=body.outputs[:1]), outs[:1]
-        self.pooled, self.pooled_outs = replace(body, outputs=body.outputs[1:]), outs[1:]
+        self.body, self.outs, self.all_outs = replace(body, outputs=body.outputs[:1]), outs[:1], outs
         _, w = anchor.inputs
         self.window = tuple(int(w.shape[d]) for d in self._spatial(op.rhs_layout))  # static by construction
         self.w_index, w_layout = operand_memory(body, w, ins)
@@ -218,10 +127,7 @@ class Depthwise:
         self.ins, self.order = ins, order
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
-        lines = (*anchor.shape[:-2], anchor.shape[-1])
-        over = tuple(range(1, len(lines) - 1))
-        self.parts = tuple(Parts(n, TensorType(n.dtype, lines), over) for n in reductions_of(body))
-        self.sums = tuple(Buffer(f"lines{i}", p.type.dtype, writable=True) for i, p in enumerate(self.parts))
+        self.fold = LineFolds(body, (*anchor.shape[:-2], anchor.shape[-1]))
 
     def _input(self) -> tuple[Buffer, Layout]:
         """Where the input lies."""
@@ -271,11 +177,10 @@ class Depthwise:
     def _lowered(self, kernel: Kernel) -> Lowered:
         """The kernel with its operands, and the one that folds its lines."""
         packed = {Arg("in", p.index): Arg("pack", i) for i, p in enumerate(self.packs)}
-        args = (*(packed.get(a, a) for a in self.operands.args), *(Arg("temp", i) for i in range(len(self.parts))))
-        steps = [Step(replace(kernel, params=(*self.operands.params, *self.sums)), args)]
-        if self.parts:
-            steps += lower_folded(self.pooled, self.parts, self.ins, self.pooled_outs, self.machine, first=1)
-        return Lowered(tuple(steps), tuple(p.type.nbytes for p in self.parts), self.packs)
+        args = (*(packed.get(a, a) for a in self.operands.args), *self.fold.args)
+        step = Step(replace(kernel, params=(*self.operands.params, *self.fold.buffers)), args)
+        folded = self.fold.steps(self.ins, self.all_outs, self.machine)
+        return Lowered((step, *folded), self.fold.temps, self.packs)
 
     def _channel_block(self, rows: int) -> int:
         """Channels of a chunk: all, or fewer where there are too few rows to keep the threads equally busy."""
@@ -294,22 +199,20 @@ class Depthwise:
     def _line(self, block: Block, row: Index, c: Expr, mask: Expr | None) -> None:
         """One row of outputs for one vector of channels."""
         width = self.anchor.shape[-2]
-        folds = [Fold.of(p.node, block, c.lanes, 1) for p in self.parts]
+        self.fold.begin(block, c.lanes)
         whole = dim_expr(width) if not isinstance(width, int) else integer(width // self.tile * self.tile)
         if not isinstance(width, int):
             tile = integer(self.tile)
             whole = block.let(k.mul(k.binary("div", whole, tile), tile), "whole")
-        block.loop("ow", ZERO, whole, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask, folds))
+        block.loop("ow", ZERO, whole, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask))
         if not isinstance(width, int):
-            block.loop("ow", whole, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask, folds))
+            block.loop("ow", whole, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask))
         elif width % self.tile:
-            self._positions(block, row, whole, width % self.tile, c, mask, folds)
-        for part, fold, buffer in zip(self.parts, folds, self.sums, strict=True):
-            place = ix.linear((*row, c), Layout.contiguous(part.type.shape).strides)
-            store_at(block, buffer, place, fold.result(block, False), mask)
+            self._positions(block, row, whole, width % self.tile, c, mask)
+        self.fold.end(block, (*row, c), mask)
 
     def _positions(
-        self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None, folds: list[Fold]
+        self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None
     ) -> None:
         """`count` neighbouring outputs: accumulate all taps, then the epilogue."""
         op, lanes = self.op, c.lanes
@@ -355,8 +258,7 @@ class Depthwise:
             bind_result(self.em, block, self.anchor, value)
             index = result_index(block, self.body.outputs[0], self.anchor, index)
             store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
-            for fold in folds:
-                fold.add(block, self.em.value(block, fold.node.inputs[0], index, mask), ZERO, None, 0)
+            self.fold.add(block, self.em, index, mask)
 
     def _outer_taps(
         self, block: Block, window: tuple[int, ...], at: tuple[Expr, ...],

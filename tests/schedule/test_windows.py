@@ -1,0 +1,89 @@
+"""Pools of windows in tiles of outputs, against the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import static_shape
+from ingot.ops.core.base import Pairs
+from ingot.schedule.machine import Machine
+from tests.schedule.compiled import MACHINES, check, compile_graph
+from tests.schedule.test_expand import image, kinds, relu, shifted, values
+
+ONES = (1, 1, 1, 1)
+
+
+def pool(
+    x: Node, kind: str, window: tuple[int, int], strides: tuple[int, int], padding: Pairs = ((0, 0), (0, 0)),
+    dilation: tuple[int, int] = (1, 1),
+) -> Node:
+    pads = ((0, 0), *padding, (0, 0))
+    return ops.ReduceWindow(kind, (1, *window, 1), (1, *strides, 1), pads, (1, *dilation, 1), ONES)(x)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("kind", ["max", "sum", "min"])
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "dilation"),
+    [
+        ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+        ((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
+        ((3, 3), (2, 2), ((0, 2), (0, 1)), (1, 1)),  # ceil mode
+        ((2, 2), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+        ((5, 2), (1, 3), ((4, 0), (0, 3)), (1, 1)),
+        ((3, 3), (1, 2), ((2, 2), (2, 2)), (2, 2)),
+        ((2, 9), (1, 1), ((0, 0), (4, 4)), (1, 1)),  # more columns than registers hold
+        ((13, 13), (1, 1), ((6, 6), (6, 6)), (1, 1)),
+        ((3, 3), (1, 1), ((-1, 0), (1, -2)), (1, 1)),  # cut off
+        ((1, 3), (1, 1), ((2, 2), (3, 3)), (1, 1)),  # windows of padding alone
+    ],
+)
+def test_windows(
+    window: tuple[int, int], strides: tuple[int, int], padding: Pairs, dilation: tuple[int, int], kind: str,
+    machine: Machine,
+) -> None:
+    x = image(2, 11, 14, 37)
+    y = pool(x, kind, window, strides, padding, dilation)
+    residual = ops.mul(shifted(y), 0.5)
+    xs = values(2, 11, 14, 37)
+    check(Graph((x,), (y, residual)), [xs], machine=machine)
+    xs[0, 3, 4, 5], xs[1, 0, 0, 30], xs[1, 10, 13, 36], xs[0, 0, 7, 2] = np.nan, np.inf, -np.inf, np.nan
+    check(Graph((x,), (residual,)), [xs], machine=machine)
+
+
+@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 1), (3, 1, 1), (2, 2, 0), (5, 1, 2)])
+def test_any_size(window: int, stride: int, pad: int) -> None:
+    sizes: tuple[DimLike, ...] = (symbol("n"), symbol("h"), symbol("w"))
+    x = image(*sizes, 20)
+    y = pool(x, "max", (window, window), (stride, stride), ((pad, pad), (pad, pad)))
+    graph = Graph((x,), (shifted(y),))
+    model = compile_graph(graph)
+    for n, h, w in ((1, 5, 5), (3, 9, 14), (1, 30, 23)):
+        xs = [values(n, h, w, 20)]
+        np.testing.assert_allclose(np.asarray(model(*xs)), interpret(graph, xs)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_an_epilogue_that_reads_an_image_of_its_own() -> None:
+    """In tiles that the edge cuts off, no place of it outside is read."""
+    x, r = image(1, 7, 7, 16), ops.scalar(0.0)
+    y = pool(x, "sum", (3, 3), (1, 1), ((1, 1), (1, 1)))
+    graph = Graph((x,), (ops.sub(y, ops.mul(x, 9.0)), ops.add(y, r)))
+    check(graph, [values(1, 7, 7, 16)])
+
+
+def test_windows_that_share_nothing_compute_what_they_read() -> None:
+    x = image(2, 12, 10, 24)
+    first = relu(shifted(x))
+    graph = Graph((x,), (ops.mul(pool(first, "sum", (2, 2), (2, 2)), 0.25),))
+    assert kinds(graph) == ["window"]
+    check(graph, [values(2, 12, 10, 24)])
+    graph = Graph((x,), (ops.mul(pool(first, "sum", (3, 3), (2, 2)), 0.25),))
+    assert sorted(kinds(graph)) == ["pointwise", "window"]
+    height, width = static_shape(x.shape[1:3])
+    graph = Graph((x,), (pool(first, "max", (3, 4), (3, 4), ((1, 0), (2, 0))), pool(x, "max", (height, width), (1, 1))))
+    check(graph, [values(2, 12, 10, 24)])
