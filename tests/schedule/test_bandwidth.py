@@ -213,6 +213,34 @@ def test_cumulative_along_and_across_vectors(kind: str, reverse: bool, machine) 
     check(Graph(tuple(ins), (op.cumulative(kind, a, 1, reverse),)), [x], machine=machine)
 
 
+def _repeated(x: Node, times: int) -> Node:
+    wide = op.broadcast_to(op.expand_dims(x, -1), (*x.shape, times))
+    return op.reshape(wide, (*x.shape[:-1], x.shape[-1] * times))
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1", "bool"])
+def test_interleaved_and_strided_vectors(dtype: str, dynamic: bool, machine) -> None:
+    """Elements repeated, of two operands in turns, of images' channels, every other one, backwards."""
+    for n in (32, 48, 19, 3, 0):
+        v = values(5, n) if dtype[0] == "f" else np.arange(5 * n).reshape(5, n) % 5
+        xs = [v.astype(dtype), v[::-1].astype(dtype)]
+        a, b = ins = inputs_like(xs, {i: (symbol("m"), n) for i in range(2)} if dynamic else None)
+        zipped = op.reshape(op.stack((a, b), -1), (*a.shape[:-1], 2 * n))
+        for y in (*(_repeated(a, r) for r in (2, 3, 4)), zipped, _repeated(_repeated(a, 2), 2)):
+            check(Graph(tuple(ins), (y, op.reduce_max(op.flip(y, 1), 1))), xs, machine=machine)
+        for y in (op.slice_axis(a, 1, 0, n, 2), op.slice_axis(b, 1, 1, n, 2), op.flip(a, 1), op.flip(b, (0, 1))):
+            check(Graph(tuple(ins), (y, op.transpose(y))), xs, machine=machine)
+            check(Graph(tuple(ins), (op.slice_axis(op.flip(y, 1), 1, None, None, 2),)), xs, machine=machine)
+    for c, r in ((8, 2), (32, 4), (9, 3)):
+        v = (np.arange(2 * c * 5 * 32).reshape(2, c, 5, 32) % 251).astype(dtype)
+        (x,) = ins = inputs_like([v])
+        parts = op.transpose(op.reshape(x, (2, c // r // r, r, r, 5, 32)), (0, 1, 4, 2, 5, 3))
+        y = op.reshape(parts, (2, c // r // r, 5 * r, 32 * r))
+        check(Graph(tuple(ins), (y, op.reduce_min(y, (2, 3)), op.transpose(y, (0, 2, 3, 1)))), [v], machine=machine)
+
+
 @both
 def test_columns_of_rows_from_memory_are_asked_for(machine) -> None:
     small = replace(machine, l3=64)

@@ -28,7 +28,16 @@ from ingot.schedule.fold import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, leaves_caches, symbol_params
+from ingot.schedule.pointwise import (
+    AHEAD,
+    Operands,
+    body_dims,
+    chunked_loops,
+    comes_from_memory,
+    leaves_caches,
+    symbol_params,
+)
+from ingot.schedule.short_rows import LINE
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 WIDE = 8  # vectors of neighbouring columns that are walked together
@@ -57,12 +66,14 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
 
     def result(block: Block, index: Index, at: Expr, value: Expr, mask: Expr | None) -> None:
         bind_result(em, block, anchor, block.let(k.cast(value, anchor.dtype), "c"))
-        place = result_index(block, body.outputs[0], anchor, (*index[: op.dim], at, *index[op.dim :]))
-        store_results(em, block, body, operands.outs, outs, place, mask, stream=stream)
+        own = result_index(block, body.outputs[0], anchor, (*index[: op.dim], at, *index[op.dim :]))
+        store_results(em, block, body, operands.outs, outs, own, mask, stream=stream)
+
+    def place(index: Index, at: Expr) -> Expr:
+        return ix.linear((*index[: op.dim], at, *index[op.dim :]), layout.strides, layout.offset)
 
     def operand(block: Block, index: Index, at: Expr, mask: Expr | None) -> Expr:
-        flat = ix.linear((*index[: op.dim], at, *index[op.dim :]), layout.strides, layout.offset)
-        return k.cast(load_at(block, operands.ins[which], flat, mask), dtype)
+        return k.cast(load_at(block, operands.ins[which], place(index, at), mask), dtype)
 
     def columns(block: Block, index: Index, mask: Expr | None) -> None:
         """One element of each column after the other."""
@@ -70,6 +81,11 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
 
         def element(b: Block, i: Expr) -> None:
             at = ix.sub(dim_expr(length - 1), i) if op.reverse else i
+            if lanes > 1 and comes_from_memory(body, machine):
+                rows = -(-AHEAD // (lanes * x.dtype.nbytes))
+                there = ix.first_lane(place(index, ix.add(at, integer(-rows if op.reverse else rows))))
+                for column in range(0, lanes, LINE // x.dtype.nbytes):
+                    b.stmts.append(k.Prefetch(operands.ins[which], k.add(there, integer(column))))
             value = k.splat(operand(b, index, at, mask), acc.lanes)
             old = b.let(k.load(acc, ZERO), "o")
             new = b.let(k.binary(combining(op.kind, dtype), old, value), "n")

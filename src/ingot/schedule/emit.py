@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Buffer, Expr, Lit, Ramp
+from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
-from ingot.ir.types import boolean, i64
+from ingot.ir.types import Shape, boolean, i64
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -49,7 +49,8 @@ def load_leaf(buffer: Buffer, layout: Layout, pinned: bool = False) -> Leaf:
 
 
 def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) -> Expr:
-    """The cheapest read of a flat index: a scalar and a splat, consecutive elements, or a gather."""
+    """The cheapest read of a flat index: a scalar and a splat, consecutive elements, every other one or all backwards
+    out of whole vectors, or a gather."""
     step = ix.lane_step(flat)
     if flat.lanes == 1 and (mask is None or mask.lanes == 1):
         return block.let(k.load(buffer, flat, 1, mask))
@@ -59,7 +60,21 @@ def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) 
     mask = k.splat(mask, lanes) if mask is not None else None
     if step == 1:
         return block.let(k.load(buffer, ix.first_lane(flat), lanes, mask))
+    if mask is None and step in (-2, -1, 2):
+        return _apart(block, buffer, ix.first_lane(flat), lanes, step)
     return block.let(k.gather(buffer, k.splat(flat, lanes), mask))
+
+
+def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int) -> Expr:
+    """Elements first, first + step, ...: all between the first and the last are read, and nothing else."""
+    span = (lanes - 1) * step
+    low = block.let(ix.add(first, integer(min(span, 0))), "v")
+    starts = (0,) if abs(step) == 1 else (0, abs(span) - lanes + 1)
+    vectors = [block.let(k.load(buffer, ix.add(low, integer(at)), lanes)) for at in starts]
+    # a place behind the first vector is in the second, which ends with the last element
+    places = [i * step - min(span, 0) for i in range(lanes)]
+    pick = tuple(at if at < lanes else lanes + at - starts[-1] for at in places)
+    return block.let(k.Shuffle(buffer.dtype, lanes, vectors[0], vectors[-1], pick))
 
 
 def store_at(
@@ -175,7 +190,48 @@ def _broadcast(em: Emitter, block: Block, node: Node, index: Index, mask: Expr |
 
 def _reshape(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    return em.value(block, x, reshape_index(block, x.shape, node.shape, index), mask)
+    parts = _interleaved(block, x.shape, node.shape, index) if mask is None else None
+    if parts is None:
+        return em.value(block, x, reshape_index(block, x.shape, node.shape, index), mask)
+    lanes = max(e.lanes for e in index) // len(parts)
+    return _zipped(block, [k.splat(em.value(block, x, at), lanes) for at in parts])
+
+
+def _interleaved(block: Block, old: Shape, new: Shape, index: Index) -> list[Index] | None:
+    """Where a vector runs along a dimension whose innermost part is a short dimension of `old`: the coordinates in
+    `old` for each element of that, with so many times fewer lanes. None elsewhere."""
+    for olds, news in reshape_groups(old, new) or ():
+        parts, joined = [d for d in olds if old[d] != 1], [d for d in news if new[d] != 1]
+        if len(parts) < 2 or not joined:
+            continue
+        last, dim = parts[-1], joined[-1]
+        own, short = index[dim], old[last]
+        if not isinstance(own, Ramp) or own.step != 1 or not isinstance(short, int) or short < 2:
+            continue
+        lanes = own.lanes // short
+        aligned = ix.multiple_of(own.base, block.multiples) % own.lanes == 0
+        apart = all(e.lanes == 1 for d, e in enumerate(index) if d != dim)
+        if own.lanes % short or lanes < 4 or not aligned or not apart:
+            return None
+        base = block.let(k.binary("div", own.base, integer(short)), "z")
+        if isinstance(base, Var):
+            block.multiples[base.name] = lanes
+        # the rest of the dimension, in the place of all of it
+        rest = tuple(1 if d == last else n for d, n in enumerate(old))
+        around = tuple(new[d] // short if d == dim else n for d, n in enumerate(new))
+        at = tuple(k.ramp(base, lanes) if d == dim else e for d, e in enumerate(index))
+        outer = reshape_index(block, rest, around, at)
+        return [tuple(integer(i) if d == last else e for d, e in enumerate(outer)) for i in range(short)]
+    return None
+
+
+def _zipped(block: Block, parts: Sequence[Expr]) -> Expr:
+    """Lane 0 of every part, then lane 1, and so on; of a power of two of parts."""
+    if len(parts) == 1:
+        return parts[0]
+    even, odd = _zipped(block, parts[::2]), _zipped(block, parts[1::2])
+    pick = tuple(i // 2 + i % 2 * even.lanes for i in range(2 * even.lanes))
+    return block.let(k.Shuffle(even.dtype, 2 * even.lanes, even, odd, pick))
 
 
 def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ...], index: Index) -> Index:

@@ -22,7 +22,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.transpose import fold_lanes
 
 AHEAD = 1024  # bytes: so many loads at so many places are more than processors follow by themselves
-LINE = 64
+LINE = 64  # bytes that memory gives at once
 
 Value = Callable[[Block, Expr, Expr, Expr | None], Expr]  # (block, row, positions, mask) -> lanes of an operand
 
@@ -35,7 +35,7 @@ def width_of(body: Graph, shape: Shape, reduced: tuple[int, ...], lanes: int, ma
     if len(sized) != 1 or not folds or lanes < 4 or lanes & (lanes - 1):
         return None
     size = shape[sized[0]]
-    if not isinstance(size, int) or size > lanes or (size < lanes and not machine.masks):
+    if not isinstance(size, int) or not 0 < size <= lanes or (size < lanes and not machine.masks):
         return None
     count = product(d for i, d in enumerate(shape) if i not in reduced)
     if estimate(count) < lanes or any(product(n.shape) != count for n in body.outputs):
