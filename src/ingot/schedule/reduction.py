@@ -239,22 +239,17 @@ class _Lowering:
         block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
 
     def _ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
-        """Where vectors run across rows that come from memory: ask for the same columns of a row further on, or for the
-        next columns where rows are few. Each row is at a place of its own, which processors do not follow."""
+        """Where vectors run across rows that come from memory: ask for the same columns of a row further on. Each row
+        is at a place of its own, which processors do not follow by themselves."""
         if not comes_from_memory(self.body, self.machine) or self.rows.horizontal or not at:
             return
-        few, width = (estimate(self.rows.shape[d]) for d in (self.rows.reduced[-1], self.rows.axis))
         for stream in self._streams():
             nbytes = stream.dtype.nbytes
-            far = -(-AHEAD // (self.lanes * nbytes))
-            beside = few <= 4 * far and width > self.lanes
-            there = at if beside else (*at[:-1], k.add(at[-1], integer(far)))
+            below = (*at[:-1], k.add(at[-1], integer(-(-AHEAD // (self.lanes * nbytes)))))
             for i in range(0, self.lanes, LINE // nbytes):
-                step = integer(i + self.lanes * beside)
-                row = tuple(
-                    ix.add(e, step) if d == self.rows.axis else e for d, e in zip(self.rows.kept, self.row, strict=True)
-                )
-                self._prefetch(block, stream, there, row)
+                pairs = zip(self.rows.kept, self.row, strict=True)
+                row = tuple(ix.add(e, integer(i)) if d == self.rows.axis else e for d, e in pairs)
+                self._prefetch(block, stream, below, row)
 
     def _reads_only(self, found: Sequence[Node]) -> bool:
         """Operands that are only read leave registers for more sums."""
