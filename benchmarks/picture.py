@@ -16,7 +16,7 @@ from statistics import median
 COLORS = {
     "ingot": "#d9480f", "onnxruntime": "#868e96", "openvino": "#adb5bd", "inductor": "#ced4da", "eager": "#e9ecef",
 }  # fmt: skip
-ROW, BAR, LEFT, UNIT = 46, 11, 170, 250  # pixels
+BAR, GAP, LEFT, UNIT = 11, 7, 170, 250  # pixels
 LIMIT, SCALE = 2.1, UNIT / 1.05  # the longest bar; pixels of a speed of 1
 
 
@@ -38,7 +38,8 @@ def relative(found: dict[str, float]) -> dict[str, float]:
 
 
 def svg(table: dict[str, dict[str, float]]) -> str:
-    width, height = LEFT + 2 * UNIT + 160, ROW * len(table) + 50
+    row = max(map(len, table.values()), default=0) * (BAR + 2) + GAP
+    width, height = LEFT + 2 * UNIT + 160, row * len(table) + 50
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         ' font-family="sans-serif" font-size="12">',
@@ -46,7 +47,7 @@ def svg(table: dict[str, dict[str, float]]) -> str:
     ]
     order = list(COLORS)
     for i, (model, found) in enumerate(table.items()):
-        y = 30 + i * ROW
+        y = 30 + i * row
         out.append(f'<text x="{LEFT - 8}" y="{y + 20}" text-anchor="end">{model}</text>')
         speeds = relative(found)
         for j, peer in enumerate(sorted(speeds, key=order.index)):
