@@ -41,6 +41,15 @@ def depthwise(x: Node, window: int = 3, stride: int = 1) -> Node:
     return silu(shifted(conv(padded(x, 1, 1), values(window, window, 1, c), stride, c)))
 
 
+def check_sizes(graph: Graph, *shapes: tuple[int, ...]) -> None:
+    """One program, compiled once, against the interpreter at each shape of its input."""
+    model = compile_graph(graph)
+    for shape in shapes:
+        xs = [values(*shape)]
+        want = interpret(graph, xs)[0]
+        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+
+
 def pools(graph: Graph) -> int:
     """Groups that pool what they make."""
     return sum(isinstance(n.op, Group) and n.op.kind != "rows" and len(n.types) == 2 for n in fuse(graph).nodes())
@@ -72,22 +81,14 @@ def test_batch_of_any_size() -> None:
     x = image(symbol("n"), 15, 18, 48)
     graph = Graph((x,), (excited(depthwise(x), "mean", 24),))
     assert pools(graph) == 1
-    model = compile_graph(graph)
-    for n in (1, 3, 8):
-        xs = [values(n, 15, 18, 48)]
-        want = interpret(graph, xs)[0]
-        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+    check_sizes(graph, *((n, 15, 18, 48) for n in (1, 3, 8)))
 
 
 def test_height_and_width_of_any_size() -> None:
     x = image(1, symbol("h"), symbol("w"), 20)
     graph = Graph((x,), (excited(depthwise(x), "max", 12),))
     assert pools(graph) == 1
-    model = compile_graph(graph)
-    for h, w in ((4, 9), (13, 31)):
-        xs = [values(1, h, w, 20)]
-        want = interpret(graph, xs)[0]
-        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+    check_sizes(graph, (1, 4, 9, 20), (1, 13, 31, 20))
 
 
 def test_nan_and_infinity_stay_in_their_channels() -> None:
@@ -177,22 +178,14 @@ def test_residuals_and_images_of_any_number() -> None:
     x = image(symbol("n"), 7, 9, 48)
     graph = Graph((x,), (excited(relu(ops.add(pointwise(x, 48), x)), "mean", 24),))
     assert pools(graph) == 1
-    model = compile_graph(graph)
-    for n in (1, 2, 5):
-        xs = [values(n, 7, 9, 48)]
-        want = interpret(graph, xs)[0]
-        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+    check_sizes(graph, *((n, 7, 9, 48) for n in (1, 2, 5)))
 
 
 def test_contraction_on_images_of_any_size() -> None:
     x = image(symbol("n"), symbol("h"), symbol("w"), 20)
     graph = Graph((x,), (excited(relu(pointwise(x, 40)), "max", 12),))
     assert pools(graph) == 1
-    model = compile_graph(graph)
-    for n, h, w in ((1, 1, 1), (2, 4, 9), (1, 13, 31)):
-        xs = [values(n, h, w, 20)]
-        want = interpret(graph, xs)[0]
-        assert np.abs(np.asarray(model(*xs)) - want).max() <= 4e-6 * np.abs(want).max()
+    check_sizes(graph, (1, 1, 1, 20), (2, 4, 9, 20), (1, 13, 31, 20))
 
 
 def test_contraction_keeps_nan_in_its_channel_and_any_number_of_threads() -> None:

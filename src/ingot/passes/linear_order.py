@@ -11,6 +11,7 @@ window full of it is the constant itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import estimate, product
-from ingot.ir.node import Graph, Node, Op, const
+from ingot.ir.node import Graph, Node, Op, const, rebuilt
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.fold_batch_norm import channel_vector
 
@@ -34,10 +35,12 @@ def order_linear(graph: Graph) -> Graph:
     outputs, fuel = set(graph.outputs), current_fuel()
     alone = {n for n, readers in graph.uses().items() if len(readers) == 1 and n not in outputs}
     memo: dict[Node, Node] = {}
-    for n in graph.nodes():
+
+    def ordered(n: Node, inputs: Sequence[Node]) -> Node:
         moved = _convolved_last(n, memo, alone, fuel) or _convolved_first(n, memo, alone, fuel)
-        memo[n] = moved or n.with_inputs([memo[i] for i in n.inputs])
-    return graph.with_outputs([memo[o] for o in graph.outputs])
+        return moved or n.with_inputs(inputs)
+
+    return graph.with_outputs(rebuilt(graph.outputs, memo, ordered))
 
 
 def _convolved_last(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fuel) -> Node | None:

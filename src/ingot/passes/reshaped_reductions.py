@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ingot import ops
 from ingot.ir.dims import DimLike, divides
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, rebuilt
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 
@@ -94,17 +94,17 @@ def reduce_unreshaped(graph: Graph) -> Graph:
     if not home:
         return graph
     memo: dict[Node, Node] = {}  # those inside a region as images
-    for n in graph.nodes():
+
+    def unreshaped(n: Node, inputs: Sequence[Node]) -> Node:
         region = home.get(n)
         above = next((home[i] for i in n.inputs if i in home), None)
         if region is not None:
-            memo[n] = _inside(n, region, home, memo)
-        elif above is not None and isinstance(n.op, ops.Reduce):
-            memo[n] = _reduced(n, n.op, above, memo[n.inputs[0]])
-        else:
-            inputs = [memo[i] for i in n.inputs]
-            memo[n] = n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
-    return replace(graph, outputs=tuple(memo[o] for o in graph.outputs))
+            return _inside(n, region, home, memo)
+        if above is not None and isinstance(n.op, ops.Reduce):
+            return _reduced(n, n.op, above, inputs[0])
+        return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
+
+    return graph.with_outputs(rebuilt(graph.outputs, memo, unreshaped))
 
 
 def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _Region | None:

@@ -5,11 +5,12 @@ out[n, h, w, c] = f(x[n, c, h, w])   ->   out[n, hw, c] = f(x[n, c, hw]);      f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot.ir.dims import product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
@@ -37,12 +38,15 @@ def join_dims(
             groups.append((d,))
     if len(groups) == len(shape):
         return None
-    memo: dict[Node, Node] = {}
-    for n in body.nodes():
-        memo[n] = _joined(n, [memo[i] for i in n.inputs], tuple(groups), orders[n])
-    new = Graph(tuple(memo[n] for n in body.inputs), tuple(memo[n] for n in body.outputs))
+    new = _rebuilt(body, lambda n, inputs: _joined(n, inputs, tuple(groups), orders[n]))
     lays = tuple(tuple(Layout.contiguous(n.shape) for n in nodes) for nodes in (new.inputs, new.outputs))
     return new, lays[0], lays[1]
+
+
+def _rebuilt(body: Graph, rule: Callable[[Node, Sequence[Node]], Node]) -> Graph:
+    """`body` by `rule`, its inputs as well."""
+    nodes = rebuilt((*body.inputs, *body.outputs), rule=rule)
+    return Graph(nodes[: len(body.inputs)], nodes[len(body.inputs) :])
 
 
 def _orders(body: Graph) -> dict[Node, Permutation] | None:
@@ -72,7 +76,7 @@ def _orders(body: Graph) -> dict[Node, Permutation] | None:
     return found
 
 
-def _joined(node: Node, inputs: list[Node], groups: Groups, order: Permutation) -> Node:
+def _joined(node: Node, inputs: Sequence[Node], groups: Groups, order: Permutation) -> Node:
     if not order:
         return node if isinstance(node.op, Input) or not inputs else node.op(*inputs)
     # the node's own groups, as they follow one another in its order
@@ -125,9 +129,6 @@ def join_reduced(
         return None
     place = {d: g for g, run in enumerate(groups) for d in run}
     box = tuple(product(shape[d] for d in run) for run in groups)
-    memo: dict[Node, Node] = {}
-    for n in body.nodes():
-        memo[n] = _with_box(n, [memo[i] for i in n.inputs], shape, box, place)
 
     def placed(nodes: tuple[Node, ...], layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
         def one(n: Node, lay: Layout) -> Layout:
@@ -135,11 +136,11 @@ def join_reduced(
 
         return tuple(map(one, nodes, layouts))
 
-    new = Graph(tuple(memo[n] for n in body.inputs), tuple(memo[n] for n in body.outputs))
+    new = _rebuilt(body, lambda n, inputs: _with_box(n, inputs, shape, box, place))
     return new, placed(body.inputs, ins), placed(body.outputs, outs)
 
 
-def _with_box(node: Node, inputs: list[Node], shape: Shape, box: Shape, place: dict[int, int]) -> Node:
+def _with_box(node: Node, inputs: Sequence[Node], shape: Shape, box: Shape, place: dict[int, int]) -> Node:
     """`node` of a group whose box was `shape` and is `box`."""
     match node.op:
         case Input() if node.shape == shape:

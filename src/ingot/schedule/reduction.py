@@ -584,4 +584,4 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     return _Lowering(body, ins, outs, rows, machine).lower()
 
 
-__all__ = ["Parts", "Rows", "lower_folded", "lower_rows", "reductions_of", "rows_of"]
+__all__ = ["Parts", "Rows", "lower_folded", "lower_rows", "reductions_of", "rest_of", "rows_of", "with_args"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ingot.ir import kernel as k
 from ingot.ir.dims import estimate, product
 from ingot.ir.kernel import Expr, Lit, integer
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import Shape
 from ingot.ops import Reduce
 from ingot.ops.core.base import identity_of
@@ -31,7 +31,7 @@ def width_of(body: Graph, shape: Shape, reduced: tuple[int, ...], lanes: int, ma
     """Lanes that one row takes of a vector, where rows are best reduced together; None where they are not."""
     sized = [d for d in reduced if shape[d] != 1]
     found = [n for n in body.nodes() if n.op.name in ("reduce", "arg_reduce")]
-    folds = all(isinstance(n.op, Reduce) and not any(m in found for m in _under(n)) for n in found)
+    folds = all(isinstance(n.op, Reduce) and not any(m in found for m in topological(n.inputs)) for n in found)
     if len(sized) != 1 or not folds or lanes < 4 or lanes & (lanes - 1):
         return None
     size = shape[sized[0]]
@@ -41,17 +41,6 @@ def width_of(body: Graph, shape: Shape, reduced: tuple[int, ...], lanes: int, ma
     if estimate(count) < lanes or any(product(n.shape) != count for n in body.outputs):
         return None
     return 1 << (size - 1).bit_length()
-
-
-def _under(node: Node) -> set[Node]:
-    seen: set[Node] = set()
-    stack = list(node.inputs)
-    while stack:
-        n = stack.pop()
-        if n not in seen:
-            seen.add(n)
-            stack.extend(n.inputs)
-    return seen
 
 
 def fold_rows(
