@@ -22,30 +22,15 @@ from dataclasses import dataclass, replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import bf16, f32, static_shape, u16, u32
+from ingot.ir.types import static_shape, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.operands import Computed, Fetch, Fold, Index, Operand, Write
 from ingot.schedule.pack import Strip, turn_panel
+from ingot.schedule.row_loads import Columns, RowLoads
 from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes, pieces
 
 ZERO = integer(0)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """A panel: `vectors` wide, `base` in B, first column `start`. `tail`: valid lanes of the last vector (0: all);
-    masked: columns end at run time, so every vector has a mask."""
-
-    vectors: int
-    base: Expr
-    start: Expr
-    width: int
-    tail: int = 0
-    masked: bool = False
-    ahead: Expr | None = None  # where in B the next panel starts, to be prefetched
-    first: Expr | None = None  # blocked reduction: whether this is the first block, whether it is the last
-    last: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -120,10 +105,8 @@ class Nest:
         self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
         self.turned = plan.panel_at >= 0
         self.pieces = pieces(c) if isinstance(a, Operand) else 0
-        self.in_panels = c.packed or self.turned
-        self.dots = c.pair == 2 and c.a == bf16
         self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)  # where tiles read A
-        self.b_tile = b.buffer  # where tiles read B
+        self.loads = RowLoads(c, plan, b.buffer)
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
@@ -131,7 +114,8 @@ class Nest:
         if plan.k_block:
             self.sums = top.alloc("sums", c.acc, plan.sums_bytes // c.acc.nbytes, scratch=0)
         if self.turned:
-            self.b_tile = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
+            panel = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
+            self.loads = replace(self.loads, buffer=panel)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
         column_blocks = ceildiv(self.all_panels, plan.panels)
@@ -218,7 +202,7 @@ class Nest:
     # Columns
 
     def _panels(
-        self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, _Columns, Expr], None]
+        self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, Columns, Expr], None]
     ) -> None:
         plan = self.plan
         low, high = self._span(top, column_block, plan.panels, self.all_panels)
@@ -234,9 +218,9 @@ class Nest:
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
             if self.turned:
                 source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
-                turn_panel(block, source, self.b_tile, self._turned_rows(), self.c.k, width, plan)
+                turn_panel(block, source, self.loads.buffer, self._turned_rows(), self.c.k, width, plan)
                 base = ZERO
-            self._blocks(block, _Columns(vectors, base, start, width, tail, masked), rows)
+            self._blocks(block, Columns(vectors, base, start, width, tail, masked), rows)
 
         if not dynamic and not rest:
             top.loop("p", low, high, 1, lambda b, p: panel(b, p, plan.vectors, 0, False))
@@ -257,7 +241,7 @@ class Nest:
         """Rows of a transposed panel: k, in whole vectors."""
         return -(-static_shape((self.c.k,))[0] // self.plan.lanes) * self.plan.lanes
 
-    def _blocks(self, block: Block, columns: _Columns, rows: Callable[[Block, _Columns, Expr], None]) -> None:
+    def _blocks(self, block: Block, columns: Columns, rows: Callable[[Block, Columns, Expr], None]) -> None:
         """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache."""
         plan, axis = self.plan, self.reduce[0]
         blocks = floordiv(axis.extent, plan.k_block) if plan.k_block else 1
@@ -269,7 +253,7 @@ class Nest:
                 first = k.binary("eq", i, ZERO)
                 last = k.binary("eq", i, dim_expr(blocks - 1))
                 here = replace(columns, first=first, last=last)
-            if self.in_panels:
+            if self.loads.in_panels:
                 base = b.let(add(columns.base, mul(i, dim_expr(part))), "bk")
                 ahead = b.let(add(base, dim_expr(plan.ahead or part)), "next") if plan.prefetch else None
                 here = replace(here, base=base, ahead=ahead)
@@ -290,7 +274,7 @@ class Nest:
     # Rows
 
     def _rows(
-        self, block: Block, columns: _Columns, a_base: Expr, groups: tuple[Expr, Expr], inner: tuple[Expr, Expr]
+        self, block: Block, columns: Columns, a_base: Expr, groups: tuple[Expr, Expr], inner: tuple[Expr, Expr]
     ) -> None:
         """Tiles over a run of line groups and a range of the last row axis."""
         plan = self.plan
@@ -320,7 +304,7 @@ class Nest:
         block.loop("g", *groups, 1, group)
 
     def _line(
-        self, block: Block, columns: _Columns, at: Index, lines: int, inner: tuple[Expr, Expr], base: Expr, first: Expr
+        self, block: Block, columns: Columns, at: Index, lines: int, inner: tuple[Expr, Expr], base: Expr, first: Expr
     ) -> None:
         """Tiles along the last row axis. `first`: the rows of the chunk before them."""
         width, (low, high) = self.plan.width, inner
@@ -352,11 +336,11 @@ class Nest:
 
     # One register tile
 
-    def _tile(self, block: Block, columns: _Columns, tile: _Tile) -> None:
+    def _tile(self, block: Block, columns: Columns, tile: _Tile) -> None:
         acc_type, lanes = self.c.acc, self.plan.lanes
         size = tile.lines * tile.rows * columns.vectors
         acc = block.alloc("acc", acc_type, size, lanes=lanes)
-        bv = self._b_vectors(block, columns.vectors)
+        bv = self.loads.registers(block, columns.vectors)
         zero = k.lit(0.0 if acc_type.is_float else 0, acc_type, lanes)
         place = mul(tile.row, integer(self.plan.lines * self.plan.panel))
 
@@ -395,7 +379,7 @@ class Nest:
                 # rows of a panel
                 inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, 2) * 2
             extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
-            b_step: DimLike = inside * step if self.in_panels else axis.b
+            b_step: DimLike = inside * step if self.loads.in_panels else axis.b
 
             def turn(x: Block, i: Expr) -> None:
                 a_next, b_next = add(a_index, mul(i, dim_expr(axis.a))), add(b_index, mul(i, dim_expr(b_step)))
@@ -429,7 +413,7 @@ class Nest:
         else:
             block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
 
-    def _fetch_rows(self, block: Block, columns: _Columns, tile: _Tile, fetch: Fetch) -> None:
+    def _fetch_rows(self, block: Block, columns: Columns, tile: _Tile, fetch: Fetch) -> None:
         def row(b: Block, i: Expr, j: Expr) -> None:
             line = (*tile.at[:-1], add(tile.at[-1], i)) if tile.at else ()
             place = (*self.batch, *line, add(tile.w, j), *self.outer, columns.start)
@@ -455,25 +439,18 @@ class Nest:
         line = 64 // self.c.b.nbytes
         start = add(ahead, mul(at_k, integer(self._ahead_per_k())))
         for i in range(self.plan.prefetch):
-            block.stmts.append(k.Prefetch(self.b_tile, add(start, integer(i * line))))
+            block.stmts.append(k.Prefetch(self.loads.buffer, add(start, integer(i * line))))
 
-    def _b_vectors(self, block: Block, vectors: int) -> Buffer:
-        """Registers for what one turn reads of B: vectors of pairs for dot instructions, else the vectors of each k."""
-        c, lanes = self.c, self.plan.lanes
-        if self.dots:
-            return block.alloc("bv", c.b, vectors, lanes=2 * lanes)
-        return block.alloc("bv", c.acc, vectors * c.pair, lanes=lanes)
-
-    def _multiply(self, block: Block, columns: _Columns, tile: _Tile, at: _Turn) -> None:
+    def _multiply(self, block: Block, columns: Columns, tile: _Tile, at: _Turn) -> None:
         """acc += the outer product of one column of A's tile and one row of B's panel, or of a pair of each."""
         nv = columns.vectors
-        self._load_row(block, columns, at)
+        self.loads.load(block, columns, at.b, at.count, at.bv)
 
         def row(x: Block, i: Expr, j: Expr) -> None:
             r = add(mul(i, integer(tile.rows)), j)
             offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
             place = add(at.a, offset)
-            if self.dots:
+            if self.loads.dots:
                 pair = x.let(self._pair_of_a(place, at.count), "s")
 
                 def both(y: Block, v: Expr) -> None:
@@ -495,35 +472,13 @@ class Nest:
 
         _each_row(block, tile, row)
 
-    def _load_row(self, block: Block, columns: _Columns, at: _Turn) -> None:
-        """One row of B's panel, or a pair of rows, into registers."""
-        nv = columns.vectors
-        if self.c.pair == 2:
-            block.loop("v", 0, nv, 1, lambda x, v: self._load_pair(x, at, v, nv), unroll=True)
-            return
-        whole = nv - 1 if columns.tail and not self.in_panels else nv
-        block.loop("v", 0, whole, 1, lambda x, v: x.store(at.bv, v, self._load_b(columns, at.b, v)), unroll=True)
-        if whole < nv:
-            block.store(at.bv, integer(whole), self._load_tail(block, columns, at.b, whole))
-
-    def _load_pair(self, block: Block, at: _Turn, v: Expr, nv: int) -> None:
-        lanes = self.plan.lanes
-        both = k.load(self.b_tile, add(at.b, mul(v, integer(2 * lanes))), 2 * lanes)
-        if self.dots:
-            block.store(at.bv, v, both)
-            return
-        words = block.let(k.bitcast(both, u32), "p")
-        even, odd = k.binary("shl", words, k.lit(16, u32)), k.binary("and", words, k.lit(0xFFFF0000, u32))
-        for h, half in enumerate((even, odd)[: at.count]):
-            block.store(at.bv, add(integer(h * nv), v), k.bitcast(half, f32))
-
     def _pair_of_a(self, place: Expr, count: int) -> Expr:
         """Two neighbouring k of A, or one and a zero, in all lanes."""
         a = self.a_tile
         word = k.bitcast(k.load(a, place, 2), u32) if count == 2 else k.cast(k.bitcast(k.load(a, place), u16), u32)
         return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
-    def _epilogue(self, block: Block, columns: _Columns, tile: _Tile, acc: Buffer) -> None:
+    def _epilogue(self, block: Block, columns: Columns, tile: _Tile, acc: Buffer) -> None:
         lanes, nv, at = self.plan.lanes, columns.vectors, tile.at
 
         def finish(b: Block, v: Expr, full: bool) -> None:
@@ -554,37 +509,7 @@ class Nest:
         if columns.tail:
             finish(block, integer(whole), False)
 
-    def _load_b(self, columns: _Columns, index: Expr, v: Expr) -> Expr:
-        """One vector of B, at `index` + v vectors."""
-        lanes, axis = self.plan.lanes, self.c.cols[-1]
-        mask = None
-        if columns.masked and not self.in_panels:
-            first = add(columns.start, mul(v, integer(lanes)))
-            mask = k.binary("lt", k.ramp(first, lanes), dim_expr(self.columns))
-        if self.in_panels or axis.b == 1:
-            return k.cast(k.load(self.b_tile, add(index, mul(v, integer(lanes))), lanes, mask), self.c.acc)
-        return k.cast(self._strided(index, mul(v, integer(lanes)), mask), self.c.acc)
-
-    def _strided(self, index: Expr, column: Expr, mask: Expr | None) -> Expr:
-        """A vector of columns that do not lie side by side."""
-        lanes, stride = self.plan.lanes, dim_expr(self.c.cols[-1].b)
-        steps = k.binary("mul", k.ramp(ZERO, lanes), stride)
-        return k.gather(self.b_tile, k.binary("add", steps, add(index, mul(column, stride))), mask)
-
-    def _load_tail(self, block: Block, columns: _Columns, index: Expr, v: int) -> Expr:
-        """The last vector of B in place where its columns end inside it, read no further than they go."""
-        lanes, tail = self.plan.lanes, columns.tail
-        at = add(index, integer(v * lanes))
-        mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
-        if self.c.cols[-1].b != 1:
-            return k.cast(self._strided(index, integer(v * lanes), mask), self.c.acc)
-        if self.plan.masks:
-            return k.cast(k.load(self.b_tile, at, lanes, mask), self.c.acc)
-        short = block.let(k.load(self.b_tile, at, tail), "t")
-        wide = k.Shuffle(short.dtype, lanes, short, short, tuple(min(i, tail - 1) for i in range(lanes)))
-        return k.cast(wide, self.c.acc)
-
-    def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: _Columns, full: bool) -> None:
+    def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: Columns, full: bool) -> None:
         if (columns.masked or not full) and not self.plan.masks and not columns.tail:
             self._one_by_one(block, place, n, value)
             return
@@ -593,7 +518,7 @@ class Nest:
             value = k.Shuffle(value.dtype, index.lanes, value, value, tuple(range(index.lanes)))
         self.write(block, (*place, index), value, mask)
 
-    def _lanes(self, block: Block, n: Expr, columns: _Columns, full: bool) -> tuple[Expr, Expr | None]:
+    def _lanes(self, block: Block, n: Expr, columns: Columns, full: bool) -> tuple[Expr, Expr | None]:
         """The columns of a vector from `n`, and which exist, None for all: without mask registers, those are fewer."""
         lanes = self.plan.lanes
         if (columns.masked or not full) and self.plan.masks:
