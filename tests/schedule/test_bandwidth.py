@@ -11,7 +11,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import bf16, i64
 from ingot.ops import Tanh
 from ingot.ops import build as op
@@ -82,10 +82,29 @@ def test_neighbouring_dimensions_are_joined() -> None:
     assert joined(op.add(op.transpose(op.mul(x, x), (0, 2, 3, 1)), 1.0)) == ((4, 40, 6),)
     assert joined(op.transpose(x, (1, 2, 3, 0))) == ((240, 4),)
     assert joined(op.transpose(x, (0, 2, 1, 3))) is None
+    row = const(np.ones(6, np.float32))
+    image = (op.broadcast_to(row, (4, 5, 8, 6)), op.BroadcastInDim((4, 6, 5, 8), (1,))(row))
+    assert joined(op.add(op.transpose(x, (0, 2, 3, 1)), image[0])) == ((4, 40, 6),)
+    assert joined(op.add(x, image[1])) == ((4, 6, 40),)
+    assert joined(op.add(op.sub(x, op.BroadcastInDim(x.shape, (2,))(const(np.ones(5, np.float32)))), image[1])) is None
     square = inputs_like([values(2, 2, 7)])[0]
     both_orders = (op.mul(square, 2.0), op.transpose(op.mul(square, 2.0), (1, 0, 2)))
     lay = Layout.contiguous(square.shape)
     assert join_dims(Graph((square,), both_orders), (lay,), (lay, lay)) is None
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("where", [(0,), (1,), (2,), (1, 2), (0, 3), ()])
+def test_what_is_broadcast_keeps_its_dimensions(where: tuple[int, ...], dynamic: bool, machine) -> None:
+    """Read as it lies and through a transpose, also with dimensions of size 1."""
+    x, y = values(3, 5, 7, 6), values(*((3, 5, 7, 6)[d] for d in where))
+    z = y.reshape([n if d in where else 1 for d, n in enumerate(x.shape)])
+    ins = inputs_like([x, y, z], {0: (symbol("n"), *x.shape[1:])} if dynamic and 0 not in where else None)
+    b = op.BroadcastInDim(ins[0].shape, where)(op.mul(ins[1], ins[1]))
+    out = op.add(op.mul(ins[0], b), op.broadcast_to(ins[2], ins[0].shape))
+    check(Graph(tuple(ins), (out,)), [x, y, z], machine=machine)
+    check(Graph(tuple(ins), (op.transpose(out, (0, 2, 3, 1)),)), [x, y, z], machine=machine)
 
 
 @both

@@ -73,6 +73,28 @@ def test_batch_of_any_size(kind: str) -> None:
         assert np.abs(np.asarray(model(xs)) - want).max() <= 2e-5 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("groups", [1, 4, 20])
+@pytest.mark.parametrize("sizes", [(41, 37), (16, 16), (1, 1), (5,), (3, 2, 5)])
+def test_group_norms_alone_are_one_kernel(groups: int, sizes: tuple[int, ...], machine: Machine) -> None:
+    """Cut into groups in front of the norm, and joined behind it: both are strides of the arrays in memory."""
+    x = Input("x", TensorType(f32, (3, 20, *sizes)))()
+    graph = Graph((x,), (ops.GroupNorm(groups)(x, const(values(20)), const(values(20))),))
+    program = link(optimize(graph, cpu_passes()), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
+    # three rows are cut in parts; images of one pixel have no dimensions to reduce
+    assert groups == 1 or sizes == (1, 1) or len(program.steps) == 1
+    agree(graph, values(3, 20, *sizes) + 3, machine)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_results_that_are_reshaped_into_a_concat(axis: int) -> None:
+    """Where the place in the concat has no strides for the shape before, the result is stored twice."""
+    x = Input("x", TensorType(f32, (4, 60)))()
+    y = ops.reshape(ops.Softmax(1)(x), (8, 30))
+    graph = Graph((x,), (ops.concat([y, ops.reshape(ops.sub(x, 1.0), (8, 30))], axis),))
+    agree(graph, values(4, 60))
+
+
 def test_softmax_of_few_long_rows() -> None:
     x = Input("x", TensorType(f32, (2, 50257)))()
     agree(Graph((x,), (ops.Softmax(1)(x),)), values(2, 50257) * 4)

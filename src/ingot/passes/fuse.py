@@ -218,9 +218,9 @@ class _Fusion:
         return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
 
     def _open(self, node: Node) -> None:
-        g = _Open(node, node.shape if len(node.types) == 1 else ())
+        g = _Open(node, _box(node))
         g.members.add(node)
-        g.axes[node] = tuple(range(len(g.box)))
+        g.axes[node] = tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None
         self.homes[node] = [g]
         if isinstance(node.op, _REDUCTIONS):
             self._start_rows(g, node)
@@ -459,6 +459,13 @@ def _is_cheap(node: Node) -> bool:
     return is_pointwise(node) and not isinstance(node.op, _COSTLY) and _reads_leaves(node)
 
 
+def _box(root: Node) -> Shape:
+    """What the loops of a group run over: its result, or what that is a reshape of, where reductions have their rows."""
+    if len(root.types) > 1:
+        return ()
+    return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
+
+
 def g_size(shape: Shape) -> int:
     size = 1
     for d in shape:
@@ -493,7 +500,7 @@ def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:
     """Axes of `node` as an operand of `user`, from the user's axes."""
     axes = g.axes.get(user)
     op = user.op
-    if isinstance(op, _REDUCTIONS) and user in g.reductions:
+    if (isinstance(op, _REDUCTIONS) and user in g.reductions) or (user is g.root and axes is None):
         return tuple(range(len(node.shape))) if node.shape == g.box else None
     if axes is None:
         return None

@@ -27,7 +27,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
 from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.joined import join_reduced
+from ingot.schedule.joined import box_inside, join_reduced, reshapes
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
@@ -571,6 +571,12 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
+    inside = box_inside(body, rows.shape, ins, outs)
+    if inside is not None:
+        return lower_rows(*inside, machine)
+    reshaped = [n for n in body.outputs if reshapes(n, rows.shape)]
+    if reshaped:  # what no strides express
+        return _lower_apart(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
     joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
