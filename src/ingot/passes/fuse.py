@@ -460,7 +460,7 @@ def _is_cheap(node: Node) -> bool:
 
 
 def _box(root: Node) -> Shape:
-    """What the loops of a group run over: its result, or what that is a reshape of, where reductions have their rows."""
+    """What the loops of a group run over: its result, or what that is a reshape of: rows of reductions lie there."""
     if len(root.types) > 1:
         return ()
     return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
