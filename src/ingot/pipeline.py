@@ -27,6 +27,7 @@ from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, RNN, Attention
 from ingot.passes.bodies import in_bodies
 from ingot.passes.bound_positions import bound_positions
+from ingot.passes.crop import crop_unread
 from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
@@ -83,6 +84,7 @@ def cpu_passes(
         ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
         ("fold", fold_constants),
         ("simplify", tidy),
+        ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
         ("split_transposed", split_transposed),
         ("precision", partial(lower_precision, precision=precision)),  # before layout, which weights are folded after
         ("reshaped_reductions", reduce_unreshaped),

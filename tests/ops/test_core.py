@@ -31,6 +31,11 @@ def assert_same(got: np.ndarray, want: np.ndarray, message: str) -> None:
     np.testing.assert_array_equal(*wide, err_msg=message)
 
 
+def assert_near(got: np.ndarray, want: np.ndarray, message: str) -> None:
+    """Equal but for the order of sums."""
+    np.testing.assert_allclose(*(a.astype(np.float64) for a in (got, want)), rtol=1e-5, atol=1e-5, err_msg=message)
+
+
 def as_tuple(value: object) -> tuple:
     return value if isinstance(value, tuple) else (value,)
 
@@ -153,6 +158,28 @@ def test_permuted_operands_give_the_permuted_result(cls: type[Op]) -> None:
         moved = [x.transpose(perm) if x.ndim == rank else x for x in inputs]
         want = np.asarray(op.reference(*inputs)).transpose(result_perm)
         assert_same(new.reference(*moved), want, f"{op} {perm}")
+
+
+@pytest.mark.parametrize("cls", OPS, ids=IDS)
+def test_cropped_operands_give_the_cropped_result(cls: type[Op]) -> None:
+    rng = np.random.default_rng(0)
+    for op, inputs in cls.samples():
+        result = as_tuple(op.infer(*types_of(inputs)))[0]
+        for _ in range(8):
+            ends = [tuple(sorted(rng.integers(0, d, 2, endpoint=True).tolist())) for d in result.shape]
+            box = tuple((0, d) if rng.random() < 0.5 else end for end, d in zip(ends, result.shape, strict=True))
+            found = op.cropped(box, *types_of(inputs))
+            if found is None:
+                continue
+            new, reads = found
+            parts = [x[(..., *(slice(*at) for at in b))] for x, b in zip(inputs, reads, strict=True) if b is not None]
+            want = np.asarray(op.reference(*inputs))[(..., *(slice(*at) for at in box))]
+            got = np.asarray(new.reference(*parts))
+            assert got.shape == want.shape, f"{op} {box}"
+            if isinstance(op, ops.DotGeneral | ops.Convolution | ops.Attention | ops.Reduce):
+                assert_near(got, want, f"{op} {box}")
+            else:
+                assert_same(got, want, f"{op} {box}")
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)

@@ -303,6 +303,13 @@ def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
     return lo, hi
 
 
+def at_most(a: int | Dim, b: int | Dim) -> bool:
+    """Whether a <= b whatever the sizes, 0 included; False also where that is not known."""
+    difference = a - b
+    highest = bounds(difference, dict.fromkeys(symbols_of(difference), (0, None)))[1]
+    return highest is not None and highest <= 0
+
+
 def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
     """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
     limits = dict(of)

@@ -15,17 +15,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
-from ingot.ir.types import DType, TensorType, dtype_of, static_shape
+from ingot.ir.types import Box, DType, TensorType, dtype_of, static_shape
 from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]
 Arrays = np.ndarray | tuple[np.ndarray, ...]
+Cropped: TypeAlias = "tuple[Op, tuple[Box | None, ...]] | None"  # see `Op.cropped`
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class Op:
     def flops(self, *inputs: TensorType) -> DimLike:
         """Floating-point operations in sums of products, 2 per multiply-add, for `explain` and cost models."""
         return 0
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """The op that gives `self(x, ...)[box]`, and what it reads: `new(x[boxes[0]], ...)` over those that have a box.
+
+        inputs: types of all of x. None: it needs all of them and gives all.
+        """
+        return None
 
     def with_sums(self, dtype: DType) -> Op:
         """This op with sums and results of `dtype`, whatever its weights and values are stored in."""

@@ -14,6 +14,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, as_dim, product
 
 Shape = tuple[DimLike, ...]
+Box = tuple[tuple[DimLike, DimLike], ...]  # of each dimension the part from the first up to the second
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Op
-from ingot.ir.types import DType, Shape, TensorType
+from ingot.ir.types import Box, DType, Shape, TensorType
 
 Perm = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -69,6 +69,20 @@ def inverse(perm: Perm) -> Perm:
     for i, p in enumerate(perm):
         out[p] = i
     return tuple(out)
+
+
+def whole(shape: Shape) -> Box:
+    """The box that holds all of `shape`."""
+    return tuple((0, d) for d in shape)
+
+
+def sizes(box: Box) -> Shape:
+    return tuple(high - low for low, high in box)
+
+
+def is_whole(box: Box, shape: Shape, axes: Sequence[int] | None = None) -> bool:
+    """Whether `box` leaves nothing of `axes` out (of any axis unless told)."""
+    return all(box[d] == (0, shape[d]) for d in (range(len(shape)) if axes is None else axes))
 
 
 def show_shape(shape: Shape) -> str:

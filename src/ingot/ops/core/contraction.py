@@ -11,9 +11,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
-from ingot.ir.node import Node, Op
-from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
-from ingot.ops.core.base import Category, CoreOp, Pairs, check_count, check_dims, dilated, extent, finish, widen
+from ingot.ir.node import Cropped, Node, Op
+from ingot.ir.types import Box, DType, TensorType, dtype_of, f32, i32
+from ingot.ops.core.base import (
+    Category,
+    CoreOp,
+    Pairs,
+    check_count,
+    check_dims,
+    dilated,
+    extent,
+    finish,
+    is_whole,
+    widen,
+)
 from ingot.ops.core.shape import pad_array
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
@@ -72,6 +83,16 @@ class DotGeneral(CoreOp):
             tuple(d for d in range(rank_a) if d not in used_a),
             tuple(d for d in range(rank_b) if d not in used_b),
         )
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        reads: list[Box | None] = []
+        batch, rest = len(self.batch[0]), box[len(self.batch[0]) :]
+        free = self.free(inputs[0].rank, inputs[1].rank)
+        for x, side, axes in zip(inputs, self.batch, free, strict=True):
+            own, rest = rest[: len(axes)], rest[len(axes) :]
+            at = dict(zip((*side, *axes), (*box[:batch], *own), strict=True))
+            reads.append(tuple(at.get(d, (0, size)) for d, size in enumerate(x.shape)))
+        return self, tuple(reads)
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)
@@ -162,6 +183,18 @@ class Convolution(CoreOp):
     def spatial(self) -> str:
         """The spatial letters, in the order of the spatial attributes."""
         return "".join(c for c in self.lhs_layout if c not in "NC")
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """Images and output channels; positions are all read."""
+        x, w = inputs
+        at, shape = dict(zip(self.out_layout, box, strict=True)), self.infer(*inputs).shape
+        spatial = [d for d, c in enumerate(self.out_layout) if c not in "NC"]
+        channels = [self.out_layout.index("C")] if self.feature_groups > 1 else []
+        if self.batch_groups > 1 or not is_whole(box, shape, spatial + channels):
+            return None
+        images = tuple(at["N"] if c == "N" else (0, d) for c, d in zip(self.lhs_layout, x.shape, strict=True))
+        weights = tuple(at["C"] if c == "O" else (0, d) for c, d in zip(self.rhs_layout, w.shape, strict=True))
+        return self, (images, weights)
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)

@@ -16,8 +16,8 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.node import Op
-from ingot.ir.types import DTYPES, DType, TensorType, boolean, dtype_of, f32
+from ingot.ir.node import Cropped, Op
+from ingot.ir.types import DTYPES, Box, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core import vecmath as vm
@@ -70,6 +70,9 @@ class Elementwise(CoreOp):
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return self, perm
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return self, (box,) * len(inputs)
 
     @classmethod
     def samples(cls) -> Samples:

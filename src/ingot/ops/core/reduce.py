@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Op
-from ingot.ir.types import TensorType, boolean, dtype_of, i64
+from ingot.ir.node import Cropped, Op
+from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
     Category,
     CoreOp,
@@ -23,6 +23,7 @@ from ingot.ops.core.base import (
     finish,
     identity_of,
     inverse,
+    is_whole,
     permute,
     widen,
 )
@@ -91,6 +92,10 @@ class Reduce(CoreOp):
         result = tuple(kept.index(p) for p in perm if p in kept)
         return replace(self, dims=tuple(inverse(perm)[d] for d in self.dims)), result
 
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        kept = iter(box)
+        return self, (tuple((0, d) if axis in self.dims else next(kept) for axis, d in enumerate(inputs[0].shape)),)
+
     @classmethod
     def samples(cls) -> Samples:
         for kind in ("sum", "prod", "max", "min"):
@@ -140,6 +145,9 @@ class ArgReduce(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         kept = [axis for axis in range(len(perm)) if axis != self.dim]
         return replace(self, dim=inverse(perm)[self.dim]), tuple(kept.index(p) for p in perm if p != self.dim)
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return self, ((*box[: self.dim], (0, inputs[0].shape[self.dim]), *box[self.dim :]),)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -267,6 +275,9 @@ class CumReduce(CoreOp):
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return replace(self, dim=inverse(perm)[self.dim]), perm
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return (self, (box,)) if is_whole(box, inputs[0].shape, [self.dim]) else None
 
     @classmethod
     def samples(cls) -> Samples:

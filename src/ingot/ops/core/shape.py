@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, bounds, product
-from ingot.ir.node import Op
-from ingot.ir.types import DTYPES, Shape, TensorType, i64
+from ingot.ir.dims import DimLike, at_most, bounds, dim_max, dim_min, product
+from ingot.ir.layout import reshape_groups
+from ingot.ir.node import Cropped, Op
+from ingot.ir.types import DTYPES, Box, Shape, TensorType, i64
 from ingot.ops.core.base import (
     Category,
     CoreOp,
@@ -20,9 +21,12 @@ from ingot.ops.core.base import (
     check_scalar_index,
     dilated,
     inverse,
+    is_whole,
     known,
     permute,
     show_shape,
+    sizes,
+    whole,
 )
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
@@ -118,6 +122,11 @@ class BroadcastInDim(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return replace(self, dims=permute(self.dims, perm)), tuple(range(len(self.shape)))
 
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        (x,) = inputs
+        read = tuple((0, 1) if size == 1 else box[d] for d, size in zip(self.dims, x.shape, strict=True))
+        return BroadcastInDim(sizes(box), self.dims), (read,)
+
     def yielding(self, perm: Perm) -> CoreOp | None:
         back = inverse(perm)
         return BroadcastInDim(permute(self.shape, perm), tuple(back[d] for d in self.dims))
@@ -151,6 +160,20 @@ class Reshape(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return inputs[0].reshape(tuple(int(d) for d in self.shape))
 
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """Where the dimensions that are cropped are the operand's, or cut from one with all inside them."""
+        (x,) = inputs
+        read = list(whole(x.shape))
+        for olds, news in reshape_groups(x.shape, self.shape) or [((), range(len(self.shape)))]:
+            if is_whole(box, self.shape, news):
+                continue
+            sized, (first, *inner) = [d for d in olds if x.shape[d] != 1], [d for d in news if self.shape[d] != 1]
+            if len(sized) != 1 or not is_whole(box, self.shape, inner):
+                return None
+            each = product(self.shape[d] for d in inner)
+            read[sized[0]] = (box[first][0] * each, box[first][1] * each)
+        return Reshape(sizes(box)), (tuple(read),)
+
     @classmethod
     def samples(cls) -> Samples:
         yield cls((6, 4)), (_arange(2, 3, 4),)
@@ -182,6 +205,9 @@ class Transpose(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         back = inverse(perm)
         return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        return self, (permute(box, inverse(self.permutation)),)
 
     def yielding(self, perm: Perm) -> CoreOp | None:
         return Transpose(permute(self.permutation, perm))
@@ -228,6 +254,21 @@ class Slice(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
 
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        shape = self.infer(*inputs).shape  # type: ignore[union-attr]
+        read: list[tuple[DimLike, DimLike]] = []
+        for at, size, start, limit, step in zip(box, shape, self.start, self.limit, self.strides, strict=True):
+            low, high = at
+            if at == (0, size):
+                read.append((start, limit))
+            elif step == 1:
+                read.append((start + low, start + high))
+            elif known(low, high) and high > low:  # type: ignore[operator]
+                read.append((start + low * step, start + (high - 1) * step + 1))
+            else:
+                return None
+        return Slice((0,) * len(read), sizes(tuple(read)), self.strides), (tuple(read),)
+
     @classmethod
     def samples(cls) -> Samples:
         yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (_arange(5, 3, 9),)
@@ -267,6 +308,16 @@ class Pad(CoreOp):
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Pad(permute(self.low, perm), permute(self.high, perm), permute(self.interior, perm)), perm
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        x, _ = inputs
+        shape, read = self.infer(*inputs).shape, list(box)
+        for d, around in enumerate(zip(self.low, self.high, self.interior, strict=True)):
+            if around != (0, 0, 0):
+                if not is_whole(box, shape, [d]):
+                    return None
+                read[d] = (0, x.shape[d])
+        return self, (tuple(read), ())
 
     @classmethod
     def samples(cls) -> Samples:
@@ -317,6 +368,23 @@ class Concat(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Concat(inverse(perm)[self.dimension]), perm
 
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """Operands that lie outside are not read."""
+        low, high = box[self.dimension]
+        read: list[Box | None] = []
+        start: DimLike = 0
+        for x in inputs:
+            end = start + x.shape[self.dimension]
+            if at_most(high, start) or at_most(end, low):
+                read.append(None)
+            elif not (at_most(low, start) or at_most(start, low)) or not (at_most(end, high) or at_most(high, end)):
+                return None
+            else:
+                inside = (dim_max(low, start) - start, dim_min(high, end) - start)
+                read.append((*box[: self.dimension], inside, *box[self.dimension + 1 :]))
+            start = end
+        return (self, tuple(read)) if any(b is not None for b in read) else None
+
     @classmethod
     def samples(cls) -> Samples:
         yield cls(1), (_arange(2, 3), _arange(2, 0), _arange(2, 5))
@@ -342,6 +410,10 @@ class Reverse(CoreOp):
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        ends = enumerate(zip(box, inputs[0].shape, strict=True))
+        return self, (tuple((size - hi, size - lo) if d in self.dims else (lo, hi) for d, ((lo, hi), size) in ends),)
 
     @classmethod
     def samples(cls) -> Samples:

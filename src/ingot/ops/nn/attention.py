@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Node, Op
-from ingot.ir.types import TensorType, boolean, dtype_of
+from ingot.ir.node import Cropped, Node, Op
+from ingot.ir.types import Box, TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish, known
 from ingot.ops.nn import terms as t
@@ -59,6 +59,30 @@ class Attention(Op):
         """Both products in full: what a causal mask leaves out is counted."""
         q, k, v = inputs[:3]
         return product(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3]) * 2
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """Any queries without a causal mask, the first ones or the last ones with it; heads that share no keys."""
+        q, k = inputs[:2]
+        batch, heads, (low, high), depth = box
+        rows, cols = q.shape[2], k.shape[2]
+        causal = self.causal
+        if causal != "none" and (low, high) != (0, rows):
+            square = rows == cols
+            if low == 0 and (square or causal == "upper_left"):
+                causal = "upper_left"
+            elif high == rows and (square or causal == "lower_right"):
+                causal = "lower_right"
+            else:
+                return None
+        if heads != (0, q.shape[1]) and k.shape[1] != q.shape[1]:
+            return None
+        shared = heads if k.shape[1] == q.shape[1] else (0, k.shape[1])
+        keys, values = (batch, shared, (0, cols), (0, q.shape[3])), (batch, shared, (0, cols), depth)
+        reads: list[Box | None] = [(batch, heads, (low, high), (0, q.shape[3])), keys, values]
+        for mask in inputs[3:]:
+            seen = (batch, heads, (low, high), (0, cols))[4 - mask.rank :]
+            reads.append(tuple((0, 1) if d == 1 else at for d, at in zip(mask.shape, seen, strict=True)))
+        return replace(self, causal=causal), tuple(reads)
 
     def offset(self, rows: DimLike, cols: DimLike) -> DimLike:
         """The number of keys that the first query sees besides key 0, under a causal mask."""

@@ -1,0 +1,126 @@
+"""Compute only what is read.
+
+    slice[:, 0](layer_norm(x + dot(gelu(dot(h, v)), w)))   ->   x0 = slice[:, 0](x), h0 = slice[:, 0](h)
+                                                                layer_norm(x0 + dot(gelu(dot(h0, v)), w))
+
+A classifier reads one token of its encoder, a language model's caller the logits of the last position: of the last
+layer only attention's keys and values need the others. One walk from the outputs finds the box that the readers of
+each value need (each op says what it reads for a part of its result: `Op.cropped`); one from the inputs builds values
+that small. Only where a sum of products gets smaller: a slice between pointwise ops and their producer keeps the two
+from being one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, estimate, product
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project
+from ingot.ir.rewrite import current_fuel
+from ingot.ir.types import Box
+from ingot.ops.core.base import Category, category, sizes, whole
+
+LEFT = 0.75  # of a sum of products, at most, where a slice in front of it is worth it
+
+
+@dataclass(frozen=True)
+class _Part:
+    """`box` of a value, as `op` gives it from the boxes `reads` of its operands (None: an operand it does without);
+    without `op`, all of it as it is."""
+
+    box: Box
+    op: Op | None
+    reads: tuple[Box | None, ...]
+
+
+def crop_unread(graph: Graph) -> Graph:
+    """Make sums of products, and what lies between them and their readers, only as large as is read (see module)."""
+    nodes = graph.nodes()
+    if not any(isinstance(n.op, ops.Slice) for n in nodes):
+        return graph
+    smaller = _worth(nodes, _parts(graph, nodes, set(nodes)))
+    if not smaller or not current_fuel().burn("crop"):
+        return graph
+    spread = {n for n in nodes if isinstance(n.op, ops.BroadcastInDim)}  # of any size for nothing
+    parts = _parts(graph, nodes, smaller | spread)
+    made: dict[Node, Node] = {}
+    for n in nodes:
+        part = parts.get(n)
+        if part is None:
+            continue  # of an operand that nobody reads any more
+        if part.op is None:
+            made[n] = n.with_inputs([made[i] for i in n.inputs])
+            continue
+        reads = zip(n.inputs, part.reads, strict=True)
+        inputs = [_slice(made[i], parts[i].box, box) for i, box in reads if box is not None]
+        same = isinstance(part.op, ops.Slice) and inputs[0].shape == sizes(part.box)
+        made[n] = inputs[0] if same else part.op(*inputs, loc=n.loc)
+    return graph.with_outputs([made[o] for o in graph.outputs])
+
+
+def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _Part]:
+    """What is read of each value where those in `allowed` are made no larger than that, the others whole."""
+    boxes: dict[Node, Box] = {o: _all(o) for o in graph.outputs}
+    parts: dict[Node, _Part] = {}
+    for n in reversed(nodes):
+        if n not in boxes:
+            continue
+        part = _Part(_all(n), None, tuple(map(_all, n.inputs)))
+        box = boxes[n] if n in allowed else part.box
+        if (box != part.box or isinstance(n.op, ops.Slice)) and not isinstance(n.op, Input | Const | Project):
+            found = n.op.cropped(box, *(i.type for i in n.inputs))
+            part = part if found is None or (box, found[1]) == (part.box, part.reads) else _Part(box, *found)
+        parts[n] = part
+        for i, read in zip(n.inputs, part.reads, strict=True):
+            if read is not None:
+                boxes[i] = _hull(boxes[i], read, _all(i)) if i in boxes else read
+    return parts
+
+
+def _all(n: Node) -> Box:
+    return whole(n.shape) if len(n.types) == 1 else ()
+
+
+def _slice(x: Node, have: Box, box: Box) -> Node:
+    """`box` of a value of which `x` is the box `have`."""
+    if have == box:
+        return x
+    low = tuple(at - start for (at, _), (start, _) in zip(box, have, strict=True))
+    high = tuple(end - start for (_, end), (start, _) in zip(box, have, strict=True))
+    return ops.Slice(low, high, (1,) * len(box))(x, loc=x.loc)
+
+
+def _hull(a: Box, b: Box, full: Box) -> Box:
+    """The smallest box around two; all of a dimension where that cannot be told."""
+    if a == b or full in (a, b):
+        return a if a == b else full
+    hull: list[tuple[DimLike, DimLike]] = []
+    for (low, high), (other_low, other_high), rest in zip(a, b, full, strict=True):
+        low_known = at_most(low, other_low) or at_most(other_low, low)
+        high_known = at_most(high, other_high) or at_most(other_high, high)
+        hull.append((dim_min(low, other_low), dim_max(high, other_high)) if low_known and high_known else rest)
+    return tuple(hull)
+
+
+def _worth(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
+    """The values to make smaller: sums of products that lose enough, and what reads these."""
+    smaller: set[Node] = set()
+    for n in nodes:
+        part = parts.get(n)
+        if part is None or part.box == _all(n):
+            continue
+        reads = [i for i, box in zip(n.inputs, part.reads, strict=True) if box is not None]
+        if _loses(n, part) or any(i in smaller for i in reads):
+            smaller.add(n)
+    return smaller
+
+
+def _loses(n: Node, part: _Part) -> bool:
+    """Whether `n` is a sum of products, a part of which takes much less time."""
+    if category(n.op) is not Category.CONTRACTION and not isinstance(n.op, ops.Attention):
+        return False
+    return estimate(product(sizes(part.box))) <= LEFT * estimate(n.type.size)
+
+
+__all__ = ["crop_unread"]
