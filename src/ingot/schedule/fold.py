@@ -102,17 +102,21 @@ class Fold:
         worse = k.binary("le" if op.kind == "max" else "ge", value, old)
         return k.binary("and", k.unary("not", worse), k.binary("eq", old, old))
 
-    def result(self, block: Block, horizontal: bool) -> Expr:
-        """What was folded, of all slots and, where vectors ran along the row, of all lanes."""
+    def apart(self, block: Block) -> list[Expr]:
+        """What each slot folded: its values or, for arg reductions, their positions."""
+        return self._loaded(block, self.value if self.position is None else self.position)
+
+    def result(self, block: Block) -> Expr:
+        """What was folded by all slots and lanes together."""
         fn = combining(reduction(self.node).kind, self.dtype)
-        values = [block.let(k.load(self.value, integer(i)), "o") for i in range(self.slots)]
-        best = _folded(block, fn, values, horizontal)
+        values = self._loaded(block, self.value)
+        best = _folded(block, fn, values)
         if self.position is None:
             return best
         op = reduction(self.node)
         assert isinstance(op, ArgReduce)
-        places = [block.let(k.load(self.position, integer(i)), "w") for i in range(self.slots)]
-        if self.slots == 1 and (self.lanes == 1 or not horizontal):
+        places = self._loaded(block, self.position)
+        if self.slots == self.lanes == 1:
             return places[0]
         # the first or last of the places where the best value is
         best = block.let(k.splat(best, self.lanes), "o")
@@ -122,13 +126,16 @@ class Fold:
             block.let(k.select(_same(value, best), place, nowhere), "w")
             for value, place in zip(values, places, strict=True)
         ]
-        return _folded(block, "max" if op.last else "min", places, horizontal)
+        return _folded(block, "max" if op.last else "min", places)
+
+    def _loaded(self, block: Block, buffer: Buffer) -> list[Expr]:
+        return [block.let(k.load(buffer, integer(i)), "o") for i in range(self.slots)]
 
 
-def _folded(block: Block, fn: str, values: list[Expr], horizontal: bool) -> Expr:
+def _folded(block: Block, fn: str, values: list[Expr]) -> Expr:
     while len(values) > 1:
         values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
-    return k.reduce(fn, values[0]) if horizontal else values[0]
+    return k.reduce(fn, values[0])
 
 
 def _same(a: Expr, b: Expr) -> Expr:

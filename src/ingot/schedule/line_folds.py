@@ -20,7 +20,8 @@ from ingot.schedule.fold import Fold, combining, reduction
 from ingot.schedule.index import ZERO
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.reduction import Parts, lower_folded, lower_rows, reductions_of, rest_of, with_args
+from ingot.schedule.reduction import Parts, lower_folded, lower_rows, rest_of, with_args
+from ingot.schedule.rows import reductions_of
 
 
 class LineFolds:
@@ -53,7 +54,7 @@ class LineFolds:
 
     @staticmethod
     def _store(block: Block, fold: Fold, buffer: Buffer, flat: Expr, mask: Expr | None, first: Expr | None) -> None:
-        value = fold.result(block, False)
+        (value,) = fold.apart(block)
 
         def store(b: Block) -> None:
             store_at(b, buffer, flat, value, mask)
