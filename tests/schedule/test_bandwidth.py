@@ -281,6 +281,9 @@ def test_short_rows(dynamic: bool, machine) -> None:
             (a,) = ins
             outputs = (op.reduce_max(a, axes), op.add(op.reduce_sum(op.mul(a, a), axes), 1), op.reduce_min(a, axes))
             check(Graph(tuple(ins), outputs), [x], machine=machine)
+            if len(axes) == 1:
+                places = [op.arg_reduce(kind, a, 1, last=last) for kind in ("max", "min") for last in (False, True)]
+                check(Graph(tuple(ins), (*places, op.reduce_max(a, 1))), [x], machine=machine)
 
 
 @both

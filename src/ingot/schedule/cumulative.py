@@ -40,8 +40,6 @@ from ingot.schedule.pointwise import (
 from ingot.schedule.short_rows import LINE
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
-WIDE = 8  # vectors of neighbouring columns that are walked together
-
 
 def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """A CumReduce, and the reshapes and transposes behind it."""
@@ -137,7 +135,7 @@ def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine)
     if not isinstance(size, int):
         return lanes
     columns = estimate(x.type.size) // max(1, estimate(length))
-    widest = min(WIDE * lanes, columns // (16 * machine.threads))
+    widest = min(machine.registers // 2 * lanes, columns // (16 * machine.threads))
     while 2 * lanes <= widest and size % (2 * lanes) == 0:
         lanes *= 2
     return lanes

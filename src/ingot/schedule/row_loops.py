@@ -25,7 +25,7 @@ from ingot.ops import ArgReduce
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
-from ingot.schedule.fold import Fold, accumulator, combining, reduction
+from ingot.schedule.fold import Fold, accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
@@ -168,10 +168,9 @@ class RowLoops:
             def value(b: Block, row: Expr, where: Expr, mask: Expr | None, n: Node = n, dtype: DType = dtype) -> Expr:
                 at = tuple(where if d == axis else ZERO for d in rows.reduced)
                 index = self._full_index(at, ix.split(row, rows.kept_shape))
-                return k.splat(k.cast(self.em.value(b, n.inputs[0], index, mask), dtype), width)
+                return k.splat(k.cast(self.em.value(b, n.inputs[0], index, mask), dtype), where.lanes)
 
-            combine = combining(reduction(n).kind, dtype)
-            found[n] = k.cast(fold_rows(block, value, n, combine, first, size, width, lanes), n.dtype)
+            found[n] = k.cast(fold_rows(block, value, n, first, size, width, lanes), n.dtype)
         self.visits = (Visit(ix.split(k.ramp(first, lanes), rows.kept_shape)),)
         for n, result in found.items():
             self.em.bind(n, self._row_leaf(block, n, [block.let(result, "red")]))
