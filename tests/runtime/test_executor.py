@@ -5,6 +5,7 @@ import weakref
 import numpy as np
 import pytest
 
+from ingot.runtime import memory
 from ingot.runtime.executor import MAX_INSTANCES, CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, InputError
@@ -90,6 +91,26 @@ def test_dlpack_objects_are_read_in_place():
     x = vector(1000)
     model = CompiledModel(models.static(), threads=1)
     assert np.array_equal(model(Foreign(x)), model(x))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "LARGE", 1)
+    model = CompiledModel(models.dynamic(), threads=2)
+    x, z = vector(1000), vector(1000, 1)
+    given = (x, z) if kind == "numpy" else tuple(map(pytest.importorskip("torch").from_numpy, (x, z)))
+    kept = model(*given)
+    part = model(*given)[0][10:20]  # type: ignore[index]
+    places = set()
+    for _ in range(4):
+        y, d = model(*given)  # type: ignore[misc]
+        np.testing.assert_array_equal(np.asarray(y), (x + z + 1) + 1)
+        np.testing.assert_array_equal(np.asarray(d), x * 2)
+        places |= {np.asarray(y).ctypes.data, np.asarray(d).ctypes.data}
+    assert len(places) == 4  # two calls at a time are alive
+    model(*(v * 0 for v in given))
+    np.testing.assert_array_equal(np.asarray(part), ((x + z + 1) + 1)[10:20])
+    np.testing.assert_array_equal(np.asarray(kept[1]), x * 2)  # type: ignore[index]
 
 
 def test_torch_tensors_in_and_out():

@@ -1,10 +1,12 @@
+import gc
 import os
 import random
+import threading
 
 import numpy as np
 import pytest
 
-from ingot.runtime.memory import Region, Request, align, aligned_bytes, place
+from ingot.runtime.memory import Region, Request, Results, align, aligned_bytes, place
 from ingot.support.errors import IngotError
 
 
@@ -66,3 +68,50 @@ def test_arrays_keep_their_memory():
 def test_too_much_memory_is_a_clear_error():
     with pytest.raises(IngotError, match="out of memory: expected"):
         Region(1 << 62)
+
+
+def test_memory_of_results_comes_back_when_the_last_view_is_gone():
+    results = Results(2)
+    first = results.take(4096)
+    first[:] = 7
+    part = first.view(np.float32).reshape(32, 32)[3:5].T
+    where = first.ctypes.data
+    del first
+    gc.collect()
+    other = results.take(4096)  # while a view of the first is alive
+    assert other.ctypes.data != where
+    other[:] = 1
+    assert set(part.tobytes()) == {7}
+    del part
+    assert results.take(4096).ctypes.data == where
+
+
+def test_memory_of_results_is_bounded():
+    results = Results(2)
+    held = [results.take(4096) for _ in range(5)]
+    places = {a.ctypes.data for a in held}
+    del held
+    again = [results.take(4096) for _ in range(2)]
+    assert {a.ctypes.data for a in again} <= places
+    del again
+    small = results.take(100)  # another size: what is spare goes
+    assert small.nbytes == 100 and results._spare == []
+
+
+def test_results_of_many_threads_never_share_memory():
+    results = Results(4)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            array = results.take(8192)
+            array[:] = number
+            if not (array == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

@@ -6,11 +6,13 @@ program + (8, 128) -> s0 = 8: arena 3.1 MB, 42 step records, output (8, 1000)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime import memory
+from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.image import CodeImage
 from ingot.runtime.program import Buffer, Program
@@ -118,6 +120,9 @@ class Instance:
                 raise InputError(
                     f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {shapes}"
                 )
+        self.output_bytes = [
+            prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
+        ]
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
         starts: list[int] = []

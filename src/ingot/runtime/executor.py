@@ -71,6 +71,7 @@ class CompiledModel:
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
         self._borders = [Border(spec) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
+        self._results = memory.Results(len(program.outputs))
         _models.add(self)
         if not program.symbols:
             shapes = tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in program.inputs)
@@ -97,12 +98,13 @@ class CompiledModel:
         shapes = tuple([tuple(array.shape) for array in arrays])
         instance = self._instances.get(shapes) or self._instance(shapes)
         results: list[np.ndarray | Tensor] = []
-        for maker, shape in zip(self._makers, instance.output_shapes, strict=True):
+        for maker, shape, nbytes in zip(self._makers, instance.output_shapes, instance.output_bytes, strict=True):
+            place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
             if tensors:
-                result = maker.new_tensor(shape)
+                result = maker.new_tensor(shape, place)
                 pointers.append(result.data_ptr())
             else:
-                result = maker.new_array(shape)
+                result = maker.new_array(shape, place)
                 pointers.append(result.__array_interface__["data"][0])
             results.append(result)
         with (self._pool or self._revive()).lock:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ingot.support.errors import IngotError
 
 ALIGNMENT = 64
+LARGE = 32 << 20  # bytes that the C library asks the system for, and gives back, each time (its mmap threshold)
 _HUGE = 2 << 20
 
 
@@ -98,6 +99,45 @@ class Region:
 
     def zero(self, offset: int, nbytes: int) -> None:
         ctypes.memset(self.address + offset, 0, nbytes)
+
+
+class Results:
+    """Memory of a model's large results: what a caller has dropped is given out again.
+
+    The system takes large memory back as soon as it is free and hands out zeroed pages on their first touch, which
+    takes longer than to write a result there.
+    """
+
+    def __init__(self, count: int) -> None:
+        """`count`: regions of one size to keep, as many as one call needs."""
+        self._count = count
+        self._spare: list[Region] = []
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """`nbytes` bytes of any content, until the array and all that was made of it is gone."""
+        for region in tuple(self._spare):
+            with contextlib.suppress(ValueError):  # another thread has taken it
+                if region.nbytes == nbytes:
+                    self._spare.remove(region)
+                    return np.asarray(_Lease(region, self))
+        self._spare.clear()  # of sizes that are not asked for any more
+        return np.asarray(_Lease(Region(nbytes), self))
+
+    def give_back(self, region: Region) -> None:
+        if len(self._spare) < self._count:
+            self._spare.append(region)
+
+
+class _Lease:
+    """What an array of `Results` and its views hold on to; the region goes back when the last of them is gone."""
+
+    def __init__(self, region: Region, home: Results) -> None:
+        self._region, self._home = region, home
+        place = (region.address, False)
+        self.__array_interface__ = {"data": place, "shape": (region.nbytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self._home.give_back(self._region)
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:

@@ -31,11 +31,14 @@ class Tensor(Protocol):
     def is_contiguous(self) -> bool: ...
     def contiguous(self) -> Tensor: ...
     def is_neg(self) -> bool: ...
+    def view(self, dtype: object) -> Tensor: ...
+    def reshape(self, shape: tuple[int, ...]) -> Tensor: ...
     def resolve_neg(self) -> Tensor: ...
 
 
 class _Torch(Protocol):
     def empty(self, shape: tuple[int, ...], *, dtype: object) -> Tensor: ...
+    def from_numpy(self, array: np.ndarray) -> Tensor: ...
 
 
 class Border:
@@ -91,12 +94,18 @@ class Border:
             f"input {self.spec.name!r}", expected=f"dtype {self.spec.dtype} [{shape}]", got=f"dtype {got}", fix=fix
         )
 
-    def new_array(self, shape: tuple[int, ...]) -> np.ndarray:
-        return np.empty(shape, self.dtype or dtypes.numpy_dtype(self.spec.dtype))
+    def new_array(self, shape: tuple[int, ...], memory: np.ndarray | None) -> np.ndarray:
+        """An array without content, in `memory` if that is given (its bytes)."""
+        dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
+        return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
-    def new_tensor(self, shape: tuple[int, ...]) -> Tensor:
-        torch = sys.modules["torch"]
-        return cast(_Torch, torch).empty(shape, dtype=getattr(torch, self.torch_name.removeprefix("torch.")))
+    def new_tensor(self, shape: tuple[int, ...], memory: np.ndarray | None) -> Tensor:
+        """The same as a tensor."""
+        torch = cast(_Torch, sys.modules["torch"])
+        dtype = getattr(torch, self.torch_name.removeprefix("torch."))
+        if memory is None:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(memory).view(dtype).reshape(shape)
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
