@@ -23,8 +23,8 @@ from ingot.schedule.choice import Direct
 from ingot.schedule.contraction import Nest
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.fold import accumulator
-from ingot.schedule.gemm import convolution_loops
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.loops import convolution_loops
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand

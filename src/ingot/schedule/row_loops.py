@@ -11,21 +11,18 @@ and several of them, side by side, are visited together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Kernel, integer
+from ingot.ir.kernel import Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, boolean
+from ingot.ir.types import DType
 from ingot.ops import ArgReduce
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
-from ingot.schedule.fold import Fold, accumulator
+from ingot.schedule.emit import Index, reshape_index, store_at
+from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
@@ -35,46 +32,26 @@ from ingot.schedule.pointwise import (
     Operands,
     body_dims,
     comes_from_memory,
-    lanes_for,
     leaves_caches,
     symbol_params,
-    vector_loop,
 )
-from ingot.schedule.rows import Rows, reductions_of
+from ingot.schedule.row_passes import RowPasses, Visit
+from ingot.schedule.rows import Rows
 from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
-from ingot.support.errors import CompileError
 
-UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
 
 
-@dataclass(frozen=True)
-class Visit:
-    """A row that is at work, or a vector of rows side by side, of which those are that `mask` has."""
-
-    row: Index
-    mask: Expr | None = None
-
-
-class RowLoops:
+class RowLoops(RowPasses):
     """One kernel for a row group."""
 
     def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, machine: Machine):
-        self.body, self.ins, self.outs, self.rows, self.machine = body, ins, outs, rows, machine
-        self.operands = Operands.of(body)
-        self.em: Emitter = self.operands.emitter(body, ins)
-        self.found = reductions_of(body)
-        self.lanes = lanes_for(body, machine)
+        self.ins, self.outs, self.operands = ins, outs, Operands.of(body)
+        super().__init__(body, self.operands.emitter(body, ins), rows, machine, caches=True)
         size = estimate(rows.shape[rows.axis])
-        if rows.shape[rows.axis] == 1 or (size < self.lanes and not machine.masks):
-            self.lanes = 1
         self.across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(-(-size // self.lanes))
         self.columns = 1 if rows.horizontal else self.lanes * self.across
         self.stream = leaves_caches(body, machine)
-        self.visits: tuple[Visit, ...] = ()
-        self.next: tuple[Visit, ...] = ()  # those to be asked for while the present ones are at work
-        self.cached: dict[Node, Buffer] = {}
-        self.scratch = 0  # bytes
 
     def _vectors_across(self, several: int) -> int:
         """How many of `several` neighbouring vectors of rows are visited together: the lines that one visit reads lie
@@ -82,7 +59,7 @@ class RowLoops:
         # arg reductions keep a position beside each value
         args = any(isinstance(n.op, ArgReduce) for n in self.found)
         most = WIDE // 2 if args and self.machine.registers < 4 * WIDE else WIDE
-        if not self._reads_only(self.found) or any(map(self._is_full, self.body.outputs)):
+        if not self.reads_only(self.found) or any(map(self._is_full, self.body.outputs)):
             outer = product(self.rows.shape[d] for d in self.rows.kept if d != self.rows.axis)
             most = min(most, max(2, estimate(outer) * several // (4 * self.machine.threads)))
         return max(n for n in range(1, most + 1) if several % n == 0)
@@ -120,10 +97,6 @@ class RowLoops:
         chunks = dim_expr(ceildiv(total, run))
         kernel = Kernel("rows", self.operands.params, dims, chunk, chunks, top.body, self.scratch)
         return Lowered((Step(kernel, self.operands.args),))
-
-    def _elements(self) -> int:
-        """Of the box that one turn visits, about."""
-        return estimate(product(self.rows.shape[d] for d in self.rows.reduced)) * self.columns
 
     def _blocks(self) -> DimLike:
         """Turns along the dimension of the vectors."""
@@ -167,36 +140,31 @@ class RowLoops:
 
             def value(b: Block, row: Expr, where: Expr, mask: Expr | None, n: Node = n, dtype: DType = dtype) -> Expr:
                 at = tuple(where if d == axis else ZERO for d in rows.reduced)
-                index = self._full_index(at, ix.split(row, rows.kept_shape))
+                index = self.full_index(at, ix.split(row, rows.kept_shape))
                 return k.splat(k.cast(self.em.value(b, n.inputs[0], index, mask), dtype), where.lanes)
 
             found[n] = k.cast(fold_rows(block, value, n, first, size, width, lanes), n.dtype)
         self.visits = (Visit(ix.split(k.ramp(first, lanes), rows.kept_shape)),)
         for n, result in found.items():
-            self.em.bind(n, self._row_leaf(block, n, [block.let(result, "red")]))
+            self.em.bind(n, self.row_leaf(block, n, [block.let(result, "red")]))
         for i, root in enumerate(self.body.outputs):
             self._store_row(block, i, root)
 
     def _row(self, block: Block) -> None:
         """All passes over one row (or over vectors of rows side by side)."""
-        if self.cached:
-            raise CompileError("a row group visits its rows in one loop")
-        levels = self._levels()
-        for level in levels:
-            self._pass(block, level, again=level is not levels[0])
+        self.fold(block)
         full = [i for i, r in enumerate(self.body.outputs) if r.shape == self.rows.shape and self._is_full(r)]
         for i, root in enumerate(self.body.outputs):
             if i not in full:
                 self._store_row(block, i, root)
         if full:
-            lanes = self.lanes if self.rows.horizontal else 0
-            self._over_row(block, lanes, lambda b, index, m, _: self._store(b, full, index, m), again=True)
+            self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True)
 
     def _ahead(self) -> int:
         """How many turns on to ask for operands in the later passes over a row: these read it from the caches while the
         memory would rest. 0 where nothing comes from memory or a row would not stay."""
         nbytes = max((self._elements() * n.dtype.nbytes for n in self._streams()), default=0)
-        passes = len(self._levels()) + any(map(self._is_full, self.body.outputs))
+        passes = len(self.levels()) + any(map(self._is_full, self.body.outputs))
         again = comes_from_memory(self.body, self.machine) and passes > 1
         return -(-AHEAD // nbytes) if again and 0 < nbytes <= self.machine.l2 // 4 else 0
 
@@ -210,15 +178,15 @@ class RowLoops:
         buffer, lay = next(
             (b, lay) for n, b, lay in zip(self.body.inputs, self.operands.ins, self.ins, strict=True) if n is stream
         )
-        flat = ix.linear(self._full_index(at, row), lay.strides, lay.offset)
+        flat = ix.linear(self.full_index(at, row), lay.strides, lay.offset)
         block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
 
-    def _ask_for(self, block: Block, at: tuple[Expr, ...], i: int) -> None:
+    def ask_for(self, block: Block, at: tuple[Expr, ...], i: int) -> None:
         """Ask for what is at `at` in visit `i` of the turn that comes next."""
         for stream in self._streams():
             self._prefetch(block, stream, at, self.next[i].row)
 
-    def _ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
+    def ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
         """Where vectors run across rows that come from memory: ask for the same columns of a row further on. Each row
         is at a place of its own, which processors do not follow by themselves."""
         if not comes_from_memory(self.body, self.machine) or self.rows.horizontal or not at:
@@ -231,169 +199,8 @@ class RowLoops:
                 row = tuple(ix.add(e, integer(i)) if d == self.rows.axis else e for d, e in pairs)
                 self._prefetch(block, stream, below, row)
 
-    def _reads_only(self, found: Sequence[Node]) -> bool:
-        """Operands that are only read leave registers for more sums."""
-        return all(_behind_views(n.inputs[0]) in self.body.inputs for n in found)
-
     def _is_full(self, root: Node) -> bool:
         return not (root.shape == self.rows.kept_shape and self.rows.kept_shape != self.rows.shape)
-
-    def _levels(self) -> list[list[Node]]:
-        level: dict[Node, int] = {}
-        for n in self.body.nodes():
-            below = max((level[i] for i in n.inputs), default=0)
-            level[n] = below + (1 if n in self.found else 0)
-        order: dict[int, list[Node]] = {}
-        for n in self.found:
-            order.setdefault(level[n], []).append(n)
-        return [order[i] for i in sorted(order)]
-
-    def _full_index(self, at: tuple[Expr, ...], row: Index) -> Index:
-        """The index in the full box: the row's coordinates and `at`, one expression per reduced dimension."""
-        index: list[Expr] = [ZERO] * len(self.rows.shape)
-        for d, e in zip(self.rows.kept, row, strict=True):
-            index[d] = e
-        for d, e in zip(self.rows.reduced, at, strict=True):
-            index[d] = e
-        return tuple(index)
-
-    def _over_row(
-        self,
-        block: Block,
-        lanes: int,
-        body: Callable[[Block, Index, Expr | None, int], None],
-        unroll: int = 1,
-        again: bool = False,
-    ) -> None:
-        """Loops over the reduced dimensions: body(block, index in the box, mask, number). The vectorized one innermost,
-        `unroll` vectors at a time, which the number tells apart; lanes 0: none is, and it tells the visits apart.
-        `again`: an earlier pass has read the row."""
-        asks = again and bool(self.next)
-        loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
-
-        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
-            if left:
-                b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
-                return
-            if not lanes:
-                full = tuple(at[d] for d in self.rows.reduced)
-                if not asks:
-                    self._ask_below(b, full)
-                for i, visit in enumerate(self.visits):
-                    if asks:
-                        self._ask_for(b, full, i)
-                    body(b, self._full_index(full, visit.row), visit.mask, i)
-                return
-
-            def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
-                own = at | {self.rows.axis: e}
-                full = tuple(own[d] for d in self.rows.reduced)
-                if asks and mask is None and e.lanes > 1:
-                    self._ask_for(c, full, 0)
-                body(c, self._full_index(full, self.visits[0].row), mask, slot)
-
-            def several(c: Block, e: Expr) -> None:
-                for u in range(unroll):
-                    vector(c, k.ramp(ix.add(e, integer(u * lanes)), lanes), None, u)
-
-            extent, start = self.rows.shape[self.rows.axis], ZERO
-            if unroll > 1:
-                step = integer(unroll * lanes)
-                start = b.let(k.mul(k.binary("div", dim_expr(extent), step), step), "m")
-                b.loop("j", 0, start, unroll * lanes, several)
-            vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes)
-
-        nest(block, loops, {})
-
-    def _pass(self, block: Block, level: list[Node], again: bool) -> None:
-        """One loop over the row for all reductions of a level."""
-        lanes, horizontal = self.lanes, self.rows.horizontal
-        unroll = 1
-        if horizontal and lanes > 1:
-            unroll = UNROLL if self._reads_only(level) else UNROLL // 2
-            unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
-        folds = [Fold.of(n, block, lanes, unroll if horizontal else self.across) for n in level]
-        keep = [n for n in level if self._worth_caching(n)]
-        for n in keep:
-            self._alloc_cache(block, n.inputs[0])
-
-        def body(b: Block, index: Index, mask: Expr | None, slot: int) -> None:
-            at = tuple(index[d] for d in self.rows.reduced)
-            for n, fold in zip(level, folds, strict=True):
-                operand = n.inputs[0]
-                value = self.em.value(b, operand, index, mask)
-                if n in keep:
-                    where = self._cache_index(index)
-                    store_at(b, self.cached[operand], where, value, mask if horizontal else None)
-                if horizontal and lanes > index[self.rows.axis].lanes:
-                    value = fold.alone(value)  # one by one, behind the last whole vector
-                fold.add(b, value, self._position(at), mask if horizontal else None, slot)
-
-        self._over_row(block, lanes if horizontal else 0, body, unroll, again)
-        for n, fold in zip(level, folds, strict=True):
-            results = [fold.result(block)] if horizontal else fold.apart(block)
-            self.em.bind(n, self._row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
-        for n in keep:
-            buffer = self.cached[n.inputs[0]]
-            self.em.bind(
-                n.inputs[0],
-                Leaf(
-                    lambda b, index, mask, buffer=buffer: b.let(
-                        k.load(buffer, ix.first_lane(self._cache_index(index)), self._cache_index(index).lanes, mask)
-                    ),
-                    home=block,
-                    pinned=True,
-                ),
-            )
-        self.cached = {}
-
-    def _position(self, at: tuple[Expr, ...]) -> Expr:
-        """The index along the reduced dimension, for arg reductions (which reduce one)."""
-        return at[0] if at else ZERO
-
-    def _row_leaf(self, block: Block, node: Node, results: Sequence[Expr]) -> Leaf:
-        """`node`, of which every visit has its result."""
-        visits, kept = self.visits, self.rows.kept
-        spread = len(self.rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
-
-        def read(b: Block, index: Index, mask: Expr | None) -> Expr:
-            own = tuple(index[d] for d in kept) if spread else index
-            return results[self._visit_at(visits, own, node)]
-
-        return Leaf(read, home=block)
-
-    def _visit_at(self, visits: Sequence[Visit], row: Index, node: Node) -> int:
-        """The number of the visit to `row`."""
-        for i, visit in enumerate(visits):
-            sized = zip(visit.row, row, self.rows.kept_shape, strict=False)
-            if len(row) == len(visit.row) and all(d == 1 or _same(a, c) for a, c, d in sized):
-                return i
-        raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
-
-    def _worth_caching(self, node: Node) -> bool:
-        """The reduced value is computed (not just read) and needed again after this pass."""
-        operand = node.inputs[0]
-        if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
-            return False
-        again = (
-            any(u not in self.found and operand in u.inputs for u in self.body.nodes()) or operand in self.body.outputs
-        )
-        size = product(self.rows.shape[d] for d in self.rows.reduced)
-        return again and isinstance(size, int) and size * self.columns * operand.dtype.nbytes <= self.machine.l2 // 4
-
-    def _alloc_cache(self, block: Block, operand: Node) -> None:
-        size = -(-self._elements() // self.lanes) * self.lanes
-        self.cached[operand] = block.alloc("row", operand.dtype, size, scratch=self.scratch)
-        self.scratch += -(-size * operand.dtype.nbytes // LINE) * LINE
-
-    def _cache_index(self, index: Index) -> Expr:
-        extents = Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
-        flat = ix.linear(tuple(index[d] for d in self.rows.reduced), extents.strides)
-        if self.rows.horizontal:
-            return flat
-        number = self._visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.found[0])
-        first = ix.mul(flat, integer(self.columns))
-        return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)
 
     def _store(self, block: Block, roots: list[int], index: Index, mask: Expr | None) -> None:
         for i in roots:
@@ -409,17 +216,6 @@ class RowLoops:
             value = self.em.value(block, root, index, visit.mask)
             flat = ix.linear(index, lay.strides, lay.offset)
             store_at(block, self.operands.outs[i], flat, value, visit.mask, stream=self.stream)
-
-
-def _behind_views(node: Node) -> Node:
-    while isinstance(node.op, ops.Reshape | ops.Transpose):
-        node = node.inputs[0]
-    return node
-
-
-def _same(a: Expr, b: Expr) -> bool:
-    """Whether two index expressions are the same, by structure (they are small)."""
-    return a is b or a == b
 
 
 __all__ = ["WIDE", "RowLoops"]

@@ -1,0 +1,204 @@
+"""A contraction's loops: the op's dimension numbers as axes with the strides of both operands.
+
+    dot [b, s, k] . [k, n]   ->   rows (b * s: k of A), cols (n), reduce (k)     no axes of extent 1, rows joined
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ingot import ops
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
+from ingot.ir.kernel import Expr, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Node
+from ingot.schedule import index as ix
+from ingot.schedule.emit import Index
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.tile import LINE, Axis
+
+
+@dataclass(frozen=True)
+class Loops:
+    """A contraction's axes with the strides of both operands.
+
+    `full` turns an index of (batch, rows, columns) into one of all the op's loops but its reduction, which `result`
+    turns into one of the op's result, and `source`, with a place along a single reduction axis, into one of A.
+    """
+
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    reduce: tuple[Axis, ...]
+    full: Callable[[Index], Index]
+    result: Callable[[Index], Index]
+    source: Callable[[Index, Expr], Index]
+
+
+def loops_of(anchor: Node, a: Layout, b: Layout) -> Loops:
+    """The loops of a contraction whose operands have these layouts."""
+    return (_dot if isinstance(anchor.op, ops.DotGeneral) else convolution_loops)(anchor, a, b)
+
+
+def _dot(anchor: Node, a: Layout, b: Layout) -> Loops:
+    op = anchor.op
+    assert isinstance(op, ops.DotGeneral)
+    free_a, free_b = op.free(len(a.shape), len(b.shape))
+    batch = tuple(Axis(a.shape[i], a.strides[i], b.strides[j]) for i, j in zip(*op.batch, strict=True))
+    rows = tuple(Axis(a.shape[i], a.strides[i], 0) for i in free_a)
+    cols = tuple(Axis(b.shape[j], 0, b.strides[j]) for j in free_b)
+    reduce = tuple(Axis(a.shape[i], a.strides[i], b.strides[j]) for i, j in zip(*op.contract, strict=True))
+
+    def source(full: Index, k: Expr) -> Index:
+        at = {i: full[n] for n, i in enumerate((*op.batch[0], *free_a))}
+        return tuple(at.get(d, k) for d in range(len(a.shape)))
+
+    return _sized(batch, rows, cols, reduce, lambda full: full, source)
+
+
+def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
+    """Rows: batch and output positions; reduction: window positions and input channels; groups: the batch axis."""
+    op = anchor.op
+    assert isinstance(op, ops.Convolution)
+    spatial = op.spatial
+    at = {c: i for i, c in enumerate(op.lhs_layout)}
+    wt = {c: i for i, c in enumerate(op.rhs_layout)}
+    out = {c: i for i, c in enumerate(op.out_layout)}
+    groups = max(op.feature_groups, op.batch_groups)
+    o, i = wt["O"], wt["I"]
+    per_out = floordiv(b.shape[o], groups)
+    images = anchor.shape[out["N"]]
+    # a group reads its own channels, or its own images
+    step = a.strides[at["C"]] * b.shape[i] if op.batch_groups == 1 else a.strides[at["N"]] * images
+    batch = (Axis(groups, step, b.strides[o] * per_out),)
+    rows = (
+        Axis(images, a.strides[at["N"]]),
+        *(Axis(anchor.shape[out[c]], a.strides[at[c]] * s) for c, s in zip(spatial, op.strides, strict=True)),
+    )
+    cols = (Axis(per_out, 0, b.strides[o]),)
+    reduce = (
+        *(
+            Axis(b.shape[wt[c]], a.strides[at[c]] * d, b.strides[wt[c]])
+            for c, d in zip(spatial, op.rhs_dilation, strict=True)
+        ),
+        Axis(b.shape[i], a.strides[at["C"]], b.strides[i]),
+    )
+
+    def result(full: Index) -> Index:
+        group, n, *positions, channel = full
+        where: list[Expr] = [ZERO] * anchor.type.rank
+        where[out["N"]] = n
+        for c, e in zip(spatial, positions, strict=True):
+            where[out[c]] = e
+        where[out["C"]] = ix.add(ix.mul(group, dim_expr(per_out)), channel)
+        return tuple(where)
+
+    def source(full: Index, k: Expr) -> Index:
+        """For a window of one position."""
+        group, n, *positions, _ = full
+        where: list[Expr] = [ZERO] * anchor.type.rank
+        where[at["N"]] = n
+        for c, e, s in zip(spatial, positions, op.strides, strict=True):
+            where[at[c]] = ix.mul(e, integer(s))
+        where[at["C"]] = ix.add(ix.mul(group, dim_expr(b.shape[i])), k)
+        return tuple(where)
+
+    return _sized(batch, rows, cols, reduce, result, source)
+
+
+def _sized(
+    batch: tuple[Axis, ...],
+    rows: tuple[Axis, ...],
+    cols: tuple[Axis, ...],
+    reduce: tuple[Axis, ...],
+    result: Callable[[Index], Index],
+    source: Callable[[Index, Expr], Index],
+) -> Loops:
+    """Loops without axes of extent 1; the full index has zeros for them."""
+    full = (*batch, *rows, *cols)
+    kept = [d for d, x in enumerate(full) if x.extent != 1]
+
+    def restore(place: Index) -> Index:
+        out: list[Expr] = [ZERO] * len(full)
+        at = list(place)
+        for count, group in ((len(batch), 0), (len(rows), 1), (len(cols), 2)):
+            start = (0, len(batch), len(batch) + len(rows))[group]
+            mine = [d for d in kept if start <= d < start + count]
+            for d in mine or ([] if group == 0 else [start + count - 1]):
+                e = at.pop(0)
+                if start <= d < start + count:
+                    out[d] = e
+        return tuple(out)
+
+    def sized(axes: tuple[Axis, ...], fallback: Axis | None) -> tuple[Axis, ...]:
+        found = tuple(x for x in axes if x.extent != 1)
+        return found or ((fallback,) if fallback else ())
+
+    return Loops(
+        sized(batch, None),
+        sized(rows, Axis(1, 0, 0)),
+        sized(cols, Axis(1, 0, 1)),
+        sized(reduce, Axis(1, 0, 0)),
+        restore,
+        result,
+        source,
+    )
+
+
+def pairs_last(loops: Loops) -> Loops:
+    """The reduction loop along which A's elements lie side by side innermost: pairs are loaded from there."""
+    return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: x.a == 1)))
+
+
+def rows_as_they_lie(loops: Loops) -> Loops:
+    """Row axes in the order in which A lies in memory, so that a transposed A's rows can be joined too."""
+    order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
+    if order == list(range(len(order))):
+        return loops
+    first = len(loops.batch)
+
+    def full(place: Index) -> Index:
+        own: list[Expr] = list(place)
+        for at, d in enumerate(order):
+            own[first + d] = place[first + at]
+        return loops.full(tuple(own))
+
+    return replace(loops, rows=tuple(loops.rows[d] for d in order), full=full)
+
+
+def flat_rows(loops: Loops, apart: int = 0) -> Loops:
+    """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence. The first
+    `apart` stay as they are."""
+    rows, count = loops.rows, 1
+    while count < len(rows) - apart and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
+        count += 1
+    return _joined(loops, count, rows[-1].a)
+
+
+def computed_rows(loops: Loops, a: Node) -> Loops:
+    """Loops over an A in scratch: one axis of rows, an odd number of cache lines apart so that they share no sets."""
+    line = max(1, LINE // a.dtype.nbytes)
+    lines = ceildiv(product(x.extent for x in loops.reduce), line)
+    joined = _joined(loops, len(loops.rows), (lines + (1 - mod(lines, 2))) * line)
+    return replace(
+        joined,
+        batch=tuple(replace(x, a=0) for x in loops.batch),
+        reduce=tuple(replace(x, a=1) for x in loops.reduce),
+    )
+
+
+def _joined(loops: Loops, count: int, stride: DimLike) -> Loops:
+    """Loops whose last `count` row axes are one, with which A is walked by `stride`."""
+    if count == 1 and loops.rows[-1].a == stride:
+        return loops
+    extents = tuple(x.extent for x in loops.rows[-count:])
+    first = len(loops.batch) + len(loops.rows) - count
+
+    def full(place: Index) -> Index:
+        return loops.full((*place[:first], *ix.split(place[first], extents), *place[first + 1 :]))
+
+    return replace(loops, rows=(*loops.rows[:-count], Axis(product(extents), stride, 0)), full=full)
+
+
+__all__ = ["Loops", "computed_rows", "convolution_loops", "flat_rows", "loops_of", "pairs_last", "rows_as_they_lie"]

@@ -1,0 +1,250 @@
+"""The passes over a row that is reduced, wherever it is visited: in a kernel of rows, or in front of a contraction.
+
+    softmax:  m = max(x); s = sum(e = exp(x - m)); visit: e / s
+
+Reductions whose operands wait for other reductions run as later passes over the row. Where the innermost dimension is
+reduced, vectors run along it and are folded at the end of the pass; where it is kept, a vector holds that many rows,
+and several of them, side by side, are visited together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import estimate, product
+from ingot.ir.kernel import Buffer, Expr, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import boolean
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index, Leaf, store_at
+from ingot.schedule.fold import Fold
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import lanes_for, vector_loop
+from ingot.schedule.rows import Rows, reductions_of
+from ingot.schedule.short_rows import LINE
+from ingot.support.errors import CompileError
+
+UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A row that is at work, or a vector of rows side by side, of which those are that `mask` has."""
+
+    row: Index
+    mask: Expr | None = None
+
+
+class RowPasses:
+    """`visits` say which rows are at hand. caches: what a pass computes may wait for later ones in the scratch that a
+    kernel begins with."""
+
+    def __init__(self, body: Graph, em: Emitter, rows: Rows, machine: Machine, caches: bool):
+        self.body, self.em, self.rows, self.machine, self.caches = body, em, rows, machine, caches
+        self.found = reductions_of(body)
+        self.lanes, size = lanes_for(body, machine), rows.shape[rows.axis]
+        if size == 1 or (estimate(size) < self.lanes and not machine.masks):
+            self.lanes = 1
+        self.across, self.columns = 1, 1  # vectors of rows side by side, and how many rows that are
+        self.visits: tuple[Visit, ...] = ()
+        self.next: tuple[Visit, ...] = ()  # those to be asked for while the present ones are at work
+        self.cached: dict[Node, Buffer] = {}
+        self.scratch = 0  # bytes
+
+    def fold(self, block: Block) -> None:
+        """All passes that fold the row; from then on its reductions have values."""
+        if self.cached:
+            raise CompileError("a row group visits its rows in one loop")
+        levels = self.levels()
+        for level in levels:
+            self._pass(block, level, again=level is not levels[0])
+
+    def ask_for(self, block: Block, at: tuple[Expr, ...], i: int) -> None:
+        """Ask for what is at `at` in visit `i` of the turn that comes next."""
+
+    def ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
+        """Where vectors run across rows: ask for what a row further on has below `at`."""
+
+    def _elements(self) -> int:
+        """Of the box that one turn visits, about."""
+        return estimate(product(self.rows.shape[d] for d in self.rows.reduced)) * self.columns
+
+    def reads_only(self, found: Sequence[Node]) -> bool:
+        """Operands that are only read leave registers for more sums."""
+        return all(_behind_views(n.inputs[0]) in self.body.inputs for n in found)
+
+    def levels(self) -> list[list[Node]]:
+        level: dict[Node, int] = {}
+        for n in self.body.nodes():
+            below = max((level[i] for i in n.inputs), default=0)
+            level[n] = below + (1 if n in self.found else 0)
+        order: dict[int, list[Node]] = {}
+        for n in self.found:
+            order.setdefault(level[n], []).append(n)
+        return [order[i] for i in sorted(order)]
+
+    def full_index(self, at: tuple[Expr, ...], row: Index) -> Index:
+        """The index in the full box: the row's coordinates and `at`, one expression per reduced dimension."""
+        index: list[Expr] = [ZERO] * len(self.rows.shape)
+        for d, e in zip(self.rows.kept, row, strict=True):
+            index[d] = e
+        for d, e in zip(self.rows.reduced, at, strict=True):
+            index[d] = e
+        return tuple(index)
+
+    def over_row(
+        self,
+        block: Block,
+        body: Callable[[Block, Index, Expr | None, int], None],
+        unroll: int = 1,
+        again: bool = False,
+    ) -> None:
+        """Loops over the reduced dimensions: body(block, index in the box, mask, number). The vectorized one innermost,
+        `unroll` vectors at a time, which the number tells apart; where none is, it tells the visits apart.
+        `again`: an earlier pass has read the row."""
+        asks, lanes = again and bool(self.next), self.lanes if self.rows.horizontal else 0
+        loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
+
+        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
+            if left:
+                b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
+                return
+            if not lanes:
+                full = tuple(at[d] for d in self.rows.reduced)
+                if not asks:
+                    self.ask_below(b, full)
+                for i, visit in enumerate(self.visits):
+                    if asks:
+                        self.ask_for(b, full, i)
+                    body(b, self.full_index(full, visit.row), visit.mask, i)
+                return
+
+            def vector(c: Block, e: Expr, mask: Expr | None, slot: int = 0) -> None:
+                own = at | {self.rows.axis: e}
+                full = tuple(own[d] for d in self.rows.reduced)
+                if asks and mask is None and e.lanes > 1:
+                    self.ask_for(c, full, 0)
+                body(c, self.full_index(full, self.visits[0].row), mask, slot)
+
+            def several(c: Block, e: Expr) -> None:
+                for u in range(unroll):
+                    vector(c, k.ramp(ix.add(e, integer(u * lanes)), lanes), None, u)
+
+            extent, start = self.rows.shape[self.rows.axis], ZERO
+            if unroll > 1:
+                step = integer(unroll * lanes)
+                start = b.let(k.mul(k.binary("div", dim_expr(extent), step), step), "m")
+                b.loop("j", 0, start, unroll * lanes, several)
+            vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes)
+
+        nest(block, loops, {})
+
+    def _pass(self, block: Block, level: list[Node], again: bool) -> None:
+        """One loop over the row for all reductions of a level."""
+        lanes, horizontal = self.lanes, self.rows.horizontal
+        unroll = 1
+        if horizontal and lanes > 1:
+            unroll = UNROLL if self.reads_only(level) else UNROLL // 2
+            unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
+        folds = [Fold.of(n, block, lanes, unroll if horizontal else self.across) for n in level]
+        keep = [n for n in level if self.caches and self._worth_caching(n)]
+        for n in keep:
+            self._alloc_cache(block, n.inputs[0])
+
+        def body(b: Block, index: Index, mask: Expr | None, slot: int) -> None:
+            at = tuple(index[d] for d in self.rows.reduced)
+            for n, fold in zip(level, folds, strict=True):
+                operand = n.inputs[0]
+                value = self.em.value(b, operand, index, mask)
+                if n in keep:
+                    where = self._cache_index(index)
+                    store_at(b, self.cached[operand], where, value, mask if horizontal else None)
+                if horizontal and lanes > index[self.rows.axis].lanes:
+                    value = fold.alone(value)  # one by one, behind the last whole vector
+                fold.add(b, value, self._position(at), mask if horizontal else None, slot)
+
+        self.over_row(block, body, unroll, again)
+        for n, fold in zip(level, folds, strict=True):
+            results = [fold.result(block)] if horizontal else fold.apart(block)
+            self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
+        for n in keep:
+            buffer = self.cached[n.inputs[0]]
+            self.em.bind(
+                n.inputs[0],
+                Leaf(
+                    lambda b, index, mask, buffer=buffer: b.let(
+                        k.load(buffer, ix.first_lane(self._cache_index(index)), self._cache_index(index).lanes, mask)
+                    ),
+                    home=block,
+                    pinned=True,
+                ),
+            )
+        self.cached = {}
+
+    def _position(self, at: tuple[Expr, ...]) -> Expr:
+        """The index along the reduced dimension, for arg reductions (which reduce one)."""
+        return at[0] if at else ZERO
+
+    def row_leaf(self, block: Block, node: Node, results: Sequence[Expr]) -> Leaf:
+        """`node`, of which every visit has its result."""
+        visits, kept = self.visits, self.rows.kept
+        spread = len(self.rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
+
+        def read(b: Block, index: Index, mask: Expr | None) -> Expr:
+            own = tuple(index[d] for d in kept) if spread else index
+            return results[self._visit_at(visits, own, node)]
+
+        return Leaf(read, home=block)
+
+    def _visit_at(self, visits: Sequence[Visit], row: Index, node: Node) -> int:
+        """The number of the visit to `row`."""
+        for i, visit in enumerate(visits):
+            sized = zip(visit.row, row, self.rows.kept_shape, strict=False)
+            if len(row) == len(visit.row) and all(d == 1 or _same(a, c) for a, c, d in sized):
+                return i
+        raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
+
+    def _worth_caching(self, node: Node) -> bool:
+        """The reduced value is computed (not just read) and needed again after this pass."""
+        operand = node.inputs[0]
+        if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
+            return False
+        again = (
+            any(u not in self.found and operand in u.inputs for u in self.body.nodes()) or operand in self.body.outputs
+        )
+        size = product(self.rows.shape[d] for d in self.rows.reduced)
+        return again and isinstance(size, int) and size * self.columns * operand.dtype.nbytes <= self.machine.l2 // 4
+
+    def _alloc_cache(self, block: Block, operand: Node) -> None:
+        size = -(-self._elements() // self.lanes) * self.lanes
+        self.cached[operand] = block.alloc("row", operand.dtype, size, scratch=self.scratch)
+        self.scratch += -(-size * operand.dtype.nbytes // LINE) * LINE
+
+    def _cache_index(self, index: Index) -> Expr:
+        extents = Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
+        flat = ix.linear(tuple(index[d] for d in self.rows.reduced), extents.strides)
+        if self.rows.horizontal:
+            return flat
+        number = self._visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.found[0])
+        first = ix.mul(flat, integer(self.columns))
+        return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)
+
+
+def _behind_views(node: Node) -> Node:
+    while isinstance(node.op, ops.Reshape | ops.Transpose):
+        node = node.inputs[0]
+    return node
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    """Whether two index expressions are the same, by structure (they are small)."""
+    return a is b or a == b
+
+
+__all__ = ["RowPasses", "Visit"]
