@@ -229,7 +229,7 @@ class _Fusion:
 
     def _anchor(self, g: _Open, node: Node) -> None:
         g.anchor = node
-        within = made_within(node, self.users, self.graph)
+        within = made_within(node, self.users, self.graph, self.tails)
         g.within = frozenset() if any(map(self._has_front, within)) else within
         g.panel = node.inputs[0] if g.within else self._panel(node)
         self.forced.update(i for i in node.inputs if i is not g.panel)
@@ -263,7 +263,7 @@ class _Fusion:
             return False
         if node in g.within:
             if isinstance(node.op, CONTRACTIONS):
-                self.forced.update(node.inputs)
+                self.forced.update(i for i in node.inputs if i not in g.within)
         elif is_free(node):
             if node in self.panels:
                 if not strided_view(node) or _turns_rows(node):
@@ -333,7 +333,7 @@ class _Fusion:
             return False
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
             return False
-        again = estimate(g_size(g.box)) > 2 * estimate(node.type.size)
+        again = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = _is_cheap(node) or (_gathers_rows(node) and g.anchor is None and _reads_leaves(node))
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
@@ -464,13 +464,6 @@ def _box(root: Node) -> Shape:
     if len(root.types) > 1:
         return ()
     return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
-
-
-def g_size(shape: Shape) -> int:
-    size = 1
-    for d in shape:
-        size *= max(1, estimate(d))
-    return size
 
 
 def _gathers_rows(node: Node) -> bool:

@@ -13,11 +13,13 @@ The widened image is not stored; the rows that two strips share are computed twi
 
     h = gelu(dot(x, v)); dot(h, w)   ->   for a block of rows: scratch = gelu(x . v)
                                                                 scratch . w
+
+x may be a norm of rows, which are then computed in scratch as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, product
@@ -29,6 +31,7 @@ BLOCK = 256 << 10  # bytes of rows that surely stay in a core's caches while all
 TILE = 16  # rows that a block has at least
 WIDE = 256 << 10  # bytes of an image that is worth keeping out of memory
 HIDDEN = 1 << 20  # bytes of rows between two contractions that are worth it, and more than a core's caches hold
+_MOST = 32  # ops that make a row
 ROWS = 128  # fewer are cut by columns between the cores: each would compute them all
 
 
@@ -70,7 +73,8 @@ def why_stored(anchor: Node) -> str:
         return f"{name} would stream its weights, {weights / 1e6:.1f} MB, for each block of rows that it computes"
     if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= HIDDEN:
         return f"{name} finds it in the caches: it is too small to be worth computing there"
-    return f"{name} computes rows only from pointwise ops or from another contraction, and if nothing else needs them"
+    ways = "pointwise ops, or another contraction with the norm before it"
+    return f"{name} computes rows only from {ways}, and if nothing else needs them"
 
 
 def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
@@ -91,12 +95,15 @@ def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
     return rows, (w["O"],), w["I"]
 
 
-def made_within(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) -> frozenset[Node]:
+def made_within(
+    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node]
+) -> frozenset[Node]:
     """What computes the input of `anchor` from a contraction's rows, where nothing else needs it and it is large.
     Empty: nothing does.
 
     Of a depthwise convolution: zero padding, pointwise ops, and a 1x1 convolution. Of a contraction that reads row by
-    row: pointwise ops and another such contraction. Weights of both are constants that a core streams from its caches.
+    row: pointwise ops, another such contraction, and the norm of the rows that this one reads. Weights of both are
+    constants that a core streams from its caches.
     """
     x = anchor.inputs[0]
     if _is_depthwise(anchor):
@@ -108,7 +115,9 @@ def made_within(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph) ->
     if not _is_row_by_row(anchor) or x is anchor.inputs[1]:
         return frozenset()
     large = estimate(x.type.size) * x.dtype.nbytes > HIDDEN
-    return _between(anchor, x, _is_row_by_row, users, graph) if large else frozenset()
+    members = _between(anchor, x, _is_row_by_row, users, graph) if large else frozenset[Node]()
+    first = next(filter(_is_row_by_row, members), None)
+    return members if first is None else members | _normed(first, users, graph, tails)
 
 
 def _between(
@@ -133,6 +142,57 @@ def _between(
             return frozenset()
     alone = all(u in members for n in members if n is not anchor for u in users[n])
     return frozenset(members - {anchor}) if len(bases) == 1 and alone else frozenset()
+
+
+def _normed(
+    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node]
+) -> frozenset[Node]:
+    """What computes the rows of `anchor`, the first contraction of an MLP, from reductions along them, as norms do,
+    where they are no longer than the hidden ones and nothing else needs them. Empty: nothing does.
+
+    Pointwise ops on whole rows, reductions to one value a row, and pointwise ops on such values. What others need of
+    that, and `tails`, which belong to the contraction before them, is read from memory.
+    """
+    x = anchor.inputs[0]
+    found, base = {x}, x
+    while _keeps_rows(base):
+        base = base.inputs[0]
+        found.add(base)
+    box = base.shape
+    count = product(box[:-1])
+    if not box or box[-1] != x.shape[-1] or not 1 < estimate(box[-1]) <= estimate(anchor.type.size) // estimate(count):
+        return frozenset()
+
+    def belongs(n: Node) -> bool:
+        if n in tails or not n.inputs:
+            return False
+        if isinstance(n.op, ops.Reduce):
+            return n.inputs[0].shape == box and n.op.dims == (len(box) - 1,)
+        if isinstance(n.op, ops.BroadcastInDim | ops.Reshape):
+            return product(n.inputs[0].shape) == count and n.inputs[0].type.rank > 0
+        return category(n.op) is Category.ELEMENTWISE and (n.shape == box or product(n.shape) == count)
+
+    waiting = [base] if belongs(base) else []
+    while waiting:
+        new = [i for i in waiting.pop().inputs if i not in found and belongs(i)]
+        found.update(new)
+        waiting += new
+        if len(found) > _MOST:
+            return frozenset()
+    while True:
+        inside = found | {anchor}
+        kept = {n for n in found if n not in graph.outputs and all(u in inside for u in users[n])}
+        if kept == found:
+            break
+        found = kept
+    return frozenset(found) if x in found and any(isinstance(n.op, ops.Reduce) for n in found) else frozenset()
+
+
+def _keeps_rows(n: Node) -> bool:
+    """A view that orders or groups rows anew, and leaves each as it is."""
+    if isinstance(n.op, ops.Transpose):
+        return n.op.permutation[-1] == n.type.rank - 1
+    return isinstance(n.op, ops.Reshape) and n.shape[-1:] == n.inputs[0].shape[-1:]
 
 
 def _is_row_by_row(n: Node) -> bool:
