@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
@@ -284,6 +285,23 @@ def test_short_rows(dynamic: bool, machine) -> None:
             if len(axes) == 1:
                 places = [op.arg_reduce(kind, a, 1, last=last) for kind in ("max", "min") for last in (False, True)]
                 check(Graph(tuple(ins), (*places, op.reduce_max(a, 1))), [x], machine=machine)
+
+
+@both
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (0,), (2, 40, 3)])
+@pytest.mark.parametrize("cols", [16, 33, 1, 2000])
+def test_rows_of_a_table_from_memory_are_asked_for(shape: tuple[int, ...], cols: int, machine) -> None:
+    """By the indices of the rows after them; indices out of range are those of the nearest row."""
+    machine = replace(machine, l3=0)
+    rng = np.random.default_rng(cols)
+    xs = [values(50, cols), rng.integers(-60, 60, shape), values(*shape, cols)]
+    table, at, other = ins = inputs_like(xs)
+    looked_up = ops.Gather((len(shape),), (0,), (), (), (0,), len(shape), (1, cols))(table, at)
+    graph = Graph(tuple(ins), (op.add(looked_up, other),))
+    check(graph, xs, machine=machine)
+    check(Graph((table, at), (looked_up,)), xs[:2], machine=machine)
+    if cols == 2000 and shape == (7,):
+        assert show_kernel(lowered(graph, machine)[0]).count("prefetch") >= 2
 
 
 @both

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
@@ -93,11 +94,16 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     chunk, top, lanes = k.var("chunk"), Block(), lanes_for(body, machine)
     stream = leaves_caches(body, machine)
 
+    looked_up = _looked_up(body) if stream else []
+    tables, asking = {n.inputs[0] for n in looked_up}, _asking(operands, body, ins, looked_up)
+
     def write(emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
         if stream and mask is None:
             for n, buffer, layout in zip(body.inputs, operands.ins, ins, strict=True):
-                if n.shape == shape:
+                if n.shape == shape and n not in tables:
                     _ask_ahead(block, n, buffer, ix.linear(index, layout.strides, layout.offset))
+            for n in looked_up:
+                asking.value(block, n, _rows_on(n, index))
         for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
             value = emitter.value(block, root, index, mask)
             store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
@@ -194,6 +200,45 @@ def _ask_ahead(block: Block, operand: Node, buffer: Buffer, flat: Expr) -> None:
     if ix.lane_step(flat) == 1:
         far = integer(AHEAD // operand.dtype.nbytes)
         block.stmts.append(k.Prefetch(buffer, k.add(ix.first_lane(flat), far)))
+
+
+def _looked_up(body: Graph) -> list[Node]:
+    """Lookups of rows of a table, as large as the results: nothing but the indices tells which are next."""
+    shape = body.outputs[0].shape
+    return [n for n in body.nodes() if n.shape == shape and _rows_of_table(n, body)]
+
+
+def _rows_of_table(node: Node, body: Graph) -> bool:
+    op, last = node.op, node.type.rank - 1
+    return isinstance(op, ops.Gather) and node.inputs[0] in body.inputs and last in op.offset_dims and last > 0
+
+
+def _rows_on(lookup: Node, index: Index) -> Index:
+    """The same place in a row `AHEAD` bytes on, or in the last row."""
+    op = lookup.op
+    assert isinstance(op, ops.Gather)
+    row = max(d for d in range(len(index)) if d not in op.offset_dims)
+    nbytes = lookup.dtype.nbytes * max(1, estimate(product(lookup.shape[row + 1 :])))
+    on = k.binary("min", k.add(index[row], integer(-(-AHEAD // nbytes))), dim_expr(lookup.shape[row] - 1))
+    return (*index[:row], on, *index[row + 1 :])
+
+
+def _asking(operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node]) -> Emitter:
+    """An emitter that asks for what the lookups read from their tables instead of reading it."""
+    leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
+    tables = {n.inputs[0] for n in lookups}
+    for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
+        if n in tables:
+            leaves[n] = Leaf(partial(_ask, n, buffer, lay), pinned=True)
+    return Emitter(leaves)
+
+
+def _ask(table: Node, buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
+    flat = ix.linear(index, lay.strides, lay.offset)
+    if ix.lane_step(flat) is not None:
+        block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
+    zero = k.lit(0.0 if table.dtype.is_float else 0, table.dtype)
+    return k.splat(zero, flat.lanes)
 
 
 def leaves_caches(body: Graph, machine: Machine) -> bool:
