@@ -13,7 +13,7 @@ from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import bf16, i64
+from ingot.ir.types import DType, bf16, boolean, f16, f32, i8, i64
 from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import Softmax
@@ -56,6 +56,21 @@ def test_transposes(shape: tuple[int, ...], order: tuple[int, ...], dynamic: boo
         xs = [x]
         ins = inputs_like(xs, {0: (symbol("n"), *shape[1:])} if dynamic and shape[0] else None)
         check(Graph(tuple(ins), (op.transpose(ins[0], order),)), xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("dtype", [bf16, f16, i8, boolean, f32], ids=str)
+@pytest.mark.parametrize("shape", [(64, 128), (96, 32), (70, 530), (520, 513), (1, 64)])
+def test_blocks_of_narrow_elements(shape: tuple[int, int], dtype: DType, machine) -> None:
+    """Vectors of the narrowest elements where blocks of them fit; also beside wider ones, and past the caches."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        x, y = values(*shape).astype(dtype.numpy), values(*shape)
+    a, b = ins = inputs_like([x, y])
+    turned = op.transpose(a, (1, 0))
+    for small in (machine, replace(machine, l3=64)):
+        check(Graph((a,), (turned,)), [x], machine=small)
+        if shape[0] < 500:
+            check(Graph(tuple(ins), (op.add(op.cast(turned, f32), op.transpose(b, (1, 0))),)), [x, y], machine=small)
 
 
 @both

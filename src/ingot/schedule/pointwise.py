@@ -15,7 +15,7 @@ from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import Shape
+from ingot.ir.types import Shape, boolean
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_leaf, store_at
@@ -108,7 +108,8 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             value = emitter.value(block, root, index, mask)
             store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
-    turn = find_turn(body, ins, outs, operands.ins, shape, lanes)
+    turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
+    turn = next((t for t in turns if t is not None), None)
     emitter = operands.emitter(body, ins)
     if turn is None:
         axis = _vector_axis(body, operands, ins, outs, shape, machine)
@@ -117,13 +118,14 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m), order=order
         )
     else:
-        strip = max(1, STRIP // (lanes * min(n.dtype.nbytes for n in body.outputs))) if stream else 1
-        blocks = turn.blocks(shape, lanes)
+        side = turn.side
+        strip = max(1, STRIP // (side * min(n.dtype.nbytes for n in body.outputs))) if stream else 1
+        blocks = turn.blocks(shape)
         strips = tuple(ceildiv(n, strip) if d == turn.out else n for d, n in enumerate(blocks))
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
             def one(b: Block, at: Expr) -> None:
-                turned = partial(write, _turning(operands, body, ins, turn, lanes, TURNS_AHEAD if stream else 0))
+                turned = partial(write, _turning(operands, body, ins, turn, TURNS_AHEAD if stream else 0))
                 own = tuple(at if d == turn.out else e for d, e in enumerate(index))
                 _turned_block(b, own, turn, shape, lanes, machine, turned, partial(write, emitter))
 
@@ -131,7 +133,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
             block.loop("s", begin, end, 1, one)
 
-        chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=lanes * lanes * strip)
+        chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=side * side * strip)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
@@ -140,12 +142,22 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 Write = Callable[[Block, Index, Expr | None], None]
 
 
-def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, lanes: int, ahead: int) -> Emitter:
+def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
+    """Sides that blocks may have which are transposed in registers, longest first: vectors of the narrowest elements,
+    so that whole lines are read, where few elements lie in blocks that the edges cut off; then those of other loops."""
+    least = lanes_for(body, machine)
+    most = machine.vector_bits // min((8 * n.dtype.nbytes for n in body.inputs if n.dtype != boolean), default=32)
+    sides = [least << i for i in range(8) if least << i <= most]
+    fits = [n for n in sides if sum(d % n == 0 or d >= 8 * n for d in map(estimate, shape)) > 1]
+    return [*sorted({*fits, least}, reverse=True)]
+
+
+def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, ahead: int) -> Emitter:
     """An emitter for one block, whose turned operands come out of registers; those `ahead` blocks on are asked for."""
     leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.turned:
-            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], lanes, ahead).read)
+            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], turn.side, ahead).read)
     return Emitter(leaves)
 
 
@@ -153,7 +165,8 @@ def _turned_block(
     block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
 ) -> None:
     """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
-    begin = {d: block.let(ix.mul(number[d], integer(lanes)), "t") for d in (turn.out, turn.across)}
+    side = turn.side
+    begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d in (turn.out, turn.across)}
 
     def at(row: Expr, along: Expr) -> Index:
         own = {turn.across: row, turn.out: along}
@@ -165,12 +178,12 @@ def _turned_block(
             # names of this branch's own, so that no load moves out of it
             own = start[d] = b.fresh("t")
             b.stmts.append(Let(own, e))
-            b.multiples[own.name] = lanes
-        for i in range(lanes):
-            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], lanes)), None)
+            b.multiples[own.name] = side
+        for i in range(side):
+            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], side)), None)
 
     def cut(b: Block) -> None:
-        ends = {d: k.binary("min", k.add(e, integer(lanes)), dim_expr(shape[d])) for d, e in begin.items()}
+        ends = {d: k.binary("min", k.add(e, integer(side)), dim_expr(shape[d])) for d, e in begin.items()}
         end = b.let(ends[turn.out], "t")
 
         def row(c: Block, e: Expr) -> None:
@@ -179,9 +192,9 @@ def _turned_block(
         b.loop("r", begin[turn.across], ends[turn.across], 1, row)
 
     fits = [
-        k.binary("le", k.add(e, integer(lanes)), dim_expr(shape[d]))
+        k.binary("le", k.add(e, integer(side)), dim_expr(shape[d]))
         for d, e in begin.items()
-        if not isinstance(extent := shape[d], int) or extent % lanes
+        if not isinstance(extent := shape[d], int) or extent % side
     ]
     if fits:
         block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), whole, cut)

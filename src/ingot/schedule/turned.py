@@ -26,16 +26,17 @@ from ingot.schedule.transpose import transpose_block
 @dataclass(frozen=True)
 class Turn:
     """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`, and
-    so many elements apart along `out`."""
+    so many elements apart along `out`. side: elements of a block's side."""
 
     out: int
     across: int
     turned: dict[Node, int]
+    side: int
 
-    def blocks(self, shape: Shape, lanes: int) -> Shape:
+    def blocks(self, shape: Shape) -> Shape:
         """The box, counted in blocks."""
         own = (self.out, self.across)
-        return tuple(ceildiv(d, lanes) if i in own else d for i, d in enumerate(shape))
+        return tuple(ceildiv(d, self.side) if i in own else d for i, d in enumerate(shape))
 
 
 Reads = dict[Node, list[int | None]]
@@ -95,7 +96,7 @@ def find_turn(
     for across in reversed(long):
         other = reads_along(body, ins, buffers, shape, across, lanes) if across != out else None
         if other is not None and all(other[n] == [1] for n in turned):
-            return Turn(out, across, turned)
+            return Turn(out, across, turned, lanes)
     return None
 
 
