@@ -109,7 +109,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
-    turn = next((t for t in turns if t is not None), None)
+    turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
     emitter = operands.emitter(body, ins)
     if turn is None:
         axis = _vector_axis(body, operands, ins, outs, shape, machine)

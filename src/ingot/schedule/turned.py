@@ -33,6 +33,10 @@ class Turn:
     turned: dict[Node, int]
     side: int
 
+    def in_registers(self, bits: int) -> bool:
+        """Whether a row of a block is at most one vector of so many bits."""
+        return all(8 * n.dtype.nbytes * self.side <= bits for n in self.turned)
+
     def blocks(self, shape: Shape) -> Shape:
         """The box, counted in blocks."""
         own = (self.out, self.across)
