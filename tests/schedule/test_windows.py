@@ -13,7 +13,7 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import Pairs
 from ingot.schedule.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
-from tests.schedule.test_expand import image, kinds, relu, shifted, values
+from tests.schedule.test_expand import conv, image, kinds, padded, relu, shifted, values
 
 ONES = (1, 1, 1, 1)
 
@@ -87,3 +87,15 @@ def test_windows_that_share_nothing_compute_what_they_read() -> None:
     height, width = static_shape(x.shape[1:3])
     graph = Graph((x,), (pool(first, "max", (3, 4), (3, 4), ((1, 0), (2, 0))), pool(x, "max", (height, width), (1, 1))))
     check(graph, [values(2, 12, 10, 24)])
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("height", "width"), [(9, 8), (33, 37)])  # by vectors of channels; line by line
+def test_depthwise(height: int, width: int, stride: int, machine: Machine) -> None:
+    x = image(2, height, width, 37)
+    graph = Graph((x,), (shifted(conv(padded(x, 2, 2), values(5, 5, 1, 37), stride, 37)),))
+    xs = values(2, height, width, 37)
+    check(graph, [xs], machine=machine)
+    xs[0, 3, 4, 5], xs[1, 0, 0, 30] = np.nan, np.inf
+    check(graph, [xs], machine=machine)

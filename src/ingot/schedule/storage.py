@@ -11,11 +11,13 @@ strides that the place does not give) is copied by a group of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from ingot import ops
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, rebuilt
+from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import VIEWS, strided
@@ -103,28 +105,32 @@ class _Assignment:
                     break
 
     def _own_layout(self, node: Node) -> Layout:
-        """Row-major; with a gap after each row where the rows of a contraction's tile would share a few cache sets."""
+        """Row-major; with a gap after each row where the rows of a contraction's tile, or the places of an image that a
+        depthwise convolution reads again, would share a few cache sets."""
         dense = Layout.contiguous(node.shape)
-        if isinstance(node.op, Input | Const) or node in self.graph.outputs or not self._feeds_rows(node):
+        if isinstance(node.op, Input | Const) or node in self.graph.outputs or node.type.rank < 2:
             return dense
-        width = node.shape[-1] if node.type.rank > 1 else 0
-        if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % SETS:
+        width, anchors = node.shape[-1], self._anchors(node)
+        if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % LINE:
+            return dense
+        windows = anchors and all(map(ops.is_depthwise, anchors))
+        if not (_share_sets(node) if windows else anchors and width * node.dtype.nbytes % SETS == 0):
             return dense
         row = width + LINE // node.dtype.nbytes
         outer = Layout.contiguous((*node.shape[:-1], row))
         gapped = Layout(node.shape, outer.strides)
         return gapped if self._readable(node, gapped) else dense
 
-    def _feeds_rows(self, node: Node) -> bool:
-        """Whether a contraction reads `node` as its first operand, row by row."""
+    def _anchors(self, node: Node) -> list[Node]:
+        """Contractions that read `node` as their first operand, row by row."""
+        found: list[Node] = []
         for user in self.users.get(node, ()):
             if not isinstance(user.op, Group):
                 continue
             params = {p for p, outer in zip(user.op.body.inputs, user.inputs, strict=True) if outer is node}
-            for n in user.op.body.nodes():
-                if category(n.op) is Category.CONTRACTION and _base(n.inputs[0]) in params:
-                    return True
-        return False
+            contractions = (n for n in user.op.body.nodes() if category(n.op) is Category.CONTRACTION)
+            found += [n for n in contractions if _base(n.inputs[0]) in params]
+        return found
 
     def _readable(self, value: Node, layout: Layout) -> bool:
         """Whether all loops that read `value` as memory can do so by `layout`."""
@@ -139,6 +145,14 @@ class _Assignment:
                 if reads_memory(n) and not all(_fits(i, params) for i in n.inputs):
                     return False
         return True
+
+
+def _share_sets(node: Node) -> bool:
+    """Whether the places of an image, a vector of channels of each, do not fit the sets that they fall into of a
+    first-level cache, as far as they fit its half; and lie far enough apart for a gap to cost little."""
+    lines = static_shape(node.shape[-1:])[0] * node.dtype.nbytes // LINE
+    places = min(512, estimate(product(node.shape[1:-1])))
+    return lines >= 8 and places > 12 * 64 // gcd(lines, 64)
 
 
 def _same_index(body: Graph, p: Node) -> bool:

@@ -3,7 +3,10 @@
     depthwise:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
 
 Vectors run along the innermost dimension. A depthwise tile keeps several output positions in registers, so that every
-input vector of a row is loaded once for all taps that use it. Depthwise inputs carry their padding (see passes/layout).
+input vector of a row is loaded once for all taps that use it; the weights of a vector of channels lie together. Where
+taps are many and the first-level cache holds a vector of channels of a whole image, channels come first: every place
+is then read once from further away. Other images are read line by line, as hardware prefetches. Depthwise inputs carry
+their padding (see passes/layout).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, static_shape
+from ingot.ir.types import DType
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -35,7 +38,8 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.support.errors import CompileError
 
-WORK = 1 << 16  # multiply-adds a depthwise chunk should have
+WORK, LEAST = 1 << 16, 1 << 14  # multiply-adds that a depthwise chunk should have, and at least
+STREAMED = 8  # multiply-adds that take the time of moving an element in and out of a core
 
 
 def operand_memory(body: Graph, operand: Node, ins: tuple[Layout, ...]) -> tuple[int, Layout]:
@@ -86,13 +90,18 @@ def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
 def lower_depthwise(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [taps..., channels]."""
+    """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [channels / 16][taps][16]."""
     anchor = next(n for n in body.nodes() if ops.is_depthwise(n))
     return Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
 
-def _turned(order: tuple[int, ...], array: np.ndarray, out: np.ndarray) -> None:
-    out.reshape([array.shape[d] for d in order])[...] = array.transpose(order)
+def _in_vectors(order: tuple[int, ...], lanes: int, array: np.ndarray, out: np.ndarray) -> None:
+    """Weights, whose dimensions in `order` are taps and channels, as [channels / lanes][taps][lanes], the rest zero."""
+    taps = array.transpose(order).reshape(-1, array.shape[order[-2]])
+    vectors = out.reshape(-1, len(taps), lanes)
+    for i, vector in enumerate(vectors):
+        some = taps[:, i * lanes : (i + 1) * lanes]
+        vector[:, : some.shape[1]] = some
 
 
 class Depthwise:
@@ -115,15 +124,14 @@ class Depthwise:
         self.channels = int(anchor.shape[-1])
         order = (*self._spatial(op.rhs_layout), op.rhs_layout.index("O"), op.rhs_layout.index("I"))
         self.packs: tuple[Pack, ...] = ()
+        self.packed = constant[self.w_index] and w in body.inputs
         self.weights = self.operands.ins[self.w_index]
-        if constant[self.w_index] and w in body.inputs:
-            shape = static_shape(tuple(w.shape[d] for d in order))
-            self.packs = (Pack(self.w_index, f"taps{order}", w.dtype, prod(shape), partial(_turned, order)),)
-            w_layout = Layout.contiguous(shape)
-        else:
-            w_layout = w_layout.transpose(order)
-        self.w_layout = w_layout
-        self.lanes = machine.lanes(self.dtype)
+        self.w_layout = w_layout.transpose(order)
+        self.lanes = lanes = machine.lanes(self.dtype)
+        if self.packed:
+            size = prod(self.window) * -(-self.channels // lanes) * lanes
+            pack = Pack(self.w_index, f"taps{order}{lanes}", w.dtype, size, partial(_in_vectors, order, lanes))
+            self.packs = (pack,)
         self.ins, self.order = ins, order
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
@@ -140,15 +148,10 @@ class Depthwise:
 
     def lower(self) -> Lowered:
         shape = self.anchor.shape  # n, spatial..., c
-        outer = shape[1:-2]
-        width = shape[-2]
-        self.tile = self._tile(width)
-        rows = product((shape[0], *outer))
-        per_row = estimate(width) * self.channels * int(np.prod(self.window))
-        run = max(1, WORK // per_row)
-        if isinstance(rows, int):
-            run = max(1, min(run, rows // (4 * self.machine.threads)))
-        size = self._channel_block(estimate(rows))
+        outer = (shape[0], *shape[1:-2])
+        self.tile = self._tile(shape[-2])
+        rows = product(outer)
+        run, size = self._block(estimate(rows))
         parts = -(-self.channels // size)
         chunk, top = k.var("chunk"), Block()
         which, low, high = chunk, ZERO, integer(self.channels)
@@ -156,23 +159,58 @@ class Depthwise:
             which = top.let(k.binary("div", chunk, integer(parts)), "rows")
             low = top.let(k.mul(k.binary("rem", chunk, integer(parts)), integer(size)), "c")
             high = top.let(k.binary("min", k.add(low, integer(size)), high), "c")
-
-        def row(block: Block, at: Expr) -> None:
-            index = ix.delinearize(at, (shape[0], *outer), block.multiples)
-            index = tuple(block.let(e, "r") for e in index)
-            vector_loop(
-                block, low, high, self.lanes, self.machine, lambda b, c, m: self._line(b, index, c, m), self.lanes
-            )
-
         first = top.let(k.mul(which, integer(run)), "first")
-        if run == 1:
-            row(top, first)
+        last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
+
+        def over_rows(block: Block, body: Callable[[Block, Index], None]) -> None:
+            def row(b: Block, at: Expr) -> None:
+                body(b, tuple(b.let(e, "r") for e in ix.delinearize(at, outer, b.multiples)))
+
+            if run == 1:
+                row(block, first)
+            else:
+                block.loop("row", first, last, 1, row)
+
+        def over_channels(block: Block, body: Callable[[Block, Expr, Expr | None], None]) -> None:
+            vector_loop(block, low, high, self.lanes, self.machine, body, self.lanes)
+
+        if self.whole:
+            over_channels(top, lambda b, c, m: over_rows(b, lambda x, row: self._line(x, row, c, m)))
         else:
-            last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
-            top.loop("row", first, last, 1, row)
+            over_rows(top, lambda b, row: over_channels(b, lambda x, c, m: self._line(x, row, c, m)))
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         chunks = dim_expr(ceildiv(rows, run) * parts)
         return self._lowered(Kernel("depthwise", (), dims, chunk, chunks, top.body))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the first-level cache holds a vector of channels of an image, beside the weights; and taps are many,
+        so that reading places again counts for more than reading memory in order."""
+        places = product(self.anchor.inputs[0].shape[1:-1])
+        if prod(self.window) < 2 * STREAMED:
+            return False
+        return isinstance(places, int) and places * self.lanes * self.dtype.nbytes <= self.machine.l1 * 3 // 4
+
+    def _block(self, rows: int) -> tuple[int, int]:
+        """Rows and channels of a chunk: all rows of an image or few of them, so that all threads are equally busy."""
+        threads, taps = self.machine.threads, max(prod(self.window), STREAMED)
+        vectors, width = -(-self.channels // self.lanes), max(1, estimate(self.anchor.shape[-2]))
+        if not self.whole:
+            parts = min(-(-8 * threads // max(rows, 1)), vectors // 2)
+            run = max(1, min(WORK // (width * self.channels * taps), rows // (4 * threads)))
+            return run, -(-vectors // parts) * self.lanes if parts > 1 else self.channels
+        image = max(1, estimate(product(self.anchor.shape[1:-2])))
+        goal = min(8 * threads, max(1, rows * width * self.channels * taps // LEAST))
+        goal = min(vectors, -(-goal * image // max(rows, 1)))
+        sizes = [-(-vectors // parts) for parts in range(goal, goal // 2, -1)]
+
+        def longest(size: int) -> int:
+            """Vectors that the busiest thread has."""
+            chunks = -(-vectors // size)
+            return -(-chunks // threads) * size
+
+        size = min(sizes, key=longest)
+        return image, size * self.lanes
 
     def _lowered(self, kernel: Kernel) -> Lowered:
         """The kernel with its operands, and the one that folds its lines."""
@@ -181,11 +219,6 @@ class Depthwise:
         step = Step(replace(kernel, params=(*self.operands.params, *self.fold.buffers)), args)
         folded = self.fold.steps(self.ins, self.all_outs, self.machine)
         return Lowered((step, *folded), self.fold.temps, self.packs)
-
-    def _channel_block(self, rows: int) -> int:
-        """Channels of a chunk: all, or fewer where there are too few rows to keep the threads equally busy."""
-        parts = min(-(-8 * self.machine.threads // max(rows, 1)), self.channels // (2 * self.lanes))
-        return self.channels if parts < 2 else -(-self.channels // parts // self.lanes) * self.lanes
 
     def _tile(self, width: DimLike) -> int:
         """Output positions kept in registers: the most that waste little of the row."""
@@ -232,7 +265,7 @@ class Depthwise:
             base = b.let(ix.add(place, self.shift), "x")
             step, channel = self.x_layout.strides[-2], ix.mul(c, dim_expr(self.x_layout.strides[-1]))
             weights = [
-                load_at(b, self.weights, ix.linear((*at, integer(kw), c, ZERO), self.w_layout.strides), mask)
+                load_at(b, self.weights, self._weight((*at, integer(kw)), c), mask)
                 for kw in range(last)
             ]
             weights = [b.let(k.cast(k.splat(w, lanes), self.dtype)) for w in weights]
@@ -259,6 +292,16 @@ class Depthwise:
             index = result_index(block, self.body.outputs[0], self.anchor, index)
             store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
             self.fold.add(block, self.em, index, mask)
+
+    def _weight(self, tap: tuple[Expr, ...], c: Expr) -> Expr:
+        """Where the weight of a place of the window lies for channels `c`."""
+        if not self.packed:
+            return ix.linear((*tap, c, ZERO), self.w_layout.strides)
+        lanes = integer(self.lanes)
+        first = c.base if isinstance(c, k.Ramp) else ix.mul(k.binary("div", c, lanes), lanes)
+        vector = ix.mul(first, integer(prod(self.window)))
+        at = ix.add(vector, ix.linear(tap, Layout.contiguous((*self.window, self.lanes)).strides[:-1]))
+        return k.ramp(at, c.lanes) if c.lanes > 1 else ix.add(at, k.binary("rem", c, lanes))
 
     def _outer_taps(
         self, block: Block, window: tuple[int, ...], at: tuple[Expr, ...],
