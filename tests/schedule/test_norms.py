@@ -95,6 +95,18 @@ def test_results_that_are_reshaped_into_a_concat(axis: int) -> None:
     agree(graph, values(4, 60))
 
 
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("dims", [(1, 3), (2,), (0, 1, 2, 3), (3,), (0,)])
+@pytest.mark.parametrize("kind", ["sum", "sqrt", "argmax", "concat"])
+def test_reductions_in_another_shape(kind: str, dims: tuple[int, ...], machine: Machine) -> None:
+    """A value for each row, whose result is a reshape of it."""
+    x = Input("x", TensorType(f32, (2, 4, 5, 9)))()
+    y = ops.ArgReduce("max", dims[0])(x) if kind == "argmax" else ops.Reduce("sum", dims)(x)
+    y = ops.Sqrt()(ops.Abs()(y)) if kind == "sqrt" else y
+    y = ops.reshape(y, (1, int(y.type.size), 1))
+    agree(Graph((x,), (ops.concat([y, y, ops.add(y, 1.0)], 2) if kind == "concat" else y,)), values(2, 4, 5, 9), machine)
+
+
 def test_softmax_of_few_long_rows() -> None:
     x = Input("x", TensorType(f32, (2, 50257)))()
     agree(Graph((x,), (ops.Softmax(1)(x),)), values(2, 50257) * 4)

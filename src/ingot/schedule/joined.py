@@ -15,6 +15,7 @@ from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
+from ingot.schedule.rows import Rows
 
 Groups = tuple[tuple[int, ...], ...]  # of dimensions of the output's box, each a run of neighbours
 Permutation = tuple[int, ...]
@@ -130,20 +131,22 @@ def _spread(x: Node, op: BroadcastInDim, shape: Shape, place: Mapping[int, int])
     return BroadcastInDim(shape, tuple(place[op.dims[k]] for k in sized))(x)
 
 
-def reshapes(node: Node, shape: Shape) -> bool:
-    """Whether `node` is a value of `shape` in another shape."""
-    return isinstance(node.op, Reshape) and node.shape != node.inputs[0].shape == shape
+def reshapes(node: Node, rows: Rows) -> bool:
+    """Whether `node` is a value of the box of `rows`, or one with a value for each row, in another shape."""
+    if not isinstance(node.op, Reshape) or node.shape == node.inputs[0].shape:
+        return False
+    return node.inputs[0].shape in (rows.shape, rows.kept_shape)
 
 
 def box_inside(
-    body: Graph, shape: Shape, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
+    body: Graph, rows: Rows, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
 ) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
-    """A row group of a box of `shape` without the reshapes between memory and that box, which are strides:
+    """A row group without the reshapes between memory and its box or results, which are strides:
 
     out = reshape(softmax(reshape(x)))   ->   out, seen in the other shape, = softmax(x, seen so)
 
     None where it stays as it is."""
-    users = body.uses()
+    users, shape = body.uses(), rows.shape
     memo: dict[Node, Node] = {}
     given, places = list(body.inputs), list(ins)
     for i, n in enumerate(body.inputs):
@@ -157,7 +160,7 @@ def box_inside(
             memo |= dict.fromkeys(seen, given[i])
     results, ends = list(body.outputs), list(outs)
     for i, n in enumerate(body.outputs):
-        lay = outs[i].reshape(shape) if reshapes(n, shape) else None
+        lay = outs[i].reshape(n.inputs[0].shape) if reshapes(n, rows) else None
         if lay is not None:
             results[i], ends[i] = n.inputs[0], lay
     if not memo and results == list(body.outputs):

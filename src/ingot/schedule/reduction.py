@@ -168,10 +168,10 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    inside = box_inside(body, rows.shape, ins, outs)
+    inside = box_inside(body, rows, ins, outs)
     if inside is not None:
         return lower_rows(*inside, machine)
-    reshaped = [n for n in body.outputs if reshapes(n, rows.shape)]
+    reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # what no strides express
         return _lower_apart(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
     joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
