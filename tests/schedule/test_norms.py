@@ -104,7 +104,8 @@ def test_reductions_in_another_shape(kind: str, dims: tuple[int, ...], machine: 
     y = ops.ArgReduce("max", dims[0])(x) if kind == "argmax" else ops.Reduce("sum", dims)(x)
     y = ops.Sqrt()(ops.Abs()(y)) if kind == "sqrt" else y
     y = ops.reshape(y, (1, int(y.type.size), 1))
-    agree(Graph((x,), (ops.concat([y, y, ops.add(y, 1.0)], 2) if kind == "concat" else y,)), values(2, 4, 5, 9), machine)
+    y = ops.concat([y, y, ops.add(y, 1.0)], 2) if kind == "concat" else y
+    agree(Graph((x,), (y,)), values(2, 4, 5, 9), machine)
 
 
 def test_softmax_of_few_long_rows() -> None:
