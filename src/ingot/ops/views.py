@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingot.ir.layout import Layout
-from ingot.ir.node import Node
+from ingot.ir.node import Node, Op
 from ingot.ops.core.base import inverse
 from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose
 
 VIEWS = (BroadcastInDim, Reshape, Slice, Transpose)
+WHOLE_VIEWS = (Reshape, Transpose)  # each element of the operand once
+
+
+def base_of(node: Node, kinds: tuple[type[Op], ...] = VIEWS) -> Node:
+    """The value under a chain of views."""
+    while isinstance(node.op, kinds):
+        node = node.inputs[0]
+    return node
 
 
 def view_layout(node: Node, layout: Layout) -> Layout | None:

@@ -29,7 +29,7 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
-from ingot.ops.views import VIEWS, pull_back, strided_view
+from ingot.ops.views import base_of, pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.pools import pool_in_producers
 from ingot.passes.prologue import made_within, panel_operand, why_stored
@@ -547,7 +547,7 @@ def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
     stack: list[tuple[Node, bool]] = [(g.root, False)]
     seen: set[Node] = set()
     # what an anchor reads is memory, even a scalar constant
-    memory = set() if g.anchor is None else {_viewed(i) for i in g.anchor.inputs}
+    memory = set() if g.anchor is None else {base_of(i) for i in g.anchor.inputs}
     while stack:
         n, expanded = stack.pop()
         if expanded:
@@ -569,12 +569,6 @@ def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
     root = inside[g.root]
     outputs = root.results if len(root.types) > 1 else (root,)
     return Group(Graph(tuple(inputs), outputs), g.kind)(*outer, loc=g.root.loc)
-
-
-def _viewed(node: Node) -> Node:
-    while isinstance(node.op, VIEWS):
-        node = node.inputs[0]
-    return node
 
 
 def _copy(label: str, value: Node) -> Node:

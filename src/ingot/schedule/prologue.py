@@ -14,7 +14,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import static_shape
 from ingot.ops.core.base import inverse
-from ingot.ops.views import VIEWS
+from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import Nest
@@ -35,18 +35,14 @@ from ingot.schedule.window import bind_result, operand_memory
 
 def is_computed(body: Graph, a: Node) -> bool:
     """Whether the group itself computes its operand `a`."""
-    while isinstance(a.op, VIEWS):
-        a = a.inputs[0]
-    return a not in body.inputs
+    return base_of(a) not in body.inputs
 
 
 def computed_a(body: Graph, ins: tuple[Layout, ...], node: Node, loops: Loops, machine: Machine) -> Computed:
     """An A of pointwise ops, and of reductions along its rows: each row where the chunk's contraction reads it, by the
     passes that a kernel of rows would make."""
-    base = node
-    if _reductions_below(node):  # these know their rows by their own shape, not by a view's
-        while isinstance(base.op, ops.Reshape | ops.Transpose):
-            base = base.inputs[0]
+    # reductions know their rows by their own shape, not by a view's
+    base = base_of(node, WHOLE_VIEWS) if _reductions_below(node) else node
     part, last = body.with_outputs((base,)), base.type.rank - 1
     rows = Rows(base.shape, (last,), last)
     (axis,) = loops.rows

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import estimate, product
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean
+from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, store_at
@@ -77,7 +77,7 @@ class RowPasses:
 
     def reads_only(self, found: Sequence[Node]) -> bool:
         """Operands that are only read leave registers for more sums."""
-        return all(_behind_views(n.inputs[0]) in self.body.inputs for n in found)
+        return all(base_of(n.inputs[0], WHOLE_VIEWS) in self.body.inputs for n in found)
 
     def levels(self) -> list[list[Node]]:
         level: dict[Node, int] = {}
@@ -234,12 +234,6 @@ class RowPasses:
         number = self._visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.found[0])
         first = ix.mul(flat, integer(self.columns))
         return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)
-
-
-def _behind_views(node: Node) -> Node:
-    while isinstance(node.op, ops.Reshape | ops.Transpose):
-        node = node.inputs[0]
-    return node
 
 
 def _same(a: Expr, b: Expr) -> bool:

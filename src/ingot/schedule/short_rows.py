@@ -21,6 +21,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.machine import Machine
+from ingot.schedule.rows import reductions_of
 from ingot.schedule.transpose import fold_lanes, transpose_block
 
 AHEAD = 1024  # bytes: so many loads at so many places are more than processors follow by themselves
@@ -32,7 +33,7 @@ Value = Callable[[Block, Expr, Expr, Expr | None], Expr]  # (block, row, positio
 def width_of(body: Graph, shape: Shape, reduced: tuple[int, ...], lanes: int, machine: Machine) -> int | None:
     """Lanes that one row takes of a vector, where rows are best reduced together; None where they are not."""
     sized = [d for d in reduced if shape[d] != 1]
-    found = [n for n in body.nodes() if n.op.name in ("reduce", "arg_reduce")]
+    found = reductions_of(body)
     folds = not any(m in found for n in found for m in topological(n.inputs))
     if len(sized) != 1 or not folds or lanes < 4 or lanes & (lanes - 1):
         return None

@@ -20,7 +20,7 @@ from ingot.ir.node import Const, Graph, Input, Node, rebuilt
 from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
-from ingot.ops.views import VIEWS, strided
+from ingot.ops.views import base_of, strided
 
 LINE = 64  # bytes of a cache line
 SETS = 1024  # rows a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
@@ -129,7 +129,7 @@ class _Assignment:
                 continue
             params = {p for p, outer in zip(user.op.body.inputs, user.inputs, strict=True) if outer is node}
             contractions = (n for n in user.op.body.nodes() if category(n.op) is Category.CONTRACTION)
-            found += [n for n in contractions if _base(n.inputs[0]) in params]
+            found += [n for n in contractions if base_of(n.inputs[0]) in params]
         return found
 
     def _readable(self, value: Node, layout: Layout) -> bool:
@@ -173,15 +173,8 @@ def reads_memory(node: Node) -> bool:
     return category(node.op) not in inline and not isinstance(node.op, Input | Const)
 
 
-def _base(operand: Node) -> Node:
-    """The stored value under a chain of views."""
-    while isinstance(operand.op, VIEWS):
-        operand = operand.inputs[0]
-    return operand
-
-
 def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
-    return _base(operand) not in params or strided(operand, params) is not None
+    return base_of(operand) not in params or strided(operand, params) is not None
 
 
 def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
