@@ -11,8 +11,6 @@ and products of f32 are kept in f64, of which they are rounded once; those of f6
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, estimate
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit
@@ -36,6 +34,7 @@ from ingot.schedule.pointwise import (
     comes_from_memory,
     leaves_caches,
     symbol_params,
+    vector_loop,
 )
 from ingot.schedule.short_rows import LINE
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
@@ -96,8 +95,7 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
         """One vector of a row after the other."""
         acc = _started(block, op, dtype, width)
 
-        def vector(b: Block, first: Expr, live: Expr | None) -> None:
-            at = k.ramp(first, width)
+        def vector(b: Block, at: Expr, live: Expr | None) -> None:
             value = operand(b, index, at, live)
             start = Lit(dtype, width, identity_of(op.kind, dtype))
             value = _folded(b, op, b.let(value if live is None else k.select(live, value, start)))
@@ -107,7 +105,7 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
             b.store(acc, ZERO, b.let(k.binary(combining(op.kind, dtype), old, whole), "o"))
             result(b, index, at, _shifted(op, new, old) if op.exclusive else new, live)
 
-        _walk(block, length, width, op.reverse, vector)
+        vector_loop(block, ZERO, length, width, machine, vector, reverse=op.reverse)
 
     chunk, top = k.var("chunk"), Block()
     shape = tuple(x.shape[d] for d in others)
@@ -167,30 +165,6 @@ def _shifted(op: CumReduce, value: Expr, fill: Expr) -> Expr:
     n = value.lanes
     pick = tuple(i + 1 for i in range(n)) if op.reverse else tuple(i - 1 if i else n for i in range(n))
     return k.Shuffle(value.dtype, n, value, fill, pick)
-
-
-def _walk(
-    block: Block, length: DimLike, lanes: int, reverse: bool, body: Callable[[Block, Expr, Expr | None], None]
-) -> None:
-    """body(block, first position, mask) for the vectors of a row, in order or from the end."""
-    end, step = dim_expr(length), integer(lanes)
-    whole = block.let(k.mul(k.binary("div", end, step), step), "m")
-
-    def rest(b: Block) -> None:
-        body(b, whole, b.let(k.binary("lt", k.ramp(whole, lanes), end), "tail"))
-
-    def cut() -> None:
-        if not isinstance(length, int):
-            block.when(k.binary("lt", whole, end), rest)
-        elif length % lanes:
-            rest(block)
-
-    if reverse:
-        cut()
-    last = k.sub(whole, step)
-    block.loop("j", 0, whole, lanes, lambda b, e: body(b, b.let(k.sub(last, e), "j") if reverse else e, None))
-    if not reverse:
-        cut()
 
 
 __all__ = ["lower_cumulative"]

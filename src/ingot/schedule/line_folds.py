@@ -11,8 +11,10 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input
+from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import Shape, TensorType
+from ingot.ops import Reduce
+from ingot.ops.build import cast
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
@@ -20,8 +22,9 @@ from ingot.schedule.fold import Fold, combining, reduction
 from ingot.schedule.index import ZERO
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.reduction import Parts, lower_folded, lower_rows, rest_of, with_args
-from ingot.schedule.rows import reductions_of
+from ingot.schedule.reduction import lower_rest
+from ingot.schedule.row_loops import RowLoops
+from ingot.schedule.rows import reductions_of, rows_of
 
 
 class LineFolds:
@@ -30,16 +33,17 @@ class LineFolds:
 
     def __init__(self, body: Graph, lines: Shape) -> None:
         self.pooled = replace(body, outputs=body.outputs[1:])
-        over = tuple(range(1, len(lines) - 1))
-        self.parts = tuple(Parts(n, TensorType(n.dtype, lines), over) for n in reductions_of(body))
-        self.buffers = tuple(Buffer(f"lines{i}", p.type.dtype, writable=True) for i, p in enumerate(self.parts))
-        self.args = tuple(Arg("temp", i) for i in range(len(self.parts)))
-        self.temps: tuple[DimLike, ...] = tuple(p.type.nbytes for p in self.parts)
+        self.over = tuple(range(1, len(lines) - 1))
+        found = enumerate(reductions_of(body))
+        self.lines = {n: Input(f"lines{i}", TensorType(n.dtype, lines))() for i, n in found}
+        self.buffers = tuple(Buffer(f"lines{i}", n.dtype, writable=True) for i, n in enumerate(self.lines))
+        self.args = tuple(Arg("temp", i) for i in range(len(self.lines)))
+        self.temps: tuple[DimLike, ...] = tuple(n.type.nbytes for n in self.lines.values())
         self._open: list[Fold] = []
 
     def begin(self, block: Block, lanes: int) -> None:
         """A line starts, or a part of one: `lanes` channels."""
-        self._open = [Fold.of(p.node, block, lanes, 1) for p in self.parts]
+        self._open = [Fold.of(n, block, lanes, 1) for n in self.lines]
 
     def add(self, block: Block, em: Emitter, index: Index, mask: Expr | None) -> None:
         """Take in the image's results at `index`."""
@@ -48,8 +52,8 @@ class LineFolds:
 
     def end(self, block: Block, place: Index, mask: Expr | None, first: Expr | None = None) -> None:
         """Store the line at `place`; fold it into what is there unless it is the `first` part (None: it is whole)."""
-        for part, fold, buffer in zip(self.parts, self._open, self.buffers, strict=True):
-            flat = ix.linear(place, Layout.contiguous(part.type.shape).strides)
+        for lines, fold, buffer in zip(self.lines.values(), self._open, self.buffers, strict=True):
+            flat = ix.linear(place, Layout.contiguous(lines.shape).strides)
             self._store(block, fold, buffer, flat, mask, first)
 
     @staticmethod
@@ -72,7 +76,23 @@ class LineFolds:
 
     def steps(self, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> tuple[Step, ...]:
         """The kernels that make the pools of the lines. outs: where all results of the group lie."""
-        return lower_folded(self.pooled, self.parts, ins, outs[1:], machine, first=1) if self.parts else ()
+        if not self.lines:
+            return ()
+        memo: dict[Node, Node] = {}
+        stored: dict[Node, tuple[Layout, Arg]] = {}
+        for (n, lines), arg in zip(self.lines.items(), self.args, strict=True):
+            op = reduction(n)
+            assert isinstance(op, Reduce)
+            memo[n] = cast(replace(op, dims=self.over)(lines), n.dtype)
+            stored[lines] = Layout.contiguous(lines.shape), arg
+        rest = replace(self.pooled, outputs=rebuilt(self.pooled.outputs, memo))
+        return lower_rest(rest, stored, ins, outs[1:], machine, first=1, lower=_one_kernel).steps
+
+
+def _one_kernel(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    rows = rows_of(body)
+    assert rows is not None
+    return RowLoops(body, ins, outs, rows, machine).lower()
 
 
 def lower_apart(
@@ -82,16 +102,9 @@ def lower_apart(
     if len(body.outputs) == 1:
         return low
     image, pooled = body.outputs[0], replace(body, outputs=body.outputs[1:])
-    given = Input("image", image.type)()
-    rest, left = rest_of(pooled, {image: given}, [given])
-    more = lower_rows(rest, (outs[0], *(ins[i] for i in left)), outs[1:], machine)
-    args = {
-        "in": [Arg("out", 0), *(Arg("in", i) for i in left)],
-        "out": [Arg("out", 1 + i) for i in range(len(rest.outputs))],
-        "temp": [Arg("temp", len(low.temps) + i) for i in range(len(more.temps))],
-    }
-    steps = (*low.steps, *(with_args(s, args) for s in more.steps))
-    return replace(low, steps=steps, temps=(*low.temps, *more.temps))
+    stored = {image: (outs[0], Arg("out", 0))}
+    more = lower_rest(pooled, stored, ins, outs[1:], machine, first=1, temps=len(low.temps))
+    return replace(low, steps=(*low.steps, *more.steps), temps=(*low.temps, *more.temps))
 
 
 __all__ = ["LineFolds", "lower_apart"]

@@ -383,8 +383,10 @@ def vector_loop(
     machine: Machine,
     body: Callable[[Block, Expr, Expr | None], None],
     multiple: int | None = None,
+    reverse: bool = False,
 ) -> None:
-    """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks."""
+    """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks.
+    reverse: several lanes from the end, the tail first; without masks there may be none."""
     end = high if isinstance(high, Expr) else dim_expr(high)
     if lanes == 1:
         block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
@@ -392,21 +394,30 @@ def vector_loop(
     span = k.binary("div", k.sub(end, low), integer(lanes))
     main = block.let(k.add(low, k.mul(span, integer(lanes))), "m")
     known = multiple or (lanes if isinstance(low, k.Lit) and int(low.value) % lanes == 0 else 1)
-    block.loop("j", low, main, lanes, lambda b, e: body(b, k.ramp(e, lanes), None), multiple=known)
-    if isinstance(main, k.Lit) and isinstance(end, k.Lit) and main.value == end.value:
-        return
-    if not machine.masks:
-        block.loop("j", main, end, 1, lambda b, e: body(b, e, None))
-        return
 
-    def tail(b: Block) -> None:
+    def vector(b: Block, e: Expr) -> None:
+        at = b.let(k.sub(k.add(low, k.sub(main, integer(lanes))), e), "j") if reverse else e
+        body(b, k.ramp(at, lanes), None)
+
+    def masked(b: Block) -> None:
         mask = b.let(k.binary("lt", k.ramp(main, lanes), end), "tail")
         body(b, k.ramp(main, lanes), mask)
 
-    if isinstance(main, k.Lit) and isinstance(end, k.Lit):
-        tail(block)
-    else:
-        block.when(k.binary("lt", main, end), tail)
+    def tail() -> None:
+        if isinstance(main, k.Lit) and isinstance(end, k.Lit) and main.value == end.value:
+            return
+        if not machine.masks:
+            block.loop("j", main, end, 1, lambda b, e: body(b, e, None))
+        elif isinstance(main, k.Lit) and isinstance(end, k.Lit):
+            masked(block)
+        else:
+            block.when(k.binary("lt", main, end), masked)
+
+    if reverse:
+        tail()
+    block.loop("j", low, main, lanes, vector, multiple=known)
+    if not reverse:
+        tail()
 
 
 def _vector_axis(

@@ -7,14 +7,13 @@ are few and long, as several that all threads share.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
-from ingot.ir.types import TensorType
 from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
 from ingot.schedule.fold import accumulator, reduction
@@ -25,6 +24,8 @@ from ingot.schedule.pointwise import lanes_for, lower_pointwise
 from ingot.schedule.row_loops import WIDE, RowLoops
 from ingot.schedule.rows import Rows, reductions_of, rows_of
 from ingot.support.errors import CompileError
+
+Lower = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
 
 PART = 4096  # elements that a part of a row should have at least
 
@@ -67,8 +68,8 @@ def _lower_parts(
         else:
             partial.append(replace(op, dim=at + 1)(wide))
             memo[n] = _place(op, values, partial[-1], where, extent // parts)
-    whole, own = rest_of(body, memo, ())
-    return _lower_apart(whole, tuple(dict.fromkeys(partial)), tuple(ins[i] for i in own), outs, machine)
+    whole = replace(body, outputs=rebuilt(body.outputs, memo))
+    return _lower_apart(whole, tuple(dict.fromkeys(partial)), ins, outs, machine)
 
 
 def _place(op: ArgReduce, values: Node, places: Node, at: int, length: int) -> Node:
@@ -80,47 +81,6 @@ def _place(op: ArgReduce, values: Node, places: Node, at: int, length: int) -> N
     behind = build.add(places, build.mul(ops.Iota(places.type, at)(), length))
     nowhere = -1 if op.last else (1 << 63) - 1
     return build.reduce("max" if op.last else "min", build.where(same, behind, nowhere), at)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a reduction gives for parts of its operand, in a temporary of this type, to be folded over `dims`."""
-
-    node: Node
-    type: TensorType
-    dims: tuple[int, ...]
-
-
-def lower_folded(
-    body: Graph, parts: tuple[Parts, ...], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine,
-    first: int = 0,
-) -> tuple[Step, ...]:
-    """The rest of a group whose reductions have been folded in parts, which lie in its first temporaries. first: the
-    number of the group's result that is the first of `body`'s."""
-    memo: dict[Node, Node] = {}
-    given: list[Node] = []
-    for i, f in enumerate(parts):
-        op = reduction(f.node)
-        assert isinstance(op, Reduce)
-        given.append(Input(f"part{i}", f.type)())
-        memo[f.node] = cast(replace(op, dims=f.dims)(given[-1]), f.node.dtype)
-    rest, lasts = rest_of(body, memo, given)
-    places = tuple(Layout.contiguous(f.type.shape) for f in parts)
-    rows = rows_of(rest)
-    assert rows is not None
-    low = RowLoops(rest, (*places, *(ins[i] for i in lasts)), outs, rows, machine).lower()
-    args = [*(Arg("temp", i) for i in range(len(parts))), *(Arg("in", i) for i in lasts)]
-    results = [Arg("out", first + i) for i in range(len(rest.outputs))]
-    return tuple(with_args(s, {"in": args, "out": results}) for s in low.steps)
-
-
-def rest_of(body: Graph, memo: dict[Node, Node], given: Sequence[Node]) -> tuple[Graph, list[int]]:
-    """`body` with what `memo` has in the place of its nodes, and the numbers of its own inputs that are still read:
-    they come behind the new ones, `given`."""
-    outputs = rebuilt(body.outputs, memo)
-    read = set(topological(outputs))
-    left = [i for i, n in enumerate(body.inputs) if n in read]
-    return Graph((*given, *(body.inputs[i] for i in left)), outputs), left
 
 
 def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -143,24 +103,51 @@ def _lower_apart(
     start = Graph(tuple(body.inputs[i] for i in own), tuple(firsts))
     one = lower_rows(start, tuple(ins[i] for i in own), places, machine)
 
+    temps = (*(n.type.nbytes for n in firsts), *one.temps)
+    results = [Arg("temp", i) for i in range(len(firsts))]
+    steps = _with_args(one, {"in": [Arg("in", i) for i in own], "out": results}, len(firsts))
+    stored = dict(zip(firsts, zip(places, results, strict=True), strict=True))
+    two = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
+    return Lowered((*steps, *two.steps), (*temps, *two.temps))
+
+
+def lower_rest(
+    body: Graph,
+    stored: Mapping[Node, tuple[Layout, Arg]],
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    machine: Machine,
+    *,
+    first: int = 0,
+    temps: int = 0,
+    lower: Lower | None = None,
+) -> Lowered:
+    """Kernels for a group of whose nodes others have `stored` some: where they lie, and as which operand.
+
+    first: the number of the group's result that is `body`'s first one. temps: how many temporaries the others have.
+    """
     # names of their own: the rest may have levels too, and equal inputs are one node
     taken = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
     labels = (label for label in map("row{}".format, itertools.count()) if label not in taken)
-    memo: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(firsts, labels, strict=False)}
-    rest, left = rest_of(body, memo, [memo[n] for n in firsts])
-    lower = lower_rows if reductions_of(rest) else lower_pointwise
-    two = lower(rest, (*places, *(ins[i] for i in left)), outs, machine)
+    given: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(stored, labels, strict=False)}
+    outputs = rebuilt(body.outputs, dict(given))
+    read = set(topological(outputs))
+    left = [i for i, n in enumerate(body.inputs) if n in read]
+    rest = Graph((*given.values(), *(body.inputs[i] for i in left)), outputs)
+    lower = lower or (lower_rows if reductions_of(rest) else lower_pointwise)
+    low = lower(rest, (*(lay for lay, _ in stored.values()), *(ins[i] for i in left)), outs, machine)
+    operands = [*(arg for _, arg in stored.values()), *(Arg("in", i) for i in left)]
+    results = [Arg("out", first + i) for i in range(len(outputs))]
+    return replace(low, steps=_with_args(low, {"in": operands, "out": results}, temps))
 
-    results = [Arg("temp", i) for i in range(len(firsts))]
-    temps = [Arg("temp", len(firsts) + i) for i in range(len(one.temps) + len(two.temps))]
-    steps = [with_args(s, {"in": [Arg("in", i) for i in own], "out": results, "temp": temps}) for s in one.steps]
-    given_args = [*results, *(Arg("in", i) for i in left)]
-    steps += [with_args(s, {"in": given_args, "temp": temps[len(one.temps) :]}) for s in two.steps]
-    return Lowered(tuple(steps), (*(n.type.nbytes for n in firsts), *one.temps, *two.temps))
 
+def _with_args(low: Lowered, places: Mapping[str, Sequence[Arg]], temps: int) -> tuple[Step, ...]:
+    """The steps of `low` with other operands: its own temporaries stand behind `temps` others."""
 
-def with_args(step: Step, places: Mapping[str, Sequence[Arg]]) -> Step:
-    return Step(step.kernel, tuple(places[a.kind][a.index] if a.kind in places else a for a in step.args))
+    def arg(a: Arg) -> Arg:
+        return Arg("temp", temps + a.index) if a.kind == "temp" else places[a.kind][a.index]
+
+    return tuple(Step(s.kernel, tuple(map(arg, s.args))) for s in low.steps)
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -187,4 +174,4 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     return RowLoops(body, ins, outs, rows, machine).lower()
 
 
-__all__ = ["Parts", "lower_folded", "lower_rows", "rest_of", "with_args"]
+__all__ = ["lower_rest", "lower_rows"]
