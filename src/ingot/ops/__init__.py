@@ -150,6 +150,7 @@ from ingot.ops.nn import (
     GatherND,
     Gelu,
     GridSample,
+    GroupedMatMul,
     GroupNorm,
     Hardshrink,
     HardSigmoid,

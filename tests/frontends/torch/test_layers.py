@@ -49,6 +49,12 @@ REDUCE: dict[str, Callable[[Tensor], Any]] = {
         torch.var_mean(x, -1),
         torch.std_mean(x, 0),
     ),
+    "histograms": lambda x: (
+        x.histc(5, -1, 1),
+        x.histc(),
+        (x * 0).histc(4),
+        x.round().abs().histc(4, 0, 3),
+    ),
     "logic": lambda x: ((x > 0).any(), (x > 0).all(1), x.any(-1, keepdim=True), torch.count_nonzero(x, 1)),
     "norms": lambda x: (
         x.norm(),

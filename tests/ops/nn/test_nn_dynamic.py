@@ -116,6 +116,11 @@ def test_recurrent_with_lengths(kind: str) -> None:
     check(op, *inputs, dynamic={0: {0: "s", 1: "b"}, **batch, 4 + states: {0: "b"}})
 
 
+def test_groups_of_rows() -> None:
+    x, w = normal(9, 4), normal(3, 4, 5)
+    check(ops.GroupedMatMul(), x, w, np.asarray([2, 2, 8]), dynamic={0: {0: "n"}})
+
+
 def test_errors_name_what_was_expected() -> None:
     x, w = operands((normal(1, 3, 8, 8), normal(4, 2, 3, 3)))
     with pytest.raises(ShapeError, match=r"conv: expected a kernel \[O, 3 / 1"):

@@ -33,7 +33,8 @@ class Table:
         return add
 
     def add(self, name: str, handler: Handler) -> None:
-        full = name if name.startswith("prims.") else f"aten.{name}"
+        # an op of another library has its namespace in front
+        full = name if name.count(".") > 1 or name.startswith("prims.") else f"aten.{name}"
         if full in self.rows:
             raise ValueError(f"two handlers for {full}")
         self.rows[full] = handler

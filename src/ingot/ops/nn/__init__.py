@@ -21,6 +21,7 @@ from ingot.ops.nn.activation import (
 from ingot.ops.nn.attention import Attention
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gridsample import GridSample
+from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.index import (
     GatherElements,
     GatherND,
@@ -65,6 +66,7 @@ __all__ = [
     "Gelu",
     "GridSample",
     "GroupNorm",
+    "GroupedMatMul",
     "HardSigmoid",
     "HardSwish",
     "Hardshrink",

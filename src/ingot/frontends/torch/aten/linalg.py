@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, axis_of, cast, expand, promoted
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, cast, expand, promoted
 from ingot.ir.node import Node
 
 aten = Table()
@@ -32,6 +32,18 @@ def scaled(x: Node, factor: Operand) -> Node:
 )
 def matmul(c: Context, a: Node, b: Node) -> Node:
     return ops.MatMul()(a, b)
+
+
+@aten("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_mm(
+    c: Context, a: Node, b: Node, offs: Node | None = None, bias: Node | None = None, out_dtype: object = None
+) -> Node:
+    """Rows of `a` up to each offset by a matrix of their own; without offsets, a product of batches."""
+    if offs is None:
+        return ops.MatMul()(a, b)
+    if (a.type.rank, b.type.rank) != (2, 3):
+        raise Unsupported(f"groups of operands of rank {a.type.rank} and {b.type.rank}; only 2 and 3")
+    return ops.GroupedMatMul()(a, b, offs)
 
 
 @aten("trace.default")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.elementwise import is_true
+from ingot.frontends.torch.aten.elementwise import compare, is_true
 from ingot.frontends.torch.aten.index import static
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
@@ -23,6 +23,7 @@ from ingot.frontends.torch.values import (
     f32,
     i64,
     node_of,
+    scalar_like,
 )
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node
@@ -53,6 +54,26 @@ def wide(dtype: DType) -> DType:
 @aten("sum.default", "sum.dim_IntList")
 def sum_(c: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Node:
     return reduced("sum", cast(x, c.dtype), axes_of(dim, x.type.rank), keepdim)
+
+
+@aten("histc.default")
+def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) -> Node:
+    """How many elements lie in each of equally wide bins; the last one has its upper end, too, and what lies outside
+    is in none."""
+    x = reshape(x, (product(x.shape),))
+    low, high = scalar_like(min, x), scalar_like(max, x)
+    if min == max:
+        low, high = ops.Reduce("min", (0,))(x), ops.Reduce("max", (0,))(x)
+        flat = ops.Compare("EQ")(low, high)
+        one = scalar_like(1, x)
+        low, high = ops.Select()(flat, ops.Sub()(low, one), low), ops.Select()(flat, ops.Add()(high, one), high)
+    scaled = ops.mul(ops.sub(x, low), bins)
+    at = ops.minimum(cast(ops.div(scaled, ops.sub(high, low)), i64), bins - 1)
+    inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
+    at = ops.Select()(inside, at, filled(x.shape, -1, i64))
+    shape = (bins, *x.shape)
+    same = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
+    return cast(ops.Reduce("sum", (1,))(cast(same, i64)), c.dtype)
 
 
 @aten("nansum.default")
