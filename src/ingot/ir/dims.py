@@ -310,6 +310,12 @@ def at_most(a: int | Dim, b: int | Dim) -> bool:
     return highest is not None and highest <= 0
 
 
+def negative(d: int | Dim) -> bool:
+    """Whether d < 0 whatever the sizes, which are at least 1."""
+    highest = bounds(d)[1]
+    return highest is not None and highest < 0
+
+
 def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
     """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
     limits = dict(of)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, product
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, negative, product
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DType, Shape, TensorType, boolean, f32, i64
 from ingot.ops.core.base import show_shape
@@ -315,8 +315,7 @@ def slice_axis(
 
 
 def _from_end(at: DimLike, size: DimLike) -> DimLike:
-    high = bounds(at)[1]
-    return at + size if high is not None and high < 0 else at
+    return at + size if negative(at) else at
 
 
 def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:

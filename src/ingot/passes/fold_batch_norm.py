@@ -90,13 +90,21 @@ class _Folder:
     def fold(self, chain: _Chain) -> Node | None:
         op, (x, w) = chain.anchor.op, chain.anchor.inputs
         assert isinstance(w.op, Const)
-        weights, anchor, scale = w.op.array, chain.anchor, chain.scale
+        weights, anchor, dtype = w.op.array, chain.anchor, w.dtype.numpy
+        parts, spread = _channels(anchor)
+        scale = chain.scale.reshape(spread)
 
         def scaled() -> np.ndarray:
-            return _scaled(anchor, weights.value, scale).astype(weights.dtype)
+            """The weights, in f64 until they are rounded."""
+            return (weights.value.astype(np.float64).reshape(parts) * scale).astype(dtype).reshape(weights.value.shape)
 
+        # as rounding is monotonous, the largest weight of a channel tells of all of them
+        others = tuple(d for d, size in enumerate(spread) if size == 1)
+        largest = np.abs(weights.value).reshape(parts).max(axis=others, keepdims=True, initial=0)
         shift = chain.shift.astype(chain.last.dtype.numpy)
-        if not (np.isfinite(scaled()).all() and np.isfinite(shift).all()) or not self.fuel.burn("fold-batch-norm"):
+        with np.errstate(all="ignore"):
+            finite = np.isfinite((largest.astype(np.float64) * scale).astype(dtype)).all()
+        if not (finite and np.isfinite(shift).all()) or not self.fuel.burn("fold-batch-norm"):
             return None
         loc = anchor.loc
         y = op(self.image(x), deferred(w.type, scaled, w.loc), loc=loc)
@@ -122,18 +130,18 @@ def _anchor(n: Node) -> _Chain | None:
     return _Chain(n, axis, np.ones(channels), np.zeros(channels), n)
 
 
-def _scaled(anchor: Node, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """w with its output channels scaled, in f64."""
-    wide = w.astype(np.float64)
+def _channels(anchor: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape in which the weights' output channels are dimensions, and that of what has a value for each of them."""
+    shape = tuple(int(d) for d in anchor.inputs[1].shape)
     if isinstance(anchor.op, ops.MatMul):
-        return wide * scale
+        return shape, (1, shape[1])
+    ones = (1,) * (len(shape) - 2)
     if isinstance(anchor.op, ops.Conv):
-        return wide * scale.reshape(-1, *(1,) * (w.ndim - 1))
+        return shape, (shape[0], 1, *ones)
     assert isinstance(anchor.op, ops.ConvTranspose)
     # w[C, O / groups, *K]: the outputs of group g read the g-th part of C
     groups = anchor.op.groups
-    parts = wide.reshape(groups, w.shape[0] // groups, *w.shape[1:])
-    return (parts * scale.reshape(groups, 1, -1, *(1,) * (w.ndim - 2))).reshape(w.shape)
+    return (groups, shape[0] // groups, *shape[1:]), (groups, 1, shape[1], *ones)
 
 
 def _extended(chain: _Chain, n: Node, at: int) -> _Chain | None:

@@ -286,18 +286,11 @@ def keeps_values(a: DType, b: DType) -> bool:
 
 
 def _reduce(n: Node) -> Node | None:
-    """reduce over nothing -> x; over sizes of 1 -> reshape; reduce(reduce(x)) of one kind -> one reduce"""
+    """reduce over nothing -> x; over sizes of 1 alone -> reshape; reduce(reduce(x)) of one kind -> one reduce"""
     op, (x,) = n.op, n.inputs
     assert isinstance(op, ops.Reduce)
-    if not op.dims:
-        return x
-    real = tuple(d for d in op.dims if x.shape[d] != 1)
-    if len(real) < len(op.dims):
-        dropped = [d for d in op.dims if d not in real]
-        squeezed = tuple(size for d, size in enumerate(x.shape) if d not in dropped)
-        dims = tuple(d - sum(e < d for e in dropped) for d in real)
-        y = ops.Reshape(squeezed)(x)
-        return ops.Reduce(op.kind, dims)(y) if dims else y
+    if all(x.shape[d] == 1 for d in op.dims):
+        return ops.Reshape(n.shape)(x) if op.dims else x
     if isinstance(x.op, ops.Reduce) and x.op.kind == op.kind:
         inner = x.op.dims
         kept = [d for d in range(len(x.inputs[0].shape)) if d not in inner]

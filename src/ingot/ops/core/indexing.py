@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import bounds
+from ingot.ir.dims import negative
 from ingot.ir.node import Op
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
@@ -46,9 +46,8 @@ class Gather(CoreOp):
         _check_batching(self, x, indices, self.operand_batching_dims, self.start_indices_batching_dims)
         _check_vector(self, indices, self.index_vector_dim, len(self.start_index_map))
         for axis, (window, size) in enumerate(zip(self.slice_sizes, x.shape, strict=True)):
-            most = bounds(size - window)[1]
             self.expect(
-                (most is None or most >= 0) and (axis not in gone or window == 1),
+                not negative(size - window) and (axis not in gone or window == 1),
                 f"slice size of axis {axis}: expected at most {size} (1 where collapsed), got {window}",
             )
         batch = _without(indices.shape, (self.index_vector_dim,))
@@ -165,8 +164,7 @@ class Scatter(CoreOp):
         self.expect(got == batch, f"expected scatter dims {list(batch)} in the updates {updates}, got {list(got)}")
         windows = [updates.shape[d] for d in self.update_window_dims]
         for size, window in zip(_without(x.shape, gone), windows, strict=True):
-            most = bounds(size - window)[1]
-            self.expect(most is None or most >= 0, f"expected update windows within {x}, got {windows}")
+            self.expect(not negative(size - window), f"expected update windows within {x}, got {windows}")
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

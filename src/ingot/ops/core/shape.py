@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, at_most, bounds, dim_max, dim_min, product
+from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
 from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Cropped, Op
 from ingot.ir.types import DTYPES, Box, Shape, TensorType, i64
@@ -22,7 +22,6 @@ from ingot.ops.core.base import (
     dilated,
     inverse,
     is_whole,
-    known,
     permute,
     show_shape,
     sizes,
@@ -237,15 +236,18 @@ class Slice(CoreOp):
             len(self.start) == len(self.limit) == len(self.strides) == x.rank,
             f"expected {x.rank} starts, limits and strides, got {self.start}, {self.limit}, {self.strides}",
         )
-        out: list[DimLike] = []
         for axis, (lo, hi, step, size) in enumerate(zip(self.start, self.limit, self.strides, x.shape, strict=True)):
-            ordered = all((bounds(d)[1] is None or bounds(d)[1] >= 0) for d in (lo, hi - lo, size - hi))  # type: ignore[operator]
+            ordered = step >= 1 and not any(map(negative, (lo, hi - lo, size - hi)))
             self.expect(
-                ordered and step >= 1,
+                ordered,
                 f"axis {axis}: expected 0 <= start <= limit <= {size} and a stride >= 1, got {lo}:{hi}:{step}",
             )
-            out.append((hi - lo + step - 1) // step)
-        return x.with_shape(tuple(out))
+        return x.with_shape(self._shape)
+
+    @property
+    def _shape(self) -> Shape:
+        parts = zip(self.start, self.limit, self.strides, strict=True)
+        return tuple(hi - lo if step == 1 else (hi - lo + step - 1) // step for lo, hi, step in parts)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         parts = zip(self.start, self.limit, self.strides, strict=True)
@@ -255,15 +257,14 @@ class Slice(CoreOp):
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        shape = self.infer(*inputs).shape  # type: ignore[union-attr]
         read: list[tuple[DimLike, DimLike]] = []
-        for at, size, start, limit, step in zip(box, shape, self.start, self.limit, self.strides, strict=True):
+        for at, size, start, limit, step in zip(box, self._shape, self.start, self.limit, self.strides, strict=True):
             low, high = at
             if at == (0, size):
                 read.append((start, limit))
             elif step == 1:
                 read.append((start + low, start + high))
-            elif known(low, high) and high > low:  # type: ignore[operator]
+            elif isinstance(low, int) and isinstance(high, int) and high > low:
                 read.append((start + low * step, start + (high - 1) * step + 1))
             else:
                 return None
@@ -299,7 +300,7 @@ class Pad(CoreOp):
             dilated(size, i + 1) + lo + hi
             for size, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)
         )
-        self.expect(all(not known(d) or d >= 0 for d in out), f"{x} cropped below nothing: {show_shape(out)}")  # type: ignore[operator]
+        self.expect(not any(map(negative, out)), f"{x} cropped below nothing: {show_shape(out)}")
         return x.with_shape(out)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -437,8 +438,7 @@ class DynamicSlice(CoreOp):
         check_scalar_index(self, starts)
         self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
         for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
-            most = bounds(size - window)[1]
-            self.expect(most is None or most >= 0, f"axis {axis}: expected a size of at most {size}, got {window}")
+            self.expect(not negative(size - window), f"axis {axis}: expected a size of at most {size}, got {window}")
         return x.with_shape(self.sizes)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -470,8 +470,7 @@ class DynamicUpdateSlice(CoreOp):
             f"expected an update of dtype {x.dtype} and rank {x.rank}, got {update}",
         )
         for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
-            most = bounds(size - window)[1]
-            self.expect(most is None or most >= 0, f"axis {axis}: expected an update of at most {size}, got {window}")
+            self.expect(not negative(size - window), f"axis {axis}: expected an update of at most {size}, got {window}")
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:

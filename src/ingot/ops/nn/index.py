@@ -13,7 +13,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, bounds
+from ingot.ir.dims import Dim, DimLike, negative
 from ingot.ir.node import Const, Node, Op, const
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, check_dims, finish, widen
@@ -152,8 +152,7 @@ class GatherElements(Op):
 def _check_covered(op: Op, x: TensorType, indices: TensorType, axis: int) -> None:
     op.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
     for d, (size, n) in enumerate(zip(x.shape, indices.shape, strict=True)):
-        room = bounds(size - n)[1]
-        op.expect(d == axis or room is None or room >= 0, f"axis {d}: expected at most {size} indices, got {n}")
+        op.expect(d == axis or not negative(size - n), f"axis {d}: expected at most {size} indices, got {n}")
 
 
 @dataclass(frozen=True)
@@ -349,8 +348,7 @@ class TopK(Op):
         (x,) = inputs
         check_dims(self, (self.axis,), x.rank, "axis")
         size = x.shape[self.axis]
-        low, room = bounds(self.k)[1], bounds(size - self.k)[1]
-        fits = (low is None or low >= 0) and (room is None or room >= 0)
+        fits = not negative(self.k) and not negative(size - self.k)
         self.expect(fits, f"k: expected at most {size}, the size of axis {self.axis} of {x}, got {self.k}")
         y = x.with_shape(tuple(self.k if d == self.axis else n for d, n in enumerate(x.shape)))
         return y, y.with_dtype(i64)

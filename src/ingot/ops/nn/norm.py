@@ -202,8 +202,6 @@ class GroupNorm(Op):
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
         n, c, *sizes = x.shape
-        if self.groups == c and sizes:
-            return InstanceNorm(self.eps).lower(*inputs)
         grouped = x.reshape((n, self.groups, c // self.groups, *sizes))
         y = _standardize(grouped, tuple(range(2, grouped.rank)), self.eps)
         for i, p in enumerate(inputs[1:]):

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, divides
+from ingot.ir.dims import Dim, DimLike, divides, negative
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
 from ingot.ops.core.base import check_count, check_dims, finish, known
@@ -377,7 +377,7 @@ class PadMode(Op):
         self.expect(lengths == (x.rank, x.rank), f"expected {x.rank} lows and highs for {x}, got {lengths}")
         shape = tuple(d + a + b for d, a, b in zip(x.shape, self.low, self.high, strict=True))
         for axis, (old, new) in enumerate(zip(x.shape, shape, strict=True)):
-            self.expect(not known(new) or new >= 0, f"axis {axis}: {x} cropped below nothing")  # type: ignore[operator]
+            self.expect(not negative(new), f"axis {axis}: {x} cropped below nothing")
             self.expect(old != 0 or new == 0, f"axis {axis}: expected elements to pad with, got {x}")
         return x.with_shape(shape)
 
