@@ -114,3 +114,16 @@ def test_takes_fuel_and_works_along_a_network() -> None:
     out = lower_model_ops(fold_batch_norm(g))
     assert count(out, ops.Conv, ops.Relu, ops.BatchNorm) == 0
     same_values(g, out, 1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+def test_weights_that_would_not_be_finite_stay(bad: float, groups: int) -> None:
+    """One channel of six: 1e38 overflows when it is scaled, where the others do not."""
+    w = R.uniform(-1, 1, (4, 6 // groups, 3, 3)).astype(np.float32)
+    w[3, -1, 1, 2] = -bad
+    y = ops.ConvTranspose((2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), groups)(X, const(w))
+    factor = const(np.full(6, 1e-3, np.float32))
+    assert count(fold_batch_norm(graph(ops.Mul()(y, spread(factor, y)))), ops.Mul) == (0 if bad == 1e38 else 1)
+    factor = const(np.array([1, 1, 1, 1, 1, 10], np.float32))
+    assert count(fold_batch_norm(graph(ops.Mul()(y, spread(factor, y)))), ops.Mul) == 1

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -377,33 +378,42 @@ class Graph:
                 seen.update(dict.fromkeys(sorted(symbols_of(d))))
         return tuple(seen)
 
-    def with_outputs(self, outputs: Sequence[Node]) -> Graph:
-        return replace(self, outputs=tuple(outputs))
+    def with_outputs(self, outputs: Iterable[Node]) -> Graph:
+        """This graph with other outputs; itself where they are the same."""
+        outputs = tuple(outputs)
+        return self if outputs == self.outputs else replace(self, outputs=outputs)
+
+    def replaced(self, by: Mapping[Node, Node]) -> Graph:
+        """This graph with other nodes in the places of some. They are made of this graph's nodes, which are replaced in
+        them as well.
+        """
+        if not by:
+            return self
+        images: dict[Node, Node] = {}
+        for n in topological(self.outputs, lambda n: (by[n],) if n in by else n.inputs):
+            images[n] = images[by[n]] if n in by else n.with_inputs([images[i] for i in n.inputs])
+        return self.with_outputs(images[o] for o in self.outputs)
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
         """This graph for given sizes: symbols in types and attributes replaced. Raises ShapeError for sizes that break
         a condition.
         """
-        memo: dict[Node, Node] = {}
-        for n in self.nodes():
+        def known(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
-            memo[n] = n if op is n.op and all(memo[i] is i for i in n.inputs) else rebuild(n, op, memo)
+            return n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
+
+        nodes = rebuilt((*self.inputs, *self.outputs), rule=known)
         conditions = [substitute(c, values) for c in self.conditions]
         for old, new in zip(self.conditions, conditions, strict=True):
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
         return replace(
             self,
-            inputs=tuple(memo[n] for n in self.inputs),
-            outputs=tuple(memo[n] for n in self.outputs),
+            inputs=nodes[: len(self.inputs)],
+            outputs=nodes[len(self.inputs) :],
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
         )
-
-
-def rebuild(node: Node, op: Op, memo: Mapping[Node, Node]) -> Node:
-    """`op` on the images of `node`'s inputs."""
-    return op(*(memo[i] for i in node.inputs), loc=node.loc)
 
 
 def rebuilt(
@@ -423,8 +433,11 @@ def rebuilt(
     return tuple(images[r] for r in roots)
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """`roots` and all they read, each once, operands before users; the order is deterministic."""
+_inputs: Callable[[Node], Sequence[Node]] = attrgetter("inputs")
+
+
+def topological(roots: Iterable[Node], operands: Callable[[Node], Sequence[Node]] = _inputs) -> list[Node]:
+    """`roots` and all they need, each once, operands before users; the order is deterministic."""
     order: list[Node] = []
     done: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
@@ -432,12 +445,13 @@ def topological(roots: Iterable[Node]) -> list[Node]:
         node, expanded = stack.pop()
         if node in done:
             continue
-        if expanded or not node.inputs:
+        needs = () if expanded else operands(node)
+        if not needs:
             done.add(node)
             order.append(node)
             continue
         stack.append((node, True))
-        stack.extend((i, False) for i in reversed(node.inputs) if i not in done)
+        stack.extend((i, False) for i in reversed(needs) if i not in done)
     return order
 
 

@@ -145,8 +145,7 @@ class _Rewriter:
         for n in graph.inputs:
             if done[n] is not n:
                 raise VerifyError(f"a rule rewrote the graph input {n}")
-        outputs = tuple(_single(done[n]) for n in graph.outputs)
-        return graph if outputs == graph.outputs else graph.with_outputs(outputs)
+        return graph.with_outputs(_single(done[n]) for n in graph.outputs)
 
     def body(self, graph: Graph) -> Graph:
         if graph not in self.bodies:

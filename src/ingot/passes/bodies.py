@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ingot.ir.node import Graph, Node, Op
+from ingot.ir.node import Graph, Node, Op, rebuilt
 from ingot.ops.group import Group
 
 
@@ -24,12 +24,9 @@ def _inside(group: Group, run: Callable[[Graph], Graph]) -> Group | None:
 
 def _mapped(graph: Graph, change: Callable[[Node], Op | None]) -> Graph:
     """The graph with the ops that `change` gives, None for the same one; the graph itself where nothing changes."""
-    memo: dict[Node, Node] = {}
-    for n in graph.nodes():
-        inputs = tuple(memo[i] for i in n.inputs)
-        op = change(n) or n.op
-        same = op is n.op and all(a is b for a, b in zip(inputs, n.inputs, strict=True))
-        memo[n] = n if same else op(*inputs, loc=n.loc)
-    if all(memo[n] is n for n in graph.outputs):
-        return graph
-    return replace(graph, outputs=tuple(memo[n] for n in graph.outputs))
+
+    def changed(n: Node, inputs: Sequence[Node]) -> Node:
+        op = change(n)
+        return n.with_inputs(inputs) if op is None else op(*inputs, loc=n.loc)
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=changed))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, Project
+from ingot.ir.node import Graph, Node, Project, rebuilt
 
 Reads = dict[Node, set[int]]
 
@@ -26,35 +26,30 @@ def dce(graph: Graph) -> Graph:
 
 def _prune(graph: Graph) -> Graph:
     reads: Reads = {}
-    nodes = graph.nodes()
-    for n in nodes:
+    for n in graph.nodes():
         if isinstance(n.op, Project):
             reads.setdefault(n.inputs[0], set()).add(n.op.index)
-    memo: dict[Node, Node] = {}
     # node -> old result index -> new node
     renamed: dict[Node, dict[int, Node]] = {}
-    for n in nodes:
+
+    def pruned(n: Node, inputs: Sequence[Node]) -> Node:
         if isinstance(n.op, Project) and n.inputs[0] in renamed:
-            memo[n] = renamed[n.inputs[0]][n.op.index]
-            continue
-        operands = [memo[i] for i in n.inputs]
+            return renamed[n.inputs[0]][n.op.index]
         if not n.op.bodies:
-            memo[n] = n.with_inputs(operands)
-            continue
+            return n.with_inputs(inputs)
         op = n.op.map_bodies(dce)
-        base = n.with_inputs(operands) if op is n.op else op(*operands, loc=n.loc)
-        memo[n] = base
+        base = n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
         kept = reads.get(n, set()) if len(n.types) > 1 else {0}
         smaller = next((fn(base, kept) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
         if smaller is None:
-            continue
+            return base
         new, places = smaller
         if len(n.types) == 1:
-            memo[n] = new.results[places[0]]
-        else:
-            renamed[n] = {old: new.results[at] for old, at in places.items()}
-    outputs = tuple(memo[o] for o in graph.outputs)
-    return graph if outputs == graph.outputs else graph.with_outputs(outputs)
+            return new.results[places[0]]
+        renamed[n] = {old: new.results[at] for old, at in places.items()}
+        return base
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=pruned))
 
 
 Pruned = tuple[Node, dict[int, int]] | None

@@ -9,13 +9,14 @@ The same for transposed convolutions, and for matmuls with their last axis as th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Const, Graph, Node, const, deferred
-from ingot.ir.rewrite import current_fuel
+from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.constants import splat_of
 
 
@@ -25,7 +26,23 @@ def fold_batch_norm(graph: Graph) -> Graph:
     Folded where the weights and the norm's parameters are constants and nothing else reads the values between. Sums are
     computed in f64 and rounded once to the weights' dtype; a scale that is not finite there is left alone.
     """
-    return _Folder(graph).run()
+    fuel = current_fuel()
+    uses = {n: len(users) for n, users in graph.uses().items()}
+    for o in graph.outputs:
+        uses[o] = uses.get(o, 0) + 2  # what the caller sees must exist
+    chains: dict[Node, _Chain] = {}
+    for n in graph.nodes():
+        chain = _anchor(n, uses) or _longer(n, chains, uses)
+        if chain is not None:
+            chains[n] = chain
+    by: dict[Node, Node] = {}
+    anchors: set[Node] = set()
+    for n, chain in reversed(chains.items()):  # the longest first
+        new = _folded(chain, fuel) if chain.scaled and chain.anchor not in anchors else None
+        if new is not None:
+            by[n] = new
+            anchors.add(chain.anchor)
+    return graph.replaced(by)
 
 
 @dataclass(frozen=True)
@@ -40,85 +57,22 @@ class _Chain:
     scaled: bool = False
 
 
-class _Folder:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.uses = {n: len(users) for n, users in graph.uses().items()}
-        for o in graph.outputs:
-            self.uses[o] = self.uses.get(o, 0) + 2  # what the caller sees must exist
-        self.memo: dict[Node, Node] = {}
-        self.chains: dict[Node, _Chain] = {}
-        self.fuel = current_fuel()
-
-    def run(self) -> Graph:
-        nodes = self.graph.nodes()
-        for n in nodes:
-            chain = self.anchor(n) or self.extend(n)
-            if chain is not None:
-                self.chains[n] = chain
-            else:
-                self.plain(n)
-        outputs = tuple(self.image(o) for o in self.graph.outputs)
-        return self.graph if outputs == self.graph.outputs else self.graph.with_outputs(outputs)
-
-    def plain(self, n: Node) -> None:
-        self.memo[n] = n.with_inputs([self.image(i) for i in n.inputs])
-
-    def image(self, n: Node) -> Node:
-        """The new node for `n`, chains turned into nodes where they end."""
-        if n not in self.memo:
-            chain = self.chains[n]
-            folded = self.fold(chain) if chain.scaled else None
-            if folded is None:
-                self.plain(n)
-            else:
-                self.memo[n] = folded
-        return self.memo[n]
-
-    def anchor(self, n: Node) -> _Chain | None:
-        # weights that something else reads too would be stored twice
-        return _anchor(n) if len(n.inputs) == 2 and self.uses.get(n.inputs[1]) == 1 else None
-
-    def extend(self, n: Node) -> _Chain | None:
-        """`n` as one more affine op on a chain that only it reads."""
-        for at, source in enumerate(n.inputs):
-            chain = self.chains.get(source)
-            if chain is not None and self.uses.get(source, 0) == 1:
-                return _extended(chain, n, at)
-        return None
-
-    def fold(self, chain: _Chain) -> Node | None:
-        op, (x, w) = chain.anchor.op, chain.anchor.inputs
-        assert isinstance(w.op, Const)
-        weights, anchor, dtype = w.op.array, chain.anchor, w.dtype.numpy
-        parts, spread = _channels(anchor)
-        scale = chain.scale.reshape(spread)
-
-        def scaled() -> np.ndarray:
-            """The weights, in f64 until they are rounded."""
-            return (weights.value.astype(np.float64).reshape(parts) * scale).astype(dtype).reshape(weights.value.shape)
-
-        # as rounding is monotonous, the largest weight of a channel tells of all of them
-        others = tuple(d for d, size in enumerate(spread) if size == 1)
-        largest = np.abs(weights.value).reshape(parts).max(axis=others, keepdims=True, initial=0)
-        shift = chain.shift.astype(chain.last.dtype.numpy)
-        with np.errstate(all="ignore"):
-            finite = np.isfinite((largest.astype(np.float64) * scale).astype(dtype)).all()
-        if not (finite and np.isfinite(shift).all()) or not self.fuel.burn("fold-batch-norm"):
-            return None
-        loc = anchor.loc
-        y = op(self.image(x), deferred(w.type, scaled, w.loc), loc=loc)
-        if not shift.any():
-            return y
-        spread = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
-        return ops.Add()(y, spread, loc=chain.last.loc or loc)
+def _longer(n: Node, chains: Mapping[Node, _Chain], uses: Mapping[Node, int]) -> _Chain | None:
+    """`n` as one more affine op on a chain that only it reads."""
+    for at, source in enumerate(n.inputs):
+        chain = chains.get(source)
+        if chain is not None and uses[source] == 1:
+            return _extended(chain, n, at)
+    return None
 
 
-def _anchor(n: Node) -> _Chain | None:
+def _anchor(n: Node, uses: Mapping[Node, int]) -> _Chain | None:
     """A contraction with constant float weights, as a chain without affine ops."""
     if not isinstance(n.op, ops.Conv | ops.ConvTranspose | ops.MatMul):
         return None
     x, w = n.inputs
+    if uses[w] > 1:  # they would be stored twice
+        return None
     if not isinstance(w.op, Const) or not w.dtype.is_float or w.dtype.bits < 16:
         return None
     if isinstance(n.op, ops.MatMul) and (len(w.shape) != 2 or len(x.shape) < 2):
@@ -128,6 +82,34 @@ def _anchor(n: Node) -> _Chain | None:
     if not isinstance(channels, int):
         return None
     return _Chain(n, axis, np.ones(channels), np.zeros(channels), n)
+
+
+def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
+    """A contraction with scaled weights, and what is added to it; None where they are not finite."""
+    anchor = chain.anchor
+    x, w = anchor.inputs
+    assert isinstance(w.op, Const)
+    weights, dtype = w.op.array, w.dtype.numpy
+    parts, spread = _channels(anchor)
+    scale = chain.scale.reshape(spread)
+
+    def scaled() -> np.ndarray:
+        """The weights, in f64 until they are rounded."""
+        return (weights.value.astype(np.float64).reshape(parts) * scale).astype(dtype).reshape(weights.shape)
+
+    # as rounding is monotonous, the largest weight of a channel tells of all of them
+    others = tuple(d for d, size in enumerate(spread) if size == 1)
+    largest = np.abs(weights.value).reshape(parts).max(axis=others, keepdims=True, initial=0)
+    shift = chain.shift.astype(chain.last.dtype.numpy)
+    with np.errstate(all="ignore"):
+        finite = np.isfinite((largest.astype(np.float64) * scale).astype(dtype)).all() and np.isfinite(shift).all()
+    if not finite or not fuel.burn("fold-batch-norm"):
+        return None
+    y = anchor.op(x, deferred(w.type, scaled, w.loc), loc=anchor.loc)
+    if not shift.any():
+        return y
+    spread_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
+    return ops.Add()(y, spread_shift, loc=chain.last.loc or anchor.loc)
 
 
 def _channels(anchor: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -8,7 +8,7 @@ as memory (heads for attention); a result that pointwise ops follow is better of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,33 +35,7 @@ def merge_matmuls(graph: Graph) -> Graph:
     for x, found in _candidates(graph, users).items():
         if len(found) > 1:
             replaced |= _merged(x, found)
-    if not replaced:
-        return graph
-    memo: dict[Node, Node] = {}
-    pending = {p: new for p, new in replaced.items()}
-
-    def image(n: Node) -> Node:
-        """The rewritten value of n; replacements are built over old nodes, so they are rewritten too."""
-        stack = [n]
-        while stack:
-            m = stack[-1]
-            if m in memo:
-                stack.pop()
-                continue
-            target = pending.get(m)
-            needs = (target,) if target is not None else m.inputs
-            missing = [i for i in needs if i not in memo]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
-            if target is not None:
-                memo[m] = memo[target]
-            else:
-                memo[m] = m.with_inputs([memo[i] for i in m.inputs])
-        return memo[n]
-
-    return replace(graph, outputs=tuple(image(o) for o in graph.outputs))
+    return graph.replaced(replaced)
 
 
 def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[Node, list[_Product]]:

@@ -8,7 +8,7 @@ once less. In squeeze-excite blocks it is read again, by the projection behind t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.dims import product
@@ -28,18 +28,15 @@ def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             pools[made] = n
     memo: dict[Node, Node] = {}
     became: dict[Node, Node] = {}
-    for n in graph.nodes():
-        if n in memo:
-            continue
-        inputs = [memo[i] for i in n.inputs]
+
+    def joined(n: Node, inputs: Sequence[Node]) -> Node:
         if n not in pools:
-            memo[n] = n.with_inputs(inputs)
-            continue
-        pool = pools[n]
-        both = _joined(n, pool, inputs)
-        memo[n], memo[pool] = both.results
-        became[n] = both
-    return replace(graph, outputs=tuple(memo[n] for n in graph.outputs)), became
+            return n.with_inputs(inputs)
+        became[n] = _joined(n, pools[n], inputs)
+        image, memo[pools[n]] = became[n].results
+        return image
+
+    return graph.with_outputs(rebuilt(graph.outputs, memo, joined)), became
 
 
 def _pooled(node: Node) -> Node | None:
@@ -87,7 +84,7 @@ def _reached(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -> s
     return found
 
 
-def _joined(made: Node, pool: Node, inputs: list[Node]) -> Node:
+def _joined(made: Node, pool: Node, inputs: Sequence[Node]) -> Node:
     """One group with the results of both."""
     first, second = made.op, pool.op
     assert isinstance(first, Group) and isinstance(second, Group)

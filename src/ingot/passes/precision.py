@@ -15,10 +15,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt
 from ingot.ir.types import DType, bf16, f16, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided
@@ -64,19 +64,15 @@ class _Narrowing:
     def __init__(self, graph: Graph, stored: DType) -> None:
         self.graph, self.stored = graph, stored
         self.users = graph.uses()
-        self.new: dict[Node, Node] = {}  # old node -> its f32 image
         self.kept: set[Node] = set()  # values that are stored narrow for all their readers
 
     def run(self) -> Graph:
-        nodes = self.graph.nodes()
         if self.stored == bf16:
-            for n in nodes:
+            for n in self.graph.nodes():
                 if _narrows(n):
                     for i in n.op.stored_values:
                         self._keep(n.inputs[i])
-        for n in nodes:
-            self.new[n] = self._image(n)
-        return replace(self.graph, outputs=tuple(self.new[o] for o in self.graph.outputs))
+        return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
 
     def _keep(self, x: Node) -> None:
         """Store the value that elements of `x` come from, where others read it too, where `x` lies in its memory (else
@@ -100,9 +96,10 @@ class _Narrowing:
             for u in self.users.get(x, ())
         )
 
-    def _image(self, n: Node) -> Node:
-        inputs = [self.new[i] for i in n.inputs]
+    def _image(self, n: Node, inputs: Sequence[Node]) -> Node:
+        """`n` of f32 images of its operands."""
         if _narrows(n):
+            inputs = list(inputs)
             chosen = n.op.stored_weights if self.stored == f16 else (*n.op.stored_weights, *n.op.stored_values)
             for i in chosen:
                 inputs[i] = self._narrow(inputs[i])
