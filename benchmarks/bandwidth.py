@@ -23,14 +23,13 @@ import numpy as np
 
 from benchmarks.machine import floats, host_machine
 from benchmarks.measure import cpu_name
-from ingot import pipeline
+from ingot import ops, pipeline
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, i32
-from ingot.ops import DotGeneral, Logistic, Tanh
+from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, f64, i8, i32
 from ingot.ops import build as op
-from ingot.ops.nn.activation import Gelu, Relu, Silu
+from ingot.ops.nn.activation import Elu, Gelu, HardSwish, LeakyRelu, Mish, Relu, Silu, Softplus
 from ingot.ops.nn.index import Take, TopK
 from ingot.ops.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from ingot.ops.nn.resize import Resize
@@ -210,7 +209,7 @@ def products(rows: int, depth: int, cols: int, nbytes: int) -> Case:
     weights = [filled(depth, cols) for _ in range(count)]
     xs = tuple(filled(rows, depth) for _ in range(count))
     ins = [Input(f"x{i}", TensorType(f32, x.shape))() for i, x in enumerate(xs)]
-    product = DotGeneral(((), ()), ((1,), (0,)))
+    product = ops.DotGeneral(((), ()), ((1,), (0,)))
     graph = Graph(tuple(ins), tuple(product(n, const(w)) for n, w in zip(ins, weights, strict=True)))
 
     def in_torch(xs: Sequence[np.ndarray]) -> Call:
@@ -236,6 +235,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield from reductions(nbytes)
     yield from layers(nbytes)
     yield from narrow(nbytes)
+    yield from functions(nbytes)
+    yield from shapes(nbytes)
 
 
 def streams(nbytes: int) -> Iterator[Case]:
@@ -250,8 +251,8 @@ def streams(nbytes: int) -> Iterator[Case]:
     yield case("mul by row", (x,), lambda a: op.mul(a, const(np.ones(cols, np.float32))))
     yield case("relu", (x,), Relu(), torch=in_torch(relu))
     yield case("gelu", (x,), Gelu(), torch=in_torch(gelu))
-    yield case("tanh", (x,), Tanh(), numpy=in_numpy(np.tanh), torch=in_torch(torch.tanh, True))
-    yield case("sigmoid", (x,), Logistic(), torch=in_torch(torch.sigmoid, True))
+    yield case("tanh", (x,), ops.Tanh(), numpy=in_numpy(np.tanh), torch=in_torch(torch.tanh, True))
+    yield case("sigmoid", (x,), ops.Logistic(), torch=in_torch(torch.sigmoid, True))
     yield case("softmax 4096", (x,), Softmax(axis=1), torch=in_torch(lambda a, out: softmax(a, 1, out=out), True))
     yield case("softmax 128", (x.reshape(-1, 128),), Softmax(axis=1), torch=in_torch(lambda a: softmax(a, 1)))
     yield case("layer_norm 4096", (x,), layer_norm(cols), torch=in_torch(lambda a: norm(a, (cols,))))
@@ -397,6 +398,125 @@ def narrow(nbytes: int) -> Iterator[Case]:
     whole = np.arange(nbytes // 8).reshape(-1, COLS)
     yield case("i64 to i32", (whole,), lambda a: op.cast(a, i32))
     yield case("i64 sum last", (whole,), lambda a: op.reduce_sum(a, 1))
+
+
+def functions(nbytes: int) -> Iterator[Case]:
+    """Elementary functions, activations and integers."""
+    x = filled(nbytes // 4 // COLS, COLS)
+    positive, other = np.abs(x) + np.float32(0.1), x.copy()
+    for own in (ops.Exp(), ops.Erf(), ops.Sin(), ops.Expm1()):
+        yield case(own.name, (x,), own)
+    for own in (ops.Log(), ops.Sqrt(), ops.Rsqrt(), ops.Log1p()):
+        yield case(own.name, (positive,), own)
+    for own in (HardSwish(), Mish(), LeakyRelu(), Softplus(), Elu(), Gelu("tanh")):
+        yield case(str(own.name) + (" tanh" if isinstance(own, Gelu) else ""), (x,), own)
+    yield case("div", (x, positive), op.div)
+    yield case("pow", (positive, other), op.pow)
+    yield case("pow 2", (x,), lambda a: op.pow(a, 2.0))
+    yield case("pow 0.5", (positive,), lambda a: op.pow(a, 0.5))
+    yield case("atan2", (x, positive), op.atan2)
+    yield case("rem", (x, positive), op.rem)
+    yield case("floor", (x,), ops.Floor())
+    yield case("x > y", (x, other), lambda a, b: op.compare("GT", a, b))
+    yield case("isnan", (x,), ops.IsNan())
+    yield case("bool to f32", (np.resize(x > 0, (nbytes // 2 // COLS, COLS)),), lambda a: op.cast(a, f32))
+    yield case("multiply-add", (x, positive, other), lambda a, b, c: op.add(op.mul(a, b), c))
+    whole = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    yield case("i32 add", (whole, whole.copy()), op.add)
+    yield case("i32 mul", (whole, whole.copy()), op.mul)
+    yield case("i32 div", (whole, np.maximum(whole % 97, 1)), op.div)
+    yield case("i32 clamp", (whole,), lambda a: op.clip(a, 5, 1 << 20))
+    yield case("i32 where", (whole, whole.copy()), lambda a, b: op.where(op.compare("GT", a, 7), a, b))
+    yield case("i32 to f32", (whole,), lambda a: op.cast(a, f32))
+    long = np.arange(nbytes // 8).reshape(-1, COLS)
+    yield case("i64 add", (long, long.copy()), op.add)
+    yield case("i64 to f32", (long,), lambda a: op.cast(a, f32))
+    short = (np.arange(nbytes, dtype=np.uint32) % 251).astype(np.int8).reshape(-1, COLS)
+    yield case("i8 relu", (short,), Relu())
+    yield case("quantize", (x,), lambda a: op.cast(op.clip(ops.Floor()(op.mul(a, 31.0)), -128.0, 127.0), i8))
+    double = filled(nbytes // 8 // COLS, COLS, dtype=f64)
+    yield case("f64 add", (double, double.copy()), op.add)
+    yield case("f64 exp", (double,), ops.Exp())
+    yield case("f64 sum last", (double,), lambda a: op.reduce_sum(a, 1))
+
+
+def shapes(nbytes: int) -> Iterator[Case]:
+    """Odd sizes, other axes and broadcasts."""
+    count = nbytes // 4
+    x = filled(count // COLS, COLS)
+    maps, images = filled(count // 64 // 3136, 64, 56, 56), x.reshape(-1, 32, 1 << 12)
+    for cols in (4097, 1001, 17, 3):
+        odd = filled(count // cols, cols)
+        yield case(f"relu {cols}", (odd,), Relu())
+        yield case(f"add a row of {cols}", (odd,), lambda a, n=cols: op.add(a, const(np.ones(n, np.float32))))
+        yield case(f"sum last {cols}", (odd,), lambda a: op.reduce_sum(a, 1))
+        yield case(f"sum first {cols}", (odd,), lambda a: op.reduce_sum(a, 0))
+        yield case(f"softmax {cols}", (odd,), Softmax(axis=1))
+        yield case(f"layer_norm {cols}", (odd,), LayerNorm((1,)))
+        yield case(f"transpose {cols}", (odd,), lambda a: op.transpose(a, (1, 0)))
+    yield case("mean of pixels, NCHW", (maps,), lambda a: op.mean(a, (2, 3)))
+    yield case("mean of channels, NCHW", (maps,), lambda a: op.mean(a, 1))
+    yield case("L2 norm last", (x,), lambda a: ops.Sqrt()(op.reduce_sum(op.mul(a, a), 1)))
+    yield case("normalized rows", (x,), lambda a: op.div(a, ops.Sqrt()(op.reduce_sum(op.mul(a, a), 1, keepdims=True))))
+    yield case("min all", (x,), lambda a: op.reduce_min(a))
+    yield case("min and max all", (x,), lambda a: op.add(op.reduce_max(a), op.reduce_min(a)))
+    yield case("sum of squares, all", (x,), lambda a: op.reduce_sum(op.mul(a, a)))
+    yield case("sum of products, all", (x, x.copy()), lambda a, b: op.reduce_sum(op.mul(a, b)))
+    yield case("std last", (x,), lambda a: ops.Sqrt()(op.var(a, 1)))
+    yield case("var all", (x,), lambda a: op.var(a))
+    yield case("standardized columns", (x,), standardized)
+    yield case("logsumexp first", (x,), LogSumExp((0,)))
+    yield case("softmax of pixels, NCHW", (maps,), Softmax(axis=1))
+    yield case("layer_norm of pixels, NCHW", (maps,), channel_norm)
+    yield case("any all", (np.zeros((nbytes // COLS, COLS), bool),), lambda a: op.any_of(a))
+    yield case("sum first, i64", (np.arange(nbytes // 8).reshape(-1, COLS),), lambda a: op.reduce_sum(a, 0))
+    yield case("mul by column", (x, filled(len(x), 1)), op.mul)
+    yield case("mul by middle 32x4096", (images, filled(len(images), 1, 1 << 12)), op.mul)
+    yield case("outer sum", (filled(count // COLS, 1), filled(1, COLS)), op.add)
+    yield case("repeat rows", (x[: len(x) // 4],), lambda a: repeated(a, 4))
+    yield case("slice of columns", (x,), lambda a: op.slice_axis(a, 1, 1, COLS - 1))
+    yield case("slice of pixels, NCHW", (maps,), lambda a: op.slice_axis(op.slice_axis(a, 3, 4, 52), 2, 4, 52))
+    yield case("stack last", (x[: len(x) // 2], x[len(x) // 2 :]), lambda a, b: op.stack((a, b), 2))
+    yield case("split and multiply", (x,), gated)
+    yield case("roll rows", (x,), lambda a: op.concat([op.slice_axis(a, 1, 1), op.slice_axis(a, 1, 0, 1)], 1))
+    yield case("lower triangle", (x.reshape(-1, 512, 512),), triangle)
+    yield case("fill", (), lambda: op.full((count // COLS, COLS), 3.0))
+    yield case("iota", (), lambda: op.arange(count // 2))
+    yield case("rotary embedding", (x.reshape(-1, 64, 64), filled(64, 32), filled(64, 32)), rotary)
+
+
+def standardized(x: Node) -> Node:
+    centered = op.sub(x, op.mean(x, 0, keepdims=True))
+    return op.div(centered, ops.Sqrt()(op.add(op.var(x, 0, keepdims=True), 1e-5)))
+
+
+def channel_norm(x: Node) -> Node:
+    """A layer norm of the channels of each pixel of NCHW."""
+    centered = op.sub(x, op.mean(x, 1, keepdims=True))
+    return op.mul(centered, ops.Rsqrt()(op.add(op.var(x, 1, keepdims=True), 1e-5)))
+
+
+def repeated(x: Node, times: int) -> Node:
+    rows, cols = x.shape
+    return op.reshape(op.broadcast_to(op.expand_dims(x, 1), (rows, times, cols)), (rows * times, cols))
+
+
+def gated(x: Node) -> Node:
+    """[..., 2 n] -> silu of the one half times the other."""
+    half = x.shape[-1] // 2
+    return op.mul(Silu()(op.slice_axis(x, -1, 0, half)), op.slice_axis(x, -1, half))
+
+
+def triangle(x: Node) -> Node:
+    rows, cols = op.arange(x.shape[-2]), op.arange(x.shape[-1])
+    return op.where(op.compare("GE", op.expand_dims(rows, 1), cols), x, 0.0)
+
+
+def rotary(x: Node, cos: Node, sin: Node) -> Node:
+    half = x.shape[-1] // 2
+    a, b = op.slice_axis(x, -1, 0, half), op.slice_axis(x, -1, half)
+    turned = op.sub(op.mul(a, cos), op.mul(b, sin)), op.add(op.mul(b, cos), op.mul(a, sin))
+    return op.concat(turned, -1)
 
 
 def rounds(calls: Mapping[str, Call], seconds: float) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import Softmax
 from ingot.schedule.joined import join_dims
+from ingot.schedule.machine import AVX512
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.reduction import lower_rows
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like
@@ -317,6 +318,32 @@ def test_rows_of_a_table_from_memory_are_asked_for(shape: tuple[int, ...], cols:
     check(Graph((table, at), (looked_up,)), xs[:2], machine=machine)
     if cols == 2000 and shape == (7,):
         assert show_kernel(lowered(graph, machine)[0]).count("prefetch") >= 2
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("cols", [5, 131, 519, 4099, 33_001])
+def test_lines_that_start_off_a_vector(cols: int, dtype: DType, dynamic: bool, machine) -> None:
+    """Whole vectors of memory are written, in front of them as many elements as it takes to get there."""
+    small = replace(machine, l3=64)
+    for rows in (1, 7) if dynamic else (0, 7):
+        x, row = values(rows, cols).astype(dtype.numpy), values(cols).astype(dtype.numpy)
+        shapes = {0: (symbol("n"), symbol("m")), 1: (symbol("m"),)} if dynamic else None
+        a, b = ins = inputs_like([x, row], shapes)
+        sliced = op.slice_axis(op.mul(a, b), 1, 1)
+        check(Graph(tuple(ins), (op.add(a, b), op.cast(a, f32))), [x, row], machine=small)
+        check(Graph(tuple(ins), (sliced,)), [x, row], machine=small)
+        for out in (Softmax(axis=1).lower(a), op.sub(a, op.mean(a, 1, keepdims=True))):
+            check(Graph((a,), (out,)), [x], machine=small, rtol=4e-6 if dtype == f32 else 1e-2)
+
+
+def test_whole_vectors_are_streamed() -> None:
+    """A row of odd length has elements in front and behind that are stored in another way; one of 4096 has none."""
+    for cols, stores in ((4096, 1), (4097, 3)):
+        a, b = inputs_like([values(4, cols), values(cols)])
+        text = show_kernel(lowered(Graph((a, b), (op.add(a, b),)), replace(AVX512, l3=64))[0])
+        assert text.count("stream out0") == stores and text.count("if %tail") == 3 * (stores - 1)
 
 
 @both

@@ -18,7 +18,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, boolean
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Emitter, Index, Leaf, load_leaf, store_at
+from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.joined import join_dims
 from ingot.schedule.lowered import Arg, Lowered, Step
@@ -27,8 +27,12 @@ from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
 AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
+LONG = 8  # vectors from which on a line is worth a cut one in front, so that the others lie where memory has whole ones
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
 TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
+
+
+Leaves = dict[Node, Leaf]
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,11 @@ class Operands:
     def args(self) -> tuple[Arg, ...]:
         return (*(Arg("in", i) for i in range(len(self.ins))), *(Arg("out", i) for i in range(len(self.outs))))
 
+    def leaves(self, body: Graph, layouts: tuple[Layout, ...]) -> Leaves:
+        return {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)}
+
     def emitter(self, body: Graph, layouts: tuple[Layout, ...]) -> Emitter:
-        return Emitter({n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)})
+        return Emitter(self.leaves(body, layouts))
 
 
 def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
@@ -95,13 +102,11 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     stream = leaves_caches(body, machine)
 
     looked_up = _looked_up(body) if stream else []
-    tables, asking = {n.inputs[0] for n in looked_up}, _asking(operands, body, ins, looked_up)
+    asking = _asking(operands, body, ins, looked_up)
+    leaves = _reading(operands, body, ins, looked_up, machine) if stream else operands.leaves(body, ins)
 
     def write(emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
         if stream and mask is None:
-            for n, buffer, layout in zip(body.inputs, operands.ins, ins, strict=True):
-                if n.shape == shape and n not in tables:
-                    _ask_ahead(block, n, buffer, ix.linear(index, layout.strides, layout.offset))
             for n in looked_up:
                 asking.value(block, n, _rows_on(n, index))
         for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
@@ -110,12 +115,13 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
-    emitter = operands.emitter(body, ins)
+    emitter = Emitter(leaves)
     if turn is None:
         axis = _vector_axis(body, operands, ins, outs, shape, machine)
         order = _read_order(body, ins, operands, shape, lanes) if stream else None
+        line = Line(outs[0], axis) if stream else None
         chunks = chunked_loops(
-            top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m), order=order
+            top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m), order=order, line=line
         )
     else:
         side = turn.side
@@ -125,7 +131,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
             def one(b: Block, at: Expr) -> None:
-                turned = partial(write, _turning(operands, body, ins, turn, TURNS_AHEAD if stream else 0))
+                turned = partial(write, _turning(operands, body, ins, leaves, turn, TURNS_AHEAD if stream else 0))
                 own = tuple(at if d == turn.out else e for d, e in enumerate(index))
                 _turned_block(b, own, turn, shape, lanes, machine, turned, partial(write, emitter))
 
@@ -152,9 +158,11 @@ def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
     return [*sorted({*fits, least}, reverse=True)]
 
 
-def _turning(operands: Operands, body: Graph, ins: tuple[Layout, ...], turn: Turn, ahead: int) -> Emitter:
+def _turning(
+    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, turn: Turn, ahead: int
+) -> Emitter:
     """An emitter for one block, whose turned operands come out of registers; those `ahead` blocks on are asked for."""
-    leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
+    leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.turned:
             leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], turn.side, ahead).read)
@@ -208,11 +216,24 @@ def lanes_for(body: Graph, machine: Machine) -> int:
     return max(1, machine.vector_bits // max(min(widths), 32))
 
 
-def _ask_ahead(block: Block, operand: Node, buffer: Buffer, flat: Expr) -> None:
-    """Prefetch what an operand that is read side by side has `AHEAD` bytes on."""
-    if ix.lane_step(flat) == 1:
-        far = integer(AHEAD // operand.dtype.nbytes)
+def _reading(
+    operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node], machine: Machine
+) -> Leaves:
+    """Loads that ask for what is read next: from operands larger than a core's first cache, side by side."""
+    tables = {n.inputs[0] for n in lookups}
+    leaves = operands.leaves(body, ins)
+    for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
+        if n not in tables and estimate(n.type.nbytes) > machine.l1:
+            leaves[n] = Leaf(partial(_read_on, buffer, lay))
+    return leaves
+
+
+def _read_on(buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
+    flat = ix.linear(index, lay.strides, lay.offset)
+    if flat.lanes > 1 and ix.lane_step(flat) == 1:
+        far = integer(AHEAD // buffer.dtype.nbytes)
         block.stmts.append(k.Prefetch(buffer, k.add(ix.first_lane(flat), far)))
+    return load_at(block, buffer, flat, mask)
 
 
 def _looked_up(body: Graph) -> list[Node]:
@@ -238,7 +259,7 @@ def _rows_on(lookup: Node, index: Index) -> Index:
 
 def _asking(operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node]) -> Emitter:
     """An emitter that asks for what the lookups read from their tables instead of reading it."""
-    leaves = {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, operands.ins, ins, strict=True)}
+    leaves = operands.leaves(body, ins)
     tables = {n.inputs[0] for n in lookups}
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in tables:
@@ -290,12 +311,13 @@ def chunked_loops(
     write: Callable[[Block, Index, Expr | None], None],
     work: int = 1,
     order: Sequence[int] | None = None,
+    line: Line | None = None,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
     The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are
     few and the vector dimension is long, that is cut too. `work`: operations an element costs. `order`: the dimensions,
-    outermost first.
+    outermost first. `line`: what should be written in whole vectors.
     """
     if not shape:
         write(top, (), None)
@@ -352,11 +374,14 @@ def chunked_loops(
             return tuple(e if d == axis else x for d, x in enumerate(index))
 
         if vector_blocks == 1:
-            vector_loop(block, integer(0), shape[axis], lanes, machine, lambda b, e, m: write(b, at(e), m))
+            start = line.begin(block, tuple(index), lanes) if line is not None else None
+            vector_loop(block, integer(0), shape[axis], lanes, machine, lambda b, e, m: write(b, at(e), m), whole=start)
             return
         low = top_low
         high = top.let(k.binary("min", k.add(low, dim_expr(block_size)), dim_expr(shape[axis])), "hi")
-        vector_loop(block, low, high, lanes, machine, lambda b, e, m: write(b, at(e), m), multiple=lanes)
+        start = line.begin(block, tuple(index), lanes) if line is not None else None
+        start = start if start is None else block.let(k.binary("min", k.add(low, start), high), "whole")
+        vector_loop(block, low, high, lanes, machine, lambda b, e, m: write(b, at(e), m), multiple=lanes, whole=start)
 
     which, part = chunk, integer(0)
     if vector_blocks != 1:
@@ -384,13 +409,18 @@ def vector_loop(
     body: Callable[[Block, Expr, Expr | None], None],
     multiple: int | None = None,
     reverse: bool = False,
+    whole: Expr | None = None,
 ) -> None:
     """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks.
-    reverse: several lanes from the end, the tail first; without masks there may be none."""
+    reverse: several lanes from the end, the tail first; without masks there may be none. whole: the first position of
+    a whole vector (none in reverse); what lies before it is done as the tail is."""
     end = high if isinstance(high, Expr) else dim_expr(high)
     if lanes == 1:
         block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
         return
+    if whole is not None:
+        _cut_vector(block, low, whole, lanes, machine, body)
+        low, multiple = whole, 1
     span = k.binary("div", k.sub(end, low), integer(lanes))
     main = block.let(k.add(low, k.mul(span, integer(lanes))), "m")
     known = multiple or (lanes if isinstance(low, k.Lit) and int(low.value) % lanes == 0 else 1)
@@ -399,25 +429,59 @@ def vector_loop(
         at = b.let(k.sub(k.add(low, k.sub(main, integer(lanes))), e), "j") if reverse else e
         body(b, k.ramp(at, lanes), None)
 
-    def masked(b: Block) -> None:
-        mask = b.let(k.binary("lt", k.ramp(main, lanes), end), "tail")
-        body(b, k.ramp(main, lanes), mask)
-
-    def tail() -> None:
-        if isinstance(main, k.Lit) and isinstance(end, k.Lit) and main.value == end.value:
-            return
-        if not machine.masks:
-            block.loop("j", main, end, 1, lambda b, e: body(b, e, None))
-        elif isinstance(main, k.Lit) and isinstance(end, k.Lit):
-            masked(block)
-        else:
-            block.when(k.binary("lt", main, end), masked)
-
     if reverse:
-        tail()
+        _cut_vector(block, main, end, lanes, machine, body)
     block.loop("j", low, main, lanes, vector, multiple=known)
     if not reverse:
-        tail()
+        _cut_vector(block, main, end, lanes, machine, body)
+
+
+def _cut_vector(
+    block: Block,
+    low: Expr,
+    end: Expr,
+    lanes: int,
+    machine: Machine,
+    body: Callable[[Block, Expr, Expr | None], None],
+) -> None:
+    """Fewer than `lanes` positions low..end: masked, or one by one without masks."""
+    known = isinstance(low, k.Lit) and isinstance(end, k.Lit)
+    if low == end:
+        return
+    if not machine.masks:
+        block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
+        return
+
+    def masked(b: Block) -> None:
+        mask = b.let(k.binary("lt", k.ramp(low, lanes), end), "tail")
+        body(b, k.ramp(low, lanes), mask)
+
+    if known:
+        masked(block)
+    else:
+        block.when(k.binary("lt", low, end), masked)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Elements along the dimension `axis` of a result that is stored past the caches: only whole vectors of memory are.
+    A result that starts off a vector, which none of the runtime's does, is stored like any other."""
+
+    layout: Layout
+    axis: int
+
+    def begin(self, block: Block, index: Index, lanes: int) -> Expr | None:
+        """The first position along the line at which a vector of memory starts; None where that is the line's start, or
+        the line too short to matter."""
+        extent, rest = self.layout.shape[self.axis], tuple(e for d, e in enumerate(index) if d != self.axis)
+        strides = tuple(s for d, s in enumerate(self.layout.strides) if d != self.axis)
+        start = ix.linear(rest, strides, self.layout.offset)
+        aligned = ix.multiple_of(start, block.multiples) % lanes == 0
+        if self.layout.strides[self.axis] != 1 or aligned or estimate(extent) < LONG * lanes:
+            return None
+        past = k.binary("rem", start, integer(lanes))
+        begin = k.binary("rem", k.sub(integer(lanes), past), integer(lanes))
+        return block.let(begin if isinstance(extent, int) else k.binary("min", begin, dim_expr(extent)), "whole")
 
 
 def _vector_axis(
@@ -463,6 +527,6 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
 
 
 __all__ = [
-    "Operands", "body_dims", "chunked_loops", "comes_from_memory", "lanes_for", "leaves_caches", "lower_pointwise",
-    "symbol_params", "vector_loop",
+    "Line", "Operands", "body_dims", "chunked_loops", "comes_from_memory", "lanes_for", "leaves_caches",
+    "lower_pointwise", "symbol_params", "vector_loop",
 ]  # fmt: skip

@@ -29,6 +29,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
     AHEAD,
     CHUNK,
+    Line,
     Operands,
     body_dims,
     comes_from_memory,
@@ -158,7 +159,8 @@ class RowLoops(RowPasses):
             if i not in full:
                 self._store_row(block, i, root)
         if full:
-            self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True)
+            line = Line(self.outs[full[0]], self.rows.axis) if self.stream else None
+            self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True, line=line)
 
     def _ahead(self) -> int:
         """How many turns on to ask for operands in the later passes over a row: these read it from the caches while the

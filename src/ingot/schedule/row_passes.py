@@ -25,7 +25,7 @@ from ingot.schedule.emit import Emitter, Index, Leaf, store_at
 from ingot.schedule.fold import Fold
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import lanes_for, vector_loop
+from ingot.schedule.pointwise import Line, lanes_for, vector_loop
 from ingot.schedule.rows import Rows, reductions_of
 from ingot.schedule.short_rows import LINE
 from ingot.support.errors import CompileError
@@ -104,10 +104,11 @@ class RowPasses:
         body: Callable[[Block, Index, Expr | None, int], None],
         unroll: int = 1,
         again: bool = False,
+        line: Line | None = None,
     ) -> None:
         """Loops over the reduced dimensions: body(block, index in the box, mask, number). The vectorized one innermost,
         `unroll` vectors at a time, which the number tells apart; where none is, it tells the visits apart.
-        `again`: an earlier pass has read the row."""
+        `again`: an earlier pass has read the row. `line`: what should be written in whole vectors."""
         asks, lanes = again and bool(self.next), self.lanes if self.rows.horizontal else 0
         loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
 
@@ -141,7 +142,9 @@ class RowPasses:
                 step = integer(unroll * lanes)
                 start = b.let(k.mul(k.binary("div", dim_expr(extent), step), step), "m")
                 b.loop("j", 0, start, unroll * lanes, several)
-            vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes)
+            first = tuple(at.get(d, ZERO) for d in self.rows.reduced)
+            whole = None if line is None else line.begin(b, self.full_index(first, self.visits[0].row), lanes)
+            vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes, whole=whole)
 
         nest(block, loops, {})
 
