@@ -278,6 +278,14 @@ def test_interleaved_and_strided_vectors(dtype: str, dynamic: bool, machine) -> 
 
 
 @both
+def test_repeated_elements_are_no_columns_of_blocks(machine) -> None:
+    """Pixels repeated along the dimension that is then turned: neighbours are no constant step apart."""
+    for shape in ((2, 32, 16), (3, 17, 33)):
+        (a,) = ins = inputs_like([x := values(*shape)])
+        check(Graph(tuple(ins), (op.transpose(_repeated(a, 2), (0, 2, 1)),)), [x], machine=machine)
+
+
+@both
 def test_columns_of_rows_from_memory_are_asked_for(machine) -> None:
     small = replace(machine, l3=64)
     for shape, dims in (((700, 64), (0,)), ((3, 37, 80), (1,)), ((3, 5, 7, 33), (1, 2))):

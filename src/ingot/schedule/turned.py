@@ -57,7 +57,8 @@ def reads_along(
     def leaf(n: Node, buffer: Buffer, lay: Layout) -> Leaf:
         def read(block: Block, index: Index, mask: Expr | None) -> Expr:
             flat = ix.linear(index, lay.strides, lay.offset)
-            found[n].append(ix.lane_step(flat))
+            # fewer lanes: neighbours are read by several vectors, which are interleaved
+            found[n].append(ix.lane_step(flat) if flat.lanes in (1, lanes) else None)
             masked.extend(() if mask is None else (mask,))
             return load_at(block, buffer, flat, mask)
 
