@@ -45,7 +45,6 @@ def test_positions_bound_their_size(positions: Node, most: int) -> None:
     "positions",
     [
         iota(16),
-        iota(N + PAST),  # no bound of one size
         ops.Slice((0,), (1,), (1,))(iota(N)),  # the largest may not be among them
         ops.Min()(iota(N), ops.broadcast_to(const(15), (N,))),
         arg("ids", N, dtype=i64),
@@ -53,6 +52,20 @@ def test_positions_bound_their_size(positions: Node, most: int) -> None:
 )
 def test_what_may_fit_bounds_nothing(positions: Node) -> None:
     g = taken(positions)
+    assert bound_positions(g) is g
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        iota(N + PAST),
+        ops.Add()(iota(N), ops.broadcast_to(ops.DimValue(PAST)(), (N,))),
+        ops.Add()(ops.broadcast_to(ops.DimValue(PAST)(), (2, N)), iota(N, 2)),
+    ],
+)
+def test_positions_behind_others_are_a_condition(positions: Node) -> None:
+    g = bound_positions(taken(positions))
+    assert (g.bounds, g.conditions) == ((), (16 - N - PAST,))
     assert bound_positions(g) is g
 
 

@@ -1,6 +1,7 @@
 """Bounds of sizes from tables whose rows positions select.
 
-    take(table[512, 768], iota[n])   ->   the same, and n <= 512
+    take(table[512, 768], iota[n])           ->   the same, and n <= 512
+    take(table[512, 768], iota[n] + past)    ->   the same, and 512 - n - past is not negative
 
 A longer input is then refused by name. Without the bound, the table's last row would stand for all positions beyond it.
 """
@@ -18,8 +19,9 @@ _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each h
 
 
 def bound_positions(graph: Graph) -> Graph:
-    """take(table[rows], positions) with a largest position p(n) -> a bound of n by which p(n) < rows"""
+    """take(table[rows], positions) with a largest position p(n) -> a bound of n by which p(n) < rows, or a condition"""
     limits = {name: (low, high) for name, low, high in graph.bounds}
+    conditions = dict.fromkeys(graph.conditions)
     for n in graph.nodes():
         if not isinstance(n.op, ops.Take):
             continue
@@ -31,9 +33,15 @@ def bound_positions(graph: Graph) -> Graph:
         most = bounds(room, limits)[1]
         if most is not None and most < 0:
             raise ShapeError(f"positions in a table of {rows} rows", expected=f"{last} < {rows}", where=n.loc or None)
-        limits = narrowed(room, limits) or limits
+        bounded = narrowed(room, limits)
+        if bounded is not None:
+            limits = bounded
+        elif isinstance(room, Dim):
+            conditions[room] = None
     found = tuple((name, low, high) for name, (low, high) in sorted(limits.items()))
-    return graph if found == graph.bounds else replace(graph, bounds=found)
+    if found == graph.bounds and len(conditions) == len(graph.conditions):
+        return graph
+    return replace(graph, bounds=found, conditions=tuple(conditions))
 
 
 def _largest(n: Node) -> DimLike | None:

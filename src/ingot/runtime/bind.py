@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime import memory
 from ingot.runtime.dtypes import itemsize
-from ingot.runtime.expr import evaluate, linear_in, show
+from ingot.runtime.expr import Expr, evaluate, linear_in, show
 from ingot.runtime.image import CodeImage
 from ingot.runtime.program import Buffer, Program
 from ingot.support.errors import IngotError, InputError
@@ -56,20 +56,25 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
             if isinstance(dim, int):
                 fix = "the model was compiled for this size; pass it, or compile with a dynamic dim"
             else:
-                used = [item for item in dim if item in origin]
-                fix = "; ".join(f"{name} = {values[str(name)]} comes from {origin[str(name)]}" for name in used)
+                fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
             meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
             raise InputError(f"input {spec.name!r}, axis {axis}", expected=meant, got=f"{size} in {shape}", fix=fix)
     for condition in program.conditions:
         if evaluate(condition, values) < 0:
-            used = [name for name in values if name in condition]  # type: ignore[operator]
+            used = _used(condition, origin)
             raise InputError(
                 " and ".join(origin[name] for name in used),
                 expected=f"{show(condition)} >= 0",
                 got=", ".join(f"{name} = {values[name]}" for name in used),
-                fix="the model was traced for such sizes; export it with examples of the others",
+                fix="the model holds for such sizes only, by its tables or as it was traced: "
+                "use these, or export it with examples of the others",
             )
     return values
+
+
+def _used(size: Expr, origin: Mapping[str, str]) -> list[str]:
+    """The symbols of a size, each once."""
+    return [] if isinstance(size, int) else [name for name in origin if name in size]
 
 
 class Layout:

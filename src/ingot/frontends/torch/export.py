@@ -15,12 +15,13 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from ingot.frontends.torch.guards import noted_differences
 from ingot.frontends.torch.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor
-# where export_module leaves its names of torch's symbols, in the graph module's meta
-NAMES = "ingot_size_names"
+# where export_module leaves its names of torch's symbols, and sizes that differ, in the graph module's meta
+NAMES, DIFFER = "ingot_size_names", "ingot_sizes_that_differ"
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
@@ -70,16 +71,19 @@ def _traced(
     with warnings.catch_warnings(), torch.no_grad(), _Quiet(), whole_recurrences():
         warnings.simplefilter("ignore")
         try:
-            return torch.export.export(
-                net,
-                args,
-                kwargs,
-                dynamic_shapes=shapes,
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=deferred,
-            )
+            with noted_differences() as differ:
+                program = torch.export.export(
+                    net,
+                    args,
+                    kwargs,
+                    dynamic_shapes=shapes,
+                    strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=deferred,
+                )
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
+    program.graph_module.meta[DIFFER] = differ
+    return program
 
 
 def _without_ones(

@@ -2,6 +2,7 @@
 
     x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
     if a + b < 20: ...      guard: a + b < 20                               ->   19 - a - b is not negative
+    if a == b: ... else:    guard: a != b                                   ->   max(a - b, b - a) - 1 is not negative
 
 A program exported so would compute something else for other sizes. As `4*k` in the input's shape and as conditions of
 the graph they are refused.
@@ -9,16 +10,61 @@ the graph they are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
 
 import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from ingot.frontends.torch.convert import Progression, Sizes
-from ingot.ir.dims import Dim, DimLike, Interval, bounds, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, dim_max, substitute, symbols_of
 from ingot.support.errors import ImportModelError
 
 _ORDERS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
 _LARGEST = 4096  # a step; sizes up to four of them are tried
+_TORCH = Path(torch.__file__).parent
+
+
+def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
+    """What torch assumed of the sizes, and what it would assert at run time.
+
+    That sizes differ counts only where the model asked: torch's ops ask how they may compute their results (whether a
+    reshape is a view), not which. Of an assert torch does not tell the place: see `noted_differences`.
+    """
+    asserts = [a.expr for found in environment.deferred_runtime_asserts.values() for a in found]
+    return [
+        *(g.expr for g in environment.guards if not isinstance(g.expr, sympy.Ne) or _of_model(g.sloc.framework_loc)),
+        *(a for a in asserts if not isinstance(a, sympy.Ne)),
+    ]
+
+
+@contextmanager
+def noted_differences() -> Iterator[list[sympy.Ne]]:
+    """While torch traces: the sizes that differ where the model asked, among what torch is to assert at run time."""
+    found: list[sympy.Ne] = []
+    original, inside = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
+
+    def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **named: object) -> bool:
+        if isinstance(guard, sympy.Ne):
+            frame = inspect.currentframe()
+            while frame is not None and frame.f_code.co_filename in inside:
+                frame = frame.f_back
+            if frame is not None and _of_model(inspect.getframeinfo(frame, 0)):
+                found.append(guard)
+        return original(environment, guard, *args, **named)
+
+    with patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting):
+        yield found
+
+
+def _of_model(place: object) -> bool:
+    """Whether a frame is in a model's code or in torch's own of that kind, made of ops."""
+    file = Path(str(getattr(place, "filename", "")))
+    return _TORCH not in file.parents or _TORCH / "nn" in file.parents or file == _TORCH / "functional.py"
 
 
 def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
@@ -93,14 +139,16 @@ def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
 def conditions(
     guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]
 ) -> tuple[Dim, ...]:
-    """What `guards` say of several symbols of `limits` together, what they equate and what `sizes` requires: all as
-    sizes that are not negative.
+    """What `guards` say of several symbols of `limits` together, what they equate or tell apart, and what `sizes`
+    requires: all as sizes that are not negative.
 
     Left out is what always holds within `limits`, and what torch says of one symbol by a range.
     """
     found = list(sizes.required)
     for guard in guards:
-        if not isinstance(guard, sympy.Eq) and not (isinstance(guard, _ORDERS) and len(guard.free_symbols) > 1):
+        if not isinstance(guard, (*_ORDERS, sympy.Eq, sympy.Ne)):
+            continue
+        if isinstance(guard, _ORDERS) and len(guard.free_symbols) < 2:
             continue
         try:
             left, right = sizes.expression(guard.lhs), sizes.expression(guard.rhs)
@@ -109,6 +157,8 @@ def conditions(
         match guard:
             case sympy.Eq():
                 slacks = (left - right, right - left)
+            case sympy.Ne():
+                slacks = (dim_max(left - right, right - left) - 1,)
             case sympy.StrictLessThan():
                 slacks = (right - left - 1,)
             case sympy.StrictGreaterThan():

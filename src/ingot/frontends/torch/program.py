@@ -25,8 +25,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ingot import ops
 from ingot.frontends.torch.convert import Sizes, symbol_names
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import NAMES
-from ingot.frontends.torch.guards import conditions, progressions, solved
+from ingot.frontends.torch.export import DIFFER, NAMES
+from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     FIXED,
@@ -94,12 +94,8 @@ def _names(program: ExportedProgram) -> dict[str, str]:
 
 
 def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
-    """What torch assumed of the sizes, and what it would assert at run time."""
     environment = _environment(program)
-    if environment is None:
-        return []
-    asserted = [a.expr for asserts in environment.deferred_runtime_asserts.values() for a in asserts]
-    return [g.expr for g in environment.guards] + asserted
+    return [] if environment is None else [*assumed(environment), *program.graph_module.meta.get(DIFFER, ())]
 
 
 def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], *, final: bool) -> ImportedModel:
@@ -228,14 +224,16 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
 
     torch gives an automatic dim the range from 2, for it traces as if no size were 0 or 1; the graph holds for 1 too.
     """
-    out: list[tuple[str, int, int | None]] = []
+    out: dict[str, tuple[int, int | None]] = {}
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
         lowest, highest = _limits(span)
         if name in used:
             low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
-            out.append((name, max(1, low), None if highest is None else (highest - among.start) // among.step))
-    return tuple(sorted(out))
+            least, most = out.get(name, (1, None))  # symbols that are equal have one name
+            highs = [high for high in (most, highest and (highest - among.start) // among.step) if high is not None]
+            out[name] = max(least, low), min(highs, default=None)
+    return tuple((name, *span) for name, span in sorted(out.items()))
 
 
 def _limits(span: ValueRanges) -> tuple[int, int | None]:
