@@ -132,10 +132,16 @@ def _spread(x: Node, op: BroadcastInDim, shape: Shape, place: Mapping[int, int])
 
 
 def reshapes(node: Node, rows: Rows) -> bool:
-    """Whether `node` is a value of the box of `rows`, or one with a value for each row, in another shape."""
+    """Whether `node` is a value of the box of `rows`, or one with a value for each row (in which reduced dimensions may
+    stand as 1), in another shape."""
     if not isinstance(node.op, Reshape) or node.shape == node.inputs[0].shape:
         return False
-    return node.inputs[0].shape in (rows.shape, rows.kept_shape)
+    (x,) = node.inputs
+    return x.shape == rows.shape or _sized(x.shape) == _sized(rows.kept_shape)
+
+
+def _sized(shape: Shape) -> Shape:
+    return tuple(d for d in shape if d != 1)
 
 
 def box_inside(

@@ -137,6 +137,14 @@ def test_resize_sizes_through_float_arithmetic() -> None:
     assert types(graph) == ["f32[1,3,((h)//(2)),((w)//(2))]"]
 
 
+def test_resized_sizes_are_products_in_f32() -> None:
+    """20 * 0.7 is 14, as in ONNX Runtime, though 0.7 in f32 is less than 7 / 10."""
+    constants = {"scales": np.array([1, 1, 0.7, 1.3], np.float32)}
+    nodes = [node("Resize", ["x", "", "scales"], mode="linear")]
+    graph = import_onnx(model(nodes, [("x", F, [1, 3, 20, 30])], constants=constants))
+    assert types(graph) == ["f32[1,3,14,39]"]
+
+
 def test_a_table_sliced_by_a_size_bounds_it() -> None:
     nodes = [
         node("Shape", ["x"], ["s"], start=1, end=2),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of
@@ -16,9 +18,9 @@ from ingot.ir.node import Node
 
 
 def _scaled(size: DimLike, scale: Element) -> DimLike:
-    """floor(size * scale)."""
+    """floor(size * scale). Scales are f32, and so is the product: 20 * 0.7 is 14, where 0.7 as stored is less."""
     if isinstance(size, int) and isinstance(scale, float):
-        return math.floor(size * scale)
+        return math.floor(np.float32(size) * np.float32(scale))
     try:
         out = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
     except Unknown:
