@@ -182,13 +182,18 @@ def _split(x: Expr) -> tuple[Expr, Expr]:
     f = format_of(x)
     subnormal = below(x, f.tiny)
     up = f.fraction + 2
-    scaled = k.select(subnormal, scaled_by(x, 2.0**up), x)
-    bits = k.bitcast(scaled, f.bits)
+    n, fraction = _split_normal(k.select(subnormal, scaled_by(x, 2.0**up), x))
+    return k.sub(k.cast(n, x.dtype), k.select(subnormal, lit(float(up), x), lit(0.0, x))), fraction
+
+
+def _split_normal(x: Expr) -> tuple[Expr, Expr]:
+    """The same for normal x, n as an integer."""
+    f = format_of(x)
+    bits = k.bitcast(x, f.bits)
     root_half = 0x3F3504F3 if x.dtype == f32 else 0x3FE6A09E667F3BCD
     n = k.binary("ashr", k.sub(bits, bits_lit(root_half, x)), bits_lit(f.fraction, x))
     mantissa = k.bitcast(k.sub(bits, k.binary("shl", n, bits_lit(f.fraction, x))), x.dtype)
-    exponent = k.sub(k.cast(n, x.dtype), k.select(subnormal, lit(float(up), x), lit(0.0, x)))
-    return exponent, plus(mantissa, -1.0)
+    return n, plus(mantissa, -1.0)
 
 
 def _log_domain(x: Expr, value: Expr) -> Expr:
@@ -197,35 +202,40 @@ def _log_domain(x: Expr, value: Expr) -> Expr:
     return k.select(below(x, inf), k.select(above(x, 0.0), value, edge), x)
 
 
-def log(x: Expr) -> Expr:
-    """n ln2 + log(1 + f)."""
-    n, f = _split(x)
-    hi, lo = (lit(v, x) for v in format_of(x).ln2)
-    if x.dtype == f32:
+def _log_of_parts(n: Expr, f: Expr, little: Expr | None = None) -> Expr:
+    """n ln2 + log(1 + f) + little."""
+    hi, lo = (lit(v, f) for v in format_of(f).ln2)
+    low = k.mul(n, lo) if little is None else k.fma(n, lo, little)
+    if f.dtype == f32:
         z = k.mul(f, f)
-        rest = k.fma(k.mul(z, f), polynomial(f, c.LOG_F32), k.mul(n, lo))
-        value = k.fma(n, hi, k.add(f, k.fma(z, lit(-0.5, x), rest)))
-        return _log_domain(x, value)
+        rest = k.fma(k.mul(z, f), polynomial(f, c.LOG_F32), low)
+        return k.fma(n, hi, k.add(f, k.fma(z, lit(-0.5, f), rest)))
     s = quotient(f, plus(f, 2.0))
     z = k.mul(s, s)
     half = k.mul(scaled_by(f, 0.5), f)
     rest = k.mul(scaled_by(z, 2.0), polynomial(z, c.LOG_F64))
-    inner = k.fma(s, k.add(half, rest), k.mul(n, lo))
-    value = k.fma(n, hi, k.sub(f, k.sub(half, inner)))
-    return _log_domain(x, value)
+    inner = k.fma(s, k.add(half, rest), low)
+    return k.fma(n, hi, k.sub(f, k.sub(half, inner)))
+
+
+def log(x: Expr) -> Expr:
+    return _log_domain(x, _log_of_parts(*_split(x)))
 
 
 def log1p(x: Expr) -> Expr:
-    """log(u) + e / u, where 1 + x = u + e exactly."""
-    if x.dtype == f32:
-        wide = log1p(k.cast(x, f64))
-        return k.select(below(absolute(x), 2.0**-26), x, k.cast(wide, f32))
+    """1 + x = u + e = 2^n (1 + f + d), where u has rounded: log(u) + d / (1 + f), the quotient by its first terms. Near 0
+    that is f + d = x."""
+    f = format_of(x)
     u = plus(x, 1.0)
-    b = plus(u, -1.0)
-    e = k.add(k.sub(x, b), k.sub(lit(1.0, x), k.sub(u, b)))
-    inside = k.binary("and", above(u, 0.0), below(u, inf))
-    value = k.add(log(u), k.select(inside, quotient(e, u), lit(0.0, x)))
-    return k.select(below(absolute(x), 2.0**-55), x, value)
+    e = k.sub(x, plus(u, -1.0))
+    n, fraction = _split_normal(u)
+    # 2^-n; so large an n that it has no such power has no e that counts
+    down = k.binary("min", n, k.lit(f.bias - 1, n.dtype))
+    unit = k.bitcast(k.binary("shl", k.sub(bits_lit(f.bias, x), down), bits_lit(f.fraction, x)), x.dtype)
+    d = k.mul(e, unit)
+    little = k.fma(d, k.fma(fraction, fraction, negated(fraction)), d)
+    value = _log_of_parts(k.cast(n, x.dtype), fraction, little)
+    return with_sign(_log_domain(u, value), x)
 
 
 def asinh(x: Expr) -> Expr:
