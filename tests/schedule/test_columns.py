@@ -48,7 +48,7 @@ def test_columns(tree: str, memory: bool, machine) -> None:
     machine = replace(machine, l3=64) if memory else machine
     for shape, dim in (
         ((9, 256), 0), ((5, 1024), 0), ((3, 7, 112), 1), ((2, 5, 100), 1), ((4, 209), 0), ((6, 1), 0), ((3, 0), 0),
-        ((1, 40), 0), ((3, 2, 5, 48), 1),
+        ((1, 40), 0), ((3, 2, 5, 48), 1), ((5, 170), 0), ((3, 1930), 0), ((2, 3, 1936), 1),
     ):  # fmt: skip
         x = values(*shape)
         (a,) = ins = inputs_like([x])

@@ -49,8 +49,11 @@ class RowLoops(RowPasses):
     def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, machine: Machine):
         self.ins, self.outs, self.operands = ins, outs, Operands.of(body)
         super().__init__(body, self.operands.emitter(body, ins), rows, machine, caches=True)
-        size = estimate(rows.shape[rows.axis])
-        self.across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(-(-size // self.lanes))
+        extent = rows.shape[rows.axis]
+        several = -(-estimate(extent) // self.lanes)
+        self.across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(several)
+        # the vectors of the last turn, where those of the others do not go into the extent
+        self.last = several % self.across if isinstance(extent, int) else 0
         self.columns = 1 if rows.horizontal else self.lanes * self.across
         self.stream = leaves_caches(body, machine)
 
@@ -63,7 +66,9 @@ class RowLoops(RowPasses):
         if not self.reads_only(self.found) or any(map(self._is_full, self.body.outputs)):
             outer = product(self.rows.shape[d] for d in self.rows.kept if d != self.rows.axis)
             most = min(most, max(2, estimate(outer) * several // (4 * self.machine.threads)))
-        return max(n for n in range(1, most + 1) if several % n == 0)
+        even = max(n for n in range(1, most + 1) if several % n == 0)
+        # a last turn with fewer vectors is code of its own
+        return even if 2 * even > most else most
 
     def lower(self) -> Lowered:
         rows, chunk = self.rows, k.var("chunk")
@@ -78,10 +83,19 @@ class RowLoops(RowPasses):
         if width is not None:
             run = -(-run // self.lanes) * self.lanes
 
-        def one(block: Block, at: Expr) -> None:
-            self.visits, far = self._visits(block, at), self._ahead()
-            self.next = self._visits(block, k.add(at, integer(far))) if far else ()
+        def visit(block: Block, at: Expr, across: int) -> None:
+            # values that are bound in one branch are none of another's
+            self.em, self.scratch = self.operands.emitter(self.body, self.ins), 0
+            self.visits, far = self._visits(block, at, across), self._ahead()
+            self.next = self._visits(block, k.add(at, integer(far)), across) if far else ()
             self._row(block)
+
+        def one(block: Block, at: Expr) -> None:
+            if not self.last:
+                return visit(block, at, self.across)
+            number = k.binary("rem", at, dim_expr(blocks))
+            whole = k.binary("lt", number, dim_expr(blocks - 1))
+            return block.when(whole, lambda b: visit(b, at, self.across), lambda b: visit(b, at, self.last))
 
         if run == 1:
             one(top, chunk)
@@ -103,8 +117,8 @@ class RowLoops(RowPasses):
         """Turns along the dimension of the vectors."""
         return 1 if self.rows.horizontal else ceildiv(self.rows.shape[self.rows.axis], self.columns)
 
-    def _visits(self, block: Block, turn: Expr) -> tuple[Visit, ...]:
-        """The row of a turn, or its vectors of rows side by side."""
+    def _visits(self, block: Block, turn: Expr, across: int) -> tuple[Visit, ...]:
+        """The row of a turn, or its vectors of rows side by side: `across` of them."""
         rows, lanes, number = self.rows, self.lanes, ZERO
         if not rows.horizontal:
             blocks = dim_expr(self._blocks())
@@ -116,12 +130,13 @@ class RowLoops(RowPasses):
         if rows.horizontal:
             return (Visit(tuple(index[d] for d in rows.kept)),)
         extent, found = rows.shape[rows.axis], list[Visit]()
-        for i in range(self.across):
+        for i in range(across):
             low = block.let(ix.add(k.mul(number, integer(self.columns)), integer(lanes * i)), "lo")
             block.multiples[getattr(low, "name", "")] = lanes
             at, mask = k.ramp(low, lanes), None
-            # where the extent is known, the vectors of all turns are as many as there are
-            if not isinstance(extent, int) or (extent % lanes and i == self.across - 1):
+            # where the extent is known, the vectors of all turns are as many as there are, and the last may be cut off
+            ends = i == across - 1 and (across == self.last or not self.last)
+            if not isinstance(extent, int) or (extent % lanes and ends):
                 mask = block.let(k.binary("lt", at, dim_expr(extent)), "live")
             found.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept), mask))
         return tuple(found)

@@ -155,7 +155,7 @@ class RowPasses:
         if horizontal and lanes > 1:
             unroll = UNROLL if self.reads_only(level) else UNROLL // 2
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
-        folds = [Fold.of(n, block, lanes, unroll if horizontal else self.across) for n in level]
+        folds = [Fold.of(n, block, lanes, unroll if horizontal else len(self.visits)) for n in level]
         keep = [n for n in level if self.caches and self._worth_caching(n)]
         for n in keep:
             self._alloc_cache(block, n.inputs[0])

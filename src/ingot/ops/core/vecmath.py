@@ -223,8 +223,8 @@ def log(x: Expr) -> Expr:
 
 
 def log1p(x: Expr) -> Expr:
-    """1 + x = u + e = 2^n (1 + f + d), where u has rounded: log(u) + d / (1 + f), the quotient by its first terms. Near 0
-    that is f + d = x."""
+    """1 + x = u + e = 2^n (1 + f + d), where u has rounded: log(u) + d / (1 + f), the quotient by its first terms; near
+    0 that is f + d = x."""
     f = format_of(x)
     u = plus(x, 1.0)
     e = k.sub(x, plus(u, -1.0))
