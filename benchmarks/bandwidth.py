@@ -454,6 +454,10 @@ def shapes(nbytes: int) -> Iterator[Case]:
         yield case(f"softmax {cols}", (odd,), Softmax(axis=1))
         yield case(f"layer_norm {cols}", (odd,), LayerNorm((1,)))
         yield case(f"transpose {cols}", (odd,), lambda a: op.transpose(a, (1, 0)))
+    for cols in (8, 10, 33, 49, 77, 197):
+        odd = filled(count // cols, cols)
+        yield case(f"softmax {cols}", (odd,), Softmax(axis=1))
+        yield case(f"layer_norm {cols}", (odd,), LayerNorm((1,)))
     yield case("mean of pixels, NCHW", (maps,), lambda a: op.mean(a, (2, 3)))
     yield case("mean of channels, NCHW", (maps,), lambda a: op.mean(a, 1))
     yield case("L2 norm last", (x,), lambda a: ops.Sqrt()(op.reduce_sum(op.mul(a, a), 1)))

@@ -11,18 +11,20 @@ and several of them, side by side, are visited together.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Expr, Kernel, integer
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
 from ingot.ops import ArgReduce
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Index, reshape_index, store_at
-from ingot.schedule.fold import accumulator
+from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
+from ingot.schedule.fold import Fold, accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
@@ -36,6 +38,7 @@ from ingot.schedule.pointwise import (
     leaves_caches,
     symbol_params,
 )
+from ingot.schedule.row_columns import dense_rows, in_columns, read_columns
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows
 from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
@@ -79,8 +82,8 @@ class RowLoops(RowPasses):
         if isinstance(count, int) and isinstance(blocks, int):
             run = max(1, min(run, count * blocks // (4 * self.machine.threads)))
         total = count * blocks
-        width = width_of(self.body, rows.shape, rows.reduced, self.lanes, self.machine) if rows.horizontal else None
-        if width is not None:
+        together = self._together() if rows.horizontal else None
+        if together is not None:
             run = -(-run // self.lanes) * self.lanes
 
         def visit(block: Block, at: Expr, across: int) -> None:
@@ -102,10 +105,10 @@ class RowLoops(RowPasses):
         else:
             first = top.let(k.mul(chunk, integer(run)), "first")
             last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(total)), "last")
-            if width is not None:
+            if together is not None:
                 span = k.mul(k.binary("div", k.sub(last, first), integer(self.lanes)), integer(self.lanes))
                 begin, first = first, top.let(k.add(first, span), "rest")
-                top.loop("r", begin, first, self.lanes, lambda b, at: self._rows_together(b, at, width))
+                top.loop("r", begin, first, self.lanes, together)
             top.loop("r", first, last, 1, one)
         shapes = (d for n in self.body.inputs for d in n.shape)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
@@ -141,8 +144,56 @@ class RowLoops(RowPasses):
             found.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept), mask))
         return tuple(found)
 
-    def _rows_together(self, block: Block, first: Expr, width: int) -> None:
-        """As many short rows as a vector has lanes, from `first` on."""
+    def _together(self) -> Callable[[Block, Expr], None] | None:
+        """A way to do as many short rows at once as a vector has lanes, from a given one on."""
+        body, rows, lanes = self.body, self.rows, self.lanes
+        width = width_of(body, rows.shape, rows.reduced, lanes, self.machine)
+        if width is not None:
+            return lambda b, at: self._rows_folded(b, at, width)
+        size = in_columns(body, self.ins, self.outs, rows.shape, rows.reduced, lanes)
+        return None if size is None else lambda b, at: self._rows_in_columns(b, at, size)
+
+    def _rows_in_columns(self, block: Block, first: Expr, size: int) -> None:
+        """Each element of the rows in a vector of its own."""
+        rows, lanes = self.rows, self.lanes
+        self.em = self.operands.emitter(self.body, self.ins)
+        self.visits = (Visit(ix.split(k.ramp(first, lanes), rows.kept_shape)),)
+        at = block.let(k.mul(first, integer(size)), "at")
+        for n, buffer in zip(self.body.inputs, self.operands.ins, strict=True):
+            if n.shape == rows.shape:
+
+                def load(place: int, buffer: Buffer = buffer) -> Expr:
+                    return load_at(block, buffer, k.ramp(k.add(at, integer(place)), lanes))
+
+                columns = read_columns(block, load, size, lanes)
+                self.em.bind(n, Leaf(partial(self._column, columns), home=block))
+
+        def everywhere(node: Node) -> list[Expr]:
+            (row,) = (visit.row for visit in self.visits)
+            places = (tuple(integer(j) if rows.shape[d] != 1 else ZERO for d in rows.reduced) for j in range(size))
+            return [k.splat(self.em.value(block, node, self.full_index(place, row)), lanes) for place in places]
+
+        for level in self.levels():
+            for n in level:
+                fold = Fold.of(n, block, lanes, 1)
+                for j, value in enumerate(everywhere(n.inputs[0])):
+                    fold.add(block, value, integer(j), None, 0)
+                self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(fold.apart(block)[0], n.dtype), "red")]))
+        for i, root in enumerate(self.body.outputs):
+            if root.shape != rows.shape:
+                self._store_row(block, i, root)
+                continue
+            for place, vector in enumerate(dense_rows(block, everywhere(root))):
+                flat = k.ramp(k.add(at, integer(place * lanes)), lanes)
+                store_at(block, self.operands.outs[i], flat, vector, stream=self.stream)
+
+    def _column(self, columns: Sequence[Expr], block: Block, index: Index, mask: Expr | None) -> Expr:
+        place = index[self.rows.axis]
+        assert isinstance(place, Lit)
+        return columns[int(place.value)]
+
+    def _rows_folded(self, block: Block, first: Expr, width: int) -> None:
+        """Reductions alone, a vector for each row or several."""
         rows, lanes = self.rows, self.lanes
         (axis,) = (d for d in rows.reduced if rows.shape[d] != 1)
         size = estimate(rows.shape[axis])
