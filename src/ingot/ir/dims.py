@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
+from typing import SupportsIndex
 
 Monomial = tuple["Atom", ...]
 
@@ -156,8 +157,8 @@ def as_dim(d: object) -> int | Dim:
     """`d` as a dimension: an int (numpy integers included) or a Dim. Raises TypeError otherwise."""
     if isinstance(d, Dim):
         return d
-    if isinstance(d, int) or hasattr(d, "__index__"):
-        return int(d)  # type: ignore[call-overload]
+    if isinstance(d, int | SupportsIndex):
+        return int(d)
     raise TypeError(f"a dimension is an int or a Dim, got {d!r}")
 
 

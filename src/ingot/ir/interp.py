@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, Symbol, bounds, divides, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, Symbol, divides, negative, substitute, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import InputError, VerifyError
@@ -167,7 +167,7 @@ def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, i
         waiting = rest
     _in_bounds(graph, values, source)
     for condition in graph.conditions:
-        if (value := substitute(condition, values)) < 0:  # type: ignore[operator]
+        if negative(value := substitute(condition, values)):
             raise InputError(f"sizes {values}", expected=f"{condition} >= 0", got=value)
     return values
 
@@ -198,8 +198,3 @@ def _in_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str
         if value < (lo or 0) or (hi is not None and value > hi):
             span = f"{name} in [{lo}, {hi if hi is not None else 'inf'}]"
             raise InputError(source[name], expected=span, got=value, fix="declare wider bounds when compiling")
-
-
-def symbol_bounds(graph: Graph, dim: DimLike) -> tuple[int | None, int | None]:
-    """Bounds of `dim` under the graph's bounds of its symbols."""
-    return bounds(dim, {name: (lo, hi) for name, lo, hi in graph.bounds})

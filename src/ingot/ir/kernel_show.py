@@ -42,13 +42,6 @@ def show_expr(e: k.Expr) -> str:
     return _Texts({}).of(e)
 
 
-def show_stmt(s: k.Stmt) -> str:
-    """`s` with what is inside it."""
-    lines: list[str] = []
-    _stmt(s, "", lines)
-    return "\n".join(lines)
-
-
 def _kind(dtype: object, lanes: int) -> str:
     return str(dtype) if lanes == 1 else f"{dtype}x{lanes}"
 

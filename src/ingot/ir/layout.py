@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ingot.ir.dims import DimLike, divides, product
+from ingot.ir.dims import DimLike, divides
 from ingot.ir.types import Shape
 
 
@@ -110,7 +110,3 @@ def reshape_groups(old: Shape, new: Shape) -> list[Group] | None:
                 return None
         groups.append((tuple(range(i0, i)), tuple(range(j0, j))))
     return groups
-
-
-def same_size(a: Shape, b: Shape) -> bool:
-    return product(a) == product(b)

@@ -157,8 +157,8 @@ def _element(x: np.generic) -> str:
     if kind.name == "bool":
         return "true" if x else "false"
     if kind.is_integer:
-        return str(int(x))  # type: ignore[call-overload]
-    number = float(x)  # type: ignore[arg-type]
+        return str(int(x))
+    number = float(x)
     if math.isnan(number):
         bits = int.from_bytes(x.tobytes(), "little")
         return f"nan(0x{bits:x})"

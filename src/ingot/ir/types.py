@@ -145,4 +145,4 @@ def static_shape(shape: Shape) -> tuple[int, ...]:
     """`shape` as plain ints. Raises ValueError where a dimension is symbolic."""
     if any(isinstance(d, Dim) for d in shape):
         raise ValueError(f"expected a static shape, got [{','.join(map(str, shape))}]")
-    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+    return tuple(int(d) for d in shape)

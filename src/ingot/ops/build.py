@@ -197,10 +197,10 @@ def where(pred: Node, a: Operand, b: Operand, loc: str = "") -> Node:
 
 def clip(x: Node, low: Operand | None = None, high: Operand | None = None, loc: str = "") -> Node:
     """min(max(x, low), high); a missing bound does not limit."""
-    if low is None and high is None:
-        return x
-    if low is None or high is None:
-        return minimum(x, high, loc) if high is not None else maximum(x, low, loc)  # type: ignore[arg-type]
+    if low is None:
+        return x if high is None else minimum(x, high, loc)
+    if high is None:
+        return maximum(x, low, loc)
     value, lo, hi = promote(x, low, high, loc=loc)
     return Clamp()(lo, value, hi, loc=loc)
 

@@ -20,8 +20,8 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike, bounds, dim_max, dim_min, product
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Node
-from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
+from ingot.ir.node import Const, Node
+from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import DType, Shape, boolean, i64
 from ingot.passes.constants import splat_of
 
@@ -65,11 +65,6 @@ def at_least(a: DimLike | None, b: DimLike | None) -> bool:
         return False
     low = bounds(a - b)[0]
     return low is not None and low >= 0
-
-
-def fold_positions(graph: Graph) -> Graph:
-    """See module."""
-    return rewrite(graph, Positions().rules())
 
 
 class Positions:

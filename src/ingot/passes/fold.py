@@ -61,8 +61,7 @@ class _Folder:
             return False
         if isinstance(n.op, ops.BroadcastInDim) and n.type.size != n.inputs[0].type.size:
             return size <= TINY
-        sources = _sources(n)
-        read = sum(c.op.array.nbytes for c in sources)  # type: ignore[attr-defined]
+        read = sum(c.op.array.nbytes for c in _sources(n) if isinstance(c.op, Const))
         wider = isinstance(n.op, ops.Convert)
         table = TABLE if isinstance(n.op, ops.Gather) else SMALL
         return size <= max(table, read * (2 if wider else 1))

@@ -165,7 +165,7 @@ def channel_vector(n: Node, axis: int, channels: int) -> np.ndarray | None:
     """The f64 values by channel of a constant that varies along `axis` of its shape only; None for any other node."""
     splat = splat_of(n)
     if splat is not None:
-        return np.full(channels, float(splat))  # type: ignore[arg-type]
+        return np.full(channels, float(splat))
     shape = n.shape
     if not isinstance(n.op, ops.BroadcastInDim):
         return _along(n, axis, channels) if len(shape) > axis else None

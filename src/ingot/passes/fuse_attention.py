@@ -169,8 +169,8 @@ def _unscale(n: Node) -> tuple[Node, float]:
                     break
             else:
                 return n, scale
-        elif isinstance(n.op, ops.Div) and splat_of(n.inputs[1]) is not None:
-            n, scale = n.inputs[0], scale / float(splat_of(n.inputs[1]))  # type: ignore[arg-type]
+        elif isinstance(n.op, ops.Div) and (value := splat_of(n.inputs[1])) is not None:
+            n, scale = n.inputs[0], scale / float(value)
         else:
             return n, scale
 

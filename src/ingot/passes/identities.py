@@ -92,10 +92,6 @@ class Identity:
             raise ValueError(f"identity {self.text!r}: {', '.join(sorted(unbound))} stands on the right only")
         return first, second
 
-    def holds_for(self, dtype: DType) -> bool:
-        """Whether `dtype` satisfies the guard and has all of the literals."""
-        return dtype.kind in WHEN[self.when] and all(v.value(dtype) is not None for v in literals(self.sides[0]))
-
     def rule(self) -> Rule:
         left, right = self.sides
         kinds = WHEN[self.when]

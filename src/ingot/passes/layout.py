@@ -59,10 +59,6 @@ def transpose(x: Node, permutation: Perm) -> Node:
     return ops.Transpose(permutation)(x, loc=x.loc)
 
 
-def channels_last(rank: int) -> Perm:
-    return (0, *range(2, rank), 1)
-
-
 def assign_layouts(graph: Graph) -> Graph:
     """Put convolutions and all that follows them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):

@@ -227,13 +227,11 @@ def _dynamic_slice(n: Node) -> Node | None:
     """dynamic_slice at constant starts -> slice"""
     op, (x, *starts) = n.op, n.inputs
     assert isinstance(op, ops.DynamicSlice)
-    sizes = (*x.shape, *op.sizes)
-    if not all(isinstance(s.op, Const) for s in starts) or not all(isinstance(d, int) for d in sizes):
-        return None
-    low = [
-        min(max(int(s.op.value), 0), int(size) - int(window))  # type: ignore[attr-defined, arg-type]
-        for s, size, window in zip(starts, x.shape, op.sizes, strict=True)
-    ]
+    low: list[int] = []
+    for s, size, window in zip(starts, x.shape, op.sizes, strict=True):
+        if not (isinstance(s.op, Const) and isinstance(size, int) and isinstance(window, int)):
+            return None
+        low.append(min(max(int(s.op.value), 0), size - window))
     limit = tuple(a + w for a, w in zip(low, op.sizes, strict=True))
     return ops.Slice(tuple(low), limit, (1,) * len(low))(x)
 
@@ -300,14 +298,12 @@ def _reduce(n: Node) -> Node | None:
 
 def _lift_broadcast(n: Node) -> Node | None:
     """f(broadcast(a), broadcast(b)) -> broadcast(f(a, b)); a filled operand joins as a scalar"""
-    views = [(i.op, i.inputs[0]) for i in n.inputs]
-    op, like = next(((o, s) for o, s in views if o.dims), views[0])  # type: ignore[union-attr]
-    assert isinstance(op, ops.BroadcastInDim)
+    views = [(i.op, i.inputs[0]) for i in n.inputs if isinstance(i.op, ops.BroadcastInDim)]
+    op, like = next(((o, s) for o, s in views if o.dims), views[0])
     if product(like.shape) == product(op.shape):
         return None
     sources: list[Node] = []
     for o, source in views:
-        assert isinstance(o, ops.BroadcastInDim)
         if o.dims == op.dims and source.shape == like.shape:
             sources.append(source)
         elif not o.dims:
@@ -325,7 +321,7 @@ def _divide(n: Node) -> Node | None:
     c = splat_of(y)
     if c is None:
         return None
-    value = float(c)  # type: ignore[arg-type]
+    value = float(c)
     if not np.isfinite(value) or abs(np.frexp(value)[0]) != 0.5 or not -14 <= np.log2(abs(value)) <= 14:
         return None
     return ops.mul(x, 1 / value)

@@ -105,7 +105,7 @@ def _is_less_apart(n: Node, counts: list[DimLike], padding: list[tuple[int, int]
     quick = len(phases) == 2 and all(p.window in (3, 5) for p in phases) and phases[0].window == phases[1].window
     if quick and estimate(product((n.shape[0], *counts))) >= _POSITIONS:
         common //= _QUICK
-    each = int(n.inputs[1].shape[1]) * (common - apart) / prod(p.stride for p in phases)  # type: ignore[arg-type]
+    each = int(n.inputs[1].shape[1]) * (common - apart) / prod(p.stride for p in phases)
     return each > _PASS
 
 
@@ -153,7 +153,7 @@ def _weights(w: np.ndarray, phases: list[_Phases], groups: int) -> np.ndarray:
 def _shuffled(y: Node, n: Node, counts: list[DimLike], phases: list[_Phases], groups: int) -> Node:
     """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., groups, O/g]."""
     rank = len(phases)
-    per_group = int(n.shape[1]) // groups  # type: ignore[arg-type]
+    per_group = int(n.shape[1]) // groups
     wide = ops.Reshape((y.shape[0], *counts, groups, *(p.stride for p in phases), per_group))(y)
     space = [d for i in range(rank) for d in (1 + i, 2 + rank + i)]
     return ops.Transpose((0, *space, 1 + rank, 2 + 2 * rank))(wide)

@@ -225,7 +225,7 @@ class CompiledModel:
 
 def _after_fork() -> None:
     for model in list(_models):
-        model._pool = None  # pyright: ignore[reportPrivateUsage]
+        model._pool = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.types import boolean
 from ingot.ops.core import vecmath
@@ -116,12 +116,12 @@ class Decode:
         top.loop("j", begin, end, BLOCK, block)
         if not self.split:
             self._each_row(top, self._write)
-            return low.kernel("attention_decode", chunk, _product(counts), top, self.scratch.nbytes)
+            return low.kernel("attention_decode", chunk, product(counts), top, self.scratch.nbytes)
         low.extra.append((self.part, Arg("temp", len(low.temps))))
         total = low.batch * low.heads * self.queries * self.splits
         low.temps.append(total * self.record * self.dtype.nbytes)
         self._each_row(top, lambda b, r: self._save(b, r, part))
-        partial = low.kernel("attention_split", chunk, _product(counts), top, self.scratch.nbytes)
+        partial = low.kernel("attention_split", chunk, product(counts), top, self.scratch.nbytes)
         return Lowered((*partial.steps, self._combine()), partial.temps)
 
     # --- rows
@@ -393,13 +393,6 @@ class Decode:
         kernel = Kernel("attention_combine", (*low.operands.params, part), dims, chunk, chunks, top.body)
         temp = next(arg for buffer, arg in low.extra if buffer is self.part)
         return Step(kernel, (*low.operands.args, temp))
-
-
-def _product(counts: tuple[DimLike, ...]) -> DimLike:
-    total: DimLike = 1
-    for n in counts:
-        total = total * n
-    return total
 
 
 __all__ = ["Decode"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, Dim, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
@@ -225,11 +225,7 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
     return (flat, *reversed(out)) if extents else ()
 
 
-def is_symbolic(d: DimLike) -> bool:
-    return isinstance(d, Dim)
-
-
 __all__ = [
-    "ZERO", "add", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "is_symbolic", "lane_step",
+    "ZERO", "add", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "lane_step",
     "linear", "mul", "multiple_of", "rem", "split", "sub",
 ]  # fmt: skip

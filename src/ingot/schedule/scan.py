@@ -113,7 +113,7 @@ class _Scan:
         return Cell(d, row, states, valid, nodes, tuple(stages))
 
     def _stage(self, node: Node, first: int, before: list[Stage]) -> Stage:
-        gates = int(node.shape[1]) // self.hidden  # type: ignore[arg-type]
+        gates = int(node.shape[1]) // self.hidden
         lanes = self.lanes
         most = -(-self.hidden // lanes)
         vectors = max(1, min(BLOCK // gates, most))

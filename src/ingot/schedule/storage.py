@@ -193,12 +193,6 @@ def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
     return parts
 
 
-def copy_group(value: Node) -> Node:
-    """A group that copies `value`."""
-    p = Input("p0", value.type)()
-    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
-
-
 def _with_copy(graph: Graph, storage: Node, operand: Node) -> Graph:
     """The graph with `storage` reading one operand through a copy."""
     first = storage.inputs.index(operand)

@@ -206,9 +206,9 @@ class _Winograd:
     def _pack(self) -> Pack:
         t, p, s, lay = self.t, self.plan, self.shape, self.w_layout
         order = tuple(self.op.rhs_layout.index(letter) for letter in (*self.op.spatial, "I", "O"))
-        shape = tuple(int(lay.shape[d]) for d in order)  # type: ignore[arg-type]
-        strides = tuple(int(lay.strides[d]) for d in order)  # type: ignore[arg-type]
-        offset = int(lay.offset)  # type: ignore[arg-type]
+        shape = tuple(int(lay.shape[d]) for d in order)
+        strides = tuple(int(lay.strides[d]) for d in order)
+        offset = int(lay.offset)
         widths = panel_widths(p.columns, self.gemm)
         window = (s.taps, s.r, s.r, s.ci, s.groups, s.co)
 

@@ -265,7 +265,7 @@ class Call:
 
     def float_list(self, name: str) -> tuple[float, ...] | None:
         found = self._attribute(name)
-        return tuple(float(v) for v in found) if isinstance(found, tuple) else None  # type: ignore[arg-type]
+        return tuple(float(v) for v in found) if isinstance(found, tuple) else None
 
     def graph(self, name: str) -> onnx.GraphProto:
         return self._typed(name, None, onnx.GraphProto)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -113,8 +114,8 @@ def _simplest(num: DimLike, den: DimLike) -> Element:
     return Ratio(num, den)
 
 
-def _plain(*values: Element) -> bool:
-    return not any(isinstance(v, Dim | Ratio) for v in values)
+def _plain(v: Element) -> TypeGuard[float]:
+    return not isinstance(v, Dim | Ratio)
 
 
 def sign_of(d: Element) -> int:
@@ -138,8 +139,8 @@ def _nonnegative(d: DimLike) -> bool:
 
 
 def _add(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a, b):
-        return a + b  # type: ignore[operator]
+    if _plain(a) and _plain(b):
+        return a + b
     if not floats:
         return _integer(a) + _integer(b)
     x, y = _ratio(a), _ratio(b)
@@ -151,8 +152,8 @@ def _sub(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _mul(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a, b):
-        return a * b  # type: ignore[operator]
+    if _plain(a) and _plain(b):
+        return a * b
     if not floats:
         return _integer(a) * _integer(b)
     x, y = _ratio(a), _ratio(b)
@@ -170,10 +171,10 @@ def _div(floats: bool, a: Element, b: Element) -> Element:
         if sign_of(y) <= 0 or not _nonnegative(x):
             raise Unknown
         return floordiv(x, y)
-    if _plain(a, b):
+    if _plain(a) and _plain(b):
         if b == 0:
             raise Unknown
-        return a / b  # type: ignore[operator]
+        return a / b
     x, y = _ratio(a), _ratio(b)
     if sign_of(y.num if isinstance(y.num, Dim) else float(y.num)) <= 0:
         raise Unknown
@@ -194,26 +195,26 @@ def _mod(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _max(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a, b):
-        return max(a, b)  # type: ignore[type-var]
+    if _plain(a) and _plain(b):
+        return max(a, b)
     if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
         return a if sign_of(_sub(True, a, b)) >= 0 else b
     return dim_max(_integer(a), _integer(b))
 
 
 def _min(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a, b):
-        return min(a, b)  # type: ignore[type-var]
+    if _plain(a) and _plain(b):
+        return min(a, b)
     if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
         return b if sign_of(_sub(True, a, b)) >= 0 else a
     return dim_min(_integer(a), _integer(b))
 
 
 def _pow(floats: bool, a: Element, b: Element) -> Element:
-    if not _plain(a, b) or (not floats and b < 0):  # type: ignore[operator]
+    if not (_plain(a) and _plain(b)) or (not floats and b < 0):
         raise Unknown
     try:
-        out = a**b  # type: ignore[operator]
+        out = a**b
     except (ZeroDivisionError, OverflowError):
         raise Unknown from None
     if isinstance(out, complex):
@@ -235,14 +236,14 @@ ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
 
 def equal(a: Element, b: Element) -> bool:
     """Whether a == b for all values of the symbols. Raises Unknown where it differs."""
-    if _plain(a, b) or a == b:
+    if (_plain(a) and _plain(b)) or a == b:
         return bool(a == b)
     return sign_of(_sub(True, a, b)) == 0
 
 
 def _less(a: Element, b: Element) -> bool:
-    if _plain(a, b):
-        return bool(a < b)  # type: ignore[operator]
+    if _plain(a) and _plain(b):
+        return bool(a < b)
     if a == b:
         return False
     difference = _sub(isinstance(a, float | Ratio) or isinstance(b, float | Ratio), b, a)
@@ -279,7 +280,7 @@ def _number(fn: Callable[[float], float]) -> Callable[[Element], Element]:
         if not _plain(v):
             raise Unknown
         try:
-            return fn(v)  # type: ignore[arg-type]
+            return fn(v)
         except (ValueError, ZeroDivisionError, OverflowError):
             raise Unknown from None
 
@@ -359,13 +360,13 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
 def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
     """Range with plain numbers. Raises Unknown otherwise."""
-    if not _plain(start, limit, delta) or delta == 0:
+    if not (_plain(start) and _plain(limit) and _plain(delta)) or delta == 0:
         raise Unknown
-    count = max(0, math.ceil((limit - start) / delta))  # type: ignore[operator]
+    count = max(0, math.ceil((limit - start) / delta))
     if count > LIMIT:
         raise Unknown
     items = np.empty(count, object)
-    items[:] = [start + i * delta for i in range(count)]  # type: ignore[operator]
+    items[:] = [start + i * delta for i in range(count)]
     return Sym(dtype, rounded(dtype, items))
 
 

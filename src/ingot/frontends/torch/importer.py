@@ -143,12 +143,14 @@ class Importer:
 
     def _item(self, node: fx.Node, env: _Env) -> object:
         source, index = node.args
-        values = env[source]  # type: ignore[index]
+        assert isinstance(source, fx.Node) and isinstance(index, int)
+        values = env[source]
         if isinstance(values, _Missing):
             return _MISSING
-        item = values[index]  # type: ignore[index]
+        assert isinstance(values, Sequence)
+        item = values[index]
         if item is None and isinstance(node.meta.get("val"), torch.Tensor) and node.users:
-            return self._refuse(node, str(source.target), f"its result {index} is read")  # type: ignore[union-attr]
+            return self._refuse(node, str(source.target), f"its result {index} is read")
         return item
 
     def _refuse(self, node: fx.Node, name: str, reason: str = "") -> _Missing:

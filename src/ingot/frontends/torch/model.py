@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,12 +177,6 @@ def output_names(spec: pytree.TreeSpec, count: int) -> list[str]:
         name = "_".join(parts)
         names.append(name if name and not name[0].isdigit() else f"output_{name}" if name else f"output_{i}")
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
-
-
-def parameter_names(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that may be given by position."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(n for n, p in inspect.signature(forward).parameters.items() if p.kind in kinds)
 
 
 def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import sympy
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -84,8 +85,8 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> Exported
 def _environment(program: ExportedProgram) -> ShapeEnv | None:
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
-            return value.fake_mode.shape_env  # type: ignore[attr-defined]
+        if isinstance(value, FakeTensor):
+            return value.fake_mode.shape_env
     return None
 
 
@@ -112,7 +113,7 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
             values.append(value)
             if leaf.kind != FIXED:
                 inputs.append(_carrier(leaf, value))
-                values[-1] = Number(value) if leaf.kind == NUMBER else value  # type: ignore[arg-type]
+                values[-1] = Number(value) if leaf.kind == NUMBER and isinstance(value, Node) else value
         else:
             values.append(_held(program, spec))
     outputs = importer.run(program.graph_module, values)

@@ -69,7 +69,7 @@ class Conv(Op):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
             fits = size + low + high - span
             self.expect(not isinstance(fits, int) or fits >= 0, f"spatial axis {i}: kernel {w} exceeds the padded {x}")
-        return self._core().infer(x, w)  # type: ignore[return-value]
+        return self._core().infer(x, w)
 
     def _core(self) -> Convolution:
         data, kernel = layouts(len(self.strides))

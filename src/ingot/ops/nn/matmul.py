@@ -97,7 +97,7 @@ class MatMul(Op):
         for a, b in shapes:
             yield cls(), _data(a, b)
         for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64):
-            yield cls(), _data((2, 3, 5), (2, 5, 4), dtype=dtype)  # type: ignore[arg-type]
+            yield cls(), _data((2, 3, 5), (2, 5, 4), dtype=dtype)
 
 
 _ELLIPSIS = "."
@@ -177,7 +177,7 @@ class Einsum(Op):
         order = {c: i for i, c in enumerate(sizes)}
         parts: list[object] = []
         for labels, x in zip(equation.operands, inputs, strict=True):
-            x = np.broadcast_to(t.exact(x), tuple(int(sizes[c]) for c in labels))  # type: ignore[arg-type]
+            x = np.broadcast_to(t.exact(x), tuple(int(sizes[c]) for c in labels))
             parts += [x, [order[c] for c in labels]]
         out = np.einsum(*parts, [order[c] for c in equation.result])  # type: ignore[call-overload]
         return finish(np.asarray(out), dtype_of(inputs[0]))

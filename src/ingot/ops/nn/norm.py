@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ingot.ir.dims import mod
 from ingot.ir.node import Node, Op
@@ -59,9 +60,9 @@ def _column(p: np.ndarray, rank: int) -> np.ndarray:
     return t.exact(p).reshape(-1, *(1,) * (rank - 2))
 
 
-def _data(*shape: int, dtype: object = np.float32) -> np.ndarray:
+def _data(*shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
     x = np.random.default_rng(len(shape) + sum(shape)).normal(size=shape) * 2 + 3
-    return x.astype(dtype)  # type: ignore[call-overload]
+    return x.astype(dtype)
 
 
 @dataclass(frozen=True)

@@ -319,8 +319,8 @@ class Resize(Op):
                         (x,),
                     )
             crop = {"coordinates": "tf_crop_and_resize", "roi": ((0.2, 0.9), (-0.2, 1.1)), "extrapolation": 9.5}
-            yield cls((4, 6), (2, 3), mode, **crop), (x,)  # type: ignore[arg-type]
-            yield cls((1, 6), (2, 3), mode, **crop), (x,)  # type: ignore[arg-type]
+            yield cls((4, 6), (2, 3), mode, **crop), (x,)
+            yield cls((1, 6), (2, 3), mode, **crop), (x,)
             yield cls((10, 21), (2, 3), mode), (x,)
             yield cls((9,), (2,), mode), (_data(1, 2, 4).astype(np.float16),)
             yield cls((9,), (2,), mode), (_data(1, 2, 4).astype(np.float64),)

@@ -9,7 +9,7 @@ A `Term` is a node with Python's operators, broadcasting as numpy does. The func
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -257,8 +257,12 @@ def is_term(*values: Operand) -> bool:
     return any(isinstance(v, Term) for v in values)
 
 
-def _unary(op: Op, function: np.ufunc, x: Value) -> Value:
+def _unary(op: Op, function: Callable[..., np.ndarray], x: Value) -> Value:
     return x.map(op) if isinstance(x, Term) else function(x)
+
+
+def _both(op: Op, function: Callable[..., np.ndarray], a: Operand, b: Operand) -> Value:
+    return _binary(op, a, b) if is_term(a, b) else function(a, b)
 
 
 def floor(x: Value) -> Value:
@@ -274,7 +278,7 @@ def absolute(x: Value) -> Value:
 
 
 def round_even(x: Value) -> Value:
-    return _unary(RoundEven(), np.round, x)  # type: ignore[arg-type]
+    return _unary(RoundEven(), np.round, x)
 
 
 def exp(x: Term) -> Term:
@@ -298,11 +302,11 @@ def logistic(x: Term) -> Term:
 
 
 def maximum(a: Operand, b: Operand) -> Value:
-    return _binary(Max(), a, b) if is_term(a, b) else np.maximum(a, b)  # type: ignore[arg-type]
+    return _both(Max(), np.maximum, a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Value:
-    return _binary(Min(), a, b) if is_term(a, b) else np.minimum(a, b)  # type: ignore[arg-type]
+    return _both(Min(), np.minimum, a, b)
 
 
 def clamp(low: Operand, x: Operand, high: Operand) -> Value:
@@ -318,21 +322,22 @@ def equals(a: Operand, b: Operand) -> Value:
 
 def both(a: Value, b: Value) -> Value:
     """Elementwise and of bools."""
-    return _binary(And(), a, b) if is_term(a, b) else np.logical_and(a, b)  # type: ignore[arg-type]
+    return _both(And(), np.logical_and, a, b)
 
 
 def either(a: Value, b: Value) -> Value:
     """Elementwise or of bools."""
-    return _binary(Or(), a, b) if is_term(a, b) else np.logical_or(a, b)  # type: ignore[arg-type]
+    return _both(Or(), np.logical_or, a, b)
 
 
 def where(condition: Value, a: Operand, b: Operand) -> Value:
     """Elementwise choice, broadcasting all three."""
-    if not is_term(condition, a, b):
-        return np.where(condition, a, b)  # type: ignore[arg-type]
-    dtype = a.dtype if isinstance(a, Term) else b.dtype if isinstance(b, Term) else None
-    if not isinstance(dtype, DType):
-        dtype = dtype_of(np.result_type(a, b))  # type: ignore[arg-type]
+    if not (isinstance(condition, Term) or isinstance(a, Term) or isinstance(b, Term)):
+        return np.where(condition, a, b)
+    if isinstance(a, Term):
+        dtype = a.dtype
+    else:
+        dtype = b.dtype if isinstance(b, Term) else dtype_of(np.result_type(a, b))
     c, x, y = as_term(condition, boolean), as_term(a, dtype), as_term(b, dtype)
     shape = broadcast_shapes(c.shape, x.shape, y.shape)
     return Term(Select()(broadcast(c.node, shape), broadcast(x.node, shape), broadcast(y.node, shape)))
@@ -344,15 +349,15 @@ def convert(x: Value, dtype: DType) -> Value:
 
 def mod(a: Value, b: Operand) -> Value:
     """a modulo b with a result in [0, b), for integers and b > 0."""
-    if not is_term(a, b):
-        return np.mod(a, b)  # type: ignore[arg-type]
+    if not (isinstance(a, Term) or isinstance(b, Term)):
+        return np.mod(a, b)
     once = _binary(Rem(), a, b)
     return _binary(Rem(), once + b, b)
 
 
 def div_floor(a: Value, b: Operand) -> Value:
     """floor(a / b) for integers a >= 0, b > 0."""
-    return _binary(Div(), a, b) if is_term(a, b) else np.floor_divide(a, b)  # type: ignore[arg-type]
+    return _both(Div(), np.floor_divide, a, b)
 
 
 def take(x: Term, indices: Value, axis: int) -> Term:

@@ -44,11 +44,6 @@ from string import Template
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.system import CALLS, SYSTEM
 
-ENTRY_RUN = "ingot_run"
-ENTRY_WORKER = "ingot_worker"
-ENTRY_STOP = "ingot_stop"
-ENTRY_CLOCK = "ingot_clock"
-
 
 def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""

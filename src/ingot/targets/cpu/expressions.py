@@ -76,13 +76,12 @@ class Expressions:
 
     def affine(self, e: Expr) -> Affine:
         """A scalar i64 as constant + sum of coefficient * value."""
-        kind = type(e)
-        if kind is Lit:
-            return constant(int(e.value))  # type: ignore[attr-defined]
-        if kind is Var:
-            bound = self.vars.get(e.name)  # type: ignore[attr-defined]
+        if isinstance(e, Lit):
+            return constant(int(e.value))
+        if isinstance(e, Var):
+            bound = self.vars.get(e.name)
             if bound is None:
-                raise CompileError(f"variable {e.name}", expected="a binding", got="none")  # type: ignore[attr-defined]
+                raise CompileError(f"variable {e.name}", expected="a binding", got="none")
             return Affine.of(bound) if isinstance(bound, str) else bound
         if isinstance(e, Binary):
             found = self.sums.get(id(e))
@@ -91,7 +90,7 @@ class Expressions:
             return found
         if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
             return constant(int(e.a.value))
-        return Affine.of(self.value_of[kind](e))
+        return Affine.of(self.value_of[type(e)](e))
 
     def _combined(self, fn: str, x: Affine, y: Affine) -> Affine:
         if fn in ("add", "sub", "mul", "div", "rem"):

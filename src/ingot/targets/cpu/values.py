@@ -156,9 +156,6 @@ def _even_of_pairs(b: Builder, x: str, lanes: int) -> str:
     return b.emit(f"bitcast {ints} {high} to {vector_of('float', lanes)}", (high,))
 
 
-_IDENTITY = {"add": 0, "mul": 1, "or": 0, "xor": 0}
-
-
 def reduce(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
     """All lanes into one: halves are combined until one lane is left. An odd lane joins at the end."""
     if lanes == 1:

@@ -31,7 +31,7 @@ def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:
     """Static sizes. Raises Unsupported where one is symbolic."""
     if not all(isinstance(d, int) for d in dims):
         raise Unsupported(f"{what} must be static, got [{', '.join(map(str, dims))}]")
-    return tuple(int(d) for d in dims)  # type: ignore[arg-type]
+    return tuple(int(d) for d in dims)
 
 
 def wrap_indices(indices: Node, size: DimLike) -> Node:

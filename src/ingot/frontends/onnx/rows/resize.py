@@ -25,7 +25,8 @@ def _scaled(size: DimLike, scale: Element) -> DimLike:
         out = UNARY["Floor"](ARITHMETIC["Mul"](True, size, scale))
     except Unknown:
         raise Unsupported(f"a dynamic size {size} scaled by {scale}") from None
-    return int(out) if isinstance(out, float) else out  # type: ignore[return-value]
+    assert not isinstance(out, Ratio)
+    return int(out) if isinstance(out, float) else out
 
 
 def _resize(
@@ -42,8 +43,8 @@ def _resize(
     if sizes is None:
         assert scales is not None
         sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
-        if all(isinstance(s, float) for s in scales):
-            given = tuple(float(s) for s in scales)  # type: ignore[arg-type]
+        floats = tuple(s for s in scales if isinstance(s, float))
+        given = floats if len(floats) == len(scales) else None
     kept = [i for i, a in enumerate(axes) if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0)]
     if not kept:
         return x

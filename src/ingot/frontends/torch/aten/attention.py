@@ -57,7 +57,7 @@ def attend(
         # a scale known only at run time goes into q
         q = ops.Mul()(q, expand(node_of(scale, q.dtype), q.shape))
         scale = 1.0
-    factor = float(scale) if scale is not None else 1 / math.sqrt(q.shape[-1])  # type: ignore[arg-type]
+    factor = float(scale) if scale is not None else 1 / math.sqrt(q.shape[-1])
     lead = q.shape[:-2]
     q4, k4, v4 = _four(q), _four(k), _four(v)
     batch = next((t.shape[0] for t in (q4, k4, v4) if t.shape[0] != 1), 1)

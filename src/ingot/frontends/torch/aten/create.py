@@ -27,10 +27,10 @@ def index_along(shape: Sequence[DimLike], axis: int) -> Node:
 
 
 @aten("full.default", "full.names", "new_full.default", "full_like.default")
-def full(c: Context, shape: object, *args: object, fill_value: Operand | None = None, **named: object) -> Node:
+def full(c: Context, shape: object, *args: Operand, fill_value: Operand | None = None, **named: object) -> Node:
     # new_full(x, size, value) has the value third, the others second
     value = fill_value if fill_value is not None else args[-1]
-    return filled(c.shape, value, c.dtype)  # type: ignore[arg-type]
+    return filled(c.shape, value, c.dtype)
 
 
 @aten(
@@ -94,9 +94,9 @@ def _range(c: Context, start: Operand, step: Operand) -> Node:
 
 @aten("linspace.default")
 def linspace(c: Context, start: Operand, end: Operand, steps: DimLike, **named: object) -> Node:
-    if isinstance(steps, Dim) or not all(isinstance(v, int | float) for v in (start, end)):
+    if isinstance(steps, Dim) or not isinstance(start, int | float) or not isinstance(end, int | float):
         raise Unsupported("ends or a count that are known only at run time")
-    a, b = float(start), float(end)  # type: ignore[arg-type]
+    a, b = float(start), float(end)
     step = (b - a) / (steps - 1) if steps > 1 else 0.0
     index = np.arange(steps)
     # from the nearer end, as PyTorch does

@@ -11,7 +11,7 @@ from ingot.frontends.torch.aten.shape import insert_axis, reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand
 from ingot.ir.dims import Dim, DimLike
-from ingot.ir.node import Node
+from ingot.ir.node import Node, Op
 
 aten = Table()
 
@@ -202,11 +202,9 @@ def batch_norm_without_stats(
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
     """The optional scale and bias as trailing operands; a bias alone needs a scale of ones before it."""
-    if weight is None and bias is None:
-        return ()
-    if bias is None and weight is not None:
-        return (weight,)
-    return (filled(like, 1, x.dtype) if weight is None else weight, bias)  # type: ignore[return-value]
+    if bias is None:
+        return () if weight is None else (weight,)
+    return (filled(like, 1, x.dtype) if weight is None else weight, bias)
 
 
 @aten("layer_norm.default")
@@ -384,10 +382,10 @@ def _avg_pool(n: int) -> Callable[..., Node]:
     return avg_pool
 
 
-def _adaptive(n: int, make: Callable[[tuple[int, ...]], object]) -> Callable[..., Node]:
+def _adaptive(n: int, make: Callable[[tuple[int, ...]], Op]) -> Callable[..., Node]:
     def adaptive(c: Context, x: Node, output_size: Ints) -> Node:
         op = make(per_axis(output_size, n))
-        return batched(x, n, lambda v: op(v))  # type: ignore[operator]
+        return batched(x, n, lambda v: op(v))
 
     return adaptive
 
@@ -401,14 +399,14 @@ for _n in (1, 2, 3):
         aten.add(f"_adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
 
 
-def _adaptive_max(n: int) -> Callable[..., tuple[Node, ...]]:
+def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
     pool = _adaptive(n, ops.AdaptiveMaxPool)
 
     def adaptive(c: Context, x: Node, output_size: Ints) -> tuple[Node | None, ...]:
         # the indices are seldom read; the importer refuses a read of a missing result
         return pool(c, x, output_size), None
 
-    return adaptive  # type: ignore[return-value]
+    return adaptive
 
 
 for _n in (1, 2, 3):

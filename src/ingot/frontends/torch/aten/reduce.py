@@ -26,7 +26,7 @@ from ingot.frontends.torch.values import (
     scalar_like,
 )
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Node
+from ingot.ir.node import Node, Op
 from ingot.ir.types import DType
 
 aten = Table()
@@ -306,7 +306,8 @@ def sorted_with_index(x: Node, axis: int, descending: bool) -> tuple[Node, Node]
     """Stable sort and the positions that the values came from."""
     if not x.type.rank:
         return x, node_of(0, i64)
-    return ops.Sort(axis, descending, True)(x, index_along(x.shape, axis)).results  # type: ignore[return-value]
+    values, places = ops.Sort(axis, descending, True)(x, index_along(x.shape, axis)).results
+    return values, places
 
 
 @aten("sort.default")
@@ -376,12 +377,12 @@ def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ..
     return tuple(p if keepdim else reshape(p, shape) for p in out)
 
 
-def _softmax(make: Callable[[int], object]) -> Callable[..., Node]:
+def _softmax(make: Callable[[int], Op]) -> Callable[..., Node]:
     def softmax(c: Context, x: Node, dim: int, dtype: object = None, half_to_float: bool = False) -> Node:
         x = cast(x, c.dtype)
         if not x.type.rank:
-            return reshape(make(0)(reshape(x, (1,))), ())  # type: ignore[operator]
-        return make(axis_of(dim, x.type.rank))(x)  # type: ignore[operator]
+            return reshape(make(0)(reshape(x, (1,))), ())
+        return make(axis_of(dim, x.type.rank))(x)
 
     return softmax
 
@@ -392,7 +393,7 @@ for _name in ("log_softmax.int", "special_log_softmax.int"):
     aten.add(_name, _softmax(ops.LogSoftmax))
 
 
-def _core_softmax(make: Callable[[int], object]) -> Callable[..., Node]:
+def _core_softmax(make: Callable[[int], Op]) -> Callable[..., Node]:
     inner = _softmax(make)
 
     def softmax(c: Context, x: Node, dim: int, half_to_float: bool) -> Node:

@@ -37,9 +37,8 @@ def _resize(
 
 def _given(scales: Sequence[object] | None) -> Scales:
     """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
-    if not scales or not all(isinstance(s, int | float) and s > 0 for s in scales):
-        return None
-    return tuple(float(s) for s in scales)  # type: ignore[arg-type]
+    found = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
+    return found if scales and len(found) == len(scales) else None
 
 
 def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
