@@ -6,6 +6,7 @@ memory, views included, are in these strides, so a transposed operand or a convo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ingot import ops
@@ -20,7 +21,8 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.contraction import emit_contraction
 from ingot.schedule.contraction_site import contraction_site
-from ingot.schedule.emit import Index
+from ingot.schedule.dots import Products, as_dots, emit_dots
+from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.line_folds import LineFolds, lower_apart
@@ -66,6 +68,16 @@ def lower_contraction(
     loops = loops_of(anchor, a_layout, b_layout)
     # a B that is repeated along an axis of unknown size is read where it lies
     packed = constant[b_at] and not any(isinstance(x.extent, Dim) for x in loops.batch)
+    shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd and not computed else None
+    if not computed:
+        flat = flat_rows(rows_as_they_lie(loops))
+        c = Contraction(
+            flat.batch, flat.rows, flat.cols, flat.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
+        )
+        products = as_dots(c, flat, (b_at, b_layout.offset), machine, 0.9 if shape is None else 0.25)
+        if products is not None:
+            low = _lower_dots(body, ins, outs, anchor, products, (a_at, a_layout), (b_at, b_layout), machine)
+            return lower_apart(low, whole, ins, places, machine)
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
     b_buffer, b_offset, b_arg = operands.ins[b_at], b_layout.offset, Arg("in", b_at)
@@ -87,7 +99,6 @@ def lower_contraction(
         loops.batch, loops.rows, loops.cols, loops.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed,
         computed, made.c if made else None,
     )  # fmt: skip
-    shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd and not computed else None
     site = contraction_site(body, anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
@@ -101,16 +112,14 @@ def lower_contraction(
         packs = (panels(b_at, c, plan, offset),)
         b_buffer, b_offset, b_arg = Buffer("b", b_node.dtype), 0, Arg("pack", 0)
     chunk, top = k.var("chunk"), Block()
+    epilogue = _epilogue(body, anchor, loops, em, operands, outs)
     lines = _Lines(whole, anchor, loops, plan) if pooled else None
 
     def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
         if acc.lanes > 1 and c.cols[-1].extent == 1:
             # a single column is lane 0
             place, acc, mask = (*place[:-1], ZERO), k.Extract(acc.dtype, 1, acc, 0), None
-        value = block.let(k.cast(acc, anchor.dtype), "acc")
-        bind_result(em, block, anchor, value)
-        index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
-        store_results(em, block, body, operands.outs, outs, index, mask)
+        index = epilogue(block, place, acc, mask)
         if lines is not None:
             lines.fold.add(block, em, index, mask)
 
@@ -133,12 +142,7 @@ def lower_contraction(
         a = Operand(operands.ins[a_at], a_layout.offset)
     b = Operand(b_buffer, b_offset)
     chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
-    # an operand that only the contraction's own B was read from has no place among the kernel's parameters
-    params = [(b, arg) for b, arg in zip(operands.params, operands.args, strict=True)]
-    if b_buffer not in operands.params:
-        used_elsewhere = _reads(body, b_node, anchor) or a_at == b_at
-        params = [(b, arg) for b, arg in params if used_elsewhere or arg != Arg("in", b_at)]
-        params.append((b_buffer, b_arg))
+    params = _params(body, anchor, operands, a_at, b_at, (b_buffer, b_arg))
     if made is not None:
         params = [(b, arg) for b, arg in params if arg != Arg("in", made.b_at) or _reads(body, made.b, made.anchor)]
         params.append((made.b_buffer, Arg("pack", len(packs) - 1)))
@@ -151,6 +155,54 @@ def lower_contraction(
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _lower_dots(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], anchor: Node, products: Products,
+    a: tuple[int, Layout], b: tuple[int, Layout], machine: Machine,
+) -> Lowered:
+    """The kernel of dot products; a, b: the inputs that the operands are, and their layouts."""
+    operands = Operands.of(body)
+    em = operands.emitter(body, ins)
+    (a_at, a_layout), (b_at, b_layout) = a, b
+    packs = (products.pack,) if products.pack is not None else ()
+    b_buffer, b_arg = (Buffer("b", products.pack.dtype), Arg("pack", 0)) if products.pack else (operands.ins[b_at], Arg("in", b_at))
+    sides = Operand(operands.ins[a_at], a_layout.offset), Operand(b_buffer, 0 if packs else b_layout.offset)
+    chunk, top = k.var("chunk"), Block()
+    epilogue = _epilogue(body, anchor, products.loops, em, operands, outs)
+    first, second = reversed(sides) if products.changed else sides
+    chunks = emit_dots(top, chunk, products, first, second, machine, epilogue)
+    params = _params(body, anchor, operands, a_at, b_at, (b_buffer, b_arg))
+    extents = tuple(x.extent for x in (*products.c.batch, *products.c.rows, *products.c.cols, *products.c.reduce))
+    dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)
+    kernel = Kernel("dots", tuple(b for b, _ in params), dims, chunk, chunks, top.body)
+    return Lowered((Step(kernel, tuple(arg for _, arg in params)),), (), packs)
+
+
+def _epilogue(
+    body: Graph, anchor: Node, loops: Loops, em: Emitter, operands: Operands, outs: tuple[Layout, ...]
+) -> Callable[[Block, Index, Expr, Expr | None], Index]:
+    """What stores the group's results for sums at a place of the loops, and tells where in the first result."""
+
+    def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> Index:
+        bind_result(em, block, anchor, block.let(k.cast(acc, anchor.dtype), "acc"))
+        index = result_index(block, body.outputs[0], anchor, loops.result(loops.full(place)))
+        store_results(em, block, body, operands.outs, outs, index, mask)
+        return index
+
+    return write
+
+
+def _params(
+    body: Graph, anchor: Node, operands: Operands, a_at: int, b_at: int, b: tuple[Buffer, Arg]
+) -> list[tuple[Buffer, Arg]]:
+    """A kernel's parameters. An operand that only the contraction's own B was read from has no place among them where B
+    is another buffer."""
+    params = list(zip(operands.params, operands.args, strict=True))
+    if b[0] in operands.params:
+        return params
+    used_elsewhere = _reads(body, anchor.inputs[1], anchor) or a_at == b_at
+    return [*((x, arg) for x, arg in params if used_elsewhere or arg != Arg("in", b_at)), b]
 
 
 def _has_lines(anchor: Node, loops: Loops) -> bool:

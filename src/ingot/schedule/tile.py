@@ -199,19 +199,27 @@ def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
 
 def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
     """All register tiles (lines, width, vectors), the one with the fewest modelled cycles first."""
+    return [tile for _, tile in sorted(_costs(c, machine), key=lambda x: x[0])]
+
+
+def least_cycles(c: Contraction, machine: Machine) -> float:
+    """What the model expects of the best register tile, for one batch entry on one core."""
+    outer = product(estimate(x.extent) for x in (*c.rows[:-2], *c.cols[:-1]))
+    return min(cost for cost, _ in _costs(c, machine)) * estimate(outer)
+
+
+def _costs(c: Contraction, machine: Machine) -> Iterator[tuple[float, tuple[int, int, int]]]:
+    """Register tiles (lines, width, vectors) with modelled cycles."""
     lanes = machine.lanes(c.acc)
     inner = estimate(c.rows[-1].extent)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
     k = max(1, estimate(c.k))
-    found: list[tuple[float, tuple[int, int, int]]] = []
     for nv in range(1, machine.registers):
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _shapes(c, inner, outer, nv, machine):
-            cost = _cost(c, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
-            found.append((cost, (lines, width, nv)))
-    return [tile for _, tile in sorted(found, key=lambda x: x[0])]
+            yield _cost(c, machine, (lines, width, nv), (outer, inner, columns, k), lanes), (lines, width, nv)
 
 
 def others(c: Contraction, machine: Machine) -> list[Choice]:
@@ -559,6 +567,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "merge_axes", "neighbours", "others", "pieces",
+    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes", "neighbours", "others", "pieces",
     "plan_contraction", "plan_of", "plan_rows", "tile_cycles",
 ]  # fmt: skip
