@@ -33,7 +33,9 @@ from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
 from ingot.schedule.prologue import InnerRows, computed_a, is_computed
-from ingot.schedule.tile import LINE, Contraction, Plan, plan_of
+from ingot.schedule.tile import LINE, Contraction, Plan, plan_of, turns_panels
+from ingot.schedule.recast import changed_round, changes_round, in_parts
+from ingot.schedule.reduction import lower_first
 from ingot.schedule.window import (
     bind_result,
     lower_depthwise,
@@ -59,6 +61,9 @@ def lower_contraction(
         return lower_apart(low, whole, ins, places, machine)
     if ops.is_depthwise(anchor):
         return lower_depthwise(body, ins, outs, constant, machine)
+    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not is_computed(body, anchor.inputs[0]) else None
+    if parts is not None:
+        return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     body, outs = image, outs[:1]
     a_node, b_node = anchor.inputs
     b_at, b_layout = operand_memory(body, b_node, ins)
@@ -69,6 +74,7 @@ def lower_contraction(
     # a B that is repeated along an axis of unknown size is read where it lies
     packed = constant[b_at] and not any(isinstance(x.extent, Dim) for x in loops.batch)
     shape = covered(anchor, a_layout, b_layout) if packed and machine.winograd and not computed else None
+    turned = False
     if not computed:
         flat = flat_rows(rows_as_they_lie(loops))
         c = Contraction(
@@ -78,10 +84,14 @@ def lower_contraction(
         if products is not None:
             low = _lower_dots(body, ins, outs, anchor, products, (a_at, a_layout), (b_at, b_layout), machine)
             return lower_apart(low, whole, ins, places, machine)
+        if changes_round(anchor, c, machine):
+            turn = rebuilt(whole.outputs, {anchor: changed_round(anchor)})
+            return lower_contraction(whole.with_outputs(turn), ins, places, constant, machine)
+        turned = turns_panels(c, machine)
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
     b_buffer, b_offset, b_arg = operands.ins[b_at], b_layout.offset, Arg("in", b_at)
-    if not packed and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
+    if not packed and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1 and not turned:
         before, b_layout = _side_by_side(anchor, b_node, b_layout, b_at, machine)
         loops = loops_of(anchor, a_layout, b_layout)
         temps = (b_node.type.nbytes,)
@@ -155,6 +165,21 @@ def lower_contraction(
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _lower_parts(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
+    parts: tuple[Node, Node], machine: Machine,
+) -> Lowered:
+    """Kernels for products of parts of the reduction, and for their sums with the epilogue."""
+    partial, total = parts
+    whole = body.with_outputs(rebuilt(body.outputs, {anchor: total}))
+    known = dict(zip(body.inputs, constant, strict=True))
+
+    def products(start: Graph, own: tuple[Layout, ...], places: tuple[Layout, ...], machine: Machine) -> Lowered:
+        return lower_contraction(start, own, places, tuple(known[n] for n in start.inputs), machine)
+
+    return lower_first(whole, (partial,), ins, outs, machine, products)
 
 
 def _lower_dots(

@@ -69,7 +69,7 @@ def _lower_parts(
             partial.append(replace(op, dim=at + 1)(wide))
             memo[n] = _place(op, values, partial[-1], where, extent // parts)
     whole = replace(body, outputs=rebuilt(body.outputs, memo))
-    return _lower_apart(whole, tuple(dict.fromkeys(partial)), ins, outs, machine)
+    return lower_first(whole, tuple(dict.fromkeys(partial)), ins, outs, machine)
 
 
 def _place(op: ArgReduce, values: Node, places: Node, at: int, length: int) -> Node:
@@ -90,25 +90,27 @@ def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     """
     found = set(reductions_of(body))
     firsts = [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
-    return _lower_apart(body, firsts, ins, outs, machine)
+    return lower_first(body, firsts, ins, outs, machine)
 
 
-def _lower_apart(
-    body: Graph, firsts: Sequence[Node], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+def lower_first(
+    body: Graph, firsts: Sequence[Node], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine,
+    lower: Lower | None = None,
 ) -> Lowered:
-    """Kernels for `firsts`, which are stored, then kernels for what comes behind them."""
+    """Kernels for `firsts`, which are stored, then kernels for what comes behind them. lower: the first ones'."""
     read = set(topological(firsts))
     own = [i for i, n in enumerate(body.inputs) if n in read]
     places = tuple(Layout.contiguous(n.shape) for n in firsts)
     start = Graph(tuple(body.inputs[i] for i in own), tuple(firsts))
-    one = lower_rows(start, tuple(ins[i] for i in own), places, machine)
+    one = (lower or lower_rows)(start, tuple(ins[i] for i in own), places, machine)
 
     temps = (*(n.type.nbytes for n in firsts), *one.temps)
     results = [Arg("temp", i) for i in range(len(firsts))]
     steps = _with_args(one, {"in": [Arg("in", i) for i in own], "out": results}, len(firsts))
     stored = dict(zip(firsts, zip(places, results, strict=True), strict=True))
     two = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
-    return Lowered((*steps, *two.steps), (*temps, *two.temps))
+    packs = tuple(replace(p, index=own[p.index]) for p in one.packs)
+    return Lowered((*steps, *two.steps), (*temps, *two.temps), packs)
 
 
 def lower_rest(
@@ -142,9 +144,11 @@ def lower_rest(
 
 
 def _with_args(low: Lowered, places: Mapping[str, Sequence[Arg]], temps: int) -> tuple[Step, ...]:
-    """The steps of `low` with other operands: its own temporaries stand behind `temps` others."""
+    """The steps of `low` with other operands: its own temporaries stand behind `temps` others, its packs stay."""
 
     def arg(a: Arg) -> Arg:
+        if a.kind == "pack":
+            return a
         return Arg("temp", temps + a.index) if a.kind == "temp" else places[a.kind][a.index]
 
     return tuple(Step(s.kernel, tuple(map(arg, s.args))) for s in low.steps)
@@ -160,7 +164,7 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
         return lower_rows(*inside, machine)
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # what no strides express
-        return _lower_apart(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
+        return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
     joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
