@@ -15,7 +15,7 @@ from ingot.ir.dims import Dim, DimLike, ceildiv
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
-from ingot.ir.types import DType, bf16, i32, i64
+from ingot.ir.types import DType, bf16, i32, i64, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
@@ -59,16 +59,16 @@ def lower_contraction(
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         low = lower_pointwise(_without_terms(image, anchor), ins, outs[:1], machine)
         return lower_apart(low, whole, ins, places, machine)
-    if ops.is_depthwise(anchor):
+    computed = is_computed(body, anchor.inputs[0])
+    if ops.is_depthwise(anchor) or (not computed and _in_vectors_of_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
-    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not is_computed(body, anchor.inputs[0]) else None
+    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not computed else None
     if parts is not None:
         return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     body, outs = image, outs[:1]
     a_node, b_node = anchor.inputs
     b_at, b_layout = operand_memory(body, b_node, ins)
     operands = Operands.of(body)
-    computed = is_computed(body, a_node)
     a_at, a_layout = (-1, Layout.contiguous(a_node.shape)) if computed else operand_memory(body, a_node, ins)
     loops = loops_of(anchor, a_layout, b_layout)
     # a B that is repeated along an axis of unknown size is read where it lies
@@ -80,7 +80,7 @@ def lower_contraction(
         c = Contraction(
             flat.batch, flat.rows, flat.cols, flat.reduce, a_node.dtype, b_node.dtype, _accumulates(anchor), packed
         )
-        products = as_dots(c, flat, (b_at, b_layout.offset), machine, 0.9 if shape is None else 0.25)
+        products = as_dots(c, flat, (b_at, b_layout.offset), machine, 0.9 if shape is None else 0.5)
         if products is not None:
             low = _lower_dots(body, ins, outs, anchor, products, (a_at, a_layout), (b_at, b_layout), machine)
             return lower_apart(low, whole, ins, places, machine)
@@ -165,6 +165,18 @@ def lower_contraction(
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _in_vectors_of_groups(body: Graph, anchor: Node, constant: tuple[bool, ...], machine: Machine) -> bool:
+    """Whether a convolution's groups, whose weights are repacked, are so narrow that a vector holds several of them."""
+    op, (x, w) = anchor.op, anchor.inputs
+    if not isinstance(op, ops.Convolution) or op.feature_groups == 1 or op.batch_groups != 1 or w not in body.inputs:
+        return False
+    reads, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(_accumulates(anchor))
+    makes, rest = divmod(*static_shape((w.shape[op.rhs_layout.index("O")], op.feature_groups)))
+    last = op.lhs_layout[-1] == "C" and op.lhs_layout == op.out_layout and isinstance(x.shape[-1], int)
+    narrow = isinstance(reads, int) and reads <= makes < lanes and lanes % makes == 0 and not rest
+    return last and narrow and x.type.rank > 2 and constant[body.inputs.index(w)]
 
 
 def _lower_parts(

@@ -1,8 +1,9 @@
-"""Depthwise convolutions, with the pointwise ops behind them.
+"""Depthwise convolutions, and others of a few channels to a group, with the pointwise ops behind them.
 
     depthwise:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
 
-Vectors run along the innermost dimension. A depthwise tile keeps several output positions in registers, so that every
+Vectors run along the innermost dimension, over several groups where these have fewer channels than a vector: what each
+output channel reads as its group's i-th input channel is a shuffle of the vector of input channels. A depthwise tile keeps several output positions in registers, so that every
 input vector of a row is loaded once for all taps that use it; the weights of a vector of channels lie together. Where
 taps are many and the first-level cache holds a vector of channels of a whole image, channels come first: every place
 is then read once from further away. Other images are read line by line, as hardware prefetches. Depthwise inputs carry
@@ -25,7 +26,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType
+from ingot.ir.types import DType, static_shape
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -90,14 +91,15 @@ def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
 def lower_depthwise(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A depthwise convolution and its epilogue. The weights, a constant, are repacked to [channels / 16][taps][16]."""
-    anchor = next(n for n in body.nodes() if ops.is_depthwise(n))
+    """A convolution with vectors of groups and its epilogue. The weights, a constant, are repacked to
+    [channels / 16][taps][channels of a group][16]."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, ops.Convolution))
     return Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
 
 def _in_vectors(order: tuple[int, ...], lanes: int, array: np.ndarray, out: np.ndarray) -> None:
     """Weights, whose dimensions in `order` are taps and channels, as [channels / lanes][taps][lanes], the rest zero."""
-    taps = array.transpose(order).reshape(-1, array.shape[order[-2]])
+    taps = array.transpose(order).reshape(-1, array.shape[order[-1]])
     vectors = out.reshape(-1, len(taps), lanes)
     for i, vector in enumerate(vectors):
         some = taps[:, i * lanes : (i + 1) * lanes]
@@ -105,7 +107,10 @@ def _in_vectors(order: tuple[int, ...], lanes: int, array: np.ndarray, out: np.n
 
 
 class Depthwise:
-    """A depthwise convolution as a kernel: rows of outputs, vectors of channels, several outputs at once."""
+    """A depthwise convolution as a kernel: rows of outputs, vectors of channels, several outputs at once.
+
+    group: input and output channels of a group, both 1 but where a vector holds several groups.
+    """
 
     def __init__(
         self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
@@ -122,20 +127,27 @@ class Depthwise:
         self.em = self.operands.emitter(body, ins)
         self.dtype: DType = accumulator(anchor.dtype)
         self.channels = int(anchor.shape[-1])
-        order = (*self._spatial(op.rhs_layout), op.rhs_layout.index("O"), op.rhs_layout.index("I"))
+        outs_of, ins_of = static_shape(tuple(w.shape[op.rhs_layout.index(d)] for d in "OI"))
+        self.group = ins_of, outs_of // op.feature_groups
+        order = (*self._spatial(op.rhs_layout), op.rhs_layout.index("I"), op.rhs_layout.index("O"))
         self.packs: tuple[Pack, ...] = ()
         self.packed = constant[self.w_index] and w in body.inputs
         self.weights = self.operands.ins[self.w_index]
         self.w_layout = w_layout.transpose(order)
         self.lanes = lanes = machine.lanes(self.dtype)
         if self.packed:
-            size = prod(self.window) * -(-self.channels // lanes) * lanes
+            size = self.products * -(-self.channels // lanes) * lanes
             pack = Pack(self.w_index, f"taps{order}{lanes}", w.dtype, size, partial(_in_vectors, order, lanes))
             self.packs = (pack,)
         self.ins, self.order = ins, order
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
         self.fold = LineFolds(body, (*anchor.shape[:-2], anchor.shape[-1]))
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds of an output."""
+        return prod(self.window) * self.group[0]
 
     def _input(self) -> tuple[Buffer, Layout]:
         """Where the input lies."""
@@ -187,13 +199,13 @@ class Depthwise:
         """Whether the first-level cache holds a vector of channels of an image, beside the weights; and taps are many,
         so that reading places again counts for more than reading memory in order."""
         places = product(self.anchor.inputs[0].shape[1:-1])
-        if prod(self.window) < 2 * STREAMED:
+        if self.products < 2 * STREAMED:
             return False
         return isinstance(places, int) and places * self.lanes * self.dtype.nbytes <= self.machine.l1 * 3 // 4
 
     def _block(self, rows: int) -> tuple[int, int]:
         """Rows and channels of a chunk: all rows of an image or few of them, so that all threads are equally busy."""
-        threads, taps = self.machine.threads, max(prod(self.window), STREAMED)
+        threads, taps = self.machine.threads, max(self.products, STREAMED)
         vectors, width = -(-self.channels // self.lanes), max(1, estimate(self.anchor.shape[-2]))
         if not self.whole:
             parts = min(-(-8 * threads // max(rows, 1)), vectors // 2)
@@ -263,9 +275,13 @@ class Depthwise:
             first = ix.mul(ow, integer(stride))
             place = ix.linear((row[0], *spatial, first), self.x_layout.strides[:-1], self.x_layout.offset)
             base = b.let(ix.add(place, self.shift), "x")
-            step, channel = self.x_layout.strides[-2], ix.mul(c, dim_expr(self.x_layout.strides[-1]))
+            for i in range(self.group[0]):
+                channel(b, at, base, i)
+
+        def channel(b: Block, at: tuple[Expr, ...], base: Expr, i: int) -> None:
+            """The products with the i-th input channel of each group."""
             weights = [
-                load_at(b, self.weights, self._weight((*at, integer(kw)), c), mask)
+                load_at(b, self.weights, self._weight((*at, integer(kw)), i, c), mask)
                 for kw in range(last)
             ]
             weights = [b.let(k.cast(k.splat(w, lanes), self.dtype)) for w in weights]
@@ -275,12 +291,12 @@ class Depthwise:
                 ]
                 if not uses:
                     continue
-                flat = ix.add(ix.add(base, ix.mul(integer(position), dim_expr(step))), channel)
-                x = b.let(k.cast(load_at(b, self.x_buffer, flat, mask), self.dtype), "x")
+                place = ix.add(base, ix.mul(integer(position), dim_expr(self.x_layout.strides[-2])))
+                x = self._channel(b, place, i, c, mask)
                 for t, kw in uses:
                     b.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
 
-        if int(np.prod(outer_window)) * last * count <= 96:
+        if int(np.prod(outer_window)) * self.group[0] * last * count <= 96:
             for at in itertools.product(*(range(n) for n in outer_window)):
                 line(block, tuple(integer(i) for i in at))
         else:
@@ -293,14 +309,32 @@ class Depthwise:
             store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
             self.fold.add(block, self.em, index, mask)
 
-    def _weight(self, tap: tuple[Expr, ...], c: Expr) -> Expr:
-        """Where the weight of a place of the window lies for channels `c`."""
+    def _channel(self, block: Block, place: Expr, i: int, c: Expr, mask: Expr | None) -> Expr:
+        """The i-th input channel of the groups of the output channels `c`, at a place of the image."""
+        (reads, makes), step = self.group, dim_expr(self.x_layout.strides[-1])
+        if makes == 1:
+            return block.let(k.cast(load_at(block, self.x_buffer, ix.add(place, ix.mul(c, step)), mask), self.dtype), "x")
+        first = ix.mul(k.binary("div", ix.first_lane(c), integer(makes)), integer(reads))
+        if c.lanes == 1:
+            own = ix.add(place, ix.mul(ix.add(first, integer(i)), step))
+            return block.let(k.cast(load_at(block, self.x_buffer, own), self.dtype), "x")
+        all_of_them = k.ramp(block.let(first, "g"), c.lanes // makes * reads)
+        if mask is not None:
+            mask = block.let(k.binary("lt", all_of_them, integer(self.channels // makes * reads)), "mask")
+        x = load_at(block, self.x_buffer, ix.add(place, ix.mul(all_of_them, step)), mask)
+        x = block.let(k.cast(x, self.dtype), "x")
+        pick = tuple(lane // makes * reads + i for lane in range(c.lanes))
+        return block.let(k.Shuffle(self.dtype, c.lanes, x, x, pick), "x")
+
+    def _weight(self, tap: tuple[Expr, ...], i: int, c: Expr) -> Expr:
+        """Where the weights of a place of the window and a group's i-th input channel lie for channels `c`."""
         if not self.packed:
-            return ix.linear((*tap, c, ZERO), self.w_layout.strides)
+            return ix.linear((*tap, ZERO, c), self.w_layout.strides)
         lanes = integer(self.lanes)
         first = c.base if isinstance(c, k.Ramp) else ix.mul(k.binary("div", c, lanes), lanes)
-        vector = ix.mul(first, integer(prod(self.window)))
-        at = ix.add(vector, ix.linear(tap, Layout.contiguous((*self.window, self.lanes)).strides[:-1]))
+        vector = ix.mul(first, integer(self.products))
+        steps = Layout.contiguous((*self.window, self.group[0], self.lanes)).strides[:-1]
+        at = ix.add(vector, ix.linear((*tap, integer(i)), steps))
         return k.ramp(at, c.lanes) if c.lanes > 1 else ix.add(at, k.binary("rem", c, lanes))
 
     def _outer_taps(
