@@ -126,3 +126,12 @@ def test_full_vectors_of_columns_are_no_dot_products() -> None:
     loops = flat_rows(loops_of(node, *(Layout.contiguous(x.shape) for x in node.inputs)))
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, f32, f32, f32)
     assert as_dots(c, loops, (1, 0), NATIVE, 0.9) is None
+
+
+def test_parts_whose_sums_are_read_elsewhere() -> None:
+    """A reshape and a broadcast between the sums and what is added to them."""
+    xs = [random(4, 60000), random(60000, 4), random(4)]
+    a, b, scale = inputs_like(xs)
+    y = ops.build.reshape(MATMUL(a, b), (2, 2, 4))
+    y = ops.Transpose((1, 0, 2))(ops.build.add(ops.build.mul(y, scale), 1.0))
+    check(Graph((a, b, scale), (y,)), xs)

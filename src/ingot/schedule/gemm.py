@@ -183,15 +183,19 @@ def _lower_parts(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
     parts: tuple[Node, Node], machine: Machine,
 ) -> Lowered:
-    """Kernels for products of parts of the reduction, and for their sums with the epilogue."""
+    """Kernels for products of parts of the reduction, for their sums, and for an epilogue that reads these elsewhere."""
     partial, total = parts
     whole = body.with_outputs(rebuilt(body.outputs, {anchor: total}))
     known = dict(zip(body.inputs, constant, strict=True))
+    moved = any(isinstance(n.op, ops.Reshape | ops.Transpose) and anchor in topological([n]) for n in body.nodes())
 
     def products(start: Graph, own: tuple[Layout, ...], places: tuple[Layout, ...], machine: Machine) -> Lowered:
         return lower_contraction(start, own, places, tuple(known[n] for n in start.inputs), machine)
 
-    return lower_first(whole, (partial,), ins, outs, machine, products)
+    def sums(start: Graph, own: tuple[Layout, ...], places: tuple[Layout, ...], machine: Machine) -> Lowered:
+        return lower_first(start, (partial,), own, places, machine, products)
+
+    return lower_first(whole, (total,), ins, outs, machine, sums) if moved else sums(whole, ins, outs, machine)
 
 
 def _lower_dots(

@@ -1,10 +1,14 @@
-"""Sorting: a stable merge sort of every row by integer keys.
+"""Sorting: a stable merge sort of every row by integer keys, or a heap where few of its elements are kept.
 
     keys: floats as integers in their order, NaN last; inverted to descend
     for width = 1, 2, 4, ...: merge neighbouring runs of `width`, taking from the left one while it is not greater
     out[i] = x[order[i]] for every operand
 
-A merge is one loop over its output: what is taken next is a selection, no branch.
+    first k of n:  heap[0..k] = the last of all keys;  for i < n: if key[i] < heap[0]: replace the root, sift it down
+                   for j = k - 1 .. 0: order[j] = the root; the last leaf becomes the root, sift it down
+
+A merge is one loop over its output: what is taken next is a selection, no branch. So is a step down the heap (Williams,
+Floyd 1964), in which equal keys are ordered by their places. Most of a row is compared with the root and left.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from ingot.schedule.window import bind_result, operand_memory, result_index, sto
 
 SCRATCH = 4096  # elements of a row that is sorted in a worker's scratch
 MAX_PASSES = 40  # 2^40 elements
+FEW = 8  # a heap is for an eighth of a row at most
+LAST = integer((1 << 63) - 1)
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -61,17 +67,22 @@ class _Sorting:
         self.others = tuple(d for d in range(len(shape)) if d != op.dimension)
         self.outer = tuple(shape[d] for d in self.others)
         self.rows = product(self.outer)
+        self.kept = self.length if op.keep is None else op.keep
+        self.heaped = isinstance(self.kept, int) and op.num_keys == 1 and self.kept * FEW <= estimate(self.length)
 
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
-        n = self.length
-        work = max(1, estimate(n) * max(1, estimate(n).bit_length()))
+        n, work = self.length, max(1, estimate(self.length))
+        if not self.heaped:
+            work *= work.bit_length()
         run = max(1, CHUNK // work)
         if isinstance(self.rows, int):
             run = max(1, min(run, self.rows // (4 * self.machine.threads)))
-        private = isinstance(n, int) and n <= SCRATCH
-        # two copies of the first keys and of the order; one of every further key
+        # two copies of the first keys and of the order; one of every further key. Or a heap of keys and places, and the order
         sizes: list[DimLike] = [2 * n, 2 * n, *([n] * (self.op.num_keys - 1))]
+        if self.heaped:
+            n, sizes = self.kept, [self.kept] * 3
+        private = isinstance(n, int) and n <= SCRATCH
         temps: list[DimLike] = []
         extra: list[Buffer] = []
         buffers: list[Buffer] = []
@@ -92,7 +103,7 @@ class _Sorting:
                 _Area(b, ZERO if private else block.let(k.mul(r, dim_expr(size)), "base"))
                 for b, size in zip(buffers, sizes, strict=True)
             ]
-            self._row(block, index, areas)
+            (self._first_of_row if self.heaped else self._row)(block, index, areas)
 
         if run == 1:
             row(top, chunk)
@@ -148,9 +159,65 @@ class _Sorting:
             passes = max(self.length - 1, 0).bit_length()
         block.loop("p", 0, passes, 1, merge_pass)
         final = block.let(k.load(side, ZERO), "final")
+        self._write(block, index, _Area(order.buffer, k.add(order.base, final)))
 
+    def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
+        """The elements that come first, by a heap whose root is the last of those kept so far."""
+        keys, places, order = areas
+        assert isinstance(self.kept, int)
+        if not self.kept:
+            return
+
+        def at(area: _Area, i: Expr) -> Expr:
+            return k.load(area.buffer, k.add(area.base, i))
+
+        def sift(b: Block, key: Expr, place: Expr, size: Expr) -> None:
+            """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
+            hole = b.alloc("hole", i64, 1)
+            b.store(hole, ZERO, ZERO)
+
+            def down(x: Block, _: Expr) -> None:
+                here = x.let(k.load(hole, ZERO), "h")
+                left = x.let(k.add(k.mul(here, integer(2)), integer(1)), "l")
+                right = x.let(k.binary("min", k.add(left, integer(1)), k.sub(size, integer(1))), "r")
+                near = x.let(k.binary("min", left, right), "n")  # a leaf has no children: itself or another, not taken
+                key_l, key_r = x.let(at(keys, near), "kl"), x.let(at(keys, right), "kr")
+                place_l, place_r = x.let(at(places, near), "pl"), x.let(at(places, right), "pr")
+                later = x.let(_before(key_l, place_l, key_r, place_r), "c")
+                child = k.select(later, right, left)
+                child_key = x.let(k.select(later, key_r, key_l), "kc")
+                child_place = x.let(k.select(later, place_r, place_l), "pc")
+                sinks = k.binary("and", k.binary("lt", left, size), _before(key, place, child_key, child_place))
+                sinks = x.let(sinks, "s")
+                x.store(keys.buffer, k.add(keys.base, here), k.select(sinks, child_key, key))
+                x.store(places.buffer, k.add(places.base, here), k.select(sinks, child_place, place))
+                x.store(hole, ZERO, k.select(sinks, child, here))
+
+            b.loop("d", 0, integer(self.kept.bit_length()), 1, down)
+
+        def clear(b: Block, i: Expr) -> None:
+            b.store(keys.buffer, k.add(keys.base, i), LAST)
+            b.store(places.buffer, k.add(places.base, i), LAST)
+
+        def take(b: Block, i: Expr) -> None:
+            key = self._key(b, self._load(b, 0, index, i))
+            wanted = _before(key, i, b.let(at(keys, ZERO), "k"), b.let(at(places, ZERO), "p"))
+            b.when(wanted, lambda x: sift(x, key, i, integer(self.kept)))
+
+        def pop(b: Block, j: Expr) -> None:
+            last = b.let(k.sub(integer(self.kept - 1), j), "last")
+            b.store(order.buffer, k.add(order.base, last), at(places, ZERO))
+            key, place = b.let(at(keys, last), "k"), b.let(at(places, last), "p")
+            b.when(k.binary("gt", last, ZERO), lambda x: sift(x, key, place, last))
+
+        block.loop("i", 0, self.kept, 1, clear)
+        block.loop("i", 0, self.length, 1, take)
+        block.loop("j", 0, self.kept, 1, pop)
+        self._write(block, index, order)
+
+    def _write(self, block: Block, index: Index, order: _Area) -> None:
         def write(b: Block, i: Expr) -> None:
-            at = b.let(k.load(order.buffer, k.add(k.add(order.base, final), i)), "at")
+            at = b.let(k.load(order.buffer, k.add(order.base, i)), "at")
             place = self._full(index, i)
             values = [self._load(b, operand, index, at) for operand in range(len(self.memory))]
             if len(values) == 1:
@@ -161,7 +228,7 @@ class _Sorting:
             for value, buffer, lay in zip(values, self.operands.outs, self.outs, strict=True):
                 b.store(buffer, ix.linear(place, lay.strides, lay.offset), value)
 
-        block.loop("i", 0, self.length, 1, write)
+        block.loop("i", 0, self.kept, 1, write)
 
     def _merge(self, block: Block, m: Expr, width: Expr, source: Expr, target: Expr, areas: list[_Area]) -> None:
         """Merge the runs [low, middle) and [middle, high)."""
@@ -207,6 +274,11 @@ class _Sorting:
         """An i64 in the order of x; NaN after everything, both zeros alike."""
         key = block.let(_ascending(block, x), "key")
         return block.let(k.unary("not", key), "key") if self.op.descending else key
+
+
+def _before(key: Expr, place: Expr, other_key: Expr, other_place: Expr) -> Expr:
+    tied = k.binary("and", k.binary("eq", key, other_key), k.binary("lt", place, other_place))
+    return k.binary("or", k.binary("lt", key, other_key), tied)
 
 
 def _ascending(block: Block, x: Expr) -> Expr:

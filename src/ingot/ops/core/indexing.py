@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import negative
+from ingot.ir.dims import DimLike, negative
 from ingot.ir.node import Op
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
@@ -277,7 +277,8 @@ def _full_index(
 class Sort(CoreOp):
     """Every operand reordered along `dimension` so that the first `num_keys` ascend (or descend) lexicographically.
 
-    NaN counts as greater than any number and -0 equals +0. Ties keep their order (also when `stable` is False).
+    NaN counts as greater than any number and -0 equals +0. Ties keep their order (also when `stable` is False). keep:
+    how many of them the results have, the first ones; None: all.
     """
 
     name: ClassVar[str] = "sort"
@@ -286,6 +287,7 @@ class Sort(CoreOp):
     descending: bool = False
     stable: bool = True
     num_keys: int = 1
+    keep: DimLike | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         self.expect(1 <= self.num_keys <= len(inputs), f"expected at least {self.num_keys} operands, got {len(inputs)}")
@@ -294,6 +296,12 @@ class Sort(CoreOp):
             all(t.shape == inputs[0].shape for t in inputs),
             f"expected operands of one shape, got {', '.join(map(str, inputs))}",
         )
+        if self.keep is not None:
+            size = inputs[0].shape[self.dimension]
+            fits = not negative(self.keep) and not negative(size - self.keep)
+            self.expect(fits, f"keep: expected at most {size}, the size of dimension {self.dimension}, got {self.keep}")
+            kept = tuple(self.keep if d == self.dimension else n for d, n in enumerate(inputs[0].shape))
+            inputs = tuple(x.with_shape(kept) for x in inputs)
         return inputs[0] if len(inputs) == 1 else inputs
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
@@ -304,6 +312,8 @@ class Sort(CoreOp):
             order = np.argsort(keys[0], axis=self.dimension, kind="stable")
         else:
             order = np.lexsort(keys[::-1], axis=self.dimension)
+        if self.keep is not None:
+            order = np.take(order, range(int(self.keep)), self.dimension)
         out = tuple(np.take_along_axis(x, order, self.dimension) for x in inputs)
         return out[0] if len(out) == 1 else out
 
@@ -319,6 +329,9 @@ class Sort(CoreOp):
             yield cls(0, descending, True, 2), (x, -x, tags)
             yield cls(0, descending), (rng.integers(0, 255, 7).astype(np.uint8),)
             yield cls(0, descending), (rng.integers(-99, 99, 7).astype(np.float16), np.arange(7, dtype=np.int32))
+            yield cls(1, descending, keep=2), (x, tags)
+            yield cls(1, descending, keep=7), (x, tags)
+            yield cls(0, descending, True, 2, keep=1), (x, -x, tags)
         yield cls(0), (np.zeros((0, 2), np.float32),)
 
 

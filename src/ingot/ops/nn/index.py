@@ -368,8 +368,8 @@ class TopK(Op):
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
         (x,) = inputs
         places = t.iota(x.shape, self.axis)
-        values, order = Sort(self.axis, self.largest)(x, places.node).results
-        return Term(values).slice(self.axis, 0, self.k).node, Term(order).slice(self.axis, 0, self.k).node
+        values, order = Sort(self.axis, self.largest, keep=self.k)(x, places.node).results
+        return values, order
 
     @classmethod
     def samples(cls) -> Samples:
