@@ -64,6 +64,11 @@ class Layout:
                 strides[d] = self.strides[own]
         return Layout(shape, tuple(strides), self.offset)
 
+    def windows(self, shape: Shape, dim: int, step: int, dilation: int) -> Layout:
+        """Windows along `dim`, which overlap where the step is short: an axis for them, one behind it inside each."""
+        own = self.strides[dim]
+        return Layout(shape, (*self.strides[:dim], own * step, own * dilation, *self.strides[dim + 1 :]), self.offset)
+
     def reshape(self, shape: Shape) -> Layout | None:
         """The same elements in row-major order under another shape, or None where no strides express it."""
         groups = reshape_groups(self.shape, shape)

@@ -130,6 +130,7 @@ from ingot.ops.core.shape import (
     Reverse,
     Slice,
     Transpose,
+    Windows,
 )
 from ingot.ops.group import Group
 from ingot.ops.nn import (

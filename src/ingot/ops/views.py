@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node, Op
 from ingot.ops.core.base import inverse
-from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose
+from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose, Windows
 
-VIEWS = (BroadcastInDim, Reshape, Slice, Transpose)
+VIEWS = (BroadcastInDim, Reshape, Slice, Transpose, Windows)
 WHOLE_VIEWS = (Reshape, Transpose)  # each element of the operand once
 
 
@@ -32,6 +32,8 @@ def view_layout(node: Node, layout: Layout) -> Layout | None:
             return layout.slice(op.start, node.shape, op.strides)
         case Reshape():
             return layout.reshape(node.shape)
+        case Windows():
+            return layout.windows(node.shape, op.dim, op.step, op.dilation)
     return None
 
 

@@ -36,7 +36,7 @@ from ingot.passes.prologue import made_within, panel_operand, why_stored
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 
-_FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Iota, ops.DimValue)
+_FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Windows, ops.Iota, ops.DimValue)
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip

@@ -270,6 +270,14 @@ def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
     return em.value(block, node.inputs[0], at, mask)
 
 
+def _windows(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    op = node.op
+    assert isinstance(op, ops.Windows)
+    d = op.dim
+    at = ix.add(ix.mul(index[d], integer(op.step)), ix.mul(index[d + 1], integer(op.dilation)))
+    return em.value(block, node.inputs[0], (*index[:d], at, *index[d + 2 :]), mask)
+
+
 def _reverse(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     op = node.op
     assert isinstance(op, ops.Reverse)
@@ -440,6 +448,7 @@ _RULES: dict[type, Rule] = {
     ops.Reshape: _reshape,
     ops.Transpose: _transpose,
     ops.Slice: _slice,
+    ops.Windows: _windows,
     ops.Reverse: _reverse,
     ops.Pad: _pad,
     ops.Concat: _concat,

@@ -278,6 +278,46 @@ class Slice(CoreOp):
 
 
 @dataclass(frozen=True)
+class Windows(CoreOp):
+    """Windows of `size` elements, `dilation` apart, every `step` along `dim`, as long as they fit: an axis counts the
+    windows, a new one behind it runs through each of them.   y[.., i, j, ..] = x[.., i * step + j * dilation, ..]
+    """
+
+    name: ClassVar[str] = "windows"
+    category: ClassVar[Category] = Category.VIEW
+    dim: int
+    size: int
+    step: int = 1
+    dilation: int = 1
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        check_dims(self, (self.dim,), x.rank, "dim")
+        self.expect(
+            min(self.size, self.step, self.dilation) >= 1,
+            f"expected a size, a step and a dilation >= 1, got {self.size}, {self.step}, {self.dilation}",
+        )
+        left = x.shape[self.dim] - self.dilation * (self.size - 1) - 1
+        self.expect(not negative(left), f"expected a window of {self.size} to fit {x} along axis {self.dim}")
+        return x.with_shape((*x.shape[: self.dim], left // self.step + 1, self.size, *x.shape[self.dim + 1 :]))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        count = (x.shape[self.dim] - self.dilation * (self.size - 1) - 1) // self.step + 1
+        at = np.arange(count)[:, None] * self.step + np.arange(self.size) * self.dilation
+        return np.take(x, at, self.dim)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls(0, 3), (_arange(7),)
+        yield cls(1, 3, 2, 2), (_arange(2, 11, 5),)
+        yield cls(2, 4, 4), (_arange(3, 2, 9, dtype=np.int64),)
+        yield cls(1, 5, 1, 3), (_arange(2, 13),)
+        yield cls(0, 1, 5), (_arange(6, 0),)
+
+
+@dataclass(frozen=True)
 class Pad(CoreOp):
     """`value` around x and `interior` of it between neighbours; negative low/high crop."""
 

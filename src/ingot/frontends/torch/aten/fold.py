@@ -54,10 +54,8 @@ def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation:
     if size == step and dilation == 1:
         whole = slice_axis(x, axis, 0, count * size)
         return swap(reshape(whole, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
-    starts = range(0, size * dilation, dilation)
-    parts = [slice_axis(x, axis, i, i + (count - 1) * step + 1, step) for i in starts]
-    parts = [insert_axis(with_shape(p, (*x.shape[:axis], count, *x.shape[axis + 1 :])), axis) for p in parts]
-    return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
+    windows = ops.Windows(axis, size, step, dilation)(x)
+    return swap(with_shape(windows, (*x.shape[:axis], count, size, *x.shape[axis + 1 :])), axis, axis + 1)
 
 
 @aten("im2col.default")
