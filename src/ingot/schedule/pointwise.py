@@ -14,8 +14,9 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product, symbols_of
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import Shape, boolean
+from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
@@ -92,6 +93,7 @@ def _dims_in(value: object) -> list[DimLike]:
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have one shape."""
+    body, outs = _before_reshapes(body, outs)
     operands = Operands.of(body)
     shape = body.outputs[0].shape
     joined = join_dims(body, ins, outs)
@@ -143,6 +145,18 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
+
+
+def _before_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tuple[Layout, ...]]:
+    """The group without reshapes at its end, where they are strides of its results: a vector then does not run from
+    one line of what is reshaped into the next."""
+    roots = tuple(base_of(n, (ops.Reshape,)) for n in body.outputs)
+    if roots == body.outputs or any(isinstance(n.op, Input | Const) for n in roots) or len({n.shape for n in roots}) > 1:
+        return body, outs
+    places = [pull_back(n, root, lay) for n, root, lay in zip(body.outputs, roots, outs, strict=True)]
+    if any(lay is None for lay in places):
+        return body, outs
+    return body.with_outputs(roots), tuple(lay for lay in places if lay is not None)
 
 
 Write = Callable[[Block, Index, Expr | None], None]
