@@ -18,6 +18,7 @@ from ingot.ir.node import Const, Node, Op, const
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, check_dims, finish, widen
 from ingot.ops.core.indexing import Gather, Scatter, Sort
+from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 
@@ -50,6 +51,18 @@ def wrapped(indices: Node, sizes: Operand) -> Term:
 def _term(x: Value) -> Term:
     assert isinstance(x, Term)
     return x
+
+
+def _line_of(indices: Node, axis: int) -> Node | None:
+    """The indices along `axis`, where all other axes only repeat them: whole rows are meant."""
+    op = indices.op
+    if indices.type.rank < 2 or not isinstance(op, BroadcastInDim):
+        return None
+    (x,) = indices.inputs
+    sized = [d for d, n in zip(op.dims, x.shape, strict=True) if n != 1]
+    if sized != [axis] or indices.shape[axis] not in x.shape:
+        return None
+    return Reshape((indices.shape[axis],))(x)
 
 
 def _size_vector(sizes: Sequence[DimLike]) -> Operand:
@@ -132,10 +145,13 @@ class GatherElements(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x, indices = Term(inputs[0]), inputs[1]
-        at = wrapped(indices, t.size(x.shape[self.axis]))
         others = tuple(d for d in range(x.rank) if d != self.axis)
         for d in others:
             x = x.slice(d, 0, indices.shape[d])
+        line = _line_of(indices, self.axis)
+        if line is not None:
+            return t.take(x, wrapped(line, t.size(x.shape[self.axis])), self.axis).node
+        at = wrapped(indices, t.size(x.shape[self.axis]))
         gather = Gather((), (self.axis,), others, others, (self.axis,), x.rank, (1,) * x.rank)
         return gather(x.node, at.node)
 
@@ -247,6 +263,11 @@ class ScatterElements(Op):
         # dimensions that indices and x share are batch dimensions; where indices cover less, coordinates say so
         batch = tuple(d for d in range(rank) if d != self.axis and x.shape[d] == indices.shape[d])
         short = tuple(d for d in range(rank) if d != self.axis and d not in batch)
+        line = _line_of(indices, self.axis)
+        if line is not None and not short:
+            at = wrapped(line, t.size(x.shape[self.axis]))
+            rows = Scatter(_KINDS[self.reduction], batch, (self.axis,), (), (), (self.axis,), 1)
+            return rows(x, at.node, updates)
         if not short:
             scatter = Scatter(_KINDS[self.reduction], (), (self.axis,), batch, batch, (self.axis,), rank)
             return scatter(x, at.node, updates)
