@@ -12,6 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32
+from ingot.ops import build
 from ingot.schedule.dots import as_dots
 from ingot.schedule.loops import flat_rows, loops_of
 from ingot.schedule.recast import in_parts
@@ -39,7 +40,7 @@ def test_both_operands_along_the_reduction(shape: tuple[int, int, int], machine)
     for batch in (1, 3):
         xs = [random(batch, m, kk), random(batch, n, kk), random(n)]
         q, keys, bias = inputs_like(xs)
-        y = ops.build.maximum(ops.build.add(QUERIES(q, keys), bias), 0)
+        y = build.maximum(build.add(QUERIES(q, keys), bias), 0)
         graph = Graph((q, keys, bias), (y,))
         check(graph, xs, machine=machine)
     assert any(name.startswith("dots") for name in kernels(graph, machine)) or kk < 32
@@ -96,7 +97,7 @@ def test_long_reductions_in_parts(shape: tuple[int, int, int], constant: bool) -
     xs = [random(m, kk), random(kk, n)]
     a, b = inputs_like(xs)
     given: list[Node] = [a] if constant else [a, b]
-    y = ops.build.add(MATMUL(a, const(xs[1]) if constant else b), 1.0)
+    y = build.add(MATMUL(a, const(xs[1]) if constant else b), 1.0)
     graph = Graph(tuple(given), (y,))
     check(graph, xs[: len(given)])
     assert len(kernels(graph)) > 1
@@ -118,7 +119,7 @@ def test_rows_that_lie_side_by_side(columns: int, machine) -> None:
     xs = [random(2, 70, 130), random(2, 70, columns)]
     a, b = inputs_like(xs)
     y = ops.DotGeneral(((0,), (0,)), ((1,), (1,)))(a, b)
-    check(Graph((a, b), (ops.build.mul(y, 2.0),)), xs, machine=machine)
+    check(Graph((a, b), (build.mul(y, 2.0),)), xs, machine=machine)
 
 
 def test_full_vectors_of_columns_are_no_dot_products() -> None:
@@ -132,6 +133,6 @@ def test_parts_whose_sums_are_read_elsewhere() -> None:
     """A reshape and a broadcast between the sums and what is added to them."""
     xs = [random(4, 60000), random(60000, 4), random(4)]
     a, b, scale = inputs_like(xs)
-    y = ops.build.reshape(MATMUL(a, b), (2, 2, 4))
-    y = ops.Transpose((1, 0, 2))(ops.build.add(ops.build.mul(y, scale), 1.0))
+    y = build.reshape(MATMUL(a, b), (2, 2, 4))
+    y = ops.Transpose((1, 0, 2))(build.add(build.mul(y, scale), 1.0))
     check(Graph((a, b, scale), (y,)), xs)

@@ -272,13 +272,15 @@ class _Nest:
                     x.store(acc, own, k.fma(row[r], column, k.load(acc, own)))
 
         def nest(x: Block, axes: tuple[Axis, ...], at: tuple[Expr, Expr]) -> None:
-            def inside(i: Expr) -> tuple[Expr, Expr]:
-                return add(at[0], mul(i, dim_expr(axes[0].a))), add(at[1], mul(i, dim_expr(axes[0].b)))
+            axis, inner = axes[0], axes[1:]
 
-            if len(axes) > 1:
-                x.loop("k", 0, axes[0].extent, 1, lambda y, i: nest(y, axes[1:], inside(i)))
+            def inside(i: Expr) -> tuple[Expr, Expr]:
+                return add(at[0], mul(i, dim_expr(axis.a))), add(at[1], mul(i, dim_expr(axis.b)))
+
+            if inner:
+                x.loop("k", 0, axis.extent, 1, lambda y, i: nest(y, inner, inside(i)))
             else:
-                self._innermost(x, axes[0].extent, lambda y, i, read, slot: multiply(y, inside(i), read, slot))
+                self._innermost(x, axis.extent, lambda y, i, read, slot: multiply(y, inside(i), read, slot))
 
         nest(block, self.reduce, (ZERO, ZERO))
         self._finish(block, place, acc, rows)

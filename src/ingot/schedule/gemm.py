@@ -33,9 +33,9 @@ from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
 from ingot.schedule.prologue import InnerRows, computed_a, is_computed
-from ingot.schedule.tile import LINE, Contraction, Plan, plan_of, turns_panels
 from ingot.schedule.recast import changed_round, changes_round, in_parts
 from ingot.schedule.reduction import lower_first
+from ingot.schedule.tile import LINE, Contraction, Plan, plan_of, turns_panels
 from ingot.schedule.window import (
     bind_result,
     lower_depthwise,
@@ -183,7 +183,7 @@ def _lower_parts(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
     parts: tuple[Node, Node], machine: Machine,
 ) -> Lowered:
-    """Kernels for products of parts of the reduction, for their sums, and for an epilogue that reads these elsewhere."""
+    """Kernels for products of parts of the reduction, for their sums, and for an epilogue that moves these."""
     partial, total = parts
     whole = body.with_outputs(rebuilt(body.outputs, {anchor: total}))
     known = dict(zip(body.inputs, constant, strict=True))
@@ -206,13 +206,20 @@ def _lower_dots(
     operands = Operands.of(body)
     em = operands.emitter(body, ins)
     (a_at, a_layout), (b_at, b_layout) = a, b
-    packs = (products.pack,) if products.pack is not None else ()
-    b_buffer, b_arg = (Buffer("b", products.pack.dtype), Arg("pack", 0)) if products.pack else (operands.ins[b_at], Arg("in", b_at))
-    sides = Operand(operands.ins[a_at], a_layout.offset), Operand(b_buffer, 0 if packs else b_layout.offset)
+    packs: tuple[Pack, ...] = ()
+    second, b_arg = Operand(operands.ins[b_at], b_layout.offset), Arg("in", b_at)
+    if products.pack is not None:
+        packs, second, b_arg = (products.pack,), Operand(Buffer("b", products.pack.dtype)), Arg("pack", 0)
+    b_buffer, first = second.buffer, Operand(operands.ins[a_at], a_layout.offset)
+    if products.changed:
+        first, second = second, first
     chunk, top = k.var("chunk"), Block()
     epilogue = _epilogue(body, anchor, products.loops, em, operands, outs)
-    first, second = reversed(sides) if products.changed else sides
-    chunks = emit_dots(top, chunk, products, first, second, machine, epilogue)
+
+    def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+        epilogue(block, place, acc, mask)
+
+    chunks = emit_dots(top, chunk, products, first, second, machine, write)
     params = _params(body, anchor, operands, a_at, b_at, (b_buffer, b_arg))
     extents = tuple(x.extent for x in (*products.c.batch, *products.c.rows, *products.c.cols, *products.c.reduce))
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *extents)

@@ -11,7 +11,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.schedule.block import Block
 
 Index = tuple[Expr, ...]
-Write = Callable[[Block, Index, Expr, Expr | None], object]
+Write = Callable[[Block, Index, Expr, Expr | None], None]
 Fetch = Callable[[Block, Index, int], None]
 
 

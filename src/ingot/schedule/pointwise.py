@@ -151,7 +151,8 @@ def _before_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tupl
     """The group without reshapes at its end, where they are strides of its results: a vector then does not run from
     one line of what is reshaped into the next."""
     roots = tuple(base_of(n, (ops.Reshape,)) for n in body.outputs)
-    if roots == body.outputs or any(isinstance(n.op, Input | Const) for n in roots) or len({n.shape for n in roots}) > 1:
+    computed = not any(isinstance(n.op, Input | Const) for n in roots)
+    if roots == body.outputs or not computed or len({n.shape for n in roots}) > 1:
         return body, outs
     places = [pull_back(n, root, lay) for n, root, lay in zip(body.outputs, roots, outs, strict=True)]
     if any(lay is None for lay in places):

@@ -49,11 +49,9 @@ def in_parts(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:
     dtype = accumulator(anchor.dtype)
     if parts is None or parts * rows * columns * dtype.nbytes > moved // 4:
         return None
-    cut_a, cut_b = (_cut(x, d, parts) for x, d in ((a, at), (b, bt)))
-    batched = tuple(
-        (d, *(i + (i > d) for i in dims)) for d, dims in zip((at, bt), op.batch, strict=True)
-    )
-    partial = ops.DotGeneral((batched[0], batched[1]), ((at + 1,), (bt + 1,)), dtype)(cut_a, cut_b)
+    batch_a, batch_b = ((d, *(i + (i > d) for i in dims)) for d, dims in zip((at, bt), op.batch, strict=True))
+    op = ops.DotGeneral((batch_a, batch_b), ((at + 1,), (bt + 1,)), dtype)
+    partial = op(_cut(a, at, parts), _cut(b, bt, parts))
     return partial, cast(Reduce("sum", (0,))(partial), anchor.dtype)
 
 
@@ -74,9 +72,10 @@ def changes_round(anchor: Node, c: Contraction, machine: Machine) -> bool:
     if not isinstance(anchor.op, ops.DotGeneral) or c.rows[-1].a != 1 or len(c.cols) > 1:
         return False
     batch, reduce = (tuple(Axis(x.extent, x.b, x.a) for x in axes) for axes in (c.batch, c.reduce))
-    rows, columns = (Axis(x.extent, x.b) for x in c.cols), (Axis(x.extent, 0, x.a) for x in c.rows)
-    other = replace(c, batch=batch, rows=tuple(rows), cols=tuple(columns), reduce=reduce, a=c.b, b=c.a, packed=False)
-    scattered = SCATTERED * estimate(product(x.extent for x in (*c.rows, *c.cols))) if c.cols[0].extent != 1 else 0.0
+    rows, columns = tuple(Axis(x.extent, x.b) for x in c.cols), tuple(Axis(x.extent, 0, x.a) for x in c.rows)
+    other = replace(c, batch=batch, rows=rows, cols=columns, reduce=reduce, a=c.b, b=c.a, packed=False)
+    results = estimate(product(x.extent for x in (*c.rows, *c.cols)))
+    scattered = 0.0 if all(x.extent == 1 for x in c.cols) else SCATTERED * results
     return least_cycles(other, machine) + scattered < 0.8 * least_cycles(c, machine)
 
 
@@ -87,7 +86,8 @@ def changed_round(anchor: Node) -> Node:
     a, b = anchor.inputs
     rows, columns = op.free(a.type.rank, b.type.rank)
     first = len(op.batch[0])
-    turned = ops.DotGeneral(op.batch[::-1], op.contract[::-1], op.dtype)(b, a)
+    (batch_a, batch_b), (contract_a, contract_b) = op.batch, op.contract
+    turned = ops.DotGeneral((batch_b, batch_a), (contract_b, contract_a), op.dtype)(b, a)
     own, other = range(first + len(columns), first + len(columns) + len(rows)), range(first, first + len(columns))
     return ops.Transpose((*range(first), *own, *other))(turned)
 

@@ -20,7 +20,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, boolean, f32, f64, i32, i64, u64
+from ingot.ir.types import DType, boolean, f32, f64, i32, i64, static_shape, u64
 from ingot.ops import Sort
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -78,9 +78,10 @@ class _Sorting:
         run = max(1, CHUNK // work)
         if isinstance(self.rows, int):
             run = max(1, min(run, self.rows // (4 * self.machine.threads)))
-        # two copies of the first keys and of the order; one of every further key. Or a heap of keys and places, and the order
+        # two copies of the first keys and of the order; one of every further key
         sizes: list[DimLike] = [2 * n, 2 * n, *([n] * (self.op.num_keys - 1))]
         if self.heaped:
+            # the heap's keys and places, and the order
             n, sizes = self.kept, [self.kept] * 3
         private = isinstance(n, int) and n <= SCRATCH
         temps: list[DimLike] = []
@@ -164,8 +165,8 @@ class _Sorting:
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """The elements that come first, by a heap whose root is the last of those kept so far."""
         keys, places, order = areas
-        assert isinstance(self.kept, int)
-        if not self.kept:
+        (kept,) = static_shape((self.kept,))
+        if not kept:
             return
 
         def at(area: _Area, i: Expr) -> Expr:
@@ -193,7 +194,7 @@ class _Sorting:
                 x.store(places.buffer, k.add(places.base, here), k.select(sinks, child_place, place))
                 x.store(hole, ZERO, k.select(sinks, child, here))
 
-            b.loop("d", 0, integer(self.kept.bit_length()), 1, down)
+            b.loop("d", 0, integer(kept.bit_length()), 1, down)
 
         def clear(b: Block, i: Expr) -> None:
             b.store(keys.buffer, k.add(keys.base, i), LAST)
@@ -202,17 +203,17 @@ class _Sorting:
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
             wanted = _before(key, i, b.let(at(keys, ZERO), "k"), b.let(at(places, ZERO), "p"))
-            b.when(wanted, lambda x: sift(x, key, i, integer(self.kept)))
+            b.when(wanted, lambda x: sift(x, key, i, integer(kept)))
 
         def pop(b: Block, j: Expr) -> None:
-            last = b.let(k.sub(integer(self.kept - 1), j), "last")
+            last = b.let(k.sub(integer(kept - 1), j), "last")
             b.store(order.buffer, k.add(order.base, last), at(places, ZERO))
             key, place = b.let(at(keys, last), "k"), b.let(at(places, last), "p")
             b.when(k.binary("gt", last, ZERO), lambda x: sift(x, key, place, last))
 
-        block.loop("i", 0, self.kept, 1, clear)
+        block.loop("i", 0, kept, 1, clear)
         block.loop("i", 0, self.length, 1, take)
-        block.loop("j", 0, self.kept, 1, pop)
+        block.loop("j", 0, kept, 1, pop)
         self._write(block, index, order)
 
     def _write(self, block: Block, index: Index, order: _Area) -> None:

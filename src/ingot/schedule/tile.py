@@ -576,6 +576,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes", "neighbours", "others", "pieces",
-    "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "turns_panels",
+    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes", "neighbours", "others",
+    "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "turns_panels",
 ]  # fmt: skip

@@ -2,12 +2,12 @@
 
     depthwise:  for n: for oh: for 16 channels: for a tile of ow: acc[t] += x[oh*s+kh, (ow+t)*s+kw] * w[kh, kw]
 
-Vectors run along the innermost dimension, over several groups where these have fewer channels than a vector: what each
-output channel reads as its group's i-th input channel is a shuffle of the vector of input channels. A depthwise tile keeps several output positions in registers, so that every
-input vector of a row is loaded once for all taps that use it; the weights of a vector of channels lie together. Where
-taps are many and the first-level cache holds a vector of channels of a whole image, channels come first: every place
-is then read once from further away. Other images are read line by line, as hardware prefetches. Depthwise inputs carry
-their padding (see passes/layout).
+Vectors run along the innermost dimension, over several groups where these have fewer channels than a vector: what
+each output channel reads as its group's i-th input channel is a shuffle of the vector of input channels. A tile keeps
+several output positions in registers, so that every input vector of a row is loaded once for all taps that use it;
+the weights of a vector of channels lie together. Where taps are many and the first-level cache holds a vector of
+channels of a whole image, channels come first: every place is then read once from further away. Other images are read
+line by line, as hardware prefetches. Depthwise inputs carry their padding (see passes/layout).
 """
 
 from __future__ import annotations
@@ -313,7 +313,8 @@ class Depthwise:
         """The i-th input channel of the groups of the output channels `c`, at a place of the image."""
         (reads, makes), step = self.group, dim_expr(self.x_layout.strides[-1])
         if makes == 1:
-            return block.let(k.cast(load_at(block, self.x_buffer, ix.add(place, ix.mul(c, step)), mask), self.dtype), "x")
+            own = ix.add(place, ix.mul(c, step))
+            return block.let(k.cast(load_at(block, self.x_buffer, own, mask), self.dtype), "x")
         first = ix.mul(k.binary("div", ix.first_lane(c), integer(makes)), integer(reads))
         if c.lanes == 1:
             own = ix.add(place, ix.mul(ix.add(first, integer(i)), step))
