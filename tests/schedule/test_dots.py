@@ -136,3 +136,18 @@ def test_parts_whose_sums_are_read_elsewhere() -> None:
     y = build.reshape(MATMUL(a, b), (2, 2, 4))
     y = ops.Transpose((1, 0, 2))(build.add(build.mul(y, scale), 1.0))
     check(Graph((a, b, scale), (y,)), xs)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+def test_windows_are_rows_in_place(machine) -> None:
+    """Frames of a waveform that overlap: the rows of a product, which no kernel copies."""
+    wave, weights = random(2, 500), random(40, 24)
+    x, w = inputs_like([wave, weights])
+    frames = ops.Windows(1, 40, 16)(x)
+    graph = Graph((x, w), (ops.DotGeneral(((), ()), ((2,), (0,)))(frames, w),))
+    check(graph, [wave, weights], machine=machine)
+    assert len(kernels(graph, machine)) == 1
+    image = random(2, 9, 7, 5)
+    (x,) = inputs_like([image])
+    patches = ops.Windows(3, 3)(ops.Windows(1, 2, 2, 2)(x))
+    check(Graph((x,), (build.reshape(build.mul(patches, 2.0), (2, -1, 15)),)), [image], machine=machine)

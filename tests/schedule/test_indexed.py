@@ -114,3 +114,20 @@ def test_scatter_elements(reduction: str) -> None:
     x, index, updates = normal(6, 20, 9), rng.integers(-6, 6, (4, 20, 5)), normal(4, 20, 5)
     graph = lower_model_ops(op_graph(ScatterElements(0, reduction), [x, index, updates]), frozenset())
     check(graph, [x, index, updates], rtol=1e-5)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize(("k", "size"), [(1, 50), (3, 64), (16, 129), (50, 3000)])
+def test_first_of_many(k: int, size: int, machine) -> None:
+    """By a heap: ties in their order, NaN as the greatest, the last of all integers among the numbers."""
+    rng = np.random.default_rng(k)
+    ties = rng.integers(-5, 5, (3, size)).astype(np.float32)
+    mixed = normal(3, size)
+    mixed[0, 5:9], mixed[1, 7], mixed[2, 3] = np.nan, np.inf, -np.inf
+    extreme = rng.choice(np.asarray([0, 1, -(1 << 63), (1 << 63) - 1]), (3, size))
+    rising = np.tile(np.arange(size, dtype=np.int32), (2, 1))
+    for x in (ties, mixed, extreme, rising, ties.astype(np.float16)):
+        for largest in (False, True):
+            graph = lower_model_ops(op_graph(TopK(k, 1, largest), [x]))
+            check(graph, [x], machine=machine)
+            check(lower_model_ops(op_graph(TopK(k, 0, largest), [x.T.copy()])), [x.T.copy()], machine=machine)

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import static_shape
+from ingot.ir.types import f32, static_shape
 from ingot.ops.core.base import Pairs
 from ingot.schedule.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
@@ -99,3 +99,21 @@ def test_depthwise(height: int, width: int, stride: int, machine: Machine) -> No
     check(graph, [xs], machine=machine)
     xs[0, 3, 4, 5], xs[1, 0, 0, 30] = np.nan, np.inf
     check(graph, [xs], machine=machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("groups", "reads", "makes"),
+    [(8, 4, 4), (5, 4, 4), (4, 8, 8), (7, 2, 2), (9, 1, 2), (5, 1, 4), (6, 2, 4), (3, 4, 8)],
+)
+def test_vectors_of_several_groups(groups: int, reads: int, makes: int, stride: int, machine: Machine) -> None:
+    x = image(2, 9, 13, groups * reads)
+    graph = Graph((x,), (shifted(conv(padded(x, 1, 1), values(3, 3, reads, groups * makes), stride, groups)),))
+    xs = values(2, 9, 13, groups * reads)
+    check(graph, [xs], machine=machine)
+    xs[0, 3, 4, reads], xs[1, 0, 0, -1] = np.nan, np.inf
+    check(graph, [xs], machine=machine)
+    lanes = machine.lanes(f32)
+    steps = [s.kernel for s in compile_graph(graph, machine).program.steps]
+    assert any(name.startswith("depthwise") for name in steps) == (makes < lanes)
