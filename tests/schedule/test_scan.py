@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import ingot.schedule.scan as scan
+import ingot.schedule.scan_cell as scan_cell
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Project, const
@@ -73,7 +73,7 @@ def test_packed_parameters(op: Recurrent, machine) -> None:
 @pytest.mark.parametrize("op", [*OPS.values(), LSTM(160, "bidirectional")], ids=[*OPS, "lstm-large"])
 def test_columns_shared_by_workers(op: Recurrent, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the chunks fall on the threads, and with one thread alone, the passes keep their order."""
-    monkeypatch.setattr(scan, "PART_SECONDS", 1e-12)
+    monkeypatch.setattr(scan_cell, "PART_SECONDS", 1e-12)
     xs = operands(op, 9, 2)
     graph = constant_graph(op, xs)
     want = interpret(graph, given(xs))

@@ -82,13 +82,13 @@ class AttentionGroup:
         node = self.anchor.inputs[operand]
         x = Input("x", node.type)()
         dense = Layout.contiguous(node.shape)
-        (step,) = lower_pointwise(
+        low = lower_pointwise(
             Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine
-        ).steps
-        source = self.operands.ins.index(tensor.buffer)
-        self.before.append(Step(step.kernel, (Arg("in", source), Arg("temp", len(self.temps)))))
+        )
+        source, wide = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
+        self.before += low.within([source], [wide], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)
-        self.extra.append((buffer, Arg("temp", len(self.temps))))
+        self.extra.append((buffer, wide))
         self.temps.append(TensorType(self.dtype, node.shape).nbytes)
         return Tensor(buffer, dense)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -62,3 +62,14 @@ class Lowered:
     temps: tuple[DimLike, ...] = ()
     packs: tuple[Pack, ...] = ()
     site: Site | None = None
+
+    def within(self, ins: Sequence[Arg], outs: Sequence[Arg], temps: int, packs: int = 0) -> Lowered:
+        """The same as a part of another group, on operands of that. temps, packs: how many it has before these."""
+        places = {
+            "in": ins,
+            "out": outs,
+            "temp": [Arg("temp", temps + i) for i in range(len(self.temps))],
+            "pack": [Arg("pack", packs + i) for i in range(len(self.packs))],
+        }
+        steps = tuple(Step(s.kernel, tuple(places[a.kind][a.index] for a in s.args)) for s in self.steps)
+        return replace(self, steps=steps, packs=tuple(replace(p, index=ins[p.index].index) for p in self.packs))

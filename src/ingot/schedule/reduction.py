@@ -18,7 +18,7 @@ from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
 from ingot.schedule.fold import accumulator, reduction
 from ingot.schedule.joined import box_inside, join_reduced, reshapes
-from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for, lower_pointwise
 from ingot.schedule.row_loops import WIDE, RowLoops
@@ -106,11 +106,10 @@ def lower_first(
 
     temps = (*(n.type.nbytes for n in firsts), *one.temps)
     results = [Arg("temp", i) for i in range(len(firsts))]
-    steps = _with_args(one, {"in": [Arg("in", i) for i in own], "out": results}, len(firsts))
+    one = one.within([Arg("in", i) for i in own], results, len(firsts))
     stored = dict(zip(firsts, zip(places, results, strict=True), strict=True))
     two = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
-    packs = tuple(replace(p, index=own[p.index]) for p in one.packs)
-    return Lowered((*steps, *two.steps), (*temps, *two.temps), packs)
+    return Lowered((*one.steps, *two.steps), (*temps, *two.temps), one.packs)
 
 
 def lower_rest(
@@ -140,18 +139,7 @@ def lower_rest(
     low = lower(rest, (*(lay for lay, _ in stored.values()), *(ins[i] for i in left)), outs, machine)
     operands = [*(arg for _, arg in stored.values()), *(Arg("in", i) for i in left)]
     results = [Arg("out", first + i) for i in range(len(outputs))]
-    return replace(low, steps=_with_args(low, {"in": operands, "out": results}, temps))
-
-
-def _with_args(low: Lowered, places: Mapping[str, Sequence[Arg]], temps: int) -> tuple[Step, ...]:
-    """The steps of `low` with other operands: its own temporaries stand behind `temps` others, its packs stay."""
-
-    def arg(a: Arg) -> Arg:
-        if a.kind == "pack":
-            return a
-        return Arg("temp", temps + a.index) if a.kind == "temp" else places[a.kind][a.index]
-
-    return tuple(Step(s.kernel, tuple(map(arg, s.args))) for s in low.steps)
+    return low.within(operands, results, temps)
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
