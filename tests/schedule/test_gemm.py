@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,9 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, const
+from ingot.passes.layout import explicit_padding
 from ingot.schedule.block import Block
-from ingot.schedule.contraction import emit_contraction
+from ingot.schedule.contraction import Nest, emit_contraction
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
 
@@ -62,3 +65,33 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
         check(Graph((x, bias), (value,)), xs[:2], machine=machine)
         check(Graph((x, bias, residual), (ops.Add()(value, residual),)), xs, machine=machine)
     assert [len(names) for names in fetched] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize(
+    ("size", "window", "dilation", "stride"),
+    [((9, 40), 3, 6, 1), ((12, 12), 3, 40, 1), ((7, 30), 5, 4, 2), ((7, 7), 3, 1, 1)],
+)
+def test_turns_that_read_padding_alone_are_left_out(
+    size: tuple[int, int], window: int, dilation: int, stride: int, machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    turns = Nest._turns
+
+    def spy(nest, block, tile, axis, extent):
+        low, high = turns(nest, block, tile, axis, extent)
+        found.append(not isinstance(low, k.Lit))
+        return low, high
+
+    monkeypatch.setattr(Nest, "_turns", spy)
+    around = dilation * (window // 2)
+    op = ops.Convolution(
+        (stride, stride), ((around, around),) * 2, (1, 1), (dilation, dilation), "NHWC", "HWIO", "NHWC"
+    )
+    rng = np.random.default_rng(0)
+    xs = [rng.standard_normal((2, *size, 8)).astype(np.float32)]
+    weights = const(rng.standard_normal((window, window, 8, 20)).astype(np.float32))
+    (x,) = inputs_like(xs)
+    graph = explicit_padding(Graph((x,), (op(x, weights),)))
+    check(graph, xs, machine=replace(machine, winograd=False))
+    assert any(found)

@@ -165,7 +165,8 @@ def _padded(op: ops.Convolution, inputs: Sequence[Node], loc: str) -> Node:
     zero = ops.scalar(0, x.dtype)
     padded = ops.Pad(tuple(low), tuple(high), tuple(interior))(x, zero, loc=loc)
     none = ((0, 0),) * len(spatial)
-    return replace(op, padding=none, lhs_dilation=(1,) * len(spatial))(padded, k, loc=loc)
+    zeros = tuple((max(lo, 0), max(hi, 0)) for lo, hi in op.padding)
+    return replace(op, padding=none, lhs_dilation=(1,) * len(spatial), zeros=zeros)(padded, k, loc=loc)
 
 
 __all__ = ["assign_layouts", "explicit_padding", "transpose"]

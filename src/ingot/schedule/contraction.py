@@ -398,7 +398,7 @@ class Nest:
                 self._multiply(x, columns, tile, at)
 
             if len(axes) > 1:
-                b.loop("k", 0, extent, 1, turn)
+                b.loop("k", *self._turns(b, tile, axis, extent), 1, turn)
             elif pair == 1 or isinstance(extent, Dim) or extent % pair == 0:
                 b.loop("k", 0, extent, self.plan.unroll, innermost)
             else:
@@ -412,6 +412,25 @@ class Nest:
             self._epilogue(block, columns, tile, acc)
         else:
             block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
+
+    def _turns(self, block: Block, tile: _Tile, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
+        """The turns of a window's loop in which some row of the tile reads more than padding."""
+        low, high, inside = ZERO, dim_expr(extent), axis.inside
+        if inside is None or self.plan.k_block:
+            return low, high
+        if tile.at and self.lines.a == inside.row:
+            first, count = tile.at[-1], tile.lines
+        elif self.inner.a == inside.row:
+            first, count = tile.w, tile.rows
+        else:
+            return low, high
+        dilation, start = integer(inside.dilation), mul(first, integer(inside.step))
+        end = add(start, integer((count - 1) * inside.step))
+        before = k.sub(integer(inside.low + inside.dilation - 1), end)
+        behind = k.sub(dim_expr(inside.high - 1), start)
+        low = k.binary("max", low, k.binary("div", before, dilation))
+        high = k.binary("min", high, add(k.binary("div", behind, dilation), integer(1)))
+        return block.let(low, "k"), block.let(high, "k")
 
     def _fetch_rows(self, block: Block, columns: Columns, tile: _Tile, fetch: Fetch) -> None:
         def row(b: Block, i: Expr, j: Expr) -> None:

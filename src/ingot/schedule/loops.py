@@ -16,7 +16,9 @@ from ingot.ir.node import Node
 from ingot.schedule import index as ix
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.tile import LINE, Axis
+from ingot.schedule.tile import LINE, Axis, Inside
+
+WORTH = 0.92  # part of a window's turns that may read more than padding where it pays to tell them apart
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,11 @@ def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
         *(Axis(anchor.shape[out[c]], a.strides[at[c]] * s) for c, s in zip(spatial, op.strides, strict=True)),
     )
     cols = (Axis(per_out, 0, b.strides[o]),)
+    insides = [_inside(op, i, a, anchor.shape[out[c]], b.shape[wt[c]]) for i, c in enumerate(spatial)]
     reduce = (
         *(
-            Axis(b.shape[wt[c]], a.strides[at[c]] * d, b.strides[wt[c]])
-            for c, d in zip(spatial, op.rhs_dilation, strict=True)
+            Axis(b.shape[wt[c]], a.strides[at[c]] * d, b.strides[wt[c]], inside)
+            for c, d, inside in zip(spatial, op.rhs_dilation, insides, strict=True)
         ),
         Axis(b.shape[i], a.strides[at["C"]], b.strides[i]),
     )
@@ -105,6 +108,20 @@ def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
         return tuple(where)
 
     return _sized(batch, rows, cols, reduce, result, source)
+
+
+def _inside(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, taps: DimLike) -> Inside | None:
+    """Of a spatial axis: where the window reads more than padding, if it saves some of the products to look. The
+    window's innermost loop, which is joined with the channels', stays whole."""
+    if not op.zeros or not isinstance(outputs, int) or not isinstance(taps, int):
+        return None
+    step, dilation, (before, behind) = op.strides[axis], op.rhs_dilation[axis], op.zeros[axis]
+    at = op.lhs_layout.index(op.spatial[axis])
+    high = a.shape[at] - behind
+    if not isinstance(high, int) or (dilation == 1 and axis == len(op.spatial) - 1):
+        return None
+    useful = sum(before <= p * step + i * dilation < high for p in range(outputs) for i in range(taps))
+    return Inside(a.strides[at] * step, step, dilation, before, high) if useful < WORTH * outputs * taps else None
 
 
 def _sized(

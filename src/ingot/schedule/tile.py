@@ -22,14 +22,27 @@ from ingot.schedule.machine import Machine
 
 
 @dataclass(frozen=True)
+class Inside:
+    """Which turns of a window's loop read more than zeros: at position p of the row axis with stride `row` in A, those
+    i with low <= p * step + i * dilation < high."""
+
+    row: DimLike
+    step: int
+    dilation: int
+    low: int
+    high: DimLike
+
+
+@dataclass(frozen=True)
 class Axis:
     """One loop of a contraction: its extent, and the strides in elements with which it walks A and B (0: not at
-    all).
+    all). inside: the turns that matter, None for all.
     """
 
     extent: DimLike
     a: DimLike = 0
     b: DimLike = 0
+    inside: Inside | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,8 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         if x.extent == 1:
             continue
         last = out[-1] if out else None
-        if last is not None and last.a == x.a * x.extent and last.b == x.b * x.extent:
+        alike = last is not None and last.inside is None and x.inside is None
+        if last is not None and alike and last.a == x.a * x.extent and last.b == x.b * x.extent:
             out[-1] = Axis(last.extent * x.extent, x.a, x.b)
         else:
             out.append(x)
@@ -576,6 +590,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Axis", "Contraction", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes", "neighbours", "others",
-    "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "turns_panels",
+    "Axis", "Contraction", "Inside", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes",
+    "neighbours", "others", "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "turns_panels",
 ]  # fmt: skip

@@ -162,6 +162,8 @@ class Convolution(CoreOp):
     and the same spatial letters: "NCHW", "OIHW"; the spatial attributes follow lhs_layout's order of those letters.
 
     feature_groups splits C (rhs I = C / groups); batch_groups splits N. dtype: of the result; by default the operands'.
+    zeros: how many positions at both ends of each spatial axis of x are known to hold zeros, padding that has become a
+    part of x; () for none.
     """
 
     name: ClassVar[str] = "convolution"
@@ -178,6 +180,7 @@ class Convolution(CoreOp):
     feature_groups: int = 1
     batch_groups: int = 1
     dtype: DType | None = None
+    zeros: Pairs = ()
 
     @property
     def spatial(self) -> str:
