@@ -468,6 +468,8 @@ def shapes(nbytes: int) -> Iterator[Case]:
     yield case("sum of products, all", (x, x.copy()), lambda a, b: op.reduce_sum(op.mul(a, b)))
     yield case("std last", (x,), lambda a: ops.Sqrt()(op.var(a, 1)))
     yield case("var all", (x,), lambda a: op.var(a))
+    yield case("var of channels, NCHW", (maps,), lambda a: op.var(a, (0, 2, 3)))
+    yield case("softmax 1-D", (x.reshape(-1),), Softmax(axis=0))
     yield case("standardized columns", (x,), standardized)
     yield case("logsumexp first", (x,), LogSumExp((0,)))
     yield case("softmax of pixels, NCHW", (maps,), Softmax(axis=1))

@@ -1,7 +1,7 @@
 """Row groups: reductions over one set of dimensions and the pointwise work around them, as one kernel or, where rows
-are few and long, as several that all threads share.
+are few and long, as several that all threads share: the reductions of parts of rows, what joins them, the rest.
 
-    sum(x[n])   ->   p[i] = sum(x[i * n / parts ...]);  sum(p)
+    y = x - mean(x)   ->   p[i] = sum(x[i * n / parts ...]);  s = sum(p);  y = x - s / n
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ingot import ops
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
-from ingot.ops import ArgReduce, Reduce, build
-from ingot.ops.build import cast
-from ingot.schedule.fold import accumulator, reduction
 from ingot.schedule.joined import box_inside, join_reduced, reshapes
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import lanes_for, lower_pointwise
+from ingot.schedule.pointwise import comes_from_memory, lanes_for, lower_pointwise
 from ingot.schedule.row_loops import WIDE, RowLoops
+from ingot.schedule.row_parts import Cut, join_parts
 from ingot.schedule.rows import Rows, reductions_of, rows_of
 from ingot.support.errors import CompileError
 
@@ -30,67 +27,35 @@ Lower = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lower
 PART = 4096  # elements that a part of a row should have at least
 
 
-def _parts(body: Graph, rows: Rows, machine: Machine) -> tuple[int, int] | None:
-    """(dimension, parts) to cut a reduction in, where there are too few rows for all threads."""
+def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
+    """How to cut a reduction, where there are too few rows for all threads, or where those that are read `again` leave
+    a core's cache before."""
     rest = product(rows.shape[d] for d in rows.reduced)
     outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
-    across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // (WIDE * lanes_for(body, machine)))
+    columns = 1 if rows.horizontal else WIDE * lanes_for(body, machine)
+    across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
     units, goal = estimate(outer) * across, 4 * machine.threads
-    if machine.threads == 1 or units >= goal or not isinstance(rest, int):
+    if not isinstance(rest, int):
         return None
-    least = -(-goal // max(units, 1))
+    least, shortest = -(-goal // max(units, 1)) if machine.threads > 1 else 1, PART
+    nbytes = rest * columns * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=0)
+    if again and nbytes > machine.l2 and comes_from_memory(body, machine):
+        least, shortest = max(least, -(-4 * nbytes // machine.l2)), PART // columns
+    if least == 1:
+        return None
     for d in rows.reduced:
         extent = rows.shape[d]
         assert isinstance(extent, int)
-        for parts in (*range(least, 8 * goal), *range(least - 1, 1, -1)):
-            if extent % parts == 0 and rest // parts >= PART:
-                return d, parts
+        for parts in (*range(least, 8 * max(goal, least)), *range(least - 1, 1, -1)):
+            if extent % parts == 0 and rest // parts >= shortest:
+                return Cut(d, parts)
     return None
 
 
-def _lower_parts(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], at: int, parts: int, machine: Machine
-) -> Lowered:
-    """Two kernels:   sum(x[n])   ->   p[i] = sum(x[i * n / parts ...]);  sum(p)"""
-    partial: list[Node] = []
-    memo: dict[Node, Node] = {}
-    for n in reductions_of(body):
-        x, op = n.inputs[0], reduction(n)
-        extent = x.shape[at]
-        assert isinstance(extent, int)
-        cut = (*x.shape[:at], parts, extent // parts, *x.shape[at + 1 :])
-        wide = ops.Reshape(cut)(cast(x, accumulator(x.dtype)))
-        where = sum(d not in op.dims for d in range(at))
-        values = Reduce(op.kind, tuple(d + (d >= at) for d in op.dims))(wide)
-        partial.append(values)
-        if isinstance(op, Reduce):
-            memo[n] = cast(Reduce(op.kind, (where,))(values), n.dtype)
-        else:
-            partial.append(replace(op, dim=at + 1)(wide))
-            memo[n] = _place(op, values, partial[-1], where, extent // parts)
-    whole = replace(body, outputs=rebuilt(body.outputs, memo))
-    return lower_first(whole, tuple(dict.fromkeys(partial)), ins, outs, machine)
-
-
-def _place(op: ArgReduce, values: Node, places: Node, at: int, length: int) -> Node:
-    """Where the best value is: parts of `length` along dimension `at` have their best `values` at `places`."""
-    best = build.reduce(op.kind, values, at, keepdims=True)
-    same = build.compare("EQ", values, best)
-    if values.dtype.is_float:
-        same = build.or_(same, build.and_(build.compare("NE", values, values), build.compare("NE", best, best)))
-    behind = build.add(places, build.mul(ops.Iota(places.type, at)(), length))
-    nowhere = -1 if op.last else (1 << 63) - 1
-    return build.reduce("max" if op.last else "min", build.where(same, behind, nowhere), at)
-
-
-def _lower_levels(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """The first reductions of a group, then the rest of it, by kernels that all threads share:
-
-    y = x - mean(x)   ->   s = sum(x);  y = x - s / n
-    """
+def _firsts(body: Graph) -> list[Node]:
+    """The reductions that wait for no other."""
     found = set(reductions_of(body))
-    firsts = [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
-    return lower_first(body, firsts, ins, outs, machine)
+    return [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
 
 
 def lower_first(
@@ -156,13 +121,15 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
-    cut, found = _parts(body, rows, machine), reductions_of(body)
-    levelled = any(m in topological([n.inputs[0]]) for n in found for m in found)
-    ends_in_rows = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
-    if cut is not None and ends_in_rows and not levelled:
-        return _lower_parts(body, ins, outs, *cut, machine)
+    found, firsts = reductions_of(body), _firsts(body)
+    ends = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
+    cut = _cut(body, rows, machine, again=ends and len(firsts) < len(found))
+    parts = None if cut is None else join_parts(body, cut)
+    if parts is not None and ends:
+        return lower_first(*parts, ins, outs, machine)
+    cut = _cut(body, rows, machine, again=False)
     if cut is not None and len({n.shape for n in body.outputs}) == 1:
-        return _lower_levels(body, ins, outs, machine)
+        return lower_first(body, firsts if parts is None else found, ins, outs, machine)
     return RowLoops(body, ins, outs, rows, machine).lower()
 
 
