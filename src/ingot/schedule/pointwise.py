@@ -24,6 +24,7 @@ from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.joined import join_dims
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
+from ingot.schedule.short_lines import short_line, write_lines
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
@@ -117,8 +118,29 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
-    emitter = Emitter(leaves)
-    if turn is None:
+    emitter, size = Emitter(leaves), short_line(body, ins, outs, lanes)
+    if size is not None:
+        rows = shape[0]
+
+        def store(own: Emitter, block: Block, index: Index, flat: Expr) -> None:
+            for root, buffer in zip(body.outputs, operands.outs, strict=True):
+                store_at(block, buffer, flat, own.value(block, root, index), stream=stream)
+
+        def lines_at(block: Block, index: Index, mask: Expr | None) -> None:
+            begin = block.let(k.mul(index[0], integer(lanes)), "line")
+            end = block.let(k.add(begin, integer(lanes)), "line")
+
+            def line(b: Block, row: Expr) -> None:
+                vector_loop(b, integer(0), size, lanes, machine, lambda c, e, m: write(emitter, c, (row, e), m))
+
+            block.when(
+                k.binary("le", end, dim_expr(rows)),
+                lambda b: write_lines(b, index[0], size, lanes, body, leaves, store),
+                lambda b: b.loop("r", begin, dim_expr(rows), 1, line),
+            )
+
+        chunks = chunked_loops(top, chunk, (ceildiv(rows, lanes),), 0, 1, machine, lines_at, work=size * lanes)
+    elif turn is None:
         axis = _vector_axis(body, operands, ins, outs, shape, machine)
         order = _read_order(body, ins, operands, shape, lanes) if stream else None
         line = Line(outs[0], axis) if stream else None
