@@ -331,7 +331,7 @@ def test_rows_of_a_table_from_memory_are_asked_for(shape: tuple[int, ...], cols:
 @both
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
-@pytest.mark.parametrize("cols", [5, 131, 519, 4099, 33_001])
+@pytest.mark.parametrize("cols", [5, 131, 1031, 4099, 33_001])
 def test_lines_that_start_off_a_vector(cols: int, dtype: DType, dynamic: bool, machine) -> None:
     """Whole vectors of memory are written, in front of them as many elements as it takes to get there."""
     small = replace(machine, l3=64)

@@ -506,6 +506,7 @@ class Line:
 
     layout: Layout
     axis: int
+    long: int = LONG
 
     def begin(self, block: Block, index: Index, lanes: int) -> Expr | None:
         """The first position along the line at which a vector of memory starts; None where that is the line's start, or
@@ -514,7 +515,7 @@ class Line:
         strides = tuple(s for d, s in enumerate(self.layout.strides) if d != self.axis)
         start = ix.linear(rest, strides, self.layout.offset)
         aligned = ix.multiple_of(start, block.multiples) % lanes == 0
-        if self.layout.strides[self.axis] != 1 or aligned or estimate(extent) < LONG * lanes:
+        if self.layout.strides[self.axis] != 1 or aligned or estimate(extent) < self.long * lanes:
             return None
         past = k.binary("rem", start, integer(lanes))
         begin = k.binary("rem", k.sub(integer(lanes), past), integer(lanes))

@@ -31,6 +31,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
     AHEAD,
     CHUNK,
+    LONG,
     Line,
     Operands,
     body_dims,
@@ -225,7 +226,9 @@ class RowLoops(RowPasses):
             if i not in full:
                 self._store_row(block, i, root)
         if full:
-            line = Line(self.outs[full[0]], self.rows.axis) if self.stream else None
+            # what has just been stored in other pieces is slow to read
+            long = 3 * LONG if self.scratch else LONG
+            line = Line(self.outs[full[0]], self.rows.axis, long) if self.stream else None
             self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True, line=line)
 
     def _ahead(self) -> int:
