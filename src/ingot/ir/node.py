@@ -349,7 +349,7 @@ class Project(Op):
 class Graph:
     """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds.
 
-    conditions: expressions over several symbols that must not be negative, as 19 - a - b where a + b < 20.
+    conditions: expressions that must not be negative where no bounds of one symbol say so, as 19 - a - b for a + b < 20.
     """
 
     inputs: tuple[Node, ...]
