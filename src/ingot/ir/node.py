@@ -349,7 +349,7 @@ class Project(Op):
 class Graph:
     """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds.
 
-    conditions: expressions that must not be negative where no bounds of one symbol say so, as 19 - a - b for a + b < 20.
+    conditions: sizes that must not be negative, where no bounds of one symbol say so: 19 - a - b for a + b < 20.
     """
 
     inputs: tuple[Node, ...]

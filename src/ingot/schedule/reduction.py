@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
