@@ -19,8 +19,6 @@ What is left outside groups: inputs, constants, and storage ops.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, product
 from ingot.ir.layout import Layout
@@ -29,69 +27,23 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
-from ingot.ops.views import base_of, pull_back, strided_view
+from ingot.ops.views import pull_back, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
+from ingot.passes.groups import FREE, REDUCTIONS, Axes, OpenGroup, is_free, is_leaf, is_pointwise, reduced_dims
 from ingot.passes.pools import pool_in_producers
 from ingot.passes.prologue import made_within, panel_operand, why_stored
 
-Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
-
-_FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Windows, ops.Iota, ops.DimValue)
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
 _COPIES = 3  # groups that may each compute a cheap value again
-_REDUCTIONS = (ops.Reduce, ops.ArgReduce)
-
-
-def is_free(node: Node) -> bool:
-    """Each group may have its own copy: a view, a counter, or a scalar constant."""
-    return isinstance(node.op, _FREE) or (isinstance(node.op, Const) and node.type.size == 1)
-
-
-def is_pointwise(node: Node) -> bool:
-    """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
-    return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
 
 
 def _source(node: Node) -> Node:
     """The value under a chain of views."""
-    while isinstance(node.op, _FREE) and node.inputs:
+    while isinstance(node.op, FREE) and node.inputs:
         node = node.inputs[0]
     return node
-
-
-def is_leaf(node: Node) -> bool:
-    return isinstance(node.op, Input | Const)
-
-
-@dataclass
-class _Open:
-    """A group while it grows, from its root towards what it reads."""
-
-    root: Node
-    box: Shape
-    members: set[Node] = field(default_factory=set)
-    axes: dict[Node, Axes | None] = field(default_factory=dict)
-    anchor: Node | None = None
-    panel: Node | None = None  # what the anchor reads and may compute itself
-    front: set[Node] = field(default_factory=set)  # members that only make `panel`
-    within: frozenset[Node] = frozenset()  # those that must, with a contraction among them
-    reductions: list[Node] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        if self.reductions:
-            return "rows"
-        if self.anchor is None:
-            return "pointwise"
-        if self.within and ops.is_depthwise(self.anchor):
-            return "expand"
-        if isinstance(self.anchor.op, CONTRACTIONS):
-            return "contraction"
-        what = category(self.anchor.op)
-        # a model-level op that was kept whole has a strategy of its own
-        return self.anchor.op.name if what is Category.OPAQUE else what.value
 
 
 class _Fusion:
@@ -100,7 +52,7 @@ class _Fusion:
         self.order = graph.nodes()
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
-        self.homes: dict[Node, list[_Open]] = {}  # groups that compute a node (free nodes: several)
+        self.homes: dict[Node, list[OpenGroup]] = {}  # groups that compute a node (free nodes: several)
         self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
         self.panels: set[Node] = set()  # read by an anchor that may compute them itself; forced, if it does not
         self.storage: set[Node] = set()
@@ -116,7 +68,7 @@ class _Fusion:
 
     def _place(self, node: Node) -> None:
         users = self.users.get(node, [])
-        homes: list[_Open] = []
+        homes: list[OpenGroup] = []
         for u in users:
             for g in self.homes.get(u, ()):
                 if g not in homes:
@@ -145,7 +97,7 @@ class _Fusion:
         self.apart[node] = self._why_apart(node, homes)
         self._open(node)
 
-    def _why_apart(self, node: Node, homes: list[_Open]) -> str:
+    def _why_apart(self, node: Node, homes: list[OpenGroup]) -> str:
         """For people: why `node` is the root of a group, and so stored, and no part of the group that reads it."""
         readers = self.users.get(node, [])
         if node in self.outputs:
@@ -157,7 +109,7 @@ class _Fusion:
         if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
             return f"{len(homes)} kernels read it: each would have to compute it again"
         (g,) = homes
-        if isinstance(node.op, _REDUCTIONS):
+        if isinstance(node.op, REDUCTIONS):
             return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
         if not is_pointwise(node):
             return f"the kernel of {g.root.op.name} has a main loop already, or reads its operand in another order"
@@ -168,7 +120,7 @@ class _Fusion:
     def _is_anchor(self, node: Node) -> bool:
         return any(g.anchor is node for g in self.homes.get(node, ()))
 
-    def _place_free(self, node: Node, homes: list[_Open], must: bool) -> None:
+    def _place_free(self, node: Node, homes: list[OpenGroup], must: bool) -> None:
         only_read_as_memory = node in self.forced and node not in self.outputs
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and strided_view(node):
             for i in node.inputs:
@@ -218,16 +170,16 @@ class _Fusion:
         return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
 
     def _open(self, node: Node) -> None:
-        g = _Open(node, _box(node))
+        g = OpenGroup(node, _box(node))
         g.members.add(node)
         g.axes[node] = tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None
         self.homes[node] = [g]
-        if isinstance(node.op, _REDUCTIONS):
+        if isinstance(node.op, REDUCTIONS):
             self._start_rows(g, node)
         elif not is_pointwise(node) and not is_free(node):
             self._anchor(g, node)
 
-    def _anchor(self, g: _Open, node: Node) -> None:
+    def _anchor(self, g: OpenGroup, node: Node) -> None:
         g.anchor = node
         within = made_within(node, self.users, self.graph, self.tails)
         g.within = frozenset() if any(map(self._has_front, within)) else within
@@ -243,7 +195,7 @@ class _Fusion:
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
-            if isinstance(n.op, (*_REDUCTIONS, ops.Gather)):
+            if isinstance(n.op, (*REDUCTIONS, ops.Gather)):
                 return None
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)
@@ -255,7 +207,7 @@ class _Fusion:
         source = None if panel is None else _source(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
-    def _join_front(self, g: _Open, node: Node) -> bool:
+    def _join_front(self, g: OpenGroup, node: Node) -> bool:
         """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
         if g.panel is None or node in self.outputs or node in self.forced:
             return False
@@ -279,10 +231,10 @@ class _Fusion:
         self.homes[node] = [g]
         return True
 
-    def _join(self, g: _Open, node: Node) -> bool:
+    def _join(self, g: OpenGroup, node: Node) -> bool:
         """Add `node`, all of whose users are in `g`, if the group's kind allows it."""
         axes = self._axes_in(g, node)
-        if isinstance(node.op, _REDUCTIONS):
+        if isinstance(node.op, REDUCTIONS):
             joined = self._join_reduction(g, node, axes)
         elif is_pointwise(node):
             joined = self._accepts_pointwise(g, node, axes)
@@ -298,7 +250,7 @@ class _Fusion:
             self.homes[node] = [g]
         return joined
 
-    def _join_all(self, homes: list[_Open], node: Node) -> bool:
+    def _join_all(self, homes: list[OpenGroup], node: Node) -> bool:
         """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain
         arithmetic on at most one value as large."""
         if len(homes) > _COPIES or node in self.tails or not self._is_stored_or_plain(node):
@@ -321,14 +273,14 @@ class _Fusion:
         if depth == 0 or not isinstance(node.op, Elementwise) or isinstance(node.op, _COSTLY):
             return False
         for x in map(_source, node.inputs):
-            if isinstance(x.op, _REDUCTIONS):
+            if isinstance(x.op, REDUCTIONS):
                 return False
             stored = is_leaf(x) or is_free(x) or x in self.forced or not is_pointwise(x)
             if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(x, depth - 1)):
                 return False
         return True
 
-    def _accepts_pointwise(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+    def _accepts_pointwise(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         if node in self.tails and not (g.anchor is None and not g.reductions and self._aligned(g, node)):
             return False
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
@@ -339,7 +291,7 @@ class _Fusion:
             return False
         return g.anchor is None or self._aligned(g, node, moved=True) or cheap
 
-    def _once_a_row(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+    def _once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """A small value that loops over the box compute outside their innermost loop: it does not follow the innermost
         dimension, or it comes from a reduction that can join the group."""
         if axes is None or g.anchor is not None:
@@ -351,21 +303,21 @@ class _Fusion:
         stack, budget = list(node.inputs), 16
         while stack and budget:
             n, budget = stack.pop(), budget - 1
-            if isinstance(n.op, _REDUCTIONS) and n.inputs[0].shape == g.box:
-                kept = tuple(d for d in range(len(g.box)) if d not in _reduced(n) and g.box[d] != 1)
+            if isinstance(n.op, REDUCTIONS) and n.inputs[0].shape == g.box:
+                kept = tuple(d for d in range(len(g.box)) if d not in reduced_dims(n) and g.box[d] != 1)
                 return kept == tuple(d for d in follows if g.box[d] != 1)
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)
         return False
 
-    def _join_reduction(self, g: _Open, node: Node, axes: Axes | None) -> bool:
+    def _join_reduction(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """A reduction joins behind its full-box users (softmax) or before its row-shaped epilogue (a mean)."""
         if g.anchor is not None or axes is None or node in self.outputs:
             return False
-        box, reduced = node.inputs[0].shape, _reduced(node)
+        box, reduced = node.inputs[0].shape, reduced_dims(node)
         kept = tuple(d for d in range(len(box)) if d not in reduced)
         if g.reductions:
-            same = g.reductions[0].inputs[0].shape == box and _reduced(g.reductions[0]) == reduced
+            same = g.reductions[0].inputs[0].shape == box and reduced_dims(g.reductions[0]) == reduced
             fits = same and _follows(axes, kept, box)
             if fits:
                 g.reductions.append(node)
@@ -377,23 +329,15 @@ class _Fusion:
         if not row_like or not self._aligned(g, node):
             return False
         g.reductions.append(node)
-        self._rebase(g, box, kept)
+        g.rebase(box, kept)
         return True
 
-    def _start_rows(self, g: _Open, node: Node) -> None:
+    def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape
         g.reductions.append(node)
-        self._rebase(g, box, tuple(d for d in range(len(box)) if d not in _reduced(node)))
+        g.rebase(box, tuple(d for d in range(len(box)) if d not in reduced_dims(node)))
 
-    def _rebase(self, g: _Open, box: Shape, kept: tuple[int, ...]) -> None:
-        """Express the axes of a group over its result's box in the larger box that its reduction reads."""
-        sized = [d for d in range(len(g.box)) if g.box[d] != 1]
-        target = dict(zip(sized, [d for d in kept if box[d] != 1], strict=False))
-        for m, axes in g.axes.items():
-            g.axes[m] = None if axes is None else tuple(None if a is None else target.get(a) for a in axes)
-        g.box = box
-
-    def _aligned(self, g: _Open, node: Node, moved: bool = False) -> bool:
+    def _aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
         """Element i of `node` is needed for one element of the result alone: the i-th in row-major order, or with
         `moved` any, by transposes."""
         if node is g.root:
@@ -407,13 +351,13 @@ class _Fusion:
                 return False
         return True
 
-    def _axes_in(self, g: _Open, node: Node) -> Axes | None:
+    def _axes_in(self, g: OpenGroup, node: Node) -> Axes | None:
         """How the node's dimensions follow the group's box, agreed by all its users in the group."""
         found: Axes | None = None
         for u in self.users.get(node, ()):
             if g not in self.homes.get(u, ()) and u is not g.root:
                 continue
-            axes = _operand_axes(u, node, g)
+            axes = g.operand_axes(u, node)
             if axes is None or (found is not None and found != axes):
                 return None
             found = axes
@@ -428,7 +372,7 @@ class _Fusion:
             elif n in self.storage:
                 memo[n] = self._build_storage(n, memo)
             elif n in self.homes and self.homes[n][0].root is n and len(self.homes[n]) == 1:
-                memo[n] = _build_group(self.homes[n][0], memo)
+                memo[n] = self.homes[n][0].built(memo)
                 self.reasons[memo[n]] = self.apart[n]
         outputs: list[Node] = []
         for i, n in enumerate(self.graph.outputs):
@@ -476,99 +420,11 @@ def _gathers_rows(node: Node) -> bool:
     return whole and node.type.rank - 1 in op.offset_dims
 
 
-def _reduced(node: Node) -> tuple[int, ...]:
-    op = node.op
-    assert isinstance(op, _REDUCTIONS)
-    return tuple(sorted(op.dims))
-
-
 def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:
     """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
     if len(axes) != len(kept):
         return False
     return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, kept, strict=True))
-
-
-def _operand_axes(user: Node, node: Node, g: _Open) -> Axes | None:
-    """Axes of `node` as an operand of `user`, from the user's axes."""
-    axes = g.axes.get(user)
-    op = user.op
-    if (isinstance(op, _REDUCTIONS) and user in g.reductions) or (user is g.root and axes is None):
-        return tuple(range(len(node.shape))) if node.shape == g.box else None
-    if axes is None:
-        return None
-    if category(op) is Category.ELEMENTWISE and node.shape == user.shape:
-        return axes
-    if isinstance(op, ops.BroadcastInDim):
-        return tuple(
-            None if node.shape[own] == 1 and user.shape[d] != 1 else axes[d] for own, d in enumerate(op.dims)
-        )
-    if isinstance(op, ops.Gather):
-        return _index_axes(op, user, node, axes)
-    if isinstance(op, ops.Transpose):
-        out: list[int | None] = [None] * len(axes)
-        for at, own in enumerate(op.permutation):
-            out[own] = axes[at]
-        return tuple(out)
-    if isinstance(op, ops.Reshape):
-        mine = [d for d in range(len(node.shape)) if node.shape[d] != 1]
-        theirs = [d for d in range(len(user.shape)) if user.shape[d] != 1]
-        if [node.shape[d] for d in mine] != [user.shape[d] for d in theirs]:
-            return None
-        by = dict(zip(mine, theirs, strict=True))
-        return tuple(axes[by[d]] if d in by else None for d in range(len(node.shape)))
-    return None
-
-
-def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | None:
-    """Axes of a gather's indices, each a scalar: those of the result's dimensions outside the slices."""
-    x, indices = user.inputs
-    if node is x or op.index_vector_dim < indices.type.rank - 1:
-        return None
-    batch = tuple(axes[d] for d in range(user.type.rank) if d not in op.offset_dims)
-    if op.index_vector_dim == indices.type.rank:
-        return batch
-    return (*batch, None) if indices.shape[-1] == 1 else None
-
-
-def _build_group(g: _Open, memo: dict[Node, Node]) -> Node:
-    """The group's body over canonical inputs, so that equal groups have equal bodies."""
-    inside: dict[Node, Node] = {}
-    inputs: list[Node] = []
-    outer: list[Node] = []
-
-    def leaf(n: Node) -> Node:
-        p = Input(f"p{len(inputs)}", n.type)()
-        inputs.append(p)
-        outer.append(memo[n])
-        return p
-
-    order: list[Node] = []
-    stack: list[tuple[Node, bool]] = [(g.root, False)]
-    seen: set[Node] = set()
-    # what an anchor reads is memory, even a scalar constant
-    memory = set() if g.anchor is None else {base_of(i) for i in g.anchor.inputs}
-    while stack:
-        n, expanded = stack.pop()
-        if expanded:
-            order.append(n)
-            continue
-        if n in seen:
-            continue
-        seen.add(n)
-        stack.append((n, True))
-        if n in g.members:
-            stack.extend((i, False) for i in reversed(n.inputs))
-    for n in order:
-        if n in g.members:
-            inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
-        elif isinstance(n.op, Const) and n.type.size == 1 and n not in memory:
-            inside[n] = n
-        else:
-            inside[n] = leaf(n)
-    root = inside[g.root]
-    outputs = root.results if len(root.types) > 1 else (root,)
-    return Group(Graph(tuple(inputs), outputs), g.kind)(*outer, loc=g.root.loc)
 
 
 def _copy(label: str, value: Node) -> Node:

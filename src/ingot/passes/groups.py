@@ -1,0 +1,142 @@
+"""A group while fusion grows it: its members, how their dimensions follow the box of its loops, and its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Input, Node, topological
+from ingot.ir.types import Shape
+from ingot.ops.core.base import Category, category
+from ingot.ops.group import Group
+from ingot.ops.views import base_of
+from ingot.passes.epilogue import CONTRACTIONS
+
+Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
+
+FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Windows, ops.Iota, ops.DimValue)
+REDUCTIONS = (ops.Reduce, ops.ArgReduce)
+
+
+def is_free(node: Node) -> bool:
+    """Each group may have its own copy: a view, a counter, or a scalar constant."""
+    return isinstance(node.op, FREE) or (isinstance(node.op, Const) and node.type.size == 1)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
+    return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
+
+
+def is_leaf(node: Node) -> bool:
+    return isinstance(node.op, Input | Const)
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    op = node.op
+    assert isinstance(op, REDUCTIONS)
+    return tuple(sorted(op.dims))
+
+
+def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | None:
+    """Axes of a gather's indices, each a scalar: those of the result's dimensions outside the slices."""
+    x, indices = user.inputs
+    if node is x or op.index_vector_dim < indices.type.rank - 1:
+        return None
+    batch = tuple(axes[d] for d in range(user.type.rank) if d not in op.offset_dims)
+    if op.index_vector_dim == indices.type.rank:
+        return batch
+    return (*batch, None) if indices.shape[-1] == 1 else None
+
+
+@dataclass
+class OpenGroup:
+    """A group while it grows, from its root towards what it reads."""
+
+    root: Node
+    box: Shape
+    members: set[Node] = field(default_factory=set)
+    axes: dict[Node, Axes | None] = field(default_factory=dict)
+    anchor: Node | None = None
+    panel: Node | None = None  # what the anchor reads and may compute itself
+    front: set[Node] = field(default_factory=set)  # members that only make `panel`
+    within: frozenset[Node] = frozenset()  # those that must, with a contraction among them
+    reductions: list[Node] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        if self.reductions:
+            return "rows"
+        if self.anchor is None:
+            return "pointwise"
+        if self.within and ops.is_depthwise(self.anchor):
+            return "expand"
+        if isinstance(self.anchor.op, CONTRACTIONS):
+            return "contraction"
+        what = category(self.anchor.op)
+        # a model-level op that was kept whole has a strategy of its own
+        return self.anchor.op.name if what is Category.OPAQUE else what.value
+
+    def rebase(self, box: Shape, kept: tuple[int, ...]) -> None:
+        """Express the axes of a group over its result's box in the larger box that its reduction reads."""
+        sized = [d for d in range(len(self.box)) if self.box[d] != 1]
+        target = dict(zip(sized, [d for d in kept if box[d] != 1], strict=False))
+        for m, axes in self.axes.items():
+            self.axes[m] = None if axes is None else tuple(None if a is None else target.get(a) for a in axes)
+        self.box = box
+
+    def operand_axes(self, user: Node, node: Node) -> Axes | None:
+        """Axes of `node` as an operand of `user`, from the user's axes."""
+        axes = self.axes.get(user)
+        op = user.op
+        if (isinstance(op, REDUCTIONS) and user in self.reductions) or (user is self.root and axes is None):
+            return tuple(range(len(node.shape))) if node.shape == self.box else None
+        if axes is None:
+            return None
+        if category(op) is Category.ELEMENTWISE and node.shape == user.shape:
+            return axes
+        if isinstance(op, ops.BroadcastInDim):
+            return tuple(
+                None if node.shape[own] == 1 and user.shape[d] != 1 else axes[d] for own, d in enumerate(op.dims)
+            )
+        if isinstance(op, ops.Gather):
+            return _index_axes(op, user, node, axes)
+        if isinstance(op, ops.Transpose):
+            out: list[int | None] = [None] * len(axes)
+            for at, own in enumerate(op.permutation):
+                out[own] = axes[at]
+            return tuple(out)
+        if isinstance(op, ops.Reshape):
+            mine = [d for d in range(len(node.shape)) if node.shape[d] != 1]
+            theirs = [d for d in range(len(user.shape)) if user.shape[d] != 1]
+            if [node.shape[d] for d in mine] != [user.shape[d] for d in theirs]:
+                return None
+            by = dict(zip(mine, theirs, strict=True))
+            return tuple(axes[by[d]] if d in by else None for d in range(len(node.shape)))
+        return None
+
+    def built(self, memo: Mapping[Node, Node]) -> Node:
+        """The group's body over canonical inputs, so that equal groups have equal bodies."""
+        inside: dict[Node, Node] = {}
+        inputs: list[Node] = []
+        outer: list[Node] = []
+
+        def leaf(n: Node) -> Node:
+            p = Input(f"p{len(inputs)}", n.type)()
+            inputs.append(p)
+            outer.append(memo[n])
+            return p
+
+        # what an anchor reads is memory, even a scalar constant
+        memory = set() if self.anchor is None else {base_of(i) for i in self.anchor.inputs}
+        for n in topological([self.root], lambda n: n.inputs if n in self.members else ()):
+            if n in self.members:
+                inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
+            elif isinstance(n.op, Const) and n.type.size == 1 and n not in memory:
+                inside[n] = n
+            else:
+                inside[n] = leaf(n)
+        root = inside[self.root]
+        outputs = root.results if len(root.types) > 1 else (root,)
+        return Group(Graph(tuple(inputs), outputs), self.kind)(*outer, loc=self.root.loc)
