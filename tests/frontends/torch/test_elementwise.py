@@ -45,6 +45,7 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     torch.sigmoid,
     torch.tanh,
     torch.erf,
+    torch.erfinv,
     torch.isnan,
     torch.isinf,
     torch.isfinite,
