@@ -88,3 +88,17 @@ def test_resizes_keep_channels_last(mode: str) -> None:
     moved = [n for n in after.nodes() if isinstance(n.op, ops.Transpose)]
     assert len(moved) == 2 and moved[0].inputs == (x,) and moved[1] in after.outputs
     same_values(before, after, 1e-4, n=2)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_an_output_that_a_resize_enlarges_is_made_in_its_order(mode: str) -> None:
+    """The convolution's result is transposed, and not the larger one, unless that is read in the order inside, too."""
+    x = arg("x", symbol("n"), 8, 6, 7)
+    small = ops.Relu()(conv(x, 3, pad=1))
+    large = ops.Resize((12, 21), (2, 3), mode)(small)
+    for outputs in ((large,), (large, conv(large, 3))):
+        before = lower_model_ops(graph(*outputs))
+        after = assign_layouts(before)
+        turned = {n.type.size for n in after.nodes() if isinstance(n.op, ops.Transpose)}
+        assert (large.type.size in turned) == (len(outputs) == 2)
+        same_values(before, after, 1e-5, n=2)

@@ -4,7 +4,8 @@
 
 One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
 ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
-operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order.
+operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order, and
+so does what enlarges an output (a segmentation's resize): then what is transposed is small.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
+from ingot.ir.dims import estimate
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt
-from ingot.ops.core.base import CoreOp, Perm, inverse, permute
+from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt, topological
+from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
 
 
 class _Layouts:
-    def __init__(self) -> None:
+    def __init__(self, late: frozenset[Node]) -> None:
+        self.late = late
         self.at: dict[Node, tuple[Node, Perm]] = {}
         self.made: dict[tuple[Node, Perm], Node] = {}
 
@@ -63,11 +66,36 @@ def assign_layouts(graph: Graph) -> Graph:
     """Put convolutions and all that follows them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
-    w = _Layouts()
+    w = _Layouts(_enlarging(graph))
     for n in graph.nodes():
         w.at[n] = _place(n, w)
     outputs = tuple(w.get(o, _identity(o.type.rank)) for o in graph.outputs)
     return replace(graph, outputs=outputs)
+
+
+def _enlarging(graph: Graph) -> frozenset[Node]:
+    """What makes an output, element by element and by lookups, of values that are at most half as large; not what is no
+    larger than these, as they may compute it themselves."""
+    users, found = graph.uses(), set[Node]()
+    for o in graph.outputs:
+        made, largest = set[Node](), 0
+        for n in reversed(topological([o])):
+            if isinstance(n.op, Const) or (n is not o and made.isdisjoint(users[n])):
+                continue
+            if _follows_order(n) and made.issuperset(users.get(n, ())):
+                made.add(n)
+            elif 2 * estimate(n.type.size) > estimate(o.type.size):
+                break
+            else:
+                largest = max(largest, estimate(n.type.size))
+        else:
+            found.update(n for n in made if estimate(n.type.size) > largest)
+    return frozenset(found)
+
+
+def _follows_order(n: Node) -> bool:
+    simple = category(n.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
+    return simple and not isinstance(n.op, ops.Transpose) and len(n.types) == 1
 
 
 def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
@@ -75,7 +103,7 @@ def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
         return n, _identity(n.type.rank)
     if isinstance(n.op, Project):
         return n.op(w.at[n.inputs[0]][0], loc=n.loc), _identity(n.type.rank)
-    placed = _relabel(n, w) or _convolution(n, w) or _following(n, w)
+    placed = None if n in w.late else _relabel(n, w) or _convolution(n, w) or _following(n, w)
     if placed is not None:
         return placed
     new = n.op(*(w.get(i, _identity(i.type.rank)) for i in n.inputs), loc=n.loc)

@@ -242,7 +242,8 @@ class Resize(Op):
         if self.mode != "nearest":
             x = t.floating(node) if node.dtype.is_float else x.cast(f32)
         work = f64 if node.dtype == f64 else f32
-        for i, axis in enumerate(self.axes):
+        # the outermost last, where most elements are: neighbours along the others are computed alike
+        for i, axis in sorted(enumerate(self.axes), key=lambda pair: -pair[1]):
             size = node.shape[axis]
             if not self._identity(i, size):
                 x = self._axis(x, i, axis, size, work)
