@@ -329,6 +329,31 @@ def test_rows_of_a_table_from_memory_are_asked_for(shape: tuple[int, ...], cols:
 
 
 @both
+@pytest.mark.parametrize("dtype", [f32, bf16, i64], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_values_stacked_behind_each_other(count: int, dtype: DType, machine) -> None:
+    """Also computed ones, an empty stack, and beside what is read at the stack's own places."""
+    small = replace(machine, l3=64)
+    for shape in ((37,), (3, 64), (2, 5, 33), (4, 0), (64, 1)):
+        xs = [np.arange(np.prod(shape)).reshape(shape).astype(dtype.numpy) + i for i in range(count)]
+        beside = np.ones((*shape, count)).astype(dtype.numpy)
+        ins = inputs_like([*xs, beside])
+        stacked = op.stack([op.mul(a, a) if i == 1 else a for i, a in enumerate(ins[:-1])], len(shape))
+        for each in (machine, small):
+            check(Graph(tuple(ins[:-1]), (stacked,)), xs, machine=each)
+            check(Graph(tuple(ins), (op.add(stacked, ins[-1]),)), [*xs, beside], machine=each)
+    xs = [values(9, 33), values(9, 33)]
+    a, b = inputs_like(xs, {i: (symbol("n"), 33) for i in range(2)})
+    check(Graph((a, b), (op.stack([a, b], 2),)), xs, machine=machine)
+
+
+def test_stacks_are_interleaved() -> None:
+    a, b = inputs_like([values(16, 64), values(16, 64)])
+    text = show_kernel(lowered(Graph((a, b), (op.stack([a, b], 2),)), AVX512)[0])
+    assert "shuffle" in text and "if" not in text
+
+
+@both
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
 @pytest.mark.parametrize("cols", [5, 131, 1031, 4099, 33_001])

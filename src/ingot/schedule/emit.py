@@ -352,9 +352,13 @@ def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     # a scalar position under a mask of many lanes is read in as many
     lanes = max(e.lanes for e in (*index, *(() if mask is None else (mask,))))
     first = ix.first_lane(index[axis])
-    result = block.alloc("concat", node.dtype, 1, lanes=lanes)
-
     starts = list(itertools.accumulate((x.shape[axis] for x in node.inputs), initial=0))
+    known = [at for at in starts if isinstance(at, int)]
+    if isinstance(first, Lit) and len(known) == len(starts):
+        piece = max(i for i, at in enumerate(known[:-1]) if at <= first.value)
+        at = ix.sub(index[axis], integer(known[piece]))
+        return em.value(block, node.inputs[piece], (*index[:axis], at, *index[axis + 1 :]), mask)
+    result = block.alloc("concat", node.dtype, 1, lanes=lanes)
 
     def among(b: Block, low: int, high: int) -> None:
         """The value where the position lies in one of the pieces low ... high - 1."""

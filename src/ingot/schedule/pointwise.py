@@ -97,7 +97,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     body, outs = _before_reshapes(body, outs)
     operands = Operands.of(body)
     shape = body.outputs[0].shape
-    joined = join_dims(body, ins, outs)
+    joined = join_dims(body, ins, outs) or _last_joined(body, ins, outs, machine)
     if joined is not None:
         body, ins, outs = joined
         shape = body.outputs[0].shape
@@ -141,7 +141,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
         chunks = chunked_loops(top, chunk, (ceildiv(rows, lanes),), 0, 1, machine, lines_at, work=size * lanes)
     elif turn is None:
-        axis = _vector_axis(body, operands, ins, outs, shape, machine)
+        axis, _ = _vector_axis(body, operands, ins, outs, machine)
         order = _read_order(body, ins, operands, shape, lanes) if stream else None
         line = Line(outs[0], axis) if stream else None
         chunks = chunked_loops(
@@ -522,12 +522,33 @@ class Line:
         return block.let(begin if isinstance(extent, int) else k.binary("min", begin, dim_expr(extent)), "whole")
 
 
+def _last_joined(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
+    """The group with a short last dimension joined to the one before, where vectors across it are cheaper: values that
+    are stacked behind each other are interleaved then."""
+    if body.outputs[0].type.rank < 2 or not all(lay.is_contiguous for lay in outs):
+        return None
+    *outer, long, short = body.outputs[0].shape
+    lanes = lanes_for(body, machine)
+    if not isinstance(short, int) or not 1 < short < lanes or short_line(body, ins, outs, lanes) is not None:
+        return None
+    flat = (*outer, long * short)
+    other = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
+    places = tuple(Layout.contiguous(flat) for _ in outs)
+    operands = Operands.of(body)
+    _, apart = _vector_axis(body, operands, ins, outs, machine)
+    axis, cost = _vector_axis(other, operands, ins, places, machine)
+    return (other, ins, places) if axis == len(flat) - 1 and cost < apart else None
+
+
 def _vector_axis(
-    body: Graph, operands: Operands, ins: tuple[Layout, ...], outs: tuple[Layout, ...], shape: Shape, machine: Machine
-) -> int:
-    """The dimension along which vectors read and write most cheaply, by trial emission."""
-    if len(shape) <= 1:
-        return 0
+    body: Graph, operands: Operands, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+) -> tuple[int, float]:
+    """The dimension along which vectors read and write most cheaply, and the cost of one, by trial emission."""
+    shape = body.outputs[0].shape
+    if not shape:
+        return 0, 0.0
     lanes = lanes_for(body, machine)
     best, best_cost = len(shape) - 1, float("inf")
     for axis in reversed(range(len(shape))):
@@ -546,7 +567,7 @@ def _vector_axis(
         cost = _cost(block.stmts, lanes) * used
         if cost < best_cost * 0.99:
             best, best_cost = axis, cost
-    return best
+    return best, best_cost
 
 
 def _cost(stmts: list[Stmt], lanes: int) -> float:
