@@ -285,11 +285,21 @@ class _Fusion:
             return False
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
             return False
+        if any(map(_turns_rows, self.users.get(node, ()))) and self._made_of_rows(node):
+            return False
         again = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = _is_cheap(node) or (_gathers_rows(node) and g.anchor is None and _reads_leaves(node))
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._aligned(g, node, moved=True) or cheap
+
+    def _made_of_rows(self, node: Node, depth: int = 8) -> bool:
+        """Whether a loop along the innermost dimension of `node` reads gathered rows as they lie, and one along another
+        would look up each element."""
+        if _gathers_rows(node):
+            return True
+        computed = depth and is_pointwise(node) and not isinstance(node.op, ops.Concat | ops.Pad)
+        return bool(computed) and any(self._made_of_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1)
 
     def _once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """A small value that loops over the box compute outside their innermost loop: it does not follow the innermost
