@@ -39,12 +39,11 @@ class _Layouts:
         return self.made[key]
 
     def _convert(self, node: Node, new: Node, have: Perm, perm: Perm) -> Node:
-        op = new.op
-        if have == _identity(len(perm)) and isinstance(op, ops.BroadcastInDim | ops.Iota):
-            direct = op.yielding(perm)
+        op, step = new.op, tuple(have.index(p) for p in perm)
+        if isinstance(op, ops.BroadcastInDim | ops.Iota):
+            direct = op.yielding(step)
             if direct is not None:
                 return direct(*new.inputs, loc=node.loc)
-        step = tuple(have.index(p) for p in perm)
         return transpose(new, step)
 
 

@@ -119,7 +119,15 @@ class BroadcastInDim(CoreOp):
         return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        return replace(self, dims=permute(self.dims, perm)), tuple(range(len(self.shape)))
+        """The result in the operand's order, new dimensions behind the ones that they stand behind."""
+        dims = permute(self.dims, perm)
+        if list(self.dims) != sorted(self.dims):
+            return replace(self, dims=dims), tuple(range(len(self.shape)))
+        order = [d for d in range(len(self.shape)) if not self.dims or d < self.dims[0]]
+        for start in dims:
+            end = next((d for d in self.dims if d > start), len(self.shape))
+            order += range(start, end)
+        return BroadcastInDim(permute(self.shape, tuple(order)), tuple(map(order.index, dims))), tuple(order)
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         (x,) = inputs
