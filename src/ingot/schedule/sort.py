@@ -211,8 +211,22 @@ class _Sorting:
             key, place = b.let(at(keys, last), "k"), b.let(at(places, last), "p")
             b.when(k.binary("gt", last, ZERO), lambda x: sift(x, key, place, last))
 
+        def take_some(b: Block, i: Expr) -> None:
+            """A vector of elements, most of which come behind the root."""
+            which, layout = self.memory[0]
+            flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
+            near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
+            better = k.reduce("or", k.binary("lt", near, at(keys, ZERO)))
+            unfilled = k.binary("eq", at(places, ZERO), LAST)
+            end = k.add(i, integer(lanes))
+            b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
+
+        lanes, done = self.machine.lanes(i64), ZERO
         block.loop("i", 0, kept, 1, clear)
-        block.loop("i", 0, self.length, 1, take)
+        if self.memory[0][1].strides[self.op.dimension] == 1 and lanes > 1:
+            done = block.let(k.mul(k.binary("div", dim_expr(self.length), integer(lanes)), integer(lanes)), "whole")
+            block.loop("i", 0, done, lanes, take_some)
+        block.loop("i", done, self.length, 1, take)
         block.loop("j", 0, kept, 1, pop)
         self._write(block, index, order)
 
