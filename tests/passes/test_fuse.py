@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node, Project, const
 from ingot.ir.show import show
-from ingot.ir.types import bf16, f32
+from ingot.ir.types import TensorType, bf16, f32, i64
 from ingot.ops.group import Group
 from ingot.passes.fuse import fuse
 from ingot.passes.layout import assign_layouts, explicit_padding
@@ -164,3 +164,24 @@ def test_groups_are_closed_and_exact(seed: int) -> None:
 def test_types_of_inputs_are_kept() -> None:
     g = fuse(graph(ops.Exp()(arg("x", symbol("s"), 3))))
     assert g.inputs[0].dtype == f32 and g.symbols() == ("s",)
+
+
+def test_gathered_rows_are_stored_before_they_are_transposed() -> None:
+    """Along the innermost dimension of the result each element would be looked up."""
+    x, at = arg("x", 9, 40), Input("at", TensorType(i64, (30,)))()
+    rows = ops.Take(0)(x, at)
+    turned = ops.Transpose((1, 0))(ops.mul(rows, 2.0))
+    g = pipeline(ops.add(turned, 1.0))
+    assert [next(n.op.name for n in p.body.nodes() if n.inputs) for p in groups(g)][1:] == ["transpose"]
+    # as they lie, they are read where they are needed
+    assert len(groups(pipeline(ops.add(ops.mul(rows, 2.0), 1.0)))) == 1
+
+
+def test_resized_images_stay_channels_last() -> None:
+    """Nearest pixels repeated, borders reflected: what lies between two convolutions moves no data."""
+    x = arg("x", 1, 3, 8, 9)
+    y = ops.Resize((16, 18), (2, 3))(conv(x, 20, 3, 1))
+    y = ops.PadMode((0, 0, 1, 1), (0, 0, 1, 1), "reflect")(y)
+    g = pipeline(conv(y, 8, 3, 0))
+    inner = [n for p in groups(g)[:-1] for n in p.body.nodes()]
+    assert not any(isinstance(n.op, ops.Transpose) for n in inner)
