@@ -170,13 +170,15 @@ def lower_contraction(
 def _in_vectors_of_groups(body: Graph, anchor: Node, constant: tuple[bool, ...], machine: Machine) -> bool:
     """Whether a convolution's groups, whose weights are repacked, are so narrow that a vector holds several of them."""
     op, (x, w) = anchor.op, anchor.inputs
-    if not isinstance(op, ops.Convolution) or op.feature_groups == 1 or op.batch_groups != 1 or w not in body.inputs:
+    if not isinstance(op, ops.Convolution) or op.feature_groups == 1 or op.batch_groups != 1:
+        return False
+    if w not in body.inputs or not constant[body.inputs.index(w)]:
         return False
     reads, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(_accumulates(anchor))
     makes, rest = divmod(*static_shape((w.shape[op.rhs_layout.index("O")], op.feature_groups)))
     last = op.lhs_layout[-1] == "C" and op.lhs_layout == op.out_layout and isinstance(x.shape[-1], int)
     narrow = isinstance(reads, int) and reads <= makes < lanes and lanes % makes == 0 and not rest
-    return last and narrow and x.type.rank > 2 and constant[body.inputs.index(w)]
+    return last and narrow and x.type.rank > 2
 
 
 def _lower_parts(
