@@ -27,7 +27,7 @@ def test_rows_of_a_transposed_operand(dynamic: bool, machine, monkeypatch: pytes
         rows.append(len(c.rows))
         return emit_contraction(top, chunk, c, *rest)
 
-    monkeypatch.setattr("ingot.schedule.gemm.emit_contraction", spy)
+    monkeypatch.setattr("ingot.schedule.tiled.emit_contraction", spy)
     rng = np.random.default_rng(0)
     weights = const(rng.standard_normal((20, 33)).astype(np.float32))
     shapes = {0: (symbol("b"), symbol("s"), 20)} if dynamic else None
@@ -54,7 +54,7 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
         fetched.append({s.buffer.name for s in block.stmts if isinstance(s, k.Prefetch)})
         return chunks
 
-    monkeypatch.setattr("ingot.schedule.gemm.emit_contraction", spy)
+    monkeypatch.setattr("ingot.schedule.tiled.emit_contraction", spy)
     rng = np.random.default_rng(0)
     weights = const(rng.standard_normal((33, 33)).astype(np.float32))
     for rows in (1, 21):

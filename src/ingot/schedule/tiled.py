@@ -1,0 +1,179 @@
+"""Contraction groups in register tiles (`contraction.py`) or by Winograd's algorithm, with what makes their A in front
+and global pools of their result behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv
+from ingot.ir.kernel import Buffer, Expr, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.types import bf16
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.choice import Direct, Pieces, decide
+from ingot.schedule.contraction import emit_contraction
+from ingot.schedule.contraction_group import ContractionGroup, Param, reads
+from ingot.schedule.contraction_site import contraction_site
+from ingot.schedule.emit import Index
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.line_folds import LineFolds, lower_apart
+from ingot.schedule.loops import Loops, computed_rows, flat_rows, loops_of, pairs_last, rows_as_they_lie
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.operands import Operand
+from ingot.schedule.pack import panels
+from ingot.schedule.pointwise import lower_pointwise
+from ingot.schedule.prologue import InnerRows, computed_a, is_computed
+from ingot.schedule.tile import LINE, Plan, plan_of
+from ingot.schedule.winograd import lower_winograd
+from ingot.schedule.winograd_plan import Shape
+
+
+def lower_tiled(
+    g: ContractionGroup, whole: Graph, places: tuple[Layout, ...], inner: Node | None, shape: Shape | None, turned: bool
+) -> Lowered:
+    """whole, places: the group with all its results, and where these lie. inner: the contraction that computes A.
+    shape: of a convolution that Winograd's algorithm covers. turned: a B whose columns lie apart is turned by its
+    readers."""
+    body, ins, machine = g.body, g.ins, g.machine
+    a_node, b_node = g.anchor.inputs
+    computed = is_computed(body, a_node)
+    loops, b, b_arg = g.loops, g.b, Arg("in", g.b_at)
+    before: tuple[Step, ...] = ()
+    temps: tuple[DimLike, ...] = ()
+    if not g.packed and not turned and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
+        copy, layout = _side_by_side(g)
+        loops = loops_of(g.anchor, g.a_layout, layout)
+        before, temps = (copy,), (b_node.type.nbytes,)
+        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("temp", 0)
+    pooled = len(whole.outputs) > 1 and g.packed and not computed and _has_lines(g.anchor, loops)
+    if pooled:
+        loops = flat_rows(loops, apart=1 if g.anchor.shape[0] != 1 else 0)
+    else:
+        loops = computed_rows(loops, a_node) if computed else flat_rows(rows_as_they_lie(loops))
+    if b_node.dtype == bf16:
+        loops = pairs_last(loops)
+    made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
+    c = g.contraction(loops, computed, made.c if made is not None else None)
+    site = contraction_site(body, g.anchor, c, shape, machine)
+    choice = decide(site, machine.measured)
+    if isinstance(choice, Pieces):
+        low = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine), site=site)
+        return lower_apart(low, whole, ins, places, machine)
+    assert isinstance(choice, Direct)
+    plan = plan_of(c, machine, choice)
+    packs: tuple[Pack, ...] = ()
+    if g.packed:
+        offset = int(g.b_layout.offset) if isinstance(g.b_layout.offset, int) else 0
+        packs = (panels(g.b_at, c, plan, offset),)
+        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("pack", 0)
+    params, scratch = g.params((b.buffer, b_arg)), plan.scratch_bytes
+    if made is not None:
+        a, pack, scratch = made.rows(a_node, loops, plan)
+        params = _with_inner(params, made, body, len(packs))
+        packs = (*packs, pack)
+    else:
+        a = computed_a(body, ins, a_node, loops, machine) if computed else g.a
+    lines = _Lines(whole, g.anchor, loops, plan) if pooled else None
+    if lines is not None:
+        params += zip(lines.fold.buffers, lines.fold.args, strict=True)
+    epilogue, residuals = g.epilogue(loops), _residuals(body, ins, g.anchor)
+
+    def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+        if acc.lanes > 1 and c.cols[-1].extent == 1:
+            # a single column is lane 0
+            place, acc, mask = (*place[:-1], ZERO), k.Extract(acc.dtype, 1, acc, 0), None
+        index = epilogue(block, place, acc, mask)
+        if lines is not None:
+            lines.fold.add(block, g.em, index, mask)
+
+    def fetch(block: Block, place: Index, width: int) -> None:
+        index = g.result_index(block, loops, place)
+        for at in residuals:
+            buffer, layout = g.operands.ins[at], ins[at]
+            start = block.let(ix.linear(index, layout.strides, layout.offset), "f")
+            for i in range(0, width, LINE // buffer.dtype.nbytes):
+                block.stmts.append(k.Prefetch(buffer, ix.add(start, integer(i))))
+
+    chunk, top = k.var("chunk"), Block()
+    chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
+    step = g.step("contraction", c, params, chunk, chunks, top, scratch)
+    low = Lowered((*before, step), temps, packs, site)
+    if lines is None:
+        return lower_apart(low, whole, ins, places, machine)
+    return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _with_inner(params: list[Param], made: InnerRows, body: Graph, packs: int) -> list[Param]:
+    """The parameters with the packed weights of the contraction that computes A."""
+    kept = [(b, arg) for b, arg in params if arg != Arg("in", made.b_at) or reads(body, made.b, made.anchor)]
+    return [*kept, (made.b_buffer, Arg("pack", packs))]
+
+
+def _has_lines(anchor: Node, loops: Loops) -> bool:
+    """Whether rows are positions of images, and columns their channels."""
+    op, columns = anchor.op, loops.cols[-1].extent
+    image = isinstance(op, ops.Convolution) and op.out_layout[0] == "N" and op.out_layout[-1] == "C"
+    inside = len(loops.rows) > (anchor.shape[0] != 1) and loops.rows[-1].extent != 1
+    return image and inside and isinstance(columns, int) and columns != 1
+
+
+class _Lines:
+    """What global pools fold of each chunk's part of a line: of the last row axis, which may be all of an image."""
+
+    def __init__(self, body: Graph, anchor: Node, loops: Loops, plan: Plan) -> None:
+        self.loops, self.plan = loops, plan
+        self.images = anchor.shape[0] != 1
+        *between, inner = loops.rows[self.images :]
+        self.whole = plan.row_block == inner.extent
+        parts = 1 if self.whole else ceildiv(inner.extent, plan.row_block)
+        self.fold = LineFolds(body, (anchor.shape[0], *(x.extent for x in between), parts, anchor.shape[-1]))
+
+    def begin(self, block: Block, lanes: int) -> None:
+        self.fold.begin(block, lanes)
+
+    def end(self, block: Block, place: Index, mask: Expr | None, first: Expr) -> None:
+        start = len(self.loops.batch)
+        *line, position = place[start : start + len(self.loops.rows)]
+        part = ZERO if self.whole else block.let(k.binary("div", position, dim_expr(self.plan.row_block)), "part")
+        channel = self.loops.result(self.loops.full(place))[-1]
+        self.fold.end(block, (*(() if self.images else (ZERO,)), *line, part, channel), mask, first)
+
+
+def _residuals(body: Graph, ins: tuple[Layout, ...], anchor: Node) -> tuple[int, ...]:
+    """Positions of inputs as large as the result, which only the epilogue reads: a tile waits for each of their lines
+    when its products are done, as its rows are too far apart for hardware to follow."""
+    before = set(topological([anchor]))
+    sized = [i for i, n in enumerate(body.inputs) if n not in before and n.shape == body.outputs[0].shape]
+    return tuple(i for i in sized if ins[i].strides and ins[i].strides[-1] == 1)
+
+
+def _side_by_side(g: ContractionGroup) -> tuple[Step, Layout]:
+    """A step that copies B so that its columns lie side by side, and B's layout in the copy."""
+    b, last = g.anchor.inputs[1], _column_dim(g.anchor)
+    order = (*(d for d in range(b.type.rank) if d != last), last)
+    x = Input("b", b.type)()
+    body = Graph((x,), (ops.Transpose(order)(x),))
+    dense = Layout.contiguous(body.outputs[0].shape)
+    copy = lower_pointwise(body, (g.b_layout,), (dense,), g.machine)
+    (step,) = copy.within([Arg("in", g.b_at)], [Arg("temp", 0)], temps=0).steps
+    back = tuple(order.index(d) for d in range(b.type.rank))
+    return step, dense.transpose(back)
+
+
+def _column_dim(anchor: Node) -> int:
+    """B's dimension that vectors run along."""
+    op = anchor.op
+    a, b = anchor.inputs
+    if isinstance(op, ops.DotGeneral):
+        _, free = op.free(a.type.rank, b.type.rank)
+        sized = [d for d in free if b.shape[d] != 1] or list(free) or [b.type.rank - 1]
+        return sized[-1]
+    assert isinstance(op, ops.Convolution)
+    return op.rhs_layout.index("O")
+
+
+__all__ = ["lower_tiled"]
