@@ -111,7 +111,6 @@ def test_vectors_of_several_groups(groups: int, reads: int, makes: int, stride: 
     x = image(2, 9, 13, groups * reads)
     graph = Graph((x,), (shifted(conv(padded(x, 1, 1), values(3, 3, reads, groups * makes), stride, groups)),))
     xs = values(2, 9, 13, groups * reads)
-    check(graph, [xs], machine=machine)
     xs[0, 3, 4, reads], xs[1, 0, 0, -1] = np.nan, np.inf
     check(graph, [xs], machine=machine)
     lanes = machine.lanes(f32)
