@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
@@ -72,3 +73,14 @@ def test_vectors_cross_lines() -> None:
     (step,) = lower_pointwise(Graph((a, b), (op.add(a, b),)), ins, ins[:1], replace(AVX512, masks=False)).steps
     text = show_kernel(step.kernel)
     assert text.count(":16]") == 6
+
+
+@every
+def test_a_value_for_each_line(machine) -> None:
+    """A vector along the lines is spread to the box as one across them is, but tells lines apart."""
+    xs = [values(40, 3), values(40), values(3)]
+    a, b, c = ins = inputs_like(xs)
+    box = a.type.shape
+    own, same = ops.BroadcastInDim(box, (0,))(b), ops.BroadcastInDim(box, (1,))(c)
+    check(Graph(tuple(ins), (op.add(op.mul(a, own), same),)), xs, machine=machine)
+    check(Graph((b,), (op.mul(own, 2.0),)), xs[1:2], machine=machine)

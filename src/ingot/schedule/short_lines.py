@@ -38,12 +38,20 @@ def short_line(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], l
     for n, lay in zip((*body.inputs, *body.outputs), (*ins, *outs), strict=True):
         # all of the box, one line behind the other, or nothing that tells lines apart
         dense &= lay.is_contiguous if n.shape == shape else product(n.shape[:-1]) == 1 and n.type.rank <= 2
-    spread = any(isinstance(n.op, ops.BroadcastInDim) and n.shape == shape for n in body.nodes())
+    spreads = [n for n in body.nodes() if isinstance(n.op, ops.BroadcastInDim) and n.shape == shape]
+    spread = bool(spreads) and not any(map(_along_lines, spreads))
     plain = all(
         n in body.inputs or isinstance(n.op, ops.BroadcastInDim | Const) or category(n.op) is Category.ELEMENTWISE
         for n in body.nodes()
     )
     return size if dense and spread and plain else None
+
+
+def _along_lines(node: Node) -> bool:
+    """Whether a broadcast to the box gives each line a value of its own."""
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, ops.BroadcastInDim)
+    return any(d == 0 and size != 1 for d, size in zip(op.dims, x.shape, strict=True))
 
 
 def write_lines(
