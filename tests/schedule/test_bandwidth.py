@@ -416,3 +416,24 @@ def test_concats(sizes: tuple[int, ...], axis: int, machine) -> None:
         symbols = {i: (symbol(f"n{i}"), 19, 19) for i, x in enumerate(xs) if len(x)}
     dynamic = inputs_like(xs, symbols)
     check(Graph(tuple(dynamic), (op.apply(Tanh(), op.concat(dynamic, axis)),)), xs, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((17, 4), (2, 34)), ((9, 8), (3, 24)), ((30, 2), (6, 10)), ((2, 33, 4), (6, 44))]
+)
+def test_lines_that_start_inside_a_short_part(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    """A reshape whose lines are no whole number of the short parts that a vector would interleave."""
+    x = np.arange(np.prod(old), dtype=np.float32).reshape(old)
+    (a,) = inputs_like([x])
+    check(Graph((a,), (ops.Reshape(new)(a), ops.mul(ops.Reshape(new)(ops.mul(a, 3.0)), 2.0))), [x])
+
+
+def test_a_row_that_waits_is_read_in_another_order() -> None:
+    """What a pass keeps for later ones, in a result that is transposed to the same shape."""
+    x = np.random.default_rng(0).standard_normal((23, 16, 16)).astype(np.float32)
+    (a,) = inputs_like([x])
+    centred = ops.sub(a, ops.BroadcastInDim(a.type.shape, ())(ops.Reduce("min", (0, 1, 2))(a)))
+    whole = ops.add(centred, ops.BroadcastInDim(a.type.shape, ())(ops.Reduce("sum", (0, 1, 2))(centred)))
+    check(Graph((a,), (ops.Transpose((0, 2, 1))(whole),)), [x])
+    rows = ops.sub(centred, ops.BroadcastInDim(a.type.shape, (0,))(ops.Reduce("max", (1, 2))(centred)))
+    check(Graph((a,), (ops.Transpose((0, 2, 1))(rows),)), [x])

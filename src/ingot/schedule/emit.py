@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
@@ -210,6 +210,8 @@ def _interleaved(block: Block, old: Shape, new: Shape, index: Index) -> list[Ind
             continue
         lanes = own.lanes // short
         aligned = ix.multiple_of(own.base, block.multiples) % own.lanes == 0
+        # where dimensions before it are joined with it, each of their lines has to start with a whole part
+        aligned &= len(joined) == 1 or mod(new[dim], short) == 0
         apart = all(e.lanes == 1 for d, e in enumerate(index) if d != dim)
         if own.lanes % short or lanes < 4 or not aligned or not apart:
             return None

@@ -21,7 +21,7 @@ from ingot.ir.types import boolean
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Emitter, Index, Leaf, store_at
+from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.fold import Fold
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.machine import Machine
@@ -181,9 +181,7 @@ class RowPasses:
             self.em.bind(
                 n.inputs[0],
                 Leaf(
-                    lambda b, index, mask, buffer=buffer: b.let(
-                        k.load(buffer, ix.first_lane(self._cache_index(index)), self._cache_index(index).lanes, mask)
-                    ),
+                    lambda b, index, mask, buffer=buffer: load_at(b, buffer, self._cache_index(index), mask),
                     home=block,
                     pinned=True,
                 ),
