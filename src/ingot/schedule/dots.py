@@ -86,7 +86,7 @@ def as_dots(c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machi
     inner = merge_axes(plain.reduce)[-1]
     if inner.a != 1 or inner.b != 1:
         return None
-    sides = [(plain, False), (_changed(plain), True)]
+    sides = [(plain, False), (plain.changed(), True)]
     cycles, best, changed, dots = min(
         ((_cycles(x, machine, d), x, changed, d) for x, changed in sides for d in _tiles(x, machine)),
         key=lambda found: found[0],
@@ -117,15 +117,6 @@ def _packed(c: Contraction, index: int, offset: int) -> Pack:
 
     key = f"columns {','.join(f'{n}:{s}' for n, s in zip(shape, steps, strict=True))} @{offset} {c.b}"
     return Pack(index, key, c.b, prod(shape), write)
-
-
-def _changed(c: Contraction) -> Contraction:
-    """The same products with the operands changed round: rows are columns."""
-
-    def turn(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis(x.extent, x.b, x.a) for x in axes)
-
-    return replace(c, batch=turn(c.batch), rows=turn(c.cols), cols=turn(c.rows), reduce=turn(c.reduce), a=c.b, b=c.a)
 
 
 def _full(c: Contraction, full: Callable[[Index], Index]) -> Callable[[Index], Index]:

@@ -15,7 +15,7 @@ from ingot.ops import Reduce
 from ingot.ops.build import cast
 from ingot.schedule.fold import accumulator
 from ingot.schedule.machine import Machine
-from ingot.schedule.tile import Axis, Contraction, least_cycles
+from ingot.schedule.tile import Contraction, least_cycles
 
 LEAST = 256  # turns of the reduction that a part has at least
 WORTH = 40e-6  # seconds on one core: less is not worth a second kernel
@@ -71,9 +71,7 @@ def changes_round(anchor: Node, c: Contraction, machine: Machine) -> bool:
     """Whether A, whose rows lie side by side, is better read as B is."""
     if not isinstance(anchor.op, ops.DotGeneral) or c.rows[-1].a != 1 or len(c.cols) > 1:
         return False
-    batch, reduce = (tuple(Axis(x.extent, x.b, x.a) for x in axes) for axes in (c.batch, c.reduce))
-    rows, columns = tuple(Axis(x.extent, x.b) for x in c.cols), tuple(Axis(x.extent, 0, x.a) for x in c.rows)
-    other = replace(c, batch=batch, rows=rows, cols=columns, reduce=reduce, a=c.b, b=c.a, packed=False)
+    other = replace(c.changed(), packed=False)
     results = estimate(product(x.extent for x in (*c.rows, *c.cols)))
     scattered = 0.0 if all(x.extent == 1 for x in c.cols) else SCATTERED * results
     return least_cycles(other, machine) + scattered < 0.8 * least_cycles(c, machine)

@@ -67,6 +67,15 @@ class Contraction:
     computed: bool = False
     inner: Contraction | None = None
 
+    def changed(self) -> Contraction:
+        """The same products with the operands changed round: rows are columns."""
+
+        def turn(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple(Axis(x.extent, x.b, x.a) for x in axes)
+
+        batch, rows, cols, reduce = map(turn, (self.batch, self.rows, self.cols, self.reduce))
+        return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
+
     @cached_property
     def k(self) -> DimLike:
         return product(x.extent for x in self.reduce)
