@@ -2,9 +2,10 @@
 
 python -m benchmarks.odd_shapes [product conv layer | any part of a name ...] [--threads 2] [--json FILE]
 
-Whole calls from Python, both engines in turns, medians; the layouts are PyTorch's, so that convolutions of images pay
-for changing theirs. Products: [batch x] m x k x n, both operands given at run time (nn; nt: the second one transposed;
-tn: the first one) or the second a constant. `error` is the largest deviation over the largest magnitude.
+Whole calls from Python, both engines in bursts by turns, with a rest between (an engine's threads may spin after a
+call) and the first call of each not counted; medians. The layouts are PyTorch's, so that convolutions of images pay
+for changing theirs. Products: [batch x] m x k x n, both operands given at run time (nn; nt: the second one
+transposed; tn: the first one) or the second a constant. `error` is the largest deviation over the largest magnitude.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ingot
-from benchmarks.bandwidth import rounds
 from benchmarks.measure import cpu_name, deviation
 
+BURSTS, BURST, REST = 5, 0.03, 0.02  # bursts of each engine; seconds of one, and before it
 Case = tuple[str, nn.Module, tuple[Tensor, ...]]
 
 PRODUCTS = [
@@ -102,16 +103,29 @@ def layers() -> Iterator[Case]:
     yield "layer 21 classes, bilinear 8x", head, (torch.randn(1, 256, 28, 28),)
 
 
+def burst(call: Callable[[], object]) -> list[float]:
+    """Seconds of each of some calls."""
+    time.sleep(REST)
+    call()
+    times, end = [], time.perf_counter() + BURST
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
 def measure(name: str, net: nn.Module, args: tuple[Tensor, ...], threads: int) -> dict[str, float | str]:
     compiled = ingot.compile(net.eval(), args, threads=threads, cache=False)
+    ours: list[float] = []
+    theirs: list[float] = []
     with torch.inference_mode():
         error = deviation(compiled(*args).numpy(), net(*args).numpy())
-        start = time.perf_counter()
-        net(*args)
-        seconds = 0.5 + 10 * (time.perf_counter() - start)
-        times = rounds({"ingot": lambda: compiled(*args), "torch": lambda: net(*args)}, seconds)
-    ours, theirs = (float(np.median(times[who])) * 1e6 for who in ("ingot", "torch"))
-    return {"name": name, "ingot us": ours, "torch us": theirs, "ratio": theirs / ours, "error": error}
+        for _ in range(BURSTS):
+            ours += burst(lambda: compiled(*args))
+            theirs += burst(lambda: net(*args))
+    mine, other = float(np.median(ours)) * 1e6, float(np.median(theirs)) * 1e6
+    return {"name": name, "ingot us": mine, "torch us": other, "ratio": other / mine, "error": error}
 
 
 def main() -> None:
