@@ -95,3 +95,17 @@ def test_turns_that_read_padding_alone_are_left_out(
     graph = explicit_padding(Graph((x,), (op(x, weights),)))
     check(graph, xs, machine=replace(machine, winograd=False))
     assert any(found)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("columns", [3, 24])
+def test_a_constant_from_a_place_of_the_run(columns: int, machine) -> None:
+    """A part of a table that begins where the run says: it cannot be packed before."""
+    rng, n = np.random.default_rng(0), symbol("n")
+    table = const(rng.standard_normal((100, columns)).astype(np.float32))
+    part = ops.Slice((n, 0), (n + 40, columns), (1, 1))(table)
+    for rows in (3, 7):
+        xs = [rng.standard_normal((rows, 40)).astype(np.float32)]
+        (x,) = inputs_like(xs, {0: (n, 40)})
+        product = ops.DotGeneral(((), ()), ((1,), (0,)))(x, part)
+        check(Graph((x,), (product,), bounds=(("n", 1, 60),)), xs, machine=machine)

@@ -8,11 +8,11 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32, static_shape
 from ingot.ops.core.base import Pairs
 from ingot.schedule.machine import Machine
-from tests.schedule.compiled import MACHINES, check, compile_graph
+from tests.schedule.compiled import MACHINES, check, compile_graph, inputs_like
 from tests.schedule.test_expand import conv, image, kinds, padded, relu, shifted, values
 
 ONES = (1, 1, 1, 1)
@@ -116,3 +116,14 @@ def test_vectors_of_several_groups(groups: int, reads: int, makes: int, stride: 
     lanes = machine.lanes(f32)
     steps = [s.kernel for s in compile_graph(graph, machine).program.steps]
     assert any(name.startswith("depthwise") for name in steps) == (makes < lanes)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("groups", [20, 5])
+def test_weights_that_are_a_part_of_others(groups: int, machine: Machine) -> None:
+    xs = [values(1, 9, 9, 20), values(3, 5, 20 // groups, 20)]
+    x, w = inputs_like(xs)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "HWIO", "NHWC", feature_groups=groups)
+    part = ops.Slice((0, 1, 0, 0), (3, 4, 20 // groups, 20), (1, 1, 1, 1))
+    check(Graph((x, w), (op(x, part(w)),)), xs, machine=machine)
+    check(Graph((x,), (op(x, part(const(xs[1]))),)), xs[:1], machine=machine)

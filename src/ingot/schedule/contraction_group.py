@@ -57,8 +57,9 @@ class ContractionGroup:
         b_at, b_layout = operand_memory(body, b, ins)
         a_at, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
-        # a B that is repeated along an axis of unknown size is read where it lies
-        packed = constant[b_at] and not any(isinstance(x.extent, Dim) for x in loops.batch)
+        # a B that is repeated along an axis of unknown size, or begins at an unknown place, is read where it lies
+        known = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in loops.batch)
+        packed = constant[b_at] and known
         operands = Operands.of(body)
         em = operands.emitter(body, ins)
         return ContractionGroup(

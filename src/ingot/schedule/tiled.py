@@ -11,7 +11,7 @@ from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import bf16
+from ingot.ir.types import bf16, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
@@ -67,8 +67,7 @@ def lower_tiled(
     plan = plan_of(c, machine, choice)
     packs: tuple[Pack, ...] = ()
     if g.packed:
-        offset = int(g.b_layout.offset) if isinstance(g.b_layout.offset, int) else 0
-        packs = (panels(g.b_at, c, plan, offset),)
+        packs = (panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,))),)
         b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("pack", 0)
     params, scratch = g.params((b.buffer, b_arg)), plan.scratch_bytes
     if made is not None:

@@ -330,7 +330,7 @@ class Depthwise:
     def _weight(self, tap: tuple[Expr, ...], i: int, c: Expr) -> Expr:
         """Where the weights of a place of the window and a group's i-th input channel lie for channels `c`."""
         if not self.packed:
-            return ix.linear((*tap, ZERO, c), self.w_layout.strides)
+            return ix.linear((*tap, ZERO, c), self.w_layout.strides, self.w_layout.offset)
         lanes = integer(self.lanes)
         first = c.base if isinstance(c, k.Ramp) else ix.mul(k.binary("div", c, lanes), lanes)
         vector = ix.mul(first, integer(self.products))
