@@ -530,7 +530,7 @@ class Nest:
 
     def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: Columns, full: bool) -> None:
         if (columns.masked or not full) and not self.plan.masks and not columns.tail:
-            self._one_by_one(block, place, n, value)
+            one_by_one(block, place, n, value, self.columns, self.write)
             return
         index, mask = self._lanes(block, n, columns, full)
         if index.lanes < value.lanes:
@@ -545,12 +545,14 @@ class Nest:
         lanes = lanes if full else columns.tail
         return (k.ramp(n, lanes) if lanes > 1 else n), None
 
-    def _one_by_one(self, block: Block, place: Index, n: Expr, value: Expr) -> None:
-        """A dynamic tail without mask registers: through memory, one column at a time."""
-        spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
-        block.store(spill, ZERO, value)
-        end = k.binary("min", add(n, integer(value.lanes)), dim_expr(self.columns))
-        block.loop("n", n, end, 1, lambda b, e: self.write(b, (*place, e), k.load(spill, k.sub(e, n)), None))
+
+def one_by_one(block: Block, before: Index, n: Expr, value: Expr, columns: DimLike, write: Write) -> None:
+    """Write a vector from column n on that may go beyond the last one, without mask registers: through memory, one
+    column at a time."""
+    spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
+    block.store(spill, ZERO, value)
+    end = k.binary("min", add(n, integer(value.lanes)), dim_expr(columns))
+    block.loop("n", n, end, 1, lambda b, e: write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Nest", "emit_contraction"]
+__all__ = ["Nest", "emit_contraction", "one_by_one"]

@@ -25,10 +25,11 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import static_shape
 from ingot.schedule.block import Block
+from ingot.schedule.contraction import one_by_one
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
-from ingot.schedule.loops import Loops
+from ingot.schedule.loops import Loops, pairs_last
 from ingot.schedule.lowered import Pack
-from ingot.schedule.machine import Machine
+from ingot.schedule.machine import STREAM, Machine
 from ingot.schedule.operands import Index, Operand, Write
 from ingot.schedule.pack import stepped
 from ingot.schedule.tile import Axis, Contraction, least_cycles, merge_axes
@@ -39,7 +40,6 @@ Read = Callable[[Buffer, Expr], Expr]
 # Cycles around a tile's reduction loop, and of one more result: its share of the epilogue.
 _ENTRY, _PER_RESULT = 20.0, 2.0
 _TURNED = 0.25  # cycles to turn an element of a run-time B whose columns do not lie side by side
-_STREAM = 20e9  # bytes that a core reads in a second, at least
 _CHUNK = 20e-6  # seconds
 
 
@@ -74,12 +74,11 @@ def as_dots(c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machi
     lanes = machine.lanes(c.acc)
     if estimate(c.k) < lanes or (c.packed and estimate(c.cols[-1].extent) >= lanes):
         return None
-    reduce = tuple(sorted(c.reduce, key=lambda x: x.a == 1))
+    reduce = pairs_last(loops).reduce
     pack = None
     plain = replace(c, reduce=reduce)
     if c.packed:
-        index, offset = b
-        pack = _packed(plain, index, offset if isinstance(offset, int) else 0)
+        pack = _packed(plain, *static_shape(b))
         own = _dense((*c.batch, *c.cols, *reduce))
         count = len(c.batch), len(c.batch) + len(c.cols)
         plain = replace(plain, batch=own[: count[0]], cols=own[count[0] : count[1]], reduce=own[count[1] :])
@@ -167,7 +166,7 @@ def _chunks(c: Contraction, machine: Machine, d: Dots, cycles: float) -> Dots:
     rows, columns = max(1, estimate(c.rows[-1].extent)), max(1, estimate(c.cols[-1].extent))
     tiles = -(-columns // d.columns)
     batch = prod(max(1, estimate(x.extent)) for x in c.batch)
-    seconds = max(cycles * batch / hertz, entries * (rows + columns) * estimate(c.k) * c.b.nbytes / _STREAM)
+    seconds = max(cycles * batch / hertz, entries * (rows + columns) * estimate(c.k) * c.b.nbytes / STREAM)
     goal = min(max(round(seconds / _CHUNK), min(4 * machine.threads, round(seconds / 2e-6)), 1), entries * tiles)
     if goal <= entries:
         return replace(d, tiles=tiles, entries=max(1, entries // goal))
@@ -317,7 +316,7 @@ class _Nest:
                 mask = block.let(k.binary("lt", index, dim_expr(size)), "mask")
                 self.write(block, (*before, index), total, mask)
             else:
-                self._one_by_one(block, before, n, total)
+                one_by_one(block, before, n, total, size, self.write)
 
     def _total(self, block: Block, acc: Buffer, rows: int, r: int) -> Expr:
         """One row's results."""
@@ -335,13 +334,6 @@ class _Nest:
             low, high = (k.Shuffle(total.dtype, half, total, total, tuple(range(i, i + half))) for i in (0, half))
             total = block.let(k.add(low, high), "o")
         return total
-
-    def _one_by_one(self, block: Block, before: Index, n: Expr, total: Expr) -> None:
-        """Columns that may end inside a tile, without mask registers."""
-        spill = block.alloc("spill", total.dtype, total.lanes, stack=True)
-        block.store(spill, ZERO, total)
-        end = k.binary("min", add(n, integer(total.lanes)), dim_expr(self.columns.extent))
-        block.loop("n", n, end, 1, lambda b, e: self.write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
 
 
 __all__ = ["Products", "as_dots", "emit_dots"]

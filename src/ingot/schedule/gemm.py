@@ -25,12 +25,13 @@ from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.prologue import is_computed
 from ingot.schedule.recast import changed_round, changes_round, in_parts
 from ingot.schedule.reduction import lower_first
-from ingot.schedule.tile import turns_panels
+from ingot.schedule.tile import Contraction, transposed
 from ingot.schedule.tiled import lower_tiled
 from ingot.schedule.window import lower_depthwise
 from ingot.schedule.winograd_plan import covered
 
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
+MOST_COLUMNS = 64  # of panels of tiles with several rows
 
 
 def lower_contraction(
@@ -61,7 +62,13 @@ def lower_contraction(
     if changes_round(anchor, c, machine):
         turned = rebuilt(body.outputs, {anchor: changed_round(anchor)})
         return lower_contraction(body.with_outputs(turned), ins, outs, constant, machine)
-    return lower_tiled(g, body, outs, None, shape, turned=turns_panels(c, machine))
+    return lower_tiled(g, body, outs, None, shape, turned=_turns_panels(c, machine))
+
+
+def _turns_panels(c: Contraction, machine: Machine) -> bool:
+    """Whether panels of a `transposed` B are turned by the chunks that read them, and not by a kernel of their own: K
+    must be known, and small."""
+    return transposed(c) and isinstance(c.k, int) and c.k * c.acc.nbytes * MOST_COLUMNS <= machine.l2
 
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:

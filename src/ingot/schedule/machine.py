@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ingot.ir.types import DType
 from ingot.schedule.choice import Measured
 
+STREAM = 20e9  # bytes that a core reads from memory in a second, at least
+
 
 @dataclass(frozen=True)
 class Machine:

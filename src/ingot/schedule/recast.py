@@ -14,13 +14,12 @@ from ingot.ir.node import Node
 from ingot.ops import Reduce
 from ingot.ops.build import cast
 from ingot.schedule.fold import accumulator
-from ingot.schedule.machine import Machine
+from ingot.schedule.machine import STREAM, Machine
 from ingot.schedule.tile import Contraction, least_cycles
 
 LEAST = 256  # turns of the reduction that a part has at least
 WORTH = 40e-6  # seconds on one core: less is not worth a second kernel
 SCATTERED = 1.5  # cycles to store a result beside which no other of its vector lies
-STREAM = 20e9  # bytes that a core reads in a second, at least
 
 
 def in_parts(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:

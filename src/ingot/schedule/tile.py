@@ -526,15 +526,6 @@ def transposed(c: Contraction) -> bool:
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 
-def turns_panels(c: Contraction, machine: Machine) -> bool:
-    """Whether panels of a `transposed` B are turned by the chunks that read them, and not by a kernel of their own: K
-    must be known, and small."""
-    return transposed(c) and isinstance(c.k, int) and c.k * c.acc.nbytes * MOST_COLUMNS <= machine.l2
-
-
-MOST_COLUMNS = 64  # of panels of tiles with several rows
-
-
 def _tile_run(tiles: int, across: int) -> int:
     """Row tiles of a chunk: whole line groups, or an even part of one."""
     if tiles >= across:
@@ -600,5 +591,5 @@ def _span(c: Contraction) -> int:
 
 __all__ = [
     "Axis", "Contraction", "Inside", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes",
-    "neighbours", "others", "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "turns_panels",
+    "neighbours", "others", "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "transposed",
 ]  # fmt: skip
