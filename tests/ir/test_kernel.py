@@ -200,7 +200,7 @@ def test_fma_rounds_once() -> None:
 
 def test_pair_dot_adds_the_odd_product_first() -> None:
     def dot(a: list[float], b: list[float], c: float) -> float:
-        return float(value_of(k.pair_dot(vec(list(a), "bf16"), vec(list(b), "bf16"), k.lit(c, f32)))[0])
+        return float(value_of(k.dot(vec(list(a), "bf16"), vec(list(b), "bf16"), k.lit(c, f32)))[0])
 
     # 1 + 2^-24 stays 1, so that the order of the two small products shows
     assert dot([1.0, 2.0**-12], [1.0, 2.0**-12], 0.0) == 1.0
@@ -209,6 +209,19 @@ def test_pair_dot_adds_the_odd_product_first() -> None:
     # products are not rounded on their own: 2^128 is none of f32's, the sum is
     assert dot([2.0, 1.0], [2.0**127, -(2.0**127)], 0.0) == 2.0**127
     assert np.isnan(dot([0.0, 1.0], [np.inf, 1.0], 1.0))
+
+
+def test_dot_of_bytes() -> None:
+    """Unsigned by signed ones, all ends of their ranges; only the sum wraps."""
+
+    def dot(a: list[int], b: list[int], c: int) -> int:
+        words = (k.lit(int.from_bytes(bytes(x % 256 for x in v), "little"), u32) for v in (a, b))
+        x, y = (k.bitcast(word, t) for word, t in zip(words, (u8, i8), strict=True))
+        return int(value_of(k.dot(x, y, k.lit(c, i32)))[0])
+
+    assert dot([255] * 4, [-128] * 4, 5) == 5 - 4 * 255 * 128
+    assert dot([0, 1, 2, 255], [127, -1, 3, 127], 7) == 7 - 1 + 6 + 255 * 127
+    assert dot([255] * 4, [-128] * 4, -(2**31)) == 2**31 - 4 * 255 * 128
 
 
 def test_bits_as_lanes_of_another_size() -> None:

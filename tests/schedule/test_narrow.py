@@ -1,4 +1,4 @@
-"""Contractions with bf16 and f16 operands: products of the rounded operands, summed in f32."""
+"""Contractions with narrow operands: bf16 and f16, summed in f32, and bytes, summed in i32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
-from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32, i8, i32, u8
 from ingot.schedule.machine import AVX2, AVX512, Machine, machine_of
 from ingot.schedule.pack import panels
 from ingot.schedule.tile import Axis, Contraction, plan_contraction
@@ -97,11 +97,63 @@ def test_rows_known_at_run_time(target: tuple[Machine, HostFeatures]) -> None:
 def test_rows_of_a_that_lie_apart(target: tuple[Machine, HostFeatures]) -> None:
     """A's k are not side by side: no pairs."""
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), bf16, bf16, f32)
-    assert c.pair == 1
+    assert c.per_lane == 1
     a, b = random(21, 9, dtype=bf16), random(21, 40, dtype=bf16)
     out = place(np.full((9, 40), np.nan, np.float32))
     run(c, target, a, b, out, (40, 1))
     near(out, np.ascontiguousarray(a.T), b, 22)
+
+
+BYTES: list[tuple[Machine, HostFeatures]] = [
+    (machine_of(HOST.arch, HOST.features), HOST),
+    (machine_of(HOST.arch, without("avx512vnni", "avxvnni").features), without("avx512vnni", "avxvnni")),
+    (AVX2, without(*(f for f in HOST.features if f.startswith("avx512")))),
+]
+
+
+def of_bytes(c: Contraction) -> Contraction:
+    return replace(c, a=u8, b=i8, acc=i32)
+
+
+def bytes_of(dtype: DType, *shape: int) -> np.ndarray:
+    info = np.iinfo(dtype.numpy)
+    return place(np.random.default_rng(sum(shape)).integers(info.min, info.max + 1, shape).astype(dtype.numpy))
+
+
+@pytest.mark.parametrize("target", BYTES)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (5, 9, 7), (1, 200, 33), (20, 17, 2), (33, 100, 2050), (64, 96, 768), (3, 40, 4), (9, 50, 99)]
+)
+def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, HostFeatures]) -> None:
+    """Exact, whatever is missing of a whole lane of k."""
+    m, n, kk = shape
+    c = of_bytes(matmul(m, n, kk))
+    assert c.per_lane == (4 if kk > 1 else 1)
+    a, b = bytes_of(u8, m, kk), bytes_of(i8, kk, n)
+    out = place(np.full((m, n), -7, np.int32))
+    run(c, target, a, b, out, (n, 1))
+    np.testing.assert_array_equal(out, a.astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize("target", BYTES)
+@pytest.mark.parametrize("conv", CONVS)
+def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, HostFeatures]) -> None:
+    n, h, w, ci, co, s, stride, groups = conv
+    c, oh, ow = convolution(conv)
+    x, weights = bytes_of(u8, n, h, w, ci), bytes_of(i8, s, s, ci // groups, co)
+    out = place(np.full((n, oh, ow, co), -7, np.int32))
+    run(of_bytes(c), target, x, weights, out, (co // groups, oh * ow * co, ow * co, co, 1))
+    np.testing.assert_array_equal(out, reference(x.astype(np.int64), weights.astype(np.int64), stride, groups))
+
+
+@pytest.mark.parametrize("target", BYTES)
+def test_bytes_of_a_that_lie_apart(target: tuple[Machine, HostFeatures]) -> None:
+    c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), u8, i8, i32)
+    assert c.per_lane == 1
+    a, b = bytes_of(u8, 21, 9), bytes_of(i8, 21, 40)
+    out = place(np.full((9, 40), -7, np.int32))
+    run(c, target, a, b, out, (40, 1))
+    np.testing.assert_array_equal(out, a.astype(np.int64).T @ b.astype(np.int64))
 
 
 def test_packed_pairs() -> None:
@@ -142,4 +194,4 @@ def test_the_kernel_reads_pairs() -> None:
     c = replace(matmul(2, 16, 4), a=bf16, b=bf16)
     kernel, _ = build(c, AVX512, (16, 1))
     text = show_kernel(kernel)
-    assert "pair_dot(" in text and "bits.u32" in text and ":32]" in text
+    assert "dot(" in text and "bits.u32" in text and ":32]" in text

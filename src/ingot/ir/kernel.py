@@ -4,7 +4,7 @@
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index)
-    expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | PairDot(a, b, c)
+    expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane)
@@ -101,11 +101,14 @@ class Fma(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class PairDot(Expr):
-    """Lane i is fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])): a and b are bf16 and have twice the lanes of c, f32.
+class Dot(Expr):
+    """Lane i of c plus the products of the neighbouring elements of a and b that lie in 32 bits of lane i.
 
-    Both sums are rounded to nearest even. A denormal operand or sum may count as zero: Intel's vdpbf16ps, which this is
-    where the machine has it, flushes them (Intel SDM, VDPBF16PS). Without it the pairs are widened.
+    u8 with i8, four times the lanes of c, i32: exact but for c, which wraps (Intel SDM, VPDPBUSD; Arm, USDOT).
+
+    bf16, twice the lanes of c, f32: fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])), both sums rounded to nearest even.
+    A denormal operand or sum may count as zero: Intel's vdpbf16ps, which this is where the machine has it, flushes
+    them (Intel SDM, VDPBF16PS). Machines without such instructions widen the operands.
     """
 
     a: Expr
@@ -366,8 +369,8 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     return Fma(c.dtype, lanes, splat(a, lanes), splat(b, lanes), splat(c, lanes))
 
 
-def pair_dot(a: Expr, b: Expr, c: Expr) -> Expr:
-    return PairDot(c.dtype, c.lanes, a, b, c)
+def dot(a: Expr, b: Expr, c: Expr) -> Expr:
+    return Dot(c.dtype, c.lanes, a, b, c)
 
 
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:

@@ -302,8 +302,10 @@ def _step(e: k.Expr) -> Step:
         case k.Fma():
             fused = _fma32 if e.dtype.bits <= 32 else _fma64
             return _lift(fused if e.dtype.is_float else lambda a, b, c: a * b + c, e)
-        case k.PairDot():
-            return _lift(lambda a, b, c: _fma32(a[::2], b[::2], _fma32(a[1::2], b[1::2], c)), e)
+        case k.Dot():
+            if e.dtype.is_float:
+                return _lift(lambda a, b, c: _fma32(a[::2], b[::2], _fma32(a[1::2], b[1::2], c)), e)
+            return _lift(lambda a, b, c: sum((a[i::4] * b[i::4] for i in range(4)), start=c), e)
         case k.Select():
             return _select(e)
         case k.Cast():

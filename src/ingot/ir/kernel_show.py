@@ -147,8 +147,8 @@ class _Texts:
                 return self.binary(e)
             case k.Fma():
                 return f"fma({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
-            case k.PairDot():
-                return f"pair_dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
+            case k.Dot():
+                return f"dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.Select():
                 return f"select({self.of(e.cond)}, {self.of(e.a)}, {self.of(e.b)})", 9
             case k.Cast():

@@ -13,7 +13,7 @@ from collections import ChainMap
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
-from ingot.ir.types import DType, bf16, boolean, f32, i64
+from ingot.ir.types import DType, bf16, boolean, f32, i8, i32, i64, u8
 from ingot.support.errors import VerifyError
 
 
@@ -220,12 +220,13 @@ class _Checker:
             case k.Fma():
                 self.same("fma", e, e.a, e.b, e.c)
                 self.need(e.dtype.kind in "fiu", "fma", "numbers", e.dtype)
-            case k.PairDot():
-                self.same("pair_dot", e, e.c)
-                self.need(e.dtype == f32, "pair_dot", "sums in f32", e.dtype)
-                for a in (e.a, e.b):
-                    pairs = a.dtype == bf16 and a.lanes == 2 * e.lanes
-                    self.need(pairs, "pair_dot", f"an operand bf16x{2 * e.lanes}", _kind(a))
+            case k.Dot():
+                self.same("dot", e, e.c)
+                self.need(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
+                for a, wants in zip((e.a, e.b), _DOT_OPERANDS.get(e.dtype, ()), strict=False):
+                    lanes = e.lanes * 32 // wants.bits
+                    fits = a.dtype == wants and a.lanes == lanes
+                    self.need(fits, "dot", f"an operand {wants}x{lanes}", _kind(a))
             case k.Select():
                 self.same("select", e, e.a, e.b)
                 self.need(
@@ -308,6 +309,7 @@ class _Checker:
         self.mask(e.mask, e.lanes, what, scope)
 
 
+_DOT_OPERANDS = {f32: (bf16, bf16), i32: (u8, i8)}  # of sums
 _UNARY_KINDS = {
     "neg": "fiu",
     "abs": "fiu",
@@ -339,7 +341,7 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
             return (e.a,)
         case k.Binary() | k.Shuffle():
             return (e.a, e.b)
-        case k.Fma() | k.PairDot():
+        case k.Fma() | k.Dot():
             return (e.a, e.b, e.c)
         case k.Select():
             return (e.cond, e.a, e.b)

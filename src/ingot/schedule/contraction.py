@@ -16,13 +16,14 @@ vector.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import static_shape, u16, u32
+from ingot.ir.types import static_shape, u8, u16, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.operands import Computed, Fetch, Fold, Index, Operand, Write
@@ -360,7 +361,7 @@ class Nest:
             clear(block)
         else:
             block.when(columns.first, clear, resume)
-        pair = self.c.pair
+        each = self.c.per_lane
         step: DimLike = columns.width  # between neighbouring k of a packed panel
         ahead = None
         if columns.ahead is not None:
@@ -375,9 +376,9 @@ class Nest:
         def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
             axis = axes[0]
             inside = product(x.extent for x in axes[1:])
-            if self.c.pair == 2 and len(axes) > 1:
+            if each > 1 and len(axes) > 1:
                 # rows of a panel
-                inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, 2) * 2
+                inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, each) * each
             extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
             b_step: DimLike = inside * step if self.loads.in_panels else axis.b
 
@@ -390,7 +391,7 @@ class Nest:
                     self._prefetch(x, ahead, add(at_k, i))
                 if self.pieces:
                     self._prefetch_pieces(x, tile, a_index, i)
-                x.loop("u", 0, self.plan.unroll, pair, lambda y, u: once(y, add(i, u), pair), unroll=True)
+                x.loop("u", 0, self.plan.unroll, each, lambda y, u: once(y, add(i, u), each), unroll=True)
 
             def once(x: Block, here: Expr, count: int) -> None:
                 a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
@@ -399,11 +400,11 @@ class Nest:
 
             if len(axes) > 1:
                 b.loop("k", *self._turns(b, tile, axis, extent), 1, turn)
-            elif pair == 1 or isinstance(extent, Dim) or extent % pair == 0:
-                b.loop("k", 0, extent, self.plan.unroll, innermost)
-            else:
-                b.loop("k", 0, extent - 1, self.plan.unroll, innermost)
-                once(b, integer(extent - 1), 1)
+                return
+            rest = 0 if isinstance(extent, Dim) else extent % each
+            b.loop("k", 0, extent - rest, self.plan.unroll, innermost)
+            if rest:
+                once(b, dim_expr(extent - rest), rest)
 
         if self.fetch is not None and columns.last is None:
             self._fetch_rows(block, columns, tile, self.fetch)
@@ -461,7 +462,7 @@ class Nest:
             block.stmts.append(k.Prefetch(self.loads.buffer, add(start, integer(i * line))))
 
     def _multiply(self, block: Block, columns: Columns, tile: _Tile, at: _Turn) -> None:
-        """acc += the outer product of one column of A's tile and one row of B's panel, or of a pair of each."""
+        """acc += the outer product of one column of A's tile and one row of B's panel, or of the k of a lane."""
         nv = columns.vectors
         self.loads.load(block, columns, at.b, at.count, at.bv)
 
@@ -470,11 +471,11 @@ class Nest:
             offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
             place = add(at.a, offset)
             if self.loads.dots:
-                pair = x.let(self._pair_of_a(place, at.count), "s")
+                own = x.let(self._lane_of_a(place, at.count), "s")
 
                 def both(y: Block, v: Expr) -> None:
                     slot = add(mul(r, integer(nv)), v)
-                    y.store(at.acc, slot, k.pair_dot(pair, k.load(at.bv, v), k.load(at.acc, slot)))
+                    y.store(at.acc, slot, k.dot(own, k.load(at.bv, v), k.load(at.acc, slot)))
 
                 x.loop("v", 0, nv, 1, both, unroll=True)
                 return
@@ -491,10 +492,16 @@ class Nest:
 
         _each_row(block, tile, row)
 
-    def _pair_of_a(self, place: Expr, count: int) -> Expr:
-        """Two neighbouring k of A, or one and a zero, in all lanes."""
-        a = self.a_tile
-        word = k.bitcast(k.load(a, place, 2), u32) if count == 2 else k.cast(k.bitcast(k.load(a, place), u16), u32)
+    def _lane_of_a(self, place: Expr, count: int) -> Expr:
+        """`count` neighbouring k of A, and zeros behind them, in all lanes."""
+        a, whole = self.a_tile, self.c.per_lane
+        if count == whole:
+            word = k.bitcast(k.load(a, place, whole), u32)
+        else:
+            bits = u16 if a.dtype.bits == 16 else u8
+            found = (k.cast(k.bitcast(k.load(a, add(place, integer(i))), bits), u32) for i in range(count))
+            shifted = (k.binary("shl", x, k.lit(i * bits.bits, u32)) for i, x in enumerate(found))
+            word = functools.reduce(lambda x, y: k.binary("or", x, y), shifted)
         return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
     def _epilogue(self, block: Block, columns: Columns, tile: _Tile, acc: Buffer) -> None:

@@ -27,7 +27,7 @@ from ingot.ir.types import static_shape
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import one_by_one
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
-from ingot.schedule.loops import Loops, pairs_last
+from ingot.schedule.loops import Loops, contiguous_last
 from ingot.schedule.lowered import Pack
 from ingot.schedule.machine import STREAM, Machine
 from ingot.schedule.operands import Index, Operand, Write
@@ -74,7 +74,7 @@ def as_dots(c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machi
     lanes = machine.lanes(c.acc)
     if estimate(c.k) < lanes or (c.packed and estimate(c.cols[-1].extent) >= lanes):
         return None
-    reduce = pairs_last(loops).reduce
+    reduce = contiguous_last(loops).reduce
     pack = None
     plain = replace(c, reduce=reduce)
     if c.packed:

@@ -163,8 +163,8 @@ def _sized(
     )
 
 
-def pairs_last(loops: Loops) -> Loops:
-    """The reduction loop along which A's elements lie side by side innermost: pairs are loaded from there."""
+def contiguous_last(loops: Loops) -> Loops:
+    """The reduction loop along which A's elements lie side by side innermost: those of a lane are loaded together."""
     return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: x.a == 1)))
 
 
@@ -218,4 +218,6 @@ def _joined(loops: Loops, count: int, stride: DimLike) -> Loops:
     return replace(loops, rows=(*loops.rows[:-count], Axis(product(extents), stride, 0)), full=full)
 
 
-__all__ = ["Loops", "computed_rows", "convolution_loops", "flat_rows", "loops_of", "pairs_last", "rows_as_they_lie"]
+__all__ = [
+    "Loops", "computed_rows", "contiguous_last", "convolution_loops", "flat_rows", "loops_of", "rows_as_they_lie",
+]  # fmt: skip

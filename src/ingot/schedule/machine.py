@@ -76,7 +76,9 @@ def machine_of(
         l2=l2,
         threads=threads,
         bf16_dot="avx512bf16" in features and base is AVX512,
-        int8_dot="avx512vnni" in features or "avxvnni" in features or (arch == "aarch64" and "dotprod" in features),
+        int8_dot=("avx512vnni" in features and base is AVX512)
+        or ("avxvnni" in features and base is AVX2)
+        or (base is NEON and "i8mm" in features),
         winograd=winograd,
         measured=measured or {},
     )

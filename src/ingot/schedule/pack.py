@@ -5,8 +5,8 @@
 A panel is what one register tile reads: for each k its columns lie side by side, so B is one contiguous stream. The
 last panel is as narrow as whole vectors allow; missing columns are zero (at run time: copies of the last).
 
-bf16 weights have pairs of k side by side: [panel][k / 2][columns][2], what lies in one 32-bit lane. An odd number of k
-in the innermost reduction loop is filled with zeros.
+Narrow weights have the k of one 32-bit lane side by side: [panel][k / 2][columns][2] for bf16, 4 instead of 2 for i8.
+What is missing at the end of the innermost reduction loop is zero.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
     axes = (*c.batch, *c.cols[:-1], *merge_axes(c.reduce), *c.cols[-1:])
     *shape, run, columns = static_shape(tuple(x.extent for x in axes))
     outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
-    turns = -(-run // c.pair)
-    depth = prod(shape) // outer * turns * c.pair
+    turns = -(-run // c.per_lane)
+    depth = prod(shape) // outer * turns * c.per_lane
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
@@ -54,14 +54,14 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
         for width in widths:
             stop = min(start + width, columns)
             source = dense[..., start:stop]
-            panel = rows[:, start * depth : (start + width) * depth].reshape(*shape, turns, width, c.pair)
-            for i in range(c.pair):
-                panel[..., : -(-(run - i) // c.pair), : stop - start, i] = source[..., i :: c.pair, :]
+            panel = rows[:, start * depth : (start + width) * depth].reshape(*shape, turns, width, c.per_lane)
+            for i in range(c.per_lane):
+                panel[..., : -(-(run - i) // c.per_lane), : stop - start, i] = source[..., i :: c.per_lane, :]
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
     named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
-    key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.pair}"
+    key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.per_lane}"
     return Pack(index, key, c.b, outer * depth * sum(widths), write)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, integer
-from ingot.ir.types import bf16, f32, u32
+from ingot.ir.types import f32, u32
 from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 from ingot.schedule.tile import Contraction, Plan
@@ -47,34 +47,34 @@ class RowLoads:
 
     @property
     def dots(self) -> bool:
-        """For instructions that multiply and add pairs."""
-        return self.c.pair == 2 and self.c.a == bf16
+        """For instructions that multiply and add all k of a lane."""
+        return self.c.per_lane > 1 and self.c.a != self.c.acc
 
     def registers(self, block: Block, vectors: int) -> Buffer:
-        """For what one turn reads: vectors of pairs for dot instructions, else the vectors of each k."""
+        """For what one turn reads: vectors of lanes of k for dot instructions, else the vectors of each k."""
         c, lanes = self.c, self.plan.lanes
         if self.dots:
-            return block.alloc("bv", c.b, vectors, lanes=2 * lanes)
-        return block.alloc("bv", c.acc, vectors * c.pair, lanes=lanes)
+            return block.alloc("bv", c.b, vectors, lanes=c.per_lane * lanes)
+        return block.alloc("bv", c.acc, vectors * c.per_lane, lanes=lanes)
 
     def load(self, block: Block, columns: Columns, at: Expr, count: int, out: Buffer) -> None:
-        """One row of the panel from `at`, or a pair of rows of which `count` exist, into the registers `out`."""
+        """One row of the panel from `at`, or those of a lane, of which `count` exist, into the registers `out`."""
         nv = columns.vectors
-        if self.c.pair == 2:
-            block.loop("v", 0, nv, 1, lambda x, v: self._pair(x, columns, v, at, count, out), unroll=True)
+        if self.c.per_lane > 1:
+            block.loop("v", 0, nv, 1, lambda x, v: self._together(x, columns, v, at, count, out), unroll=True)
             return
         whole = nv - 1 if columns.tail and not self.in_panels else nv
         block.loop("v", 0, whole, 1, lambda x, v: x.store(out, v, self._vector(columns, at, v)), unroll=True)
         if whole < nv:
             block.store(out, integer(whole), self._tail(block, columns, at, whole))
 
-    def _pair(self, block: Block, columns: Columns, v: Expr, at: Expr, count: int, out: Buffer) -> None:
-        lanes, nv = self.plan.lanes, columns.vectors
-        both = k.load(self.buffer, add(at, mul(v, integer(2 * lanes))), 2 * lanes)
+    def _together(self, block: Block, columns: Columns, v: Expr, at: Expr, count: int, out: Buffer) -> None:
+        wide, nv = self.c.per_lane * self.plan.lanes, columns.vectors
+        whole = k.load(self.buffer, add(at, mul(v, integer(wide))), wide)
         if self.dots:
-            block.store(out, v, both)
+            block.store(out, v, whole)
             return
-        words = block.let(k.bitcast(both, u32), "p")
+        words = block.let(k.bitcast(whole, u32), "p")
         even, odd = k.binary("shl", words, k.lit(16, u32)), k.binary("and", words, k.lit(0xFFFF0000, u32))
         for h, half in enumerate((even, odd)[:count]):
             block.store(out, add(integer(h * nv), v), k.bitcast(half, f32))

@@ -16,7 +16,7 @@ from functools import cached_property
 from math import gcd
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
-from ingot.ir.types import DType, bf16, f32
+from ingot.ir.types import DType, bf16, f32, i8, i32, u8
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.machine import Machine
 
@@ -81,19 +81,24 @@ class Contraction:
         return product(x.extent for x in self.reduce)
 
     @cached_property
-    def pair(self) -> int:
-        """Neighbouring k that lie together in B's panels: 2 for bf16, of which one vector holds the k that two dot or
-        multiply-add steps need; a bf16 A must have its k side by side, too.
+    def per_lane(self) -> int:
+        """Neighbouring k that lie together in a 32-bit lane of B's panels, for instructions that multiply and add them
+        at once: 2 of bf16, 4 of i8 with a u8 A; a narrow A must have its k side by side, too.
         """
         inner = merge_axes(self.reduce)[-1]
-        paired = self.packed and self.b == bf16 and self.acc == f32 and isinstance(inner.extent, int)
-        return 2 if paired and (self.a == f32 or (self.a == bf16 and inner.a == 1)) else 1
+        if not self.packed or not isinstance(inner.extent, int):
+            return 1
+        if self.b == bf16 and self.acc == f32:
+            return 2 if self.a == f32 or (self.a == bf16 and inner.a == 1) else 1
+        return 4 if (self.a, self.b, self.acc) == (u8, i8, i32) and inner.a == 1 else 1
 
     @cached_property
     def depth(self) -> DimLike:
-        """k, with what its innermost loop lacks for whole pairs: the rows of B's panels."""
+        """k, with what its innermost loop lacks for whole lanes: the rows of B's panels."""
+        if self.per_lane == 1:
+            return self.k
         inner = merge_axes(self.reduce)[-1].extent
-        return self.k if self.pair == 1 else floordiv(self.k, inner) * ceildiv(inner, 2) * 2
+        return floordiv(self.k, inner) * ceildiv(inner, self.per_lane) * self.per_lane
 
     @cached_property
     def flops(self) -> int:
@@ -165,7 +170,7 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:
-    """Cycles per k of a register tile, or per pair of k of one with dot instructions, whose latency is given.
+    """Cycles per k of a register tile, or per lane of k of one with dot instructions, whose latency is given.
     widened: vectors that take an instruction more to become f32."""
     if m == 0 or nv == 0:
         return 0.0
@@ -179,19 +184,19 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: in
 def _k_cycles(c: Contraction, m: int, nv: int, machine: Machine) -> float:
     """Cycles per k, what narrow operands cost included."""
     if _dots(c, machine):
-        return tile_cycles(m, nv, machine, machine.dot_latency) / 2
+        return tile_cycles(m, nv, machine, machine.dot_latency) / c.per_lane
     # pairs come apart by a shift and a mask, other narrow operands are converted as they are loaded
     widened = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
     return tile_cycles(m, nv, machine, widened=widened)
 
 
 def _dots(c: Contraction, machine: Machine) -> bool:
-    return machine.bf16_dot and c.pair == 2 and c.a == bf16
+    return c.per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
 
 
 def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
     """Whether a tile is in registers at once; pairs that are widened there need both halves."""
-    if c.pair == 1 or _dots(c, machine):
+    if c.per_lane == 1 or _dots(c, machine):
         return fits(m, nv, machine)
     return m * nv + 2 * nv + 2 <= machine.registers
 
@@ -299,9 +304,9 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     """A choice in terms of the loops."""
     reduce = merge_axes(c.reduce)
-    run = estimate(reduce[-1].extent) // c.pair
+    run = estimate(reduce[-1].extent) // c.per_lane
     fixed = isinstance(reduce[-1].extent, int) and run > 0
-    unroll = c.pair * next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
+    unroll = c.per_lane * next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
     lanes = machine.lanes(c.acc)
     across = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).across
     block: DimLike = choice.tiles * choice.width
@@ -475,7 +480,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     entries, across, row_tiles, panels = g.entries, g.across, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
     a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    work = c.flops / (machine.gflops * 1e9 * (2 if _dots(c, machine) else 1))
+    work = c.flops / (machine.gflops * 1e9 * (c.per_lane if _dots(c, machine) else 1))
     inner_work, inner_bytes = 0.0, 0
     if c.inner is not None:
         inner_work, inner_bytes = c.inner.flops / (machine.gflops * 1e9), estimate(c.inner.k * c.k) * c.inner.b.nbytes

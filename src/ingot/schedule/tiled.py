@@ -11,7 +11,7 @@ from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import bf16, static_shape
+from ingot.ir.types import bf16, i8, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
@@ -21,7 +21,7 @@ from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.line_folds import LineFolds, lower_apart
-from ingot.schedule.loops import Loops, computed_rows, flat_rows, loops_of, pairs_last, rows_as_they_lie
+from ingot.schedule.loops import Loops, computed_rows, contiguous_last, flat_rows, loops_of, rows_as_they_lie
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
@@ -54,8 +54,8 @@ def lower_tiled(
         loops = flat_rows(loops, apart=1 if g.anchor.shape[0] != 1 else 0)
     else:
         loops = computed_rows(loops, a_node) if computed else flat_rows(rows_as_they_lie(loops))
-    if b_node.dtype == bf16:
-        loops = pairs_last(loops)
+    if b_node.dtype in (bf16, i8):
+        loops = contiguous_last(loops)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
     c = g.contraction(loops, computed, made.c if made is not None else None)
     site = contraction_site(body, g.anchor, c, shape, machine)

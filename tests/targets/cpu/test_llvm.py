@@ -11,6 +11,7 @@ import pytest
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, For, If, Kernel, Let, Lit, Store, integer
 from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.types import (
     DTYPES,
     DType,
@@ -463,7 +464,7 @@ def test_pair_dot(features: HostFeatures, lanes: int) -> None:
     x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
     at = k.mul(CHUNK, integer(lanes))
     twice = k.mul(at, integer(2))
-    sums = k.pair_dot(k.load(x, twice, 2 * lanes), k.load(y, twice, 2 * lanes), k.load(z, at, lanes))
+    sums = k.dot(k.load(x, twice, 2 * lanes), k.load(y, twice, 2 * lanes), k.load(z, at, lanes))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(64), (Store(z, at, sums),))
     operands = [place(v.astype(bf16.numpy)) for v in (a, b)]
     want, got = c.copy(), place(c)
@@ -474,12 +475,44 @@ def test_pair_dot(features: HostFeatures, lanes: int) -> None:
     assert ("dpbf16ps" in text) == ("avx512bf16" in features and lanes >= 4)
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without("avx512vnni", "avxvnni")], ids=["host", "without dot"])
+def test_byte_dot(features: HostFeatures, lanes: int) -> None:
+    """The instruction, and what stands for it, as the interpreter has it."""
+    rng = np.random.default_rng(lanes)
+    a = rng.integers(0, 256, 4 * lanes * 64).astype(np.uint8)
+    b = rng.integers(-128, 128, 4 * lanes * 64).astype(np.int8)
+    a[::5], b[::7] = 255, -128
+    c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
+    x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
+    at = k.mul(CHUNK, integer(lanes))
+    wide = k.mul(at, integer(4))
+    sums = k.dot(k.load(x, wide, 4 * lanes), k.load(y, wide, 4 * lanes), k.load(z, at, lanes))
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(64), (Store(z, at, sums),))
+    verify_kernel(kernel)
+    operands = [place(a), place(b)]
+    want, got = c.copy(), place(c)
+    run_kernel(kernel, {"x": operands[0], "y": operands[1], "z": want})
+    Native(kernel, features)([*operands, got], chunks=64)
+    np.testing.assert_array_equal(got, want)
+    text = print_module([kernel], features)
+    assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
+
+
+def test_byte_dot_on_arm() -> None:
+    x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
+    sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
+    for features, has in ((("neon", "i8mm"), True), (("neon",), False)):
+        assert ("usdot" in print_module([kernel], HostFeatures("aarch64", features))) == has
+
+
 def test_pair_dot_may_flush_denormals() -> None:
     """A denormal operand counts as itself or as zero: what machines do."""
     tiny = np.array([2.0**-130, 0.0], bf16.numpy)
     big = np.array([2.0**20, 0.0], bf16.numpy)
     x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
-    sums = k.pair_dot(k.load(x, integer(0), 8), k.load(y, integer(0), 8), k.load(z, integer(0), 4))
+    sums = k.dot(k.load(x, integer(0), 8), k.load(y, integer(0), 8), k.load(z, integer(0), 4))
     out = place(np.zeros(4, np.float32))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
     Native(kernel)([place(np.tile(tiny, 4)), place(np.tile(big, 4)), out])

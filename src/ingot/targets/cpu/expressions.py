@@ -9,13 +9,13 @@ from ingot.ir.kernel import (
     Bitcast,
     Buffer,
     Cast,
+    Dot,
     Expr,
     Extract,
     Fma,
     Gather,
     Lit,
     Load,
-    PairDot,
     Ramp,
     Reduce,
     Select,
@@ -51,7 +51,7 @@ class Expressions:
             Unary: self._unary,
             Binary: self._binary,
             Fma: self._fma,
-            PairDot: self._pair_dot,
+            Dot: self._dot,
             Select: self._select,
             Cast: self._cast,
             Bitcast: self._bitcast,
@@ -135,8 +135,8 @@ class Expressions:
     def _fma(self, e: Fma) -> str:
         return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
 
-    def _pair_dot(self, e: PairDot) -> str:
-        return values.pair_dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.lanes)
+    def _dot(self, e: Dot) -> str:
+        return values.dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
 
     def _select(self, e: Select) -> str:
         condition, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.ir.types import DType, f32
+from ingot.ir.types import DType, f32, i32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.casts import cast
@@ -130,8 +130,31 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
-def pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
-    """z + the products of neighbouring lanes of x and y, bf16 as their bits."""
+def dot(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
+    """z + the products of neighbouring elements of x and y: bf16, as their bits, or u8 and i8."""
+    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes)
+
+
+def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
+    operands = ((kind, z), (quads, x), (quads, y))
+    wide = "avx512vnni" in b.features
+    narrow = "avxvnni" in b.features or (wide and "avx512vl" in b.features)
+    if (wide and lanes == 16) or (narrow and lanes in (4, 8)):
+        return b.call(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", kind, operands)
+    if lanes in (2, 4) and b.features.arch == "aarch64" and "i8mm" in b.features:
+        return b.call(f"llvm.aarch64.neon.usdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
+    for at in range(0, 32, 8):  # unsigned bytes of x by signed ones of y
+        top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - at), 'i32', lanes)}", (q,))
+        signed = b.emit(f"ashr {kind} {top}, {b.splat('24', 'i32', lanes)}", (top,))
+        low = b.emit(f"lshr {kind} {p}, {b.splat(str(at), 'i32', lanes)}", (p,))
+        unsigned = b.emit(f"and {kind} {low}, {b.splat('255', 'i32', lanes)}", (low,))
+        z = fma(b, unsigned, signed, z, i32, lanes)
+    return z
+
+
+def _bf16_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     kind = vector_of("float", lanes)
     if "avx512bf16" in b.features and (lanes == 16 or (lanes in (4, 8) and "avx512vl" in b.features)):
         pairs = f"<{2 * lanes} x bfloat>"
