@@ -24,7 +24,7 @@ from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.ir.verify import verify
 from ingot.link import Launch, link
-from ingot.ops import GRU, LSTM, RNN, Attention
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize
 from ingot.passes.bodies import in_bodies
 from ingot.passes.bound_positions import bound_positions
 from ingot.passes.crop import crop_unread
@@ -33,6 +33,7 @@ from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.fuse import fuse
 from ingot.passes.fuse_attention import fuse_attention
+from ingot.passes.integer_products import lower_quantized
 from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.linear_order import order_linear
 from ingot.passes.lower import lower_model_ops
@@ -53,7 +54,8 @@ from ingot.targets.cpu.workers import host_features, submit
 
 Pass = Callable[[Graph], Graph]
 
-KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN})  # ops with kernels of their own
+# ops with kernels of their own, and one that products are to see
+KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
 
 
 def _has_kernel(node: Node) -> bool:
@@ -64,14 +66,18 @@ def _has_kernel(node: Node) -> bool:
 
 
 def cpu_passes(
-    fast_math: bool = False, precision: str = "float32", outer: frozenset[str] = frozenset()
+    fast_math: bool = False,
+    precision: str = "float32",
+    isa: HostFeatures | None = None,
+    outer: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, Pass], ...]:
-    """The passes for CPUs, in order. `outer`: the symbols of the graphs around this one, where it is a body."""
+    """The passes for CPUs, in order. isa: features to count on; outer: the symbols of the graphs around a body."""
+    int8_dot = isa is not None and machine_of(isa.arch, isa.features).int8_dot
     tidy = partial(simplify, fast_math=fast_math)
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, cpu_passes(fast_math, precision, known), outer=known))
+        return in_bodies(graph, lambda body: optimize(body, cpu_passes(fast_math, precision, isa, known), outer=known))
 
     return (
         # on MODEL ops, while they still have their names
@@ -82,6 +88,7 @@ def cpu_passes(
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
+        ("integer_products", partial(lower_quantized, int8_dot=int8_dot)),
         ("fold", fold_constants),
         ("simplify", tidy),
         ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
@@ -199,7 +206,7 @@ def build_program(
     meta: dict[str, str] | None = None,
 ) -> Program:
     """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.precision`."""
-    passes = cpu_passes(fast_math, precision)
+    passes = cpu_passes(fast_math, precision, isa)
     with likely_sizes(likely(graph)):
         return _build(graph, isa, threads, passes, trace, {"precision": precision, **(meta or {})})
 

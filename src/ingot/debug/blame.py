@@ -109,7 +109,7 @@ def _blame_passes(
     build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
 ) -> Blame | None:
     before = build.graph
-    for name, run in pipeline.cpu_passes(build.fast_math, build.precision):
+    for name, run in pipeline.cpu_passes(build.fast_math, build.precision, build.isa):
         progress.report(f"check pass {name}")
         after = build.after(name)
         apart = worst([agree(a, b, tolerance) for a, b in zip(interpret(after, arrays), meaning, strict=True)])

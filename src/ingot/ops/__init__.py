@@ -145,6 +145,7 @@ from ingot.ops.nn import (
     Celu,
     Conv,
     ConvTranspose,
+    Dequantize,
     Einsum,
     Elu,
     GatherElements,

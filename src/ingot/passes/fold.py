@@ -43,7 +43,7 @@ class _Folder:
 
     def fold(self, n: Node) -> Result | None:
         op = n.op
-        if isinstance(op, Input | Const | Project) or not all(_foldable(i) for i in n.inputs):
+        if isinstance(op, Input | Const | Project | ops.Dequantize) or not all(_foldable(i) for i in n.inputs):
             return None
         if op.bodies or not all(t.is_static for t in n.types) or next(attribute_dims(op), None) is not None:
             return None

@@ -90,7 +90,7 @@ class Workbench:
         self._weights: Kept[NDArray[np.uint8]] = Kept()
         self._symbols = 0
         with likely_sizes(likely(graph)):
-            self._fused = optimize(graph, cpu_passes(fast_math, precision))
+            self._fused = optimize(graph, cpu_passes(fast_math, precision, self.isa))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 

@@ -43,6 +43,7 @@ from ingot.ops.nn.norm import (
     RMSNorm,
 )
 from ingot.ops.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.resize import PadMode, Resize
 from ingot.ops.nn.rnn import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
@@ -59,6 +60,7 @@ __all__ = [
     "Celu",
     "Conv",
     "ConvTranspose",
+    "Dequantize",
     "Einsum",
     "Elu",
     "GatherElements",

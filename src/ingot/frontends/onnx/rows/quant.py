@@ -64,10 +64,14 @@ def dequantize_linear(c: Call) -> Result:
     code = c.int("output_dtype", 0)
     dtype = dtype_from_code(code) if code else scale.dtype
     wide = T.f32 if scale.dtype.bits < 32 else scale.dtype
+    spread = _along(c, scale, x, block)
+    if x.dtype.is_integer:
+        zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
+        return ops.cast(ops.Dequantize()(x, zero, ops.cast(spread, wide)), dtype)
     y = ops.cast(x, wide)
     if c.has(2):
         y = ops.sub(y, ops.cast(_along(c, c.x(2), x, block), wide))
-    return ops.cast(ops.mul(y, ops.cast(_along(c, scale, x, block), wide)), dtype)
+    return ops.cast(ops.mul(y, ops.cast(spread, wide)), dtype)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)
@@ -84,8 +88,7 @@ def dynamic_quantize_linear(c: Call) -> Result:
 
 
 def _centred(x: Node, zero: Node | None) -> Node:
-    wide = ops.cast(x, T.i32)
-    return wide if zero is None else ops.sub(wide, ops.cast(zero, T.i32))
+    return ops.Dequantize()(x, ops.scalar(0, x.dtype) if zero is None else zero)
 
 
 def _rows(p: Node | None) -> Node | None:

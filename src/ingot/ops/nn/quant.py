@@ -1,0 +1,77 @@
+"""Quantized values: integers that stand for evenly spaced levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.node import Node, Op
+from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
+from ingot.ops.build import broadcast_shapes
+from ingot.ops.core.base import finish
+from ingot.ops.nn.terms import Term
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+def _computed_in(scale: DType) -> DType:
+    return f32 if scale.bits < 32 else scale
+
+
+@dataclass(frozen=True)
+class Dequantize(Op):
+    """x, zero -> x - zero, i32; x, zero, scale -> (x - zero) * scale, of scale's type: ONNX's DequantizeLinear.
+
+    x: integers of at most 32 bits. zero: of x's type. zero and scale broadcast against x without enlarging it. f16 and
+    bf16 are computed in f32. Products of such values with constant ones are computed in integers where the machine
+    is made for it (`passes/integer_products.py`).
+    """
+
+    name: ClassVar[str] = "dequantize"
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) in (2, 3), f"expected x, zero and maybe scale, got {len(inputs)} operands")
+        x, zero, *scale = inputs
+        self.expect(x.dtype.is_integer and x.dtype.bits <= 32, f"expected integers of at most 32 bits, got {x}")
+        self.expect(zero.dtype == x.dtype, f"expected a zero of {x.dtype}, got {zero}")
+        for p in (zero, *scale):
+            self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
+        if not scale:
+            return TensorType(i32, x.shape)
+        self.expect(scale[0].dtype.is_float, f"expected a scale of floats, got {scale[0]}")
+        return TensorType(scale[0].dtype, x.shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, zero, *scale = inputs
+        if not scale:
+            return x.astype(np.int32) - zero.astype(np.int32)
+        wide = _computed_in(dtype_of(scale[0])).numpy
+        with np.errstate(all="ignore"):
+            y = (x.astype(wide) - zero.astype(wide)) * scale[0].astype(wide)
+        return finish(y, dtype_of(scale[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        x, zero, *scale = map(Term, inputs)
+        if not scale:
+            return (x.cast(i32) - zero.cast(i32)).node
+        wide = _computed_in(scale[0].dtype)
+        return ((x.cast(wide) - zero.cast(wide)) * scale[0].cast(wide)).cast(scale[0].dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        rng = np.random.default_rng(8)
+        x = rng.integers(0, 256, (3, 4, 5)).astype(np.uint8)
+        scale = np.float32(0.03)
+        yield cls(), (x, np.uint8(7), scale)
+        yield cls(), (x, np.uint8(7))
+        yield cls(), (x.view(np.int8), np.zeros((), np.int8), rng.random((4, 1)).astype(np.float32))
+        yield cls(), (x.view(np.int8), rng.integers(-9, 9, (3, 1, 1)).astype(np.int8))
+        yield cls(), (x.astype(np.int32), np.int32(-3), np.float16(0.5))
+        yield cls(), (x, np.uint8(0), np.float64(0.1))
+        yield cls(), (x[:0], np.uint8(0), scale)
+
+
+__all__ = ["Dequantize"]

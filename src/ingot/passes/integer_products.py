@@ -1,0 +1,213 @@
+"""Products of quantized values in integers, where the machine multiplies and adds bytes four at a time.
+
+    dot((a - za) * sa, (b - zb) * sb): f32   ->   convert(dot(a, b): i32 - za * sum(b)) * (sa * sb)
+
+a is u8 then and b, the weights, i8: what dot instructions multiply. i8 values are moved by 128, and u8 weights too;
+weights whose zero is not 0 are moved by it where the result fits, else za and zb each take a sum. All of it is exact in
+i32, the scales are applied to the sums: closer to the exact result than f32 products are. Padding is a's zero.
+
+Only products with constant weights change, one scale for all of a, one for each output channel of b or for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import product
+from ingot.ir.layout import reshape_groups
+from ingot.ir.node import Const, Graph, Node, const, deferred, rebuilt
+from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
+from ingot.passes.constants import is_constant
+
+MOST_TERMS = 1 << 16  # of a sum: 255 * 128 times as much is less than 2^31
+
+
+def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
+    """Products of `Dequantize`d values in integers if `int8_dot` (see module); what is left of these ops as
+    arithmetic, constants as what they stand for."""
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        new = n.with_inputs(inputs)
+        if isinstance(n.op, ops.DotGeneral | ops.Convolution) and int8_dot:
+            return _in_integers(new) or new
+        return new
+
+    if not any(isinstance(n.op, ops.Dequantize) for n in graph.nodes()):
+        return graph
+    graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    return graph.with_outputs(rebuilt(graph.outputs, rule=_as_arithmetic))
+
+
+def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
+    if not isinstance(n.op, ops.Dequantize):
+        return n.with_inputs(inputs)
+    if all(isinstance(i.op, Const) for i in inputs):
+        arrays = [i.op.value for i in inputs if isinstance(i.op, Const)]
+        return deferred(n.type, lambda: n.op.reference(*arrays), n.loc)  # type: ignore[arg-type]
+    lowered = n.op.lower(*inputs)
+    assert isinstance(lowered, Node)
+    return lowered
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """(q - zero) * scale: q is u8 or i8, zero i32; both are scalars, or vectors along `axis`. scale None: 1, in i32."""
+
+    q: Node
+    zero: Node
+    scale: Node | None
+    axis: int | None
+
+    def along(self, axis: int | None) -> _Levels | None:
+        """The same for a view whose dimension `axis` is this one's; None where there is none."""
+        return self if self.axis is None else None if axis is None else replace(self, axis=axis)
+
+
+def _levels(x: Node) -> _Levels | None:
+    """What `x` is, seen through ops that rearrange it."""
+    if isinstance(x.op, ops.Dequantize):
+        return _of_op(x)
+    if not isinstance(x.op, ops.Reshape | ops.Transpose):
+        return None
+    own = _levels(x.inputs[0])
+    if own is None:
+        return None
+    q = x.op.reference(own.q.op.value) if isinstance(own.q.op, Const) else x.op(own.q)
+    moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
+    if own.axis is None:
+        return moved
+    if isinstance(x.op, ops.Transpose):
+        return moved.along(x.op.permutation.index(own.axis))
+    groups = reshape_groups(x.inputs[0].shape, x.shape) or ()
+    return moved.along(next((new[0] for old, new in groups if old == (own.axis,) and len(new) == 1), None))
+
+
+def _of_op(x: Node) -> _Levels | None:
+    q, zero, *scale = x.inputs
+    if q.dtype not in (u8, i8) or (scale and scale[0].dtype != f32):
+        return None
+    varied = {d - p.type.rank + q.type.rank for p in (zero, *scale) for d, size in enumerate(p.shape) if size != 1}
+    if len(varied) > 1:
+        return None
+    axis = next(iter(varied), None)
+    shape = () if axis is None else (q.shape[axis],)
+    return _Levels(q, _vector(zero, shape, i32), _vector(scale[0], shape, f32) if scale else None, axis)
+
+
+def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
+    """p, of as many elements as `shape` or of one, in that shape."""
+    if isinstance(p.op, Const):
+        return const(np.resize(p.op.value.astype(dtype.numpy), static_shape(shape)), loc=p.loc)
+    p = _cast(p, dtype)
+    if p.type.size == 1:
+        return ops.BroadcastInDim(shape, ())(ops.Reshape(())(p)) if shape else ops.Reshape(())(p)
+    return ops.Reshape(shape)(p)
+
+
+def _cast(x: Node, to: DType) -> Node:
+    return x if x.dtype == to else ops.Convert(to)(x)
+
+
+def _moved(x: Node, by: int, to: DType) -> Node:
+    """8-bit integers moved into the range of another type."""
+    return ops.Convert(to)(ops.add(ops.Convert(i32)(x), by))
+
+
+def _unsigned(a: _Levels) -> _Levels:
+    return a if a.q.dtype == u8 else replace(a, q=_moved(a.q, 128, u8), zero=ops.add(a.zero, 128))
+
+
+def _signed(b: _Levels) -> _Levels:
+    """Constant weights as i8, with a zero of 0 where they fit."""
+    if isinstance(b.q.op, Const) and isinstance(b.zero.op, Const):
+        shape = [-1 if d == b.axis else 1 for d in range(b.q.type.rank)] if b.axis is not None else ()
+        levels = b.q.op.value.astype(np.int32) - b.zero.op.value.reshape(shape)
+        if levels.size == 0 or (levels.min() >= -128 and levels.max() <= 127):
+            return replace(b, q=const(levels.astype(np.int8), loc=b.q.loc), zero=const(np.zeros_like(b.zero.op.value)))
+    return b if b.q.dtype == i8 else replace(b, q=_moved(b.q, -128, i8), zero=ops.add(b.zero, -128))
+
+
+def _in_integers(n: Node) -> Node | None:
+    """The product `n` of levels in integers; None where it is not one."""
+    a, b = (_levels(x) for x in n.inputs)
+    if a is None or b is None or a.axis is not None or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
+        return None
+    a, b = _unsigned(a), _signed(b)
+    sums = _convolved(n, a, b) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b)
+    if sums is None:
+        return None
+    if a.scale is None or b.scale is None:
+        return sums
+    scale = ops.mul(a.scale, b.scale)
+    return ops.mul(ops.Convert(f32)(sums), _spread(scale, n, _column(n, b)), loc=n.loc)
+
+
+def _column(n: Node, b: _Levels) -> int | None:
+    """The result's dimension that is b's `axis`."""
+    if b.axis is None:
+        return None
+    if isinstance(n.op, ops.Convolution):
+        return n.op.out_layout.index("C")
+    assert isinstance(n.op, ops.DotGeneral)
+    rows, columns = n.op.free(n.inputs[0].type.rank, n.inputs[1].type.rank)
+    return len(rows) + columns.index(b.axis)
+
+
+def _spread(p: Node, n: Node, column: int | None) -> Node:
+    return ops.BroadcastInDim(n.shape, () if column is None else (column,))(p)
+
+
+def _is_zero(p: Node) -> bool:
+    return isinstance(p.op, Const) and not p.op.value.any()
+
+
+def _multiplied(n: Node, a: _Levels, b: _Levels) -> Node | None:
+    op = n.op
+    assert isinstance(op, ops.DotGeneral)
+    rows, columns = op.free(a.q.type.rank, b.q.type.rank)
+    depth = product(b.q.shape[d] for d in op.contract[1])
+    scaled = b.axis is None or b.axis in columns
+    if any(op.batch) or not scaled or not isinstance(depth, int) or depth > MOST_TERMS:
+        return None
+    sums = replace(op, dtype=i32)(a.q, b.q, loc=n.loc)
+    if not _is_zero(a.zero):
+        of_b = ops.Reduce("sum", op.contract[1])(ops.Convert(i32)(b.q))
+        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows), n.type.rank)))(of_b)
+        sums = ops.sub(sums, ops.mul(spread, a.zero))
+    if not _is_zero(b.zero):
+        of_a = ops.Reduce("sum", op.contract[0])(ops.Convert(i32)(a.q))
+        centred = ops.sub(of_a, ops.mul(a.zero, depth))
+        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(centred)
+        sums = ops.sub(sums, ops.mul(spread, _spread(b.zero, n, _column(n, b))))
+    return sums
+
+
+def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
+    op = n.op
+    assert isinstance(op, ops.Convolution)
+    window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]
+    depth, output = product(b.q.shape[d] for d in window), op.rhs_layout.index("O")
+    plain = op.batch_groups == 1 and all(d == 1 for d in op.lhs_dilation) and b.axis in (None, output)
+    channels = b.q.shape[op.rhs_layout.index("I")]
+    whole = op.feature_groups == 1 or (isinstance(channels, int) and channels % 4 == 0)
+    if not (plain and whole and isinstance(depth, int) and depth <= MOST_TERMS and _is_zero(b.zero)):
+        return None
+    x, centred = a.q, not _is_zero(a.zero)
+    if centred and any(map(any, op.padding)):
+        low, high = ([0] * x.type.rank for _ in range(2))
+        for letter, (before, behind) in zip(op.spatial, op.padding, strict=True):
+            low[op.lhs_layout.index(letter)], high[op.lhs_layout.index(letter)] = before, behind
+        x = ops.pad(x, tuple(low), tuple(high), _cast(a.zero, u8))
+        op = replace(op, padding=((0, 0),) * len(op.padding))
+    sums = replace(op, dtype=i32)(x, b.q, loc=n.loc)
+    if centred:
+        of_b = ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q))
+        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), a.zero))
+    return sums
+
+
+__all__ = ["lower_quantized"]

@@ -1,0 +1,141 @@
+"""Products of quantized values in integers: the exact result, what changes and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops, pipeline
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node, Op, const
+from ingot.ir.types import DType, i8, i32, u8
+from ingot.ir.verify import verify
+from ingot.passes.integer_products import lower_quantized
+from ingot.passes.lower import lower_model_ops
+from ingot.runtime.executor import CompiledModel
+from ingot.targets.cpu.workers import host_features
+from tests.passes.check import arg, graph
+
+KEPT: frozenset[type[Op]] = frozenset({ops.Dequantize})
+ROUNDED = 3 * 2.0**-24  # a sum's conversion, the product of two scales, the product with it
+
+
+def levels(*shape: int, dtype: DType, seed: int = 0) -> np.ndarray:
+    """From all of the type's range."""
+    info = np.iinfo(dtype.numpy)
+    return np.random.default_rng(seed).integers(info.min, info.max + 1, shape).astype(dtype.numpy)
+
+
+def value(q: np.ndarray | Node, zero: int | np.ndarray, scale: float | np.ndarray | None) -> Node:
+    node = q if isinstance(q, Node) else const(q)
+    scales = () if scale is None else (const(np.asarray(scale, np.float32)),)
+    return ops.Dequantize()(node, const(np.asarray(zero, node.dtype.numpy)), *scales)
+
+
+def lowered(g: Graph, int8_dot: bool = True) -> Graph:
+    new = lower_quantized(lower_model_ops(g, KEPT), int8_dot)
+    verify(new, "the pass")
+    assert not any(isinstance(n.op, ops.Dequantize) for n in new.nodes())
+    return new
+
+
+def in_integers(g: Graph) -> bool:
+    """Whether all products are of u8 with i8, summed in i32."""
+    products = [n for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Convolution)]
+    return all([i.dtype for i in n.inputs] == [u8, i8] and n.dtype == i32 for n in products)
+
+
+def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
+    """Interpreted behind the pass, and compiled for this machine."""
+    new = lowered(g)
+    assert in_integers(new)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    return [interpret(new, [given])[0], np.asarray(model(given))]
+
+
+WEIGHTS = [(i8, 0), (i8, 5), (u8, 128), (u8, 77)]  # of the last not all fit i8 once they are centred
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("given", [(u8, 0), (u8, 131), (i8, 0), (i8, -128)])
+def test_matmul(given: tuple[DType, int], weights: tuple[DType, int]) -> None:
+    """One scale, one for each column, none."""
+    (a_type, za), (b_type, zb) = given, weights
+    x, w = levels(9, 37, dtype=a_type), levels(37, 21, dtype=b_type, seed=1)
+    sums = (x.astype(np.int64) - za) @ (w.astype(np.int64) - zb)
+    for scale in (0.02, np.linspace(0.01, 0.3, 21)):
+        g = graph(ops.MatMul()(value(arg("x", 9, 37, dtype=a_type), za, 0.037), value(w, zb, scale)))
+        exact = sums * np.float64(np.float32(0.037)) * np.asarray(scale, np.float32).astype(np.float64)
+        for got in results(g, x):
+            np.testing.assert_allclose(got, exact, rtol=ROUNDED)
+    g = graph(ops.MatMul()(value(arg("x", 9, 37, dtype=a_type), za, None), value(w, zb, None)))
+    for got in results(g, x):
+        np.testing.assert_array_equal(got, sums)
+
+
+@pytest.mark.parametrize("zero", [0, 100])
+@pytest.mark.parametrize(
+    ("channels", "groups", "size", "stride", "pad", "dilation"),
+    [(3, 1, 7, 2, 3, 1), (8, 1, 3, 1, 1, 1), (5, 1, 3, 1, 2, 2), (16, 1, 1, 1, 0, 1), (24, 3, 3, 2, 1, 1)],
+)
+def test_convolution(zero: int, channels: int, groups: int, size: int, stride: int, pad: int, dilation: int) -> None:
+    """What padding adds stands for 0 and so is a's zero, and a sum for each output channel is exact."""
+    x = levels(2, channels, 11, 13, dtype=u8)
+    w = levels(12, channels // groups, size, size, dtype=i8, seed=1)
+    scale = np.linspace(0.01, 0.3, 12).reshape(12, 1, 1, 1)
+    conv = ops.Conv((stride,) * 2, ((pad, pad),) * 2, (dilation,) * 2, groups)
+    wide = conv.reference(x.astype(np.float64) - zero, w.astype(np.float64))
+    exact = wide * np.float64(np.float32(0.5)) * scale.astype(np.float32).reshape(1, 12, 1, 1)
+    g = graph(conv(value(arg("x", *x.shape, dtype=u8), zero, 0.5), value(w, 0, scale)))
+    for got in results(g, x):
+        np.testing.assert_allclose(got, exact, rtol=ROUNDED)
+
+
+def test_views_between() -> None:
+    """Weights [out, in] by their rows, values through reshapes, at a length known at run time."""
+    x, w, scale = levels(2, 6, 8, dtype=u8), levels(10, 24, dtype=i8, seed=1), np.linspace(0.1, 1, 10)
+    q = value(arg("x", 2, symbol("s") * 3, 8, dtype=u8), 3, 0.25)
+    g = graph(ops.linear(ops.reshape(q, (2, -1, 24)), value(w, 0, scale.reshape(10, 1))))
+    exact = (x.reshape(2, 2, 24).astype(np.int64) - 3) @ w.astype(np.int64).T * 0.25 * scale.astype(np.float32)
+    for got in results(g, x):
+        np.testing.assert_allclose(got, exact, rtol=ROUNDED)
+
+
+def test_zeros_known_at_run_time() -> None:
+    """As dynamic quantization has them."""
+    x, w = levels(4, 16, dtype=u8), levels(16, 5, dtype=i8, seed=1)
+    zero = arg("zero", dtype=u8)
+    q = ops.Dequantize()(arg("x", 4, 16, dtype=u8), zero)
+    g = graph(ops.MatMul()(q, value(w, 0, None)))
+    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    for z in (0, 9, 255):
+        given = {"x": x, "zero": np.uint8(z)}
+        want = (x.astype(np.int64) - z) @ w.astype(np.int64)
+        np.testing.assert_array_equal(interpret(lowered(g), [given[n.op.label] for n in g.inputs])[0], want)  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(model(**given), want)
+
+
+def matmul_of(w: Node, depth: int = 16, zero: int = 0, scale: float | np.ndarray = 0.5) -> Graph:
+    return graph(ops.MatMul()(value(arg("x", 4, depth, dtype=u8), zero, scale), w))
+
+
+def test_what_stays() -> None:
+    """Scales along the sum, sums that may leave i32, computed right sides, and machines without such instructions."""
+    w = levels(16, 5, dtype=i8)
+    fits = matmul_of(value(w, 0, 0.1))
+    assert in_integers(lowered(fits)) and not in_integers(lowered(fits, int8_dot=False))
+    assert not in_integers(lowered(matmul_of(value(w, 0, np.ones((16, 1))))))
+    assert not in_integers(lowered(matmul_of(value(w, 0, 0.1), scale=np.ones(16))))
+    assert not in_integers(lowered(matmul_of(value(arg("w", 16, 5, dtype=i8), 0, 0.1))))
+    long = levels(70000, 1, dtype=i8)
+    assert not in_integers(lowered(matmul_of(value(long, 0, 0.1), depth=70000)))
+
+
+def test_constants_without_products_are_what_they_stand_for() -> None:
+    """Nothing is left to be done at run time, also of a large table."""
+    table = levels(600, 500, dtype=i8)
+    new = lowered(graph(ops.add(arg("x", 600, 500), value(table, 3, 0.5))))
+    assert len(new.nodes()) == 3
+    x = np.zeros((600, 500), np.float32)
+    np.testing.assert_array_equal(interpret(new, [x])[0], (table.astype(np.float32) - 3) * np.float32(0.5))
