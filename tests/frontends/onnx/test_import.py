@@ -309,6 +309,35 @@ def test_a_shape_from_data_names_the_input_to_fix() -> None:
     assert types(import_onnx(m, constants={"shape": np.array([2, -1])})) == ["f32[2,3]"]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        node("Concat", [], axis=0),
+        node("Add", ["x"]),
+        node("TopK", ["x", "two"], ("y", "z")),
+        node("Loop", ["one", "", "x"], body=helper.make_graph([], "body", [], [])),
+        node("Scan", ["x"], body=helper.make_graph([], "body", [], []), num_scan_inputs=1 << 40),
+        node("Split", ["x"], num_outputs=1 << 40, axis=0),
+        node("DFT", ["x", "many"], axis=0),
+        node("Range", ["zero", "infinite", "half"]),
+        node("SplitToSequence", ["x"], axis=5),
+        node("Slice", ["", "one", "one"]),
+    ],
+    ids=lambda n: n.op_type,
+)
+def test_malformed_nodes_are_refused_without_much_time_or_memory(bad: onnx.NodeProto) -> None:
+    constants: dict[str, object] = {"one": np.int64(1), "two": np.array([1, 2]), "many": np.int64(1 << 40)}
+    constants |= {"zero": np.float32(0.5), "half": np.float32(0.5), "infinite": np.float32(np.inf)}
+    with pytest.raises((ImportModelError, UnsupportedOpError, ShapeError)):
+        import_onnx(model([bad], [("x", F, [4, 1])], constants=constants, opset=19))
+
+
+def test_empty_constants_keep_their_shape() -> None:
+    empty = np.zeros((2, 0, 4), np.int64)
+    graph = import_onnx(model([node("Concat", ["empty", "empty"], axis=0)], [], constants={"empty": empty}))
+    assert types(graph) == ["i64[4,0,4]"]
+
+
 def test_a_value_that_nothing_computes_is_refused() -> None:
     with pytest.raises(ImportModelError, match="nothing before it computes"):
         import_onnx(model([node("Relu", ["z"])], [("x", F, [2])]))

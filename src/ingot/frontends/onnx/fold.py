@@ -218,8 +218,7 @@ def _slice(c: Call, xs: Sequence[Sym]) -> Sym:
         starts, ends = c.int_list("starts"), c.int_list("ends")
         axes, steps = c.int_list("axes", range(len(starts))), (1,) * len(starts)
     else:
-        rest = iter(xs[1:])
-        given = [_numbers(next(rest)) if c.has(i) else None for i in range(1, 5)]
+        given = [_numbers(c.sym(i)) if c.has(i) else None for i in range(1, 5)]
         starts, ends = given[0] or (), given[1] or ()
         axes = given[2] if given[2] is not None else tuple(range(len(starts)))
         steps = given[3] if given[3] is not None else (1,) * len(starts)
@@ -281,7 +280,7 @@ def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
     if array.size != 1:
         raise Unknown
     items = np.empty(shape, object)
-    items[...] = Sym.of_array(array).items.reshape(-1)[0]
+    items[...] = Sym.of_array(array.reshape(-1)[:1]).items[0]
     return Sym(dtype_of(array), items)
 
 

@@ -384,6 +384,14 @@ class _Walk:
             if loc in str(e):
                 raise
             raise ShapeError(str(e), where=f"{loc} ({_full_name(proto)})") from e
+        except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+            # rows take a node to be as ONNX defines it: no operand too few, an axis for each size
+            raise ImportModelError(
+                "a node is malformed",
+                got=f"{type(e).__name__}: {e}",
+                where=f"{loc} ({_full_name(proto)})",
+                fix="see what onnx.checker.check_model says; if it finds nothing, please report it",
+            ) from e
         for name, v in zip(proto.output, results, strict=False):
             if name and v is not None:
                 scope.values[name] = v

@@ -69,13 +69,15 @@ class Sym:
     @staticmethod
     def of_array(array: np.ndarray) -> Sym:
         """From a constant."""
-        out = np.empty(array.shape, object)
-        out[...] = array.astype(np.float64).tolist() if T.dtype_of(array).is_float else array.tolist()
-        return Sym.of(T.dtype_of(array), out)
+        flat = array.reshape(-1)
+        out = np.empty(array.size, object)
+        out[:] = (flat.astype(np.float64) if T.dtype_of(array).is_float else flat).tolist()
+        return Sym.of(T.dtype_of(array), out.reshape(array.shape))
 
     def to_array(self) -> np.ndarray:
         """The constant that it is. Only where `is_constant`."""
-        return np.array(self.items.tolist(), dtype=np.float64 if self.dtype.is_float else None).astype(self.dtype.numpy)
+        flat = np.array(self.items.reshape(-1).tolist(), np.float64 if self.dtype.is_float else None)
+        return flat.astype(self.dtype.numpy).reshape(self.items.shape)
 
     def dims(self) -> tuple[DimLike, ...]:
         """Its elements as sizes, flattened. Raises Unknown where one is not an integer."""

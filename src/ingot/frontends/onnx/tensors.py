@@ -142,7 +142,7 @@ class ExternalData:
 
 
 def _number(text: str, tensor: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ImportModelError(
             "malformed external data", expected="a byte count", got=repr(text), where=f"initializer {tensor!r}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
@@ -34,7 +35,10 @@ def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
-def wrap_indices(indices: Node, size: DimLike) -> Node:
-    """Negative indices counted from the end, as i64."""
-    i = ops.cast(indices, T.i64)
-    return i if indices.dtype.kind == "u" else ops.where(ops.compare("LT", i, 0), ops.add(i, size), i)
+_LARGEST_TABLE = 1 << 28
+
+
+def check_table(*sizes: float) -> None:
+    """Raise Unsupported where a table of these sizes, which a model asks for, is too large to make at import."""
+    if min(sizes) < 0 or not math.prod(sizes) <= _LARGEST_TABLE:
+        raise Unsupported(f"a table of {' x '.join(f'{size:g}' for size in sizes)} numbers made at import")

@@ -247,8 +247,7 @@ def _stacks(it: _Iteration, results: Sequence[Node], step: Node) -> tuple[list[N
 def loop(c: Call) -> Result:
     count: DimLike | None = None
     if c.has(0):
-        trip = c.value(0).sym
-        count = trip.dims()[0] if trip is not None else None
+        count = c.dims(0)[0] if c.value(0).sym is not None else None
     condition = c.value(1) if c.has(1) else _true()
     carried = tuple(v for v in c.inputs[2:] if v is not None)
     body = c.graph("body")
@@ -265,6 +264,8 @@ def loop(c: Call) -> Result:
 def scan(c: Call) -> Result:
     body = c.graph("body")
     n = c.int("num_scan_inputs")
+    if not 0 <= n <= len(c):
+        raise Unsupported(f"{n} scanned inputs of {len(c)}")
     split = len(c) - n
     carried = tuple(v for v in c.inputs[:split] if v is not None)
     stacked = len(body.output) - split
@@ -357,6 +358,8 @@ def split_to_sequence(c: Call) -> Result:
         whole = c.rank(1) == 0
         sizes = [min(given[0], size - k) for k in range(0, size, given[0])] if whole else list(given)
         return Sequence_(tuple(Value(p) for p in ops.split(x, sizes, axis)))
+    if size > _UNROLL_NODES:
+        raise Unsupported(f"a sequence of {size} parts")
     parts = ops.split(x, [1] * size, axis)
     keep = c.flag("keepdims", 1)
     return Sequence_(tuple(Value(p if keep else ops.squeeze(p, (axis,))) for p in parts))

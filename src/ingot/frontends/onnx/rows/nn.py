@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import channel_vector, in_dtype, ints_of
+from ingot.frontends.onnx.rows.common import channel_vector, check_table, in_dtype, ints_of
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
@@ -277,6 +277,7 @@ def col2im(c: Call) -> Result:
     pads = c.int_list("pads", (0,) * 2 * n)
     grown = [s + pads[i] + pads[i + n] for i, s in enumerate(image)]
     counts = [(g - d * (k - 1) - 1) // s + 1 for g, d, k, s in zip(grown, dilation, block, strides, strict=True)]
+    check_table(*block, *counts)
     at = np.zeros((*block, *counts), np.int64)
     for i in range(n):
         inside = np.arange(block[i]) * dilation[i]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import ints_of, iota
+from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir import types as T
@@ -78,6 +78,8 @@ def split(c: Call) -> Result:
     sizes: Sequence[DimLike] = c.dims(1) if c.has(1) else c.int_list("split", ())
     if not sizes:
         count = c.int("num_outputs", c.result_count)
+        if count != c.result_count:
+            raise Unsupported(f"a split into {count} parts with {c.result_count} results")
         each = ceildiv(x.shape[axis], count)
         if isinstance(each, Dim):
             even = divides(x.shape[axis], count)
@@ -280,8 +282,9 @@ def _float_range(c: Call) -> Node:
     start, limit, delta = (c.array(i).reshape(()) for i in range(3))
     if delta == 0:
         raise Unsupported("a range with step 0")
-    count = max(0, int(np.ceil((np.float64(limit) - np.float64(start)) / np.float64(delta))))
-    return const((np.arange(count) * delta + start).astype(start.dtype))
+    count = max(0.0, np.ceil((np.float64(limit) - np.float64(start)) / np.float64(delta)))
+    check_table(count)
+    return const((np.arange(int(count)) * delta + start).astype(start.dtype))
 
 
 @onnx_op("EyeLike")

@@ -6,7 +6,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import ints_of, iota
+from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir.node import Node, const
 
@@ -22,10 +22,14 @@ def fourier(x: Node, axis: int, length: int, inverse: bool, onesided: bool) -> N
         rank = len(x.shape)
         x = ops.pad(x, (0,) * rank, tuple(length - have if i == axis else 0 for i in range(rank)))
     count = length // 2 + 1 if onesided and not inverse else length
+    check_table(length, count)
     angle = 2 * np.pi * ((np.arange(length)[:, None] * np.arange(count)[None, :]) % length) / length
     factor = 1.0 / length if inverse else 1.0
     cos, sin = (const((f(angle) * factor).astype(x.dtype.numpy)) for f in (np.cos, np.sin))
-    parts = ops.split(x, [1] * int(ints_of(x.shape[-1:], "the last axis")[0]), -1)
+    (width,) = ints_of(x.shape[-1:], "the last axis")
+    if width not in (1, 2):
+        raise Unsupported(f"a transform of numbers of {width} parts")
+    parts = ops.split(x, [1] * width, -1)
     lines = [_axis_last(ops.squeeze(p, (-1,)), axis) for p in parts]
     real, imaginary = ops.MatMul()(lines[0], cos), ops.MatMul()(lines[0], sin)
     if not inverse:
@@ -42,6 +46,7 @@ def _real_inverse(x: Node, axis: int, length: int) -> Node:
     (have,) = ints_of(x.shape[axis : axis + 1], "the spectrum's length")
     count = length // 2 + 1
     x = ops.slice_axis(x, axis, 0, count) if have > count else x
+    check_table(length, count)
     rank = len(x.shape)
     x = ops.pad(x, (0,) * rank, tuple(max(0, count - have) if i == axis else 0 for i in range(rank)))
     weight = np.full((count, 1), 2.0 / length)
@@ -115,6 +120,7 @@ def mel_weight_matrix(c: Call) -> Result:
     bins, length, rate = (int(c.array(i).reshape(())) for i in range(3))
     low, high = (float(c.array(i).reshape(())) for i in (3, 4))
     spectrum = length // 2 + 1
+    check_table(spectrum, bins)
 
     def mel(f: float) -> float:
         return 2595 * np.log10(1 + f / 700)
