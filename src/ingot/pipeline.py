@@ -33,13 +33,13 @@ from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.fuse import fuse
 from ingot.passes.fuse_attention import fuse_attention
-from ingot.passes.integer_products import lower_quantized
 from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.linear_order import order_linear
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
 from ingot.passes.precision import lower_precision
+from ingot.passes.quantized import lower_quantized
 from ingot.passes.reshaped_reductions import reduce_unreshaped
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
@@ -88,7 +88,7 @@ def cpu_passes(
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
-        ("integer_products", partial(lower_quantized, int8_dot=int8_dot)),
+        ("quantized", partial(lower_quantized, int8_dot=int8_dot)),
         ("fold", fold_constants),
         ("simplify", tidy),
         ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices

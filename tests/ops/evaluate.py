@@ -21,6 +21,8 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "xor": np.bitwise_xor,
     "shl": np.left_shift,
     "copysign": np.copysign,
+    "minnum": np.fmin,
+    "maxnum": np.fmax,
     "eq": np.equal,
     "ne": np.not_equal,
     "lt": np.less,

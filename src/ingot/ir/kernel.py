@@ -36,8 +36,8 @@ ARITHMETIC = (
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Meanings. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
-# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions, for schedules that know there is
-# no NaN. Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
+# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions: b where a is NaN; b is none.
+# Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
 # not: bitwise. ldexp(a, n) on f32 and f64: a * 2^n, rounded once, for even n up to +-2 * 126 (f64: 2 * 1022), which two
 # factors 2^(n/2) reach; undefined for other n, but NaN where a is NaN.
 

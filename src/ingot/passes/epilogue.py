@@ -26,8 +26,20 @@ def anchor_tails(graph: Graph) -> set[Node]:
     place = {n: i for i, n in enumerate(order)}
     for n in order:
         if takes_epilogue(n) or n in tails:
-            tails.update(_until_they_meet(graph, n, users, place))
+            tails.update(_as_stored(_until_they_meet(graph, n, users, place), users))
     return tails
+
+
+def _as_stored(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
+    """A tail without the steps behind its last value of 8 bits, where these only say what that stands for, which
+    pointwise readers can do again: a quarter of the bytes is stored."""
+    narrow = max((i for i, n in enumerate(tail) if n.dtype.is_integer and n.dtype.bits <= 8), default=-1)
+    wide = tail[narrow + 1 :]
+    meaning = all(isinstance(n.op, ops.Convert | ops.Sub | ops.Mul) for n in wide)
+    if narrow < 0 or not wide or not meaning:
+        return tail
+    pointwise = all(category(u.op) is Category.ELEMENTWISE for u in users.get(wide[-1], ()))
+    return tail[: narrow + 1] if pointwise and users.get(wide[-1]) else tail
 
 
 def _until_they_meet(graph: Graph, node: Node, users: dict[Node, list[Node]], place: dict[Node, int]) -> list[Node]:

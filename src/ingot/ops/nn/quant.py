@@ -27,7 +27,7 @@ class Dequantize(Op):
 
     x: integers of at most 32 bits. zero: of x's type. zero and scale broadcast against x without enlarging it. f16 and
     bf16 are computed in f32. Products of such values with constant ones are computed in integers where the machine
-    is made for it (`passes/integer_products.py`).
+    is made for it (`passes/quantized.py`).
     """
 
     name: ClassVar[str] = "dequantize"

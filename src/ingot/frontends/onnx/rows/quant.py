@@ -29,8 +29,12 @@ def _along(c: Call, p: Node, x: Node, block: int) -> Node:
     return channel_vector(p, len(x.shape), axis)
 
 
-def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool) -> Node:
-    """Scaled values, rounded half to even, moved by the zero point and cut to `dtype`'s range."""
+def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool, scale: Node | None = None) -> Node:
+    """x / scale (None: 1), rounded half to even, moved by the zero point and cut to `dtype`'s range."""
+    if x.dtype == T.f32 and dtype in ops.QUANTIZED:
+        step = ops.scalar(1.0) if scale is None else scale
+        return ops.apply(ops.Quantize(), x, step, ops.scalar(0, dtype) if zero is None else zero)
+    x = x if scale is None else ops.div(x, scale)
     if dtype.is_float:
         return convert(x, dtype, saturate)
     if dtype not in _RANGE:
@@ -52,8 +56,8 @@ def quantize_linear(c: Call) -> Result:
     zero = _along(c, c.x(2), x, block) if c.has(2) and not dtype.is_float else None
     precision = c.int("precision", 0)
     wide = dtype_from_code(precision) if precision else x.dtype if x.dtype.is_float else scale.dtype
-    quotient = ops.div(ops.cast(x, wide), ops.cast(_along(c, scale, x, block), wide))
-    return saturated(quotient, zero, dtype, c.flag("saturate", 1))
+    step = ops.cast(_along(c, scale, x, block), wide)
+    return saturated(ops.cast(x, wide), zero, dtype, c.flag("saturate", 1), step)
 
 
 @onnx_op("DequantizeLinear", since=10)
@@ -83,7 +87,7 @@ def dynamic_quantize_linear(c: Call) -> Result:
     # all zeros: any scale does
     safe = ops.where(ops.compare("EQ", scale, 0.0), ops.scalar(1.0, T.f32), scale)
     zero = saturated(ops.sub(0.0, ops.div(low, safe)), None, T.u8, True)
-    y = saturated(ops.div(x, safe), zero, T.u8, True)
+    y = saturated(x, zero, T.u8, True, safe)
     return [y, scale, zero]
 
 

@@ -1,4 +1,9 @@
-"""Products of quantized values in integers, where the machine multiplies and adds bytes four at a time.
+"""Quantized values: what is done to integers instead of to what they stand for.
+
+    max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
+    quantize((q - z) * s)   ->   q                              by the same scale and zero
+
+Products, where the machine multiplies and adds bytes four at a time:
 
     dot((a - za) * sa, (b - zb) * sb): f32   ->   convert(dot(a, b): i32 - za * sum(b)) * (sa * sb)
 
@@ -19,9 +24,9 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Node, const, deferred, rebuilt
+from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
-from ingot.passes.constants import is_constant
+from ingot.passes.constants import is_constant, splat_of
 
 MOST_TERMS = 1 << 16  # of a sum: 255 * 128 times as much is less than 2^31
 
@@ -38,8 +43,44 @@ def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
 
     if not any(isinstance(n.op, ops.Dequantize) for n in graph.nodes()):
         return graph
+    graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
     return graph.with_outputs(rebuilt(graph.outputs, rule=_as_arithmetic))
+
+
+def _later(n: Node, inputs: Sequence[Node]) -> Node:
+    """`n` of levels, where it may be, and what they stand for behind it."""
+    new = n.with_inputs(inputs)
+    if not inputs or not isinstance(inputs[0].op, ops.Dequantize):
+        return new
+    q, zero, *scale = inputs[0].inputs
+    if is_constant(q) or any(p.type.size != 1 for p in (zero, *scale)):
+        return new
+    if isinstance(n.op, ops.Quantize) and scale:
+        same = _same(inputs[1], scale[0]) and _same(inputs[2], zero) and n.dtype == q.dtype
+        return q if same else new
+    moves = n.op.rearranges and len(inputs) == 1 and len(n.types) == 1
+    if moves or (_chooses(n.op) and all(_is_positive(s) for s in scale)):
+        return inputs[0].op(n.op(q, loc=n.loc), *(ops.reshape(p, ()) for p in (zero, *scale)), loc=inputs[0].loc)
+    return new
+
+
+def _chooses(op: Op) -> bool:
+    """Whether `op` takes maxima or minima over windows, each of which holds an element."""
+    if not isinstance(op, ops.ReduceWindow) or op.kind not in ("max", "min"):
+        return False
+    return all(max(pads) < size for size, pads in zip(op.window, op.padding, strict=True))
+
+
+def _same(a: Node, b: Node) -> bool:
+    """Whether both are one known value everywhere, of one type."""
+    values = splat_of(a), splat_of(b)
+    return a.dtype == b.dtype and values[0] is not None and values[0] == values[1]
+
+
+def _is_positive(scale: Node) -> bool:
+    value = splat_of(scale)
+    return value is not None and bool(value > 0)
 
 
 def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:

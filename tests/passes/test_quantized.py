@@ -1,4 +1,4 @@
-"""Products of quantized values in integers: the exact result, what changes and what does not."""
+"""Quantized values: products in integers, moves and maxima of levels, what changes and what does not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, Op, const
 from ingot.ir.types import DType, i8, i32, u8
 from ingot.ir.verify import verify
-from ingot.passes.integer_products import lower_quantized
 from ingot.passes.lower import lower_model_ops
+from ingot.passes.quantized import lower_quantized
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
@@ -139,3 +139,39 @@ def test_constants_without_products_are_what_they_stand_for() -> None:
     assert len(new.nodes()) == 3
     x = np.zeros((600, 500), np.float32)
     np.testing.assert_array_equal(interpret(new, [x])[0], (table.astype(np.float32) - 3) * np.float32(0.5))
+
+
+def of(n: Node, *ops_: type[Op]) -> list[Node]:
+    return [x for x in Graph((), (n,)).nodes() if isinstance(x.op, ops_)]
+
+
+@pytest.mark.parametrize("scale", [0.25, -0.25])
+def test_levels_are_pooled_and_moved(scale: float) -> None:
+    """Not by a scale that turns the order round."""
+    q = value(arg("x", 2, 8, 9, 9, dtype=u8), 7, scale)
+    pooled = ops.MaxPool((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))(ops.transpose(q, (0, 1, 3, 2)))
+    g = graph(pooled)
+    new = lowered(g)
+    (window,) = of(new.outputs[0], ops.ReduceWindow)
+    assert (window.dtype == u8) == (scale > 0)
+    x = levels(2, 8, 9, 9, dtype=u8)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    for got in (interpret(new, [x])[0], model(x)):
+        np.testing.assert_array_equal(got, interpret(g, [x])[0])
+
+
+def test_windows_of_padding_alone_stay() -> None:
+    """Their maximum is -inf, which no level stands for."""
+    q = value(arg("x", 1, 1, 4, 4, dtype=u8), 7, 0.25)
+    pooled = ops.MaxPool((1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1))(q)
+    (window,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
+    assert window.dtype != u8
+
+
+def test_levels_quantized_again_are_the_same() -> None:
+    x = arg("x", 3, 5, dtype=u8)
+    again = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(0.25)), const(np.uint8(7)))
+    assert lowered(graph(again)).outputs == (x,)
+    for scale, zero in ((0.5, np.uint8(7)), (0.25, np.uint8(8)), (0.25, np.int8(7))):
+        other = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(scale)), const(np.asarray(zero)))
+        assert lowered(graph(other)).outputs != (x,)
