@@ -13,7 +13,7 @@ from ingot.ir.dims import product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import Shape, TensorType
-from ingot.ops import BroadcastInDim, Reduce, Reshape, Transpose
+from ingot.ops import ArgReduce, BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
 from ingot.schedule.rows import Rows
 
@@ -174,56 +174,100 @@ def box_inside(
     return Graph(tuple(given), rebuilt(tuple(results), memo)), tuple(places), tuple(ends)
 
 
-def join_reduced(
-    body: Graph, shape: Shape, reduced: tuple[int, ...], ins: tuple[Layout, ...], outs: tuple[Layout, ...]
+def join_box(
+    body: Graph, rows: Rows, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
 ) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
-    """A row group of a box of `shape` over fewer reduced dimensions:
+    """A row group over fewer dimensions, reduced ones and kept ones each among themselves:
 
-    sum(x[n, h, w, c], (1, 2, 3))   ->   sum(x[n, hwc], 1)
+    sum(x[n, h, w, c], (1, 2, 3))   ->   sum(x[n, hwc], 1);      max(x[n, c, h, w], 1)   ->   max(x[n, c, hw], 1)
 
-    None where it stays as it is. Neighbours are joined where all values of the whole box lie in memory one behind the
-    other along them, are arithmetic, or are broadcast along both."""
-    apart = set(range(1, len(shape)))  # dimensions that are not joined to the one before
-    apart -= {d for d in reduced if d - 1 in reduced}
-    if len(apart) + 1 == len(shape):
+    None where it stays as it is. Neighbours are joined where all values lie in memory one behind the other along them
+    or are broadcast along both."""
+    shape, rank = rows.shape, len(rows.shape)
+    places = _places(body, rows) if rank > 1 else None
+    if places is None:
         return None
-    for n in body.nodes():
-        if n in body.inputs or shape not in (n.shape, *(i.shape for i in n.inputs)):
-            continue
-        if isinstance(n.op, BroadcastInDim) and n.shape == shape:
-            sized = [d for k, d in enumerate(n.op.dims) if n.inputs[0].shape[k] != 1]
-            apart.update(*((d, d + 1) for d in sized))
-        elif category(n.op) is not Category.ELEMENTWISE and not isinstance(n.op, Reduce):
-            return None
+    # dimensions that are not joined to the one before
+    apart = {d for d in range(1, rank) if (d in rows.reduced) != (d - 1 in rows.reduced)}
+    for n, own in places.items():
+        has = [d in own and n.shape[own.index(d)] == shape[d] for d in range(rank)]
+        apart.update(d for d in range(1, rank) if has[d] != has[d - 1])
     for n, lay in zip((*body.inputs, *body.outputs), (*ins, *outs), strict=True):
-        if n.shape == shape:
-            apart.update(d for d in range(1, len(shape)) if lay.strides[d - 1] != lay.strides[d] * shape[d])
-    groups = _runs(len(shape), apart)
-    if len(groups) == len(shape):
+        own = places.get(n, ())
+        steps = {d: s for d, s, size in zip(own, lay.strides, n.shape, strict=False) if size == shape[d]}
+        pairs = (d for d in range(1, rank) if d in steps and d - 1 in steps)
+        apart.update(d for d in pairs if steps[d - 1] != steps[d] * shape[d])
+    groups = _runs(rank, apart)
+    if len(groups) == rank:
         return None
-    place = {d: g for g, run in enumerate(groups) for d in run}
-    box = tuple(product(shape[d] for d in run) for run in groups)
+
+    def parts(n: Node) -> list[tuple[int, ...]]:
+        """For each of its dimensions then, which are joined of those that it has."""
+        own = places[n]
+        return [found for g in groups if (found := tuple(k for k, d in enumerate(own) if d in g))]
+
+    def joined(n: Node, inputs: Sequence[Node]) -> Node:
+        if n not in places:
+            return n
+        at = {places[n][k]: i for i, g in enumerate(parts(n)) for k in g}
+        box: Shape = tuple(product(n.shape[k] for k in g) for g in parts(n))
+        match n.op:
+            case Input():
+                return Input(n.op.label, TensorType(n.dtype, box))()
+            case BroadcastInDim():
+                whose = [places[n.inputs[0]][g[0]] for g in parts(n.inputs[0])]
+                return BroadcastInDim(box, tuple(at[d] for d in whose))(*inputs)
+            case Reshape():
+                return Reshape(box)(*inputs)
+            case Reduce() | ArgReduce():
+                number = {d: i for i, g in enumerate(groups) for d in g}
+                own = tuple(sorted({number[d] for d in n.op.dims}))
+                op = replace(n.op, dims=own) if isinstance(n.op, Reduce) else replace(n.op, dim=own[0])
+                return op(*inputs)
+        return n.op(*inputs) if inputs else n
 
     def placed(nodes: tuple[Node, ...], layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
         def one(n: Node, lay: Layout) -> Layout:
-            return Layout(box, tuple(lay.strides[run[-1]] for run in groups), lay.offset) if n.shape == shape else lay
+            found = parts(n)
+            box = tuple(product(n.shape[k] for k in g) for g in found)
+            return Layout(box, tuple(lay.strides[g[-1]] for g in found), lay.offset)
 
-        return tuple(map(one, nodes, layouts))
+        return tuple(one(n, lay) if n in places else lay for n, lay in zip(nodes, layouts, strict=True))
 
-    new = _rebuilt(body, lambda n, inputs: _with_box(n, inputs, shape, box, place))
-    return new, placed(body.inputs, ins), placed(body.outputs, outs)
-
-
-def _with_box(node: Node, inputs: Sequence[Node], shape: Shape, box: Shape, place: dict[int, int]) -> Node:
-    """`node` of a group whose box was `shape` and is `box`."""
-    match node.op:
-        case Input() if node.shape == shape:
-            return Input(node.op.label, TensorType(node.dtype, box))()
-        case BroadcastInDim() if node.shape == shape:
-            return _spread(inputs[0], node.op, box, place)
-        case Reduce() if node.inputs[0].shape == shape:
-            return replace(node.op, dims=tuple(sorted({place[d] for d in node.op.dims})))(*inputs)
-    return node.with_inputs(inputs) if inputs else node
+    return _rebuilt(body, joined), placed(body.inputs, ins), placed(body.outputs, outs)
 
 
-__all__ = ["box_inside", "join_dims", "join_reduced", "reshapes"]
+def _places(body: Graph, rows: Rows) -> dict[Node, tuple[int, ...]] | None:
+    """For each node of a row group, which dimensions of the box its own are. None where there is no such thing."""
+    box = tuple(range(len(rows.shape)))
+    found: dict[Node, tuple[int, ...]] = {}
+    for n in body.outputs:
+        spread = n.type.rank == len(box) and all(d in (1, size) for d, size in zip(n.shape, rows.shape, strict=True))
+        if not spread and n.shape != rows.kept_shape:
+            return None
+        found[n] = box if spread else rows.kept
+    for n in reversed(body.nodes()):
+        own = found.get(n)
+        if own is None or len(n.types) != 1:
+            return None
+        if n in body.inputs or not n.type.rank:
+            continue
+        match n.op:
+            case Reduce() | ArgReduce():
+                below = box
+            case BroadcastInDim():
+                below = tuple(own[d] for d in n.op.dims)
+            case Reshape() if (own, n.inputs[0].shape) == (box, rows.kept_shape):
+                below = rows.kept
+            case Reshape() if own == rows.kept and n.inputs[0].type.rank == len(box):
+                below = box
+            case _ if category(n.op) is Category.ELEMENTWISE:
+                below = own
+            case _:
+                return None
+        if list(below) != sorted(below) or any(found.setdefault(i, below) != below for i in n.inputs):
+            return None
+    return found
+
+
+__all__ = ["box_inside", "join_box", "join_dims", "reshapes"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
-from ingot.schedule.joined import box_inside, join_reduced, reshapes
+from ingot.schedule.joined import box_inside, join_box, reshapes
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import comes_from_memory, lanes_for, lower_pointwise
@@ -117,7 +117,7 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # what no strides express
         return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
-    joined = join_reduced(body, rows.shape, rows.reduced, ins, outs)
+    joined = join_box(body, rows, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
     found, firsts = reductions_of(body), _firsts(body)
