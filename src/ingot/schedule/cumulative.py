@@ -28,6 +28,8 @@ from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import (
     AHEAD,
+    CHUNK,
+    STREAMED,
     Operands,
     body_dims,
     chunked_loops,
@@ -110,7 +112,8 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
     chunk, top = k.var("chunk"), Block()
     shape = tuple(x.shape[d] for d in others)
     write = row if along else columns
-    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=max(1, estimate(length)))
+    size = STREAMED if stream else CHUNK
+    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=max(1, estimate(length)), size=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)))
     kernel = Kernel("cumulative", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))

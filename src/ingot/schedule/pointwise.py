@@ -28,6 +28,7 @@ from ingot.schedule.short_lines import short_line, write_lines
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
+STREAMED = 16 * CHUNK  # where stores go past the caches: a chunk ends by waiting for them
 AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
 LONG = 8  # vectors from which on a line is worth a cut one in front, so that the others lie where memory has whole ones
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
@@ -103,6 +104,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
         shape = body.outputs[0].shape
     chunk, top, lanes = k.var("chunk"), Block(), lanes_for(body, machine)
     stream = leaves_caches(body, machine)
+    size = STREAMED if stream else CHUNK
 
     looked_up = _looked_up(body) if stream else []
     asking = _asking(operands, body, ins, looked_up)
@@ -118,8 +120,8 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
-    emitter, size = Emitter(leaves), short_line(body, ins, outs, lanes)
-    if size is not None:
+    emitter, short = Emitter(leaves), short_line(body, ins, outs, lanes)
+    if short is not None:
         rows = shape[0]
 
         def store(own: Emitter, block: Block, index: Index, flat: Expr) -> None:
@@ -131,21 +133,22 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             end = block.let(k.add(begin, integer(lanes)), "line")
 
             def line(b: Block, row: Expr) -> None:
-                vector_loop(b, integer(0), size, lanes, machine, lambda c, e, m: write(emitter, c, (row, e), m))
+                vector_loop(b, integer(0), short, lanes, machine, lambda c, e, m: write(emitter, c, (row, e), m))
 
             block.when(
                 k.binary("le", end, dim_expr(rows)),
-                lambda b: write_lines(b, index[0], size, lanes, body, leaves, store),
+                lambda b: write_lines(b, index[0], short, lanes, body, leaves, store),
                 lambda b: b.loop("r", begin, dim_expr(rows), 1, line),
             )
 
-        chunks = chunked_loops(top, chunk, (ceildiv(rows, lanes),), 0, 1, machine, lines_at, work=size * lanes)
+        boxes = (ceildiv(rows, lanes),)
+        chunks = chunked_loops(top, chunk, boxes, 0, 1, machine, lines_at, work=short * lanes, size=size)
     elif turn is None:
         axis, _ = _vector_axis(body, operands, ins, outs, machine)
         order = _read_order(body, ins, operands, shape, lanes) if stream else None
         line = Line(outs[0], axis) if stream else None
         chunks = chunked_loops(
-            top, chunk, shape, axis, lanes, machine, lambda b, i, m: write(emitter, b, i, m), order=order, line=line
+            top, chunk, shape, axis, lanes, machine, partial(write, emitter), order=order, line=line, size=size
         )
     else:
         side = turn.side
@@ -163,7 +166,8 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
             block.loop("s", begin, end, 1, one)
 
-        chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=side * side * strip)
+        work = side * side * strip
+        chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=work, size=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
     return Lowered((Step(kernel, operands.args),))
@@ -349,12 +353,13 @@ def chunked_loops(
     work: int = 1,
     order: Sequence[int] | None = None,
     line: Line | None = None,
+    size: int = CHUNK,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
     The outermost dimensions are flattened until they give enough chunks; a chunk takes a run of them. Where they are
     few and the vector dimension is long, that is cut too. `work`: operations an element costs. `order`: the dimensions,
-    outermost first. `line`: what should be written in whole vectors.
+    outermost first. `line`: what should be written in whole vectors. `size`: operations of a chunk.
     """
     if not shape:
         write(top, (), None)
@@ -362,7 +367,7 @@ def chunked_loops(
     # an index of size 1 is not followed, so it cannot carry the vector
     lanes = 1 if shape[axis] == 1 else lanes
     order = [d for d in order or range(len(shape)) if d != axis]
-    goal = max(CHUNK // work, 4 * lanes)
+    goal = max(size // work, 4 * lanes)
     long = estimate(shape[axis])
     prefix: list[int] = []
     for d in order:
@@ -380,11 +385,11 @@ def chunked_loops(
     block_size = shape[axis]
     vector_blocks: DimLike = 1
     if not rest and inner > 2 * goal:
-        size = -(-goal // lanes) * lanes
+        length = -(-goal // lanes) * lanes
         if isinstance(shape[axis], int):
-            size = -(-inner // -(-inner // goal))
-            size = -(-size // (4 * lanes)) * 4 * lanes
-        block_size, vector_blocks = size, ceildiv(shape[axis], size)
+            length = -(-inner // -(-inner // goal))
+            length = -(-length // (4 * lanes)) * 4 * lanes
+        block_size, vector_blocks = length, ceildiv(shape[axis], length)
     rows = product(shape[d] for d in prefix)
     row_chunks = ceildiv(rows, run)
     total = dim_expr(row_chunks * vector_blocks)
@@ -586,6 +591,6 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
 
 
 __all__ = [
-    "Line", "Operands", "body_dims", "chunked_loops", "comes_from_memory", "lanes_for", "leaves_caches",
+    "STREAMED", "Line", "Operands", "body_dims", "chunked_loops", "comes_from_memory", "lanes_for", "leaves_caches",
     "lower_pointwise", "symbol_params", "vector_loop",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ from ingot.schedule.pointwise import (
     AHEAD,
     CHUNK,
     LONG,
+    STREAMED,
     Line,
     Operands,
     body_dims,
@@ -56,6 +57,8 @@ class RowLoops(RowPasses):
         extent = rows.shape[rows.axis]
         several = -(-estimate(extent) // self.lanes)
         self.across = 1 if rows.horizontal or self.lanes == 1 else self._vectors_across(several)
+        if isinstance(extent, int):
+            self.across = min(self.across, max(several, 1))
         # the vectors of the last turn, where those of the others do not go into the extent
         self.last = several % self.across if isinstance(extent, int) else 0
         self.columns = 1 if rows.horizontal else self.lanes * self.across
@@ -78,7 +81,7 @@ class RowLoops(RowPasses):
         rows, chunk = self.rows, k.var("chunk")
         top = Block()
         count = product(rows.shape[d] for d in rows.kept if d != rows.axis)
-        run = max(1, CHUNK // max(self._elements(), 1))
+        run = max(1, (STREAMED if self.stream else CHUNK) // max(self._elements(), 1))
         blocks = self._blocks()
         if isinstance(count, int) and isinstance(blocks, int):
             run = max(1, min(run, count * blocks // (4 * self.machine.threads)))
