@@ -166,7 +166,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
             block.loop("s", begin, end, 1, one)
 
-        work = side * side * strip
+        work = side * turn.height * strip
         chunks = chunked_loops(top, chunk, strips, turn.across, 1, machine, block_at, work=work, size=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
     kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
@@ -206,7 +206,7 @@ def _turning(
     leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.turned:
-            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], turn.side, ahead).read)
+            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], turn, ahead).read)
     return Emitter(leaves)
 
 
@@ -214,8 +214,8 @@ def _turned_block(
     block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
 ) -> None:
     """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
-    side = turn.side
-    begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d in (turn.out, turn.across)}
+    sides = {turn.out: turn.side, turn.across: turn.height}
+    begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d, side in sides.items()}
 
     def at(row: Expr, along: Expr) -> Index:
         own = {turn.across: row, turn.out: along}
@@ -227,12 +227,12 @@ def _turned_block(
             # names of this branch's own, so that no load moves out of it
             own = start[d] = b.fresh("t")
             b.stmts.append(Let(own, e))
-            b.multiples[own.name] = side
-        for i in range(side):
-            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], side)), None)
+            b.multiples[own.name] = sides[d]
+        for i in range(turn.height):
+            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], turn.side)), None)
 
     def cut(b: Block) -> None:
-        ends = {d: k.binary("min", k.add(e, integer(side)), dim_expr(shape[d])) for d, e in begin.items()}
+        ends = {d: k.binary("min", k.add(e, integer(sides[d])), dim_expr(shape[d])) for d, e in begin.items()}
         end = b.let(ends[turn.out], "t")
 
         def row(c: Block, e: Expr) -> None:
@@ -241,9 +241,9 @@ def _turned_block(
         b.loop("r", begin[turn.across], ends[turn.across], 1, row)
 
     fits = [
-        k.binary("le", k.add(e, integer(side)), dim_expr(shape[d]))
+        k.binary("le", k.add(e, integer(sides[d])), dim_expr(shape[d]))
         for d, e in begin.items()
-        if not isinstance(extent := shape[d], int) or extent % side
+        if not isinstance(extent := shape[d], int) or extent % sides[d]
     ]
     if fits:
         block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), whole, cut)

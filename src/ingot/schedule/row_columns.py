@@ -9,9 +9,10 @@ One by one, such rows leave lanes empty, fold every vector into a scalar, and en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import estimate, product
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
@@ -22,6 +23,11 @@ from ingot.schedule.transpose import transpose_block
 MOST = 2  # vectors that a row may be long
 
 
+def short_rows(size: DimLike, lanes: int) -> TypeGuard[int]:
+    """Whether rows of this length are read by `read_columns`."""
+    return isinstance(size, int) and 1 < size <= MOST * lanes
+
+
 def in_columns(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], shape: Shape, reduced: tuple[int, ...], lanes: int
 ) -> int | None:
@@ -30,7 +36,7 @@ def in_columns(
     if len(sized) != 1 or lanes < 4 or lanes & (lanes - 1):
         return None
     size = shape[sized[0]]
-    if not isinstance(size, int) or not 1 < size <= MOST * lanes:
+    if not short_rows(size, lanes):
         return None
     count = product(d for i, d in enumerate(shape) if i not in reduced)
     pairs = [*zip(body.inputs, ins, strict=True), *zip(body.outputs, outs, strict=True)]
@@ -92,4 +98,4 @@ def _picked(block: Block, vectors: Sequence[Expr], wanted: Sequence[tuple[int, i
     return result
 
 
-__all__ = ["dense_rows", "in_columns", "read_columns"]
+__all__ = ["dense_rows", "in_columns", "read_columns", "short_rows"]

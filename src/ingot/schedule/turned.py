@@ -3,7 +3,8 @@
     out[j, i] = f(a[i, j])   ->   for blocks of 16 x 16: 16 vectors of a; transposed in registers; f; 16 vectors of out
 
 Vectors along either dimension alone would gather or scatter one element at a time. Blocks that the box's edges cut off
-are done that way.
+are done that way. Operands whose rows are short and lie one behind the other are read by whole vectors, as many rows at
+once as a vector has lanes (`row_columns.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at
 from ingot.schedule.index import integer
+from ingot.schedule.row_columns import read_columns, short_rows
 from ingot.schedule.transpose import transpose_block
 
 
 @dataclass(frozen=True)
 class Turn:
     """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`, and
-    so many elements apart along `out`. side: elements of a block's side."""
+    so many elements apart along `out`. side, height: elements of a block along `out` and along `across`."""
 
     out: int
     across: int
     turned: dict[Node, int]
     side: int
+    height: int
 
     def in_registers(self, bits: int) -> bool:
         """Whether a row of a block is at most one vector of so many bits."""
@@ -39,8 +42,8 @@ class Turn:
 
     def blocks(self, shape: Shape) -> Shape:
         """The box, counted in blocks."""
-        own = (self.out, self.across)
-        return tuple(ceildiv(d, self.side) if i in own else d for i, d in enumerate(shape))
+        own = {self.out: self.side, self.across: self.height}
+        return tuple(ceildiv(d, own.get(i, 1)) for i, d in enumerate(shape))
 
 
 Reads = dict[Node, list[int | None]]
@@ -88,7 +91,7 @@ def find_turn(
         return None
     long = [d for d in range(len(shape)) if estimate(shape[d]) >= lanes]
     along = [d for d in long if all(lay.strides[d] == 1 for lay in outs)]
-    if len(along) != 1 or len(long) < 2:
+    if len(along) != 1:
         return None
     (out,) = along
     reads = reads_along(body, ins, buffers, shape, out, lanes)
@@ -98,10 +101,15 @@ def find_turn(
     turned = {n: s for n, steps in apart.items() if len(steps) == 1 and (s := steps[0]) is not None}
     if not turned or len(turned) < len(apart):
         return None
-    for across in reversed(long):
-        other = reads_along(body, ins, buffers, shape, across, lanes) if across != out else None
+    for across in reversed(range(len(shape))):
+        extent = shape[across]
+        # rows of this length without gaps, which are no whole vectors
+        short = short_rows(extent, lanes) and extent % lanes != 0 and set(turned.values()) == {extent}
+        if across == out or not (short or across in long):
+            continue
+        other = reads_along(body, ins, buffers, shape, across, lanes)
         if other is not None and all(other[n] == [1] for n in turned):
-            return Turn(out, across, turned, lanes)
+            return Turn(out, across, turned, lanes, extent if short else lanes)
     return None
 
 
@@ -109,22 +117,25 @@ class TurnedLeaf:
     """An operand in one block, whose rows are asked for one after another, from the first on. `ahead`: prefetch the
     block so many blocks on."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, stride: int, lanes: int, ahead: int):
-        self.buffer, self.layout, self.stride, self.lanes, self.ahead = buffer, layout, stride, lanes, ahead
+    def __init__(self, buffer: Buffer, layout: Layout, stride: int, turn: Turn, ahead: int):
+        self.buffer, self.layout, self.stride, self.turn, self.ahead = buffer, layout, stride, turn, ahead
         self.rows: list[Expr] = []
 
     def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
         if not self.rows:
-            first = ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset))
-            at = block.let(first, "t")
-            for i in range(self.lanes if self.ahead else 0):
-                far = integer(i * self.stride + self.ahead * self.lanes)
-                block.stmts.append(k.Prefetch(self.buffer, k.add(at, far)))
-            vectors = [
-                block.let(k.load(self.buffer, k.add(at, integer(i * self.stride)), self.lanes), "t")
-                for i in range(self.lanes)
-            ]
-            self.rows = transpose_block(block, vectors)[::-1]
+            at = block.let(ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset)), "t")
+            lanes, size = self.turn.side, self.turn.height
+            whole = size == lanes  # rows of a block are vectors
+            rows = lanes if whole else size  # places that vectors are read from
+            step, far = (self.stride, self.ahead * lanes) if whole else (lanes, self.ahead * lanes * size)
+
+            def load(place: int) -> Expr:
+                return block.let(k.load(self.buffer, k.add(at, integer(place)), lanes), "t")
+
+            for i in range(rows if self.ahead else 0):
+                block.stmts.append(k.Prefetch(self.buffer, k.add(at, integer(i * step + far))))
+            columns = transpose_block(block, [load(i * step) for i in range(lanes)]) if whole else []
+            self.rows = (columns or read_columns(block, load, size, lanes))[::-1]
         return self.rows.pop()
 
 
