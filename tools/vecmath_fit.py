@@ -138,8 +138,7 @@ def fit_exp() -> None:
     relative = lambda r: mp.exp(r) / max(r * r, mp.mpf(2) ** -30)  # noqa: E731
     show("EXP_F32", polynomial(_exp_tail, -wide, wide, 6, F32, relative))
     show("EXP_F64", polynomial(_exp_tail, -wide, wide, 12, F64, relative))
-    power = lambda r: mp.mpf(2) ** r  # noqa: E731
-    show("DECAY_F32", polynomial(power, -0.501, 0.501, 6, F32, power, fixed=(1.0,)))
+    show("DECAY_F32", polynomial(mp.exp, -0.3473, 0.3473, 6, F32, mp.exp, fixed=(1.0,)))
     relative = lambda r: mp.expm1(r) / (r * r) if abs(r) > 1e-9 else mp.mpf(1e9)  # noqa: E731
     show("EXPM1_F32", polynomial(_exp_tail, -narrow, narrow, 5, F32, relative))
     show("EXPM1_F64", polynomial(_exp_tail, -narrow, narrow, 10, F64, relative))

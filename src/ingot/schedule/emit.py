@@ -20,7 +20,8 @@ from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
-from ingot.ir.types import Shape, boolean, i64
+from ingot.ir.types import Shape, boolean, f32, f64, i64
+from ingot.ops.core import vecmath
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -150,10 +151,11 @@ class Emitter:
         if rule is not None:
             return rule(self, block, node, index, mask)
         if category(op) is Category.ELEMENTWISE:
-            return self._elementwise(block, node, index, mask)
+            return self.elementwise(block, node, index, mask)
         raise CompileError(f"{op.name} has no value rule", expected="a pointwise, view or gather op", where=node.loc)
 
-    def _elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    def elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+        """The value of an elementwise node by its own rule."""
         xs = [self.value(block, i, index, mask) for i in node.inputs]
         lanes = max((x.lanes for x in xs), default=1)
         op = node.op
@@ -447,9 +449,36 @@ def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, m
     return block.let(k.select(inside, new, em.value(block, x, index, mask)))
 
 
+def _exponential(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    if not _below_maximum(x):
+        return em.elementwise(block, node, index, mask)
+    value = k.cast(em.value(block, x, index, mask), f64 if x.dtype == f64 else f32)
+    return block.let(k.cast(vecmath.decay(value), node.dtype))
+
+
+def _below_maximum(node: Node) -> bool:
+    """Whether values lie below the maximum of their rows, which is taken from them, as in a softmax."""
+    if not isinstance(node.op, ops.Sub) or not isinstance(node.inputs[1].op, ops.BroadcastInDim):
+        return False
+    x, spread = node.inputs
+    row = top = spread.inputs[0]
+    while isinstance(top.op, ops.Reshape):
+        (top,) = top.inputs
+    op = top.op
+    if not isinstance(op, ops.Reduce) or op.kind != "max" or top.inputs[0] is not x:
+        return False
+    assert isinstance(spread.op, ops.BroadcastInDim)
+    kept = [d for d, size in enumerate(x.shape) if d not in op.dims and size != 1]
+    own = [d for d, size in zip(spread.op.dims, row.shape, strict=True) if size != 1]
+    sized = [[size for size in n.shape if size != 1] for n in (row, top)]
+    return own == kept and sized[0] == sized[1]
+
+
 Rule = Callable[[Emitter, Block, Node, Index, Expr | None], Expr]
 _RULES: dict[type, Rule] = {
     Const: _const,
+    ops.Exp: _exponential,
     ops.BroadcastInDim: _broadcast,
     ops.Reshape: _reshape,
     ops.Transpose: _transpose,

@@ -20,11 +20,11 @@ from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
-from ingot.schedule.index import dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.joined import join_dims
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.short_lines import short_line, write_lines
+from ingot.schedule.short_lines import ShortLines
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
@@ -120,29 +120,34 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
-    emitter, short = Emitter(leaves), short_line(body, ins, outs, lanes)
+    emitter, short = Emitter(leaves), ShortLines.of(body, ins, outs, operands.ins, lanes)
     if short is not None:
-        rows = shape[0]
-
-        def store(own: Emitter, block: Block, index: Index, flat: Expr) -> None:
-            for root, buffer in zip(body.outputs, operands.outs, strict=True):
-                store_at(block, buffer, flat, own.value(block, root, index), stream=stream)
+        *outer, rows = shape[:-1]
 
         def lines_at(block: Block, index: Index, mask: Expr | None) -> None:
-            begin = block.let(k.mul(index[0], integer(lanes)), "line")
+            begin = block.let(k.mul(index[-1], integer(lanes)), "line")
             end = block.let(k.add(begin, integer(lanes)), "line")
 
+            def whole(b: Block) -> None:
+                # a name of this branch's own, so that no load moves out of it
+                first = b.fresh("first")
+                b.stmts.append(Let(first, begin))
+                b.multiples[first.name] = lanes
+                own = (*index[:-1], first)
+                for i, values in enumerate(short.vectors(b, own, lanes, body, leaves)):
+                    for buffer, layout, value in zip(operands.outs, outs, values, strict=True):
+                        at = ix.linear((*own, integer(i * lanes)), layout.strides, layout.offset)
+                        store_at(b, buffer, k.ramp(at, lanes), value, stream=stream)
+
             def line(b: Block, row: Expr) -> None:
-                vector_loop(b, integer(0), short, lanes, machine, lambda c, e, m: write(emitter, c, (row, e), m))
+                at = (*index[:-1], row)
+                vector_loop(b, ZERO, short.size, lanes, machine, lambda c, e, m: write(emitter, c, (*at, e), m))
 
-            block.when(
-                k.binary("le", end, dim_expr(rows)),
-                lambda b: write_lines(b, index[0], short, lanes, body, leaves, store),
-                lambda b: b.loop("r", begin, dim_expr(rows), 1, line),
-            )
+            fits = k.binary("le", end, dim_expr(rows))
+            block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
-        boxes = (ceildiv(rows, lanes),)
-        chunks = chunked_loops(top, chunk, boxes, 0, 1, machine, lines_at, work=short * lanes, size=size)
+        boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
+        chunks = chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, size=size)
     elif turn is None:
         axis, _ = _vector_axis(body, operands, ins, outs, machine)
         order = _read_order(body, ins, operands, shape, lanes) if stream else None
@@ -396,7 +401,7 @@ def chunked_loops(
 
     def over_rows(block: Block, row: Expr) -> None:
         coordinates = ix.delinearize(row, tuple(shape[d] for d in prefix), block.multiples) if prefix else ()
-        index: list[Expr] = [integer(0)] * len(shape)
+        index: list[Expr] = [ZERO] * len(shape)
         for d, e in zip(prefix, coordinates, strict=True):
             index[d] = block.let(e, "i")
         nest(block, index, list(rest))
@@ -417,7 +422,7 @@ def chunked_loops(
 
         if vector_blocks == 1:
             start = line.begin(block, tuple(index), lanes) if line is not None else None
-            vector_loop(block, integer(0), shape[axis], lanes, machine, lambda b, e, m: write(b, at(e), m), whole=start)
+            vector_loop(block, ZERO, shape[axis], lanes, machine, lambda b, e, m: write(b, at(e), m), whole=start)
             return
         low = top_low
         high = top.let(k.binary("min", k.add(low, dim_expr(block_size)), dim_expr(shape[axis])), "hi")
@@ -425,13 +430,13 @@ def chunked_loops(
         start = start if start is None else block.let(k.binary("min", k.add(low, start), high), "whole")
         vector_loop(block, low, high, lanes, machine, lambda b, e, m: write(b, at(e), m), multiple=lanes, whole=start)
 
-    which, part = chunk, integer(0)
+    which, part = chunk, ZERO
     if vector_blocks != 1:
         which = top.let(k.binary("div", chunk, dim_expr(vector_blocks)), "row")
         part = k.binary("rem", chunk, dim_expr(vector_blocks))
-    top_low = top.let(k.mul(part, dim_expr(block_size)), "lo") if vector_blocks != 1 else integer(0)
+    top_low = top.let(k.mul(part, dim_expr(block_size)), "lo") if vector_blocks != 1 else ZERO
     if isinstance(rows, int) and rows <= 1:
-        over_rows(top, integer(0))
+        over_rows(top, ZERO)
         return total
     first = top.let(k.mul(which, integer(run)), "first")
     if run == 1:
@@ -535,13 +540,12 @@ def _last_joined(
     if body.outputs[0].type.rank < 2 or not all(lay.is_contiguous for lay in outs):
         return None
     *outer, long, short = body.outputs[0].shape
-    lanes = lanes_for(body, machine)
-    if not isinstance(short, int) or not 1 < short < lanes or short_line(body, ins, outs, lanes) is not None:
+    lanes, operands = lanes_for(body, machine), Operands.of(body)
+    if not isinstance(short, int) or not 1 < short < lanes or ShortLines.of(body, ins, outs, operands.ins, lanes):
         return None
     flat = (*outer, long * short)
     other = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
     places = tuple(Layout.contiguous(flat) for _ in outs)
-    operands = Operands.of(body)
     _, apart = _vector_axis(body, operands, ins, outs, machine)
     axis, cost = _vector_axis(other, operands, ins, places, machine)
     return (other, ins, places) if axis == len(flat) - 1 and cost < apart else None

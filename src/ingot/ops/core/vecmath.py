@@ -66,19 +66,18 @@ def exp(x: Expr, nonpositive: bool = False) -> Expr:
 
 
 def decay(x: Expr) -> Expr:
-    """e^x for x <= 0 (or NaN) as a softmax needs its weights: within 2^-21 of its size down to e^-16, below within
-    2^-44 of 1, and 0 from 2^-126.5 on.
+    """e^x for x <= 0 (or NaN) as a softmax needs its weights: within 2^-22 of its size down to e^-16, within
+    2^-21 below, and 0 from 2^-126.5 on.
 
-    x log2(e) = n + r, |r| <= 1/2: 2^r 2^n. What f32 cuts off log2(e) makes small weights less exact. n = -127 is an
+    x = n ln2 + r, |r| <= ln2 / 2: e^r 2^n. What f32 cuts off ln2 makes small weights less exact. n = -127 is an
     exponent field of 0, a factor of 0. e^0 is 1: old sums are scaled by it block after block.
     """
     if x.dtype == f64:
         return exp(x, nonpositive=True)
     bias = F32.shift + F32.bias
-    log2e = lit(2 * F32.half_log2e, x)
     x = at_least(x, -F32.bias * F32.ln2[0])
-    shifted = k.fma(x, log2e, lit(bias, x))
-    r = k.fma(x, log2e, negated(plus(shifted, -bias)))
+    shifted = k.fma(x, lit(2 * F32.half_log2e, x), lit(bias, x))
+    r = k.fma(plus(shifted, -bias), lit(-F32.ln2[0], x), x)
     return k.mul(polynomial(r, c.DECAY_F32), _power_of_two(shifted))
 
 
