@@ -48,7 +48,7 @@ def test_columns(tree: str, memory: bool, machine) -> None:
     machine = replace(machine, l3=64) if memory else machine
     for shape, dim in (
         ((9, 256), 0), ((5, 1024), 0), ((3, 7, 112), 1), ((2, 5, 100), 1), ((4, 209), 0), ((6, 1), 0), ((3, 0), 0),
-        ((1, 40), 0), ((3, 2, 5, 48), 1), ((5, 170), 0), ((3, 1930), 0), ((2, 3, 1936), 1),
+        ((1, 40), 0), ((3, 2, 5, 48), 1), ((2, 5, 6, 28), 1), ((5, 170), 0), ((3, 1930), 0), ((2, 3, 1936), 1),
     ):  # fmt: skip
         x = values(*shape)
         (a,) = ins = inputs_like([x])
@@ -64,6 +64,18 @@ def test_columns_of_any_number(tree: str, machine) -> None:
         for d in range(3):
             (a,) = ins = inputs_like([x], {0: tuple(symbol("n") if i == d else s for i, s in enumerate(shape))})
             check(Graph(tuple(ins), (TREES[tree](a, 1),)), [x], machine=replace(machine, l3=64))
+
+
+@both
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
+def test_short_rows_in_turn(tree: str, memory: bool, machine) -> None:
+    """Whole groups of rows and what is left of them; several kept dimensions, and any number of rows."""
+    for *shape, length in ((300, 33), (2, 167, 49), (136, 64), (15, 9, 20), (140, 250)):
+        x = values(*shape, length)
+        (a,) = ins = inputs_like([x], {0: (symbol("n"), *x.shape[1:])} if x.ndim == 3 else None)
+        machine = replace(machine, l3=64) if memory else machine
+        check(Graph(tuple(ins), (TREES[tree](a, len(shape)),)), [x], machine=machine)
 
 
 @both

@@ -84,3 +84,29 @@ def test_a_value_for_each_line(machine) -> None:
     own, same = ops.BroadcastInDim(box, (0,))(b), ops.BroadcastInDim(box, (1,))(c)
     check(Graph(tuple(ins), (op.add(op.mul(a, own), same),)), xs, machine=machine)
     check(Graph((b,), (op.mul(own, 2.0),)), xs[1:2], machine=machine)
+
+
+@every
+@pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
+@pytest.mark.parametrize("dtype", [f32, f16, u8, f64], ids=str)
+def test_lines_across_operands(dtype: DType, memory: bool, machine) -> None:
+    """Few columns that become rows and back, inside a batch as well, with what tells lines or columns apart."""
+    machine = replace(machine, l3=64) if memory else machine
+    for *batch, size in ((300, 3), (2, 267, 3), (64, 17), (130, 31), (1000, 8), (16, 3), (7, 3), (0, 5)):
+        x = (np.arange(np.prod(batch) * size) % 251).astype(dtype.numpy).reshape(*batch, size)
+        for y in (x, np.ascontiguousarray(np.swapaxes(x, -1, -2))):
+            row, column = np.arange(y.shape[-1]).astype(dtype.numpy), np.ones((y.shape[-2], 1), dtype.numpy)
+            a, b, c = ins = inputs_like([y, row, column])
+            order = (*range(len(batch) - 1), len(batch), len(batch) - 1)
+            check(Graph((a,), (op.transpose(a, order),)), [y], machine=machine)
+            moved = op.transpose(op.add(op.mul(a, b), c), order)
+            check(Graph(tuple(ins), (moved,)), [y, row, column], machine=machine)
+
+
+def test_transposes_of_few_columns_gather_nothing() -> None:
+    for shape in ((4096, 3), (3, 4096), (4096, 17), (17, 4096)):
+        (a,) = inputs_like([np.zeros(shape, np.float32)])
+        graph = Graph((a,), (op.transpose(a, (1, 0)),))
+        lay = [tuple(Layout.contiguous(n.shape) for n in nodes) for nodes in (graph.inputs, graph.outputs)]
+        (step,) = lower_pointwise(graph, lay[0], lay[1], AVX512).steps
+        assert "gather" not in show_kernel(step.kernel)

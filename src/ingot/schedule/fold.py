@@ -110,7 +110,7 @@ class Fold:
         """What was folded by all slots and lanes together."""
         fn = combining(reduction(self.node).kind, self.dtype)
         values = self._loaded(block, self.value)
-        best = _folded(block, fn, values)
+        best = k.reduce(fn, _folded(block, fn, values))
         if self.position is None:
             return best
         op = reduction(self.node)
@@ -126,7 +126,12 @@ class Fold:
             block.let(k.select(_same(value, best), place, nowhere), "w")
             for value, place in zip(values, places, strict=True)
         ]
-        return _folded(block, "max" if op.last else "min", places)
+        fn = "max" if op.last else "min"
+        return k.reduce(fn, _folded(block, fn, places))
+
+    def vector(self, block: Block) -> Expr:
+        """What was folded by all slots, lane by lane; of no arg reduction."""
+        return _folded(block, combining(reduction(self.node).kind, self.dtype), self._loaded(block, self.value))
 
     def _loaded(self, block: Block, buffer: Buffer) -> list[Expr]:
         return [block.let(k.load(buffer, integer(i)), "o") for i in range(self.slots)]
@@ -135,7 +140,7 @@ class Fold:
 def _folded(block: Block, fn: str, values: list[Expr]) -> Expr:
     while len(values) > 1:
         values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
-    return k.reduce(fn, values[0])
+    return values[0]
 
 
 def _same(a: Expr, b: Expr) -> Expr:

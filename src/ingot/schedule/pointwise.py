@@ -126,7 +126,6 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
         def lines_at(block: Block, index: Index, mask: Expr | None) -> None:
             begin = block.let(k.mul(index[-1], integer(lanes)), "line")
-            end = block.let(k.add(begin, integer(lanes)), "line")
 
             def whole(b: Block) -> None:
                 # a name of this branch's own, so that no load moves out of it
@@ -143,7 +142,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
                 at = (*index[:-1], row)
                 vector_loop(b, ZERO, short.size, lanes, machine, lambda c, e, m: write(emitter, c, (*at, e), m))
 
-            fits = k.binary("le", end, dim_expr(rows))
+            fits = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
             block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
         boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes

@@ -19,12 +19,12 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType
+from ingot.ir.types import DType, boolean
 from ingot.ops import ArgReduce
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
-from ingot.schedule.fold import Fold, accumulator
+from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
@@ -44,7 +44,9 @@ from ingot.schedule.row_columns import dense_rows, in_columns, read_columns
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows
 from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
+from ingot.schedule.transpose import fold_lanes
 
+SHORT = 16  # vectors of a row up to which folding the lanes of one counts
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
 
 
@@ -63,6 +65,7 @@ class RowLoops(RowPasses):
         self.last = several % self.across if isinstance(extent, int) else 0
         self.columns = 1 if rows.horizontal else self.lanes * self.across
         self.stream = leaves_caches(body, machine)
+        self.lines: dict[int, Buffer] = {}  # results of rows whose passes are done in turn
 
     def _vectors_across(self, several: int) -> int:
         """How many of `several` neighbouring vectors of rows are visited together: the lines that one visit reads lie
@@ -117,7 +120,7 @@ class RowLoops(RowPasses):
         shapes = (d for n in self.body.inputs for d in n.shape)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *shapes)
         chunks = dim_expr(ceildiv(total, run))
-        kernel = Kernel("rows", self.operands.params, dims, chunk, chunks, top.body, self.scratch)
+        kernel = Kernel("rows", self.operands.params, dims, chunk, chunks, top.body, self.most)
         return Lowered((Step(kernel, self.operands.args),))
 
     def _blocks(self) -> DimLike:
@@ -155,7 +158,69 @@ class RowLoops(RowPasses):
         if width is not None:
             return lambda b, at: self._rows_folded(b, at, width)
         size = in_columns(body, self.ins, self.outs, rows.shape, rows.reduced, lanes)
-        return None if size is None else lambda b, at: self._rows_in_columns(b, at, size)
+        if size is not None:
+            return lambda b, at: self._rows_in_columns(b, at, size)
+        return self._rows_in_turn if self._in_turn() else None
+
+    def _in_turn(self) -> bool:
+        """Whether rows are so short that folding the lanes of one vector after the other counts. Whole vectors of rows
+        from memory come sooner row by row."""
+        lanes, size = self.lanes, product(self.rows.shape[d] for d in self.rows.reduced)
+        if not isinstance(size, int) or not lanes < size <= SHORT * lanes or lanes < 4 or lanes & (lanes - 1):
+            return False
+        if any(isinstance(n.op, ArgReduce) or boolean in (n.dtype, n.inputs[0].dtype) for n in self.found):
+            return False
+        near = not comes_from_memory(self.body, self.machine) or (self.stream and size % lanes != 0)
+        return near and estimate(product(self.rows.kept_shape)) >= 4 * lanes * self.machine.threads
+
+    def _rows_in_turn(self, block: Block, first: Expr) -> None:
+        """Each pass for as many rows as a vector has lanes, whose lanes are folded all at once."""
+        lanes, far = self.lanes, self._ahead()
+        self.turns, self.scratch = lanes, 0
+        results: dict[Node, Buffer] = {}
+
+        def each(body: Callable[[Block], None], cached: dict[Node, Buffer]) -> None:
+            def row(b: Block, number: Expr) -> None:
+                self.em, self.turn, at = self.operands.emitter(self.body, self.ins), number, k.add(first, number)
+                self.visits = self._visits(b, at, 1)
+                self.next = self._visits(b, k.add(at, integer(lanes)), 1) if far else ()
+                for n, buffer in results.items():
+                    self.em.bind(n, self.row_leaf(b, n, [b.let(k.load(buffer, number), "red")]))
+                self.bind_cached(b, cached)
+                body(b)
+
+            block.loop("q", 0, lanes, 1, row)
+
+        levels = self.levels()
+        for level in levels:
+            parts = [self.room(block, accumulator(n.inputs[0].dtype), lanes * lanes) for n in level]
+
+            def fold(b: Block, level: list[Node] = level, parts: list[Buffer] = parts) -> None:
+                for buffer, own in zip(parts, self.fold_level(b, level, level is not levels[0]), strict=True):
+                    b.store(buffer, k.mul(self.turn, integer(lanes)), own.vector(b))
+
+            known = dict(self.cached)
+            self.cached |= self.caches_of(block, level)
+            each(fold, known)
+            for n, buffer in zip(level, parts, strict=True):
+                vectors = [block.let(k.load(buffer, integer(i * lanes), lanes), "o") for i in range(lanes)]
+                folded = fold_lanes(block, vectors, combining(reduction(n).kind, buffer.dtype))
+                results[n] = self.room(block, n.dtype, lanes)
+                block.store(results[n], ZERO, k.cast(folded, n.dtype))
+        # side by side in scratch, so that memory is written in whole vectors
+        size = self._elements()
+        for i, n in enumerate(self.body.outputs) if self.stream and size % lanes else ():
+            if self._is_full(n) and self.outs[i].is_contiguous and n.dtype != boolean:
+                self.lines[i] = self.room(block, n.dtype, size * lanes)
+        each(self._results, self.cached)
+        for i, buffer in self.lines.items():
+
+            def copy(b: Block, at: Expr, i: int = i, buffer: Buffer = buffer) -> None:
+                flat = k.ramp(k.add(k.mul(first, integer(size)), at), lanes)
+                store_at(b, self.operands.outs[i], flat, k.load(buffer, at, lanes), stream=True)
+
+            block.loop("j", 0, size * lanes, lanes, copy)
+        self.turns, self.turn, self.cached, self.lines = 1, ZERO, {}, {}
 
     def _rows_in_columns(self, block: Block, first: Expr, size: int) -> None:
         """Each element of the rows in a vector of its own."""
@@ -224,6 +289,10 @@ class RowLoops(RowPasses):
     def _row(self, block: Block) -> None:
         """All passes over one row (or over vectors of rows side by side)."""
         self.fold(block)
+        self._results(block)
+
+    def _results(self, block: Block) -> None:
+        """What is stored of a row whose reductions are there."""
         full = [i for i, r in enumerate(self.body.outputs) if r.shape == self.rows.shape and self._is_full(r)]
         for i, root in enumerate(self.body.outputs):
             if i not in full:
@@ -231,7 +300,7 @@ class RowLoops(RowPasses):
         if full:
             # what has just been stored in other pieces is slow to read
             long = 3 * LONG if self.scratch else LONG
-            line = Line(self.outs[full[0]], self.rows.axis, long) if self.stream else None
+            line = Line(self.outs[full[0]], self.rows.axis, long) if self.stream and not self.lines else None
             self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True, line=line)
 
     def _ahead(self) -> int:
@@ -278,10 +347,18 @@ class RowLoops(RowPasses):
 
     def _store(self, block: Block, roots: list[int], index: Index, mask: Expr | None) -> None:
         for i in roots:
+            value, own = self.em.value(block, self.body.outputs[i], index, mask), self.lines.get(i)
+            if own is not None:
+                at = ix.linear(tuple(index[d] for d in self.rows.reduced), self._dense.strides)
+                store_at(block, own, ix.add(ix.mul(self.turn, integer(self._elements())), at), value, mask)
+                continue
             lay = self.outs[i]
-            value = self.em.value(block, self.body.outputs[i], index, mask)
             flat = ix.linear(index, lay.strides, lay.offset)
             store_at(block, self.operands.outs[i], flat, value, mask, stream=self.stream)
+
+    @property
+    def _dense(self) -> Layout:
+        return Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
 
     def _store_row(self, block: Block, i: int, root: Node) -> None:
         lay = self.outs[i]

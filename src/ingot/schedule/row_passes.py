@@ -17,7 +17,7 @@ from ingot.ir.dims import estimate, product
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean
+from ingot.ir.types import DType, boolean
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -55,7 +55,9 @@ class RowPasses:
         self.visits: tuple[Visit, ...] = ()
         self.next: tuple[Visit, ...] = ()  # those to be asked for while the present ones are at work
         self.cached: dict[Node, Buffer] = {}
-        self.scratch = 0  # bytes
+        self.scratch = self.most = 0  # bytes of a turn, of any turn
+        self.turns = 1  # rows whose passes are done one after the other, each for all of them
+        self.turn: Expr = ZERO  # which of them is at hand
 
     def fold(self, block: Block) -> None:
         """All passes that fold the row; from then on its reductions have values."""
@@ -150,22 +152,30 @@ class RowPasses:
 
     def _pass(self, block: Block, level: list[Node], again: bool) -> None:
         """One loop over the row for all reductions of a level."""
+        self.cached = self.caches_of(block, level)
+        folds = self.fold_level(block, level, again)
+        for n, fold in zip(level, folds, strict=True):
+            results = [fold.result(block)] if self.rows.horizontal else fold.apart(block)
+            self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
+        self.bind_cached(block, self.cached)
+        self.cached = {}
+
+    def fold_level(self, block: Block, level: list[Node], again: bool) -> list[Fold]:
+        """The loop over the row that folds all reductions of a level; what later passes need of it is cached."""
         lanes, horizontal = self.lanes, self.rows.horizontal
         unroll = 1
         if horizontal and lanes > 1:
             unroll = UNROLL if self.reads_only(level) else UNROLL // 2
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
         folds = [Fold.of(n, block, lanes, unroll if horizontal else len(self.visits)) for n in level]
-        keep = [n for n in level if self.caches and self._worth_caching(n)]
-        for n in keep:
-            self._alloc_cache(block, n.inputs[0])
+        keep = self.cached.keys() & {n.inputs[0] for n in level}
 
         def body(b: Block, index: Index, mask: Expr | None, slot: int) -> None:
             at = tuple(index[d] for d in self.rows.reduced)
             for n, fold in zip(level, folds, strict=True):
                 operand = n.inputs[0]
                 value = self.em.value(b, operand, index, mask)
-                if n in keep:
+                if operand in keep:
                     where = self._cache_index(index)
                     store_at(b, self.cached[operand], where, value, mask if horizontal else None)
                 if horizontal and lanes > index[self.rows.axis].lanes:
@@ -173,20 +183,21 @@ class RowPasses:
                 fold.add(b, value, self._position(at), mask if horizontal else None, slot)
 
         self.over_row(block, body, unroll, again)
-        for n, fold in zip(level, folds, strict=True):
-            results = [fold.result(block)] if horizontal else fold.apart(block)
-            self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
-        for n in keep:
-            buffer = self.cached[n.inputs[0]]
-            self.em.bind(
-                n.inputs[0],
-                Leaf(
-                    lambda b, index, mask, buffer=buffer: load_at(b, buffer, self._cache_index(index), mask),
-                    home=block,
-                    pinned=True,
-                ),
-            )
-        self.cached = {}
+        return folds
+
+    def caches_of(self, block: Block, level: list[Node]) -> dict[Node, Buffer]:
+        """Room for the operands of a level that later passes need."""
+        wanted = (n.inputs[0] for n in level if self.caches and self._worth_caching(n))
+        return {n: self.room(block, n.dtype, self._padded() * self.turns) for n in dict.fromkeys(wanted)}
+
+    def bind_cached(self, block: Block, cached: dict[Node, Buffer]) -> None:
+        """What passes have cached is read from there."""
+        for operand, buffer in cached.items():
+
+            def read(b: Block, index: Index, mask: Expr | None, buffer: Buffer = buffer) -> Expr:
+                return load_at(b, buffer, self._cache_index(index), mask)
+
+            self.em.bind(operand, Leaf(read, home=block, pinned=True))
 
     def _position(self, at: tuple[Expr, ...]) -> Expr:
         """The index along the reduced dimension, for arg reductions (which reduce one)."""
@@ -222,16 +233,22 @@ class RowPasses:
         size = product(self.rows.shape[d] for d in self.rows.reduced)
         return again and isinstance(size, int) and size * self.columns * operand.dtype.nbytes <= self.machine.l2 // 4
 
-    def _alloc_cache(self, block: Block, operand: Node) -> None:
-        size = -(-self._elements() // self.lanes) * self.lanes
-        self.cached[operand] = block.alloc("row", operand.dtype, size, scratch=self.scratch)
-        self.scratch += -(-size * operand.dtype.nbytes // LINE) * LINE
+    def room(self, block: Block, dtype: DType, size: int) -> Buffer:
+        """Scratch memory of a turn."""
+        buffer = block.alloc("row", dtype, size, scratch=self.scratch)
+        self.scratch += -(-size * dtype.nbytes // LINE) * LINE
+        self.most = max(self.most, self.scratch)
+        return buffer
+
+    def _padded(self) -> int:
+        """Elements of a row (or of vectors of rows side by side) in whole vectors."""
+        return -(-self._elements() // self.lanes) * self.lanes
 
     def _cache_index(self, index: Index) -> Expr:
         extents = Layout.contiguous(tuple(self.rows.shape[d] for d in self.rows.reduced))
         flat = ix.linear(tuple(index[d] for d in self.rows.reduced), extents.strides)
         if self.rows.horizontal:
-            return flat
+            return ix.add(ix.mul(self.turn, integer(self._padded())), flat)
         number = self._visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.found[0])
         first = ix.mul(flat, integer(self.columns))
         return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)
