@@ -34,7 +34,6 @@ LONG = 8  # vectors from which on a line is worth a cut one in front, so that th
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
 TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
 
-
 Leaves = dict[Node, Leaf]
 
 
@@ -129,21 +128,22 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
             def whole(b: Block) -> None:
                 # a name of this branch's own, so that no load moves out of it
-                first = b.fresh("first")
+                own = (*index[:-1], first := b.fresh("first"))
                 b.stmts.append(Let(first, begin))
                 b.multiples[first.name] = lanes
-                own = (*index[:-1], first)
                 for i, values in enumerate(short.vectors(b, own, lanes, body, leaves)):
-                    for buffer, layout, value in zip(operands.outs, outs, values, strict=True):
-                        at = ix.linear((*own, integer(i * lanes)), layout.strides, layout.offset)
+                    for buffer, lay, value in zip(operands.outs, outs, values, strict=True):
+                        at = ix.linear((*own, integer(i * lanes)), lay.strides, lay.offset)
                         store_at(b, buffer, k.ramp(at, lanes), value, stream=stream)
 
             def line(b: Block, row: Expr) -> None:
                 at = (*index[:-1], row)
                 vector_loop(b, ZERO, short.size, lanes, machine, lambda c, e, m: write(emitter, c, (*at, e), m))
 
+            if isinstance(rows, int) and rows % lanes == 0:
+                return whole(block)
             fits = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
-            block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
+            return block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
         boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
         chunks = chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, size=size)

@@ -45,13 +45,15 @@ class ShortLines:
     ) -> ShortLines | None:
         """How the lines of a group are done, where they are best done this way."""
         shape = body.outputs[0].shape
-        size = shape[-1] if len(shape) > 1 else None
+        if len(shape) < 2:
+            return None
+        rows, size = shape[-2:]
         if not isinstance(size, int) or not 1 < size < MOST * lanes or size % lanes == 0 or lanes < 4:
             return None
         if _dense(body, ins, outs):
             return ShortLines(size, turned=False)
         dense = all(lay.strides[-2:] == (size, 1) for lay in outs)
-        lines = estimate(shape[-2])
+        lines = estimate(rows)
         if not dense or not short_rows(size, lanes) or (lines % lanes and lines < 8 * lanes):
             return None
         along, across = (reads_along(body, ins, buffers, shape, len(shape) - i, lanes) for i in (1, 2))

@@ -105,11 +105,12 @@ def find_turn(
         extent = shape[across]
         # rows of this length without gaps, which are no whole vectors
         short = short_rows(extent, lanes) and extent % lanes != 0 and set(turned.values()) == {extent}
+        height = extent if short and isinstance(extent, int) else lanes
         if across == out or not (short or across in long):
             continue
         other = reads_along(body, ins, buffers, shape, across, lanes)
         if other is not None and all(other[n] == [1] for n in turned):
-            return Turn(out, across, turned, lanes, extent if short else lanes)
+            return Turn(out, across, turned, lanes, height)
     return None
 
 
