@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
+import ingot
 from tests.debug import models
 
 REPOSITORY = Path(__file__).parents[1]
@@ -67,7 +68,7 @@ def test_a_damaged_cache_entry_is_built_again(folder: Path) -> None:
     first = call(folder, *ask)
     (entry,) = entries(folder)
     data = bytearray(entry.read_bytes())
-    for damaged in (bytes(data[: len(data) // 2]), bytes(data[:100]), bytes(len(data))):
+    for damaged in (bytes(data[: len(data) // 2]), bytes(len(data))):
         entry.write_bytes(damaged)
         code, out, err = call(folder, *ask)
         assert code == 0 and "it will be rebuilt" in err
@@ -80,25 +81,25 @@ def test_processes_that_compile_at_once_agree(folder: Path) -> None:
     assert [finish(p)[0] for p in running] == [0, 0, 0]
     assert len(entries(folder)) == 1
     for i in range(3):
-        assert call(folder, "run", f"{i}.ingot", "--random")[0] == 0
+        ingot.load(folder / f"{i}.ingot")
 
 
 def test_a_killed_compile_leaves_nothing_half_written(folder: Path) -> None:
     begin = time.monotonic()
     assert call(folder, "compile", "m.onnx", "--no-cache")[0] == 0
     whole = time.monotonic() - begin
-    (folder / "m.ingot").unlink()
-    for share in (0.5, 0.7, 0.8, 0.9, 0.95):
+    written = folder / "m.ingot"
+    written.unlink()
+    for share in (0.7, 0.85, 0.95):
         process = start(folder, "compile", "m.onnx")
         time.sleep(whole * share)
         process.kill()
         process.communicate()
-        written = folder / "m.ingot"
         if written.exists():  # then it is whole
-            assert call(folder, "run", "m.ingot", "--random")[0] == 0
+            ingot.load(written)
             written.unlink()
     assert call(folder, "compile", "m.onnx")[0] == 0
-    assert call(folder, "run", "m.ingot", "--random")[0] == 0
+    ingot.load(written)
 
 
 @pytest.mark.slow

@@ -190,7 +190,7 @@ def test_tuning_a_model(own: Path):
     given = feeds(graph)
     expected = build(graph, threads=2).model()(**given)
     told: list[str] = []
-    report = tune(graph, given, threads=2, budget=3.0, database=own, watch=lambda text, seconds: told.append(text))
+    report = tune(graph, given, threads=2, budget=1.0, database=own, watch=lambda text, seconds: told.append(text))
     assert report.wrong == () and len(report.rows) == 2 and report.seconds > 0
     assert told[0] == "compile" and len(told) > 3
     for row in report.rows:
@@ -199,7 +199,7 @@ def test_tuning_a_model(own: Path):
     np.testing.assert_allclose(after(**given), expected, rtol=1e-5, atol=1e-5)
     finished = [r for r in report.rows if r.state != "open"]
     assert len(tuned.read(own)) == len(finished)
-    again = tune(graph, given, threads=2, budget=3.0, database=own)
+    again = tune(graph, given, threads=2, budget=1.0, database=own)
     assert [r.state for r in again.rows].count("known") == len(finished)
 
 

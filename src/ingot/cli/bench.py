@@ -30,7 +30,9 @@ def bench(
 ) -> None:
     """Time the model beside other engines: each in its own process, in short bursts by turns.
 
-    A ratio above 1 means that Ingot is faster. ort and openvino need an ONNX file, eager and inductor a .pt2 file.
+    A ratio above 1 means that Ingot is faster.
+
+    ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file.
 
     \b
     ingot bench model.onnx --against ort,openvino --threads 2

@@ -30,13 +30,14 @@ def compare(
     threads: Threads = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
 
-    The references are ONNX Runtime (for ONNX) or PyTorch (for .pt2), where installed, and Ingot's interpreter. On a
-    mismatch it names the first op that differs and the import, pass, rewrite rule or kernel responsible. Exit code 1.
+    The references are ONNX Runtime (for ONNX) or PyTorch (for .pt2), where installed, and Ingot's interpreter.
+
+    Where they differ it names the first op that is wrong and the import, pass, rewrite rule or kernel responsible.
 
     \b
     ingot compare model.onnx

@@ -21,17 +21,17 @@ from ingot.support.errors import InputError
 def compile_(
     model: Uncompiled,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: MODEL with the suffix .ingot.")
+        Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .ingot.")
     ] = None,
     threads: Threads = None,
     dim: Dims = None,
     target: Annotated[str, typer.Option(help="native: this machine's CPU with all its vector extensions.")] = "native",
     precision: Precision = "float32",
     fast_math: FastMath = False,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the disk cache.")] = True,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Compile a model to one file that runs anywhere the CPU has the same extensions.
+    """Compile a model to one file, which runs wherever the CPU has the same vector extensions.
 
     Sizes that the model leaves open (batch, length) stay open: the program takes any of them.
 

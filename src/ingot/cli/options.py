@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[Path, typer.Argument(help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")]
-Uncompiled = Annotated[Path, typer.Argument(help="An ONNX file or a PyTorch .pt2 file (torch.export.save).")]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default the physical cores.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")
+]
+Uncompiled = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX file or a PyTorch .pt2 file (torch.export.save).")
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Fix a size (batch=1) or bound it (length=1:512). Repeatable."),
+    typer.Option("--dim", metavar="NAME=SIZE", help="Compile for one size (batch=1) or range (n=1:512). Repeatable."),
 ]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes of the run's inputs, for sizes that are dynamic."),
+    typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes of the run that the model leaves open."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that only hold for real numbers.")]
+FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that hold for real numbers only.")]
 Precision = Annotated[
     str, typer.Option(metavar="TYPE", help="What weights are stored in: float32, bfloat16, float16. Sums are float32.")
 ]

@@ -25,15 +25,15 @@ from ingot.support.files import atomic_write
 def run(
     model: Model,
     feed: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input as .npy. Repeatable.")
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input, as .npy. Repeatable.")
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Random arrays for the inputs not given.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Random arrays for the inputs that are not given.")] = False,
     size: Sizes = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write every output as NAME.npy into this folder.")] = None,
     threads: Threads = None,
     precision: Precision = "float32",
     dim: Dims = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Run a model once, on arrays from files or on random ones.
@@ -48,6 +48,8 @@ def run(
         feeds = read_feeds(compiled.program, feed or [])
         if random:
             feeds = inputs_of(source, compiled.program, size, seed) | feeds
+        elif missing := [str(s) for s in compiled.inputs if s.name not in feeds]:
+            raise InputError("inputs", expected=", ".join(missing), fix="pass --input NAME=FILE.npy, or --random")
         folder = None if output_dir is None else _folder(output_dir)
         progress.report("run")
         began = time.perf_counter()

@@ -26,9 +26,9 @@ def tune(
     budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="About how long to search.")] = 60,
     threads: Threads = None,
     database: Annotated[
-        Path | None, typer.Option(help="Write to this file; by default your own, which compiling reads.")
+        Path | None, typer.Option(help="The file to write to; by default your own, which compiling reads.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what the database knows.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
     size: Sizes = None,
     dim: Dims = None,
     precision: Precision = "float32",
@@ -37,8 +37,9 @@ def tune(
 ) -> None:
     """Measure other register tiles, chunks and algorithms for the model's kernels, and remember what is faster.
 
-    Every compile on this kind of CPU with as many threads uses what was found, for this model and for others with such
-    layers. It may be interrupted at any time: what was found until then is kept.
+    Compiling on this kind of CPU with as many threads then uses what was found, for all models with such layers.
+
+    Interrupt it whenever you like: what was found until then is kept.
 
     \b
     ingot tune model.onnx
