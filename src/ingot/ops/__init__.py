@@ -133,6 +133,7 @@ from ingot.ops.core.shape import (
     Transpose,
     Windows,
 )
+from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.nn import (
     GRU,

@@ -234,8 +234,6 @@ def test_refusals() -> None:
         export_module(nn.ReLU().eval(), (x,), {"y": {0: "n"}})
     with pytest.raises(InputError, match="rank 1"):
         export_module(nn.ReLU().eval(), (x,), {"input": {1: "n"}})
-    with pytest.raises(ImportModelError, match="complex"):
-        import_exported(export_module(nn.Identity().eval(), (torch.zeros(2, dtype=torch.complex64),)))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

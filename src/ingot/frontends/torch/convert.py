@@ -37,6 +37,8 @@ DTYPE_OF: dict[torch.dtype, DType] = {
     torch.uint8: DTYPES["u8"],
     torch.bool: DTYPES["bool"],
 }
+# the dtype of either part of a complex number
+PART_OF = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
 
 # numpy has no such types: the bits travel as integers and are viewed on the other side
@@ -144,7 +146,8 @@ class Sizes:
         return found
 
     def type(self, value: torch.Tensor) -> TensorType:
-        return TensorType(dtype_of(value.dtype), tuple(self.dim(d) for d in value.shape))
+        """The type of `value`; of a complex tensor, that of either part."""
+        return TensorType(dtype_of(PART_OF.get(value.dtype, value.dtype)), tuple(self.dim(d) for d in value.shape))
 
     def _convert(self, e: sympy.Basic) -> DimLike:
         if isinstance(e, sympy.Integer):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch.aten import ATEN
+from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.recurrence import whole_recurrences
 
 
@@ -22,7 +22,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     """
     table = default_decompositions()
     for op in list(table.keys()):
-        if isinstance(op, torch._ops.OpOverload) and op_name(op) in ATEN:
+        if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN:
             table.pop(op)
     table.update(OWN)
     with whole_recurrences():
@@ -36,7 +36,7 @@ def op_name(op: torch._ops.OpOverload) -> str:
 
 def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """`table` less the ops that have a handler, with `OWN`."""
-    kept = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in ATEN}
+    kept = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN}
     return kept | OWN
 
 

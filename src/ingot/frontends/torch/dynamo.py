@@ -21,12 +21,13 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from ingot.frontends.torch.aten.complex import complex_of
 from ingot.frontends.torch.convert import Sizes
 from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.guards import equations
 from ingot.frontends.torch.importer import Importer, constant
-from ingot.frontends.torch.model import NUMBER, SIZE, TENSOR, ImportedModel, InputAdapter, Leaf
-from ingot.frontends.torch.program import limited, output_adapter
+from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
+from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Graph, Input, Node
@@ -163,8 +164,8 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
 def _input(name: str, value: object, sizes: Sizes) -> tuple[Leaf, object, Node]:
     """(leaf, the importer's value, graph input) of one placeholder."""
     if isinstance(value, torch.Tensor):
-        node = Input(name, sizes.type(value))()
-        return Leaf(name, TENSOR), node, node
+        leaf, node = tensor_input(name, value, sizes)
+        return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node
     if isinstance(value, torch.SymInt | int):
         size = sizes.dim(value)
         kind: TensorType = TensorType(boolean, (size, 0))

@@ -13,10 +13,11 @@ from torch import fx
 
 from ingot import ops
 from ingot.frontends.torch.aten import ATEN
+from ingot.frontends.torch.aten.complex import complex_handler, is_complex
 from ingot.frontends.torch.convert import Sizes, dtype_of, location, to_numpy
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Context, Layout, Number, Unsupported, cast, f64
+from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
@@ -160,14 +161,16 @@ class Importer:
     def _aten(self, node: fx.Node, target: torch._ops.OpOverload, env: _Env) -> object:
         name = functional_name(target)
         handler = ATEN.get(name)
-        if handler is None:
-            return self._refuse(node, str(target))
         loc = location(node)
         try:
             arguments = [self._read(a, env) for a in node.args]
             named = {k: self._read(v, env) for k, v in node.kwargs.items()}
             if _holds_missing((*arguments, *named.values())):
                 return _MISSING
+            if is_complex((*arguments, *named.values())):
+                handler = complex_handler(name, ATEN)
+            if handler is None:
+                return self._refuse(node, str(target))
             layout = partial(_layout, node, self.sizes)
             context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc, self.sizes, layout)
             result = handler(context, *arguments, **named)
@@ -191,21 +194,24 @@ class Importer:
     def _settled(self, result: object, node: fx.Node, loc: str) -> object:
         """`result` with locations stamped, checked against torch's inference and with torch's form of its sizes."""
         meta = node.meta.get("val")
-        if isinstance(result, Node):
-            if isinstance(meta, list | tuple):
-                meta = meta[0] if meta else None
-            self._stamp(result, loc)
-            return self._agreeing(result, meta, node) if isinstance(meta, torch.Tensor) else result
+        if isinstance(result, Node | Complex):
+            return self._checked(result, meta[0] if isinstance(meta, list | tuple) and meta else meta, node, loc)
         if isinstance(result, tuple) and isinstance(meta, list | tuple):
-            pairs = zip(result, meta, strict=False)
-            for r in result:
-                if isinstance(r, Node):
-                    self._stamp(r, loc)
-            return tuple(
-                self._agreeing(r, m, node) if isinstance(r, Node) and isinstance(m, torch.Tensor) else r
-                for r, m in pairs
-            )
+            return tuple(self._checked(r, m, node, loc) for r, m in zip(result, meta, strict=False))
         return result
+
+    def _checked(self, result: object, meta: object, node: fx.Node, loc: str) -> object:
+        """One result of `node`: complex where torch says so, whatever parts the handler gave."""
+        if not isinstance(result, Node | Complex):
+            return result
+        given = result if isinstance(result, Complex) else Complex(result)
+        real, imag = (None if p is None else self._part(p, meta, node, loc) for p in (given.real, given.imag))
+        assert real is not None
+        return Complex(real, imag) if isinstance(meta, torch.Tensor) and meta.is_complex() else real
+
+    def _part(self, result: Node, meta: object, node: fx.Node, loc: str) -> Node:
+        self._stamp(result, loc)
+        return self._agreeing(result, meta, node) if isinstance(meta, torch.Tensor) else result
 
     def _stamp(self, node: Node, loc: str) -> None:
         """Give `loc` to the nodes that the last handler made. A location is no part of a node's identity."""
@@ -262,6 +268,8 @@ class Importer:
         if not isinstance(predicate, Node):
             return self._refuse(node, "cond", "a predicate that is no tensor")
         assert isinstance(operands, tuple)
+        if is_complex(operands):
+            return self._refuse(node, "cond", "complex operands")
         tensors = [o for o in operands if isinstance(o, Node)]
         branches: list[Graph] = []
         for body in (no, yes):
@@ -302,6 +310,10 @@ def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:
     return ()
 
 
-def constant(tensor: torch.Tensor, loc: str = "") -> Node:
-    """A constant that shares the tensor's memory."""
+def constant(tensor: torch.Tensor, loc: str = "") -> Node | Complex:
+    """A constant that shares the tensor's memory; two copies of a complex one's parts."""
+    if tensor.is_complex():
+        parts = torch.view_as_real(tensor.detach().resolve_conj()).unbind(-1)
+        real, imag = (const(to_numpy(p.contiguous()), loc=loc) for p in parts)
+        return Complex(real, imag)
     return const(to_numpy(tensor), loc=loc)

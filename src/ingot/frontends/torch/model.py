@@ -13,12 +13,15 @@ from torch.utils import _pytree as pytree
 from ingot.ir.node import Graph
 from ingot.support.errors import InputError
 
-TENSOR, SIZE, NUMBER, FIXED = "tensor", "size", "number", "fixed"
+TENSOR, COMPLEX, SIZE, NUMBER, FIXED = "tensor", "complex", "size", "number", "fixed"
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the user's arguments. `kind`: tensor; size (an int that sizes depend on); number (a float); fixed."""
+    """One leaf of the user's arguments.
+
+    `kind`: tensor; complex (a [..., 2] of the graph); size (an int that sizes depend on); number (a float); fixed.
+    """
 
     name: str
     kind: str
@@ -110,10 +113,14 @@ class InputAdapter:
 
 
 def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
-    if leaf.kind == TENSOR:
+    if leaf.kind in (TENSOR, COMPLEX):
         if not isinstance(value, torch.Tensor):
             raise InputError(f"argument {leaf.name!r}", expected="a tensor", got=type(value).__name__)
-        return value
+        if leaf.kind == TENSOR:
+            return value
+        if not value.is_complex():
+            raise InputError(f"argument {leaf.name!r}", expected="a complex tensor", got=value.dtype)
+        return torch.view_as_real(value.resolve_conj())
     if isinstance(value, bool) or not isinstance(value, int if leaf.kind == SIZE else int | float):
         raise InputError(
             f"argument {leaf.name!r}", expected="an int" if leaf.kind == SIZE else "a number", got=repr(value)
@@ -148,6 +155,8 @@ class OutputAdapter:
     def _leaf(kind: str, value: Any, outputs: Sequence[torch.Tensor]) -> Any:
         if kind == TENSOR:
             return outputs[value]
+        if kind == COMPLEX:
+            return torch.complex(*outputs[value].unbind(-1))
         return value if kind == FIXED else int(outputs[value]) if kind == SIZE else float(outputs[value])
 
 

@@ -24,12 +24,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot import ops
+from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, symbol_names
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import DIFFER, NAMES
 from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
+    COMPLEX,
     FIXED,
     NUMBER,
     SIZE,
@@ -40,7 +42,7 @@ from ingot.frontends.torch.model import (
     OutputAdapter,
     output_names,
 )
-from ingot.frontends.torch.values import Number, boolean, f64
+from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.ir.dims import Dim, Interval
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
@@ -112,8 +114,10 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
             leaves.append(leaf)
             values.append(value)
             if leaf.kind != FIXED:
-                inputs.append(_carrier(leaf, value))
-                values[-1] = Number(value) if leaf.kind == NUMBER and isinstance(value, Node) else value
+                carrier = _carrier(leaf, value)
+                inputs.append(carrier)
+                values[-1] = Number(carrier) if leaf.kind == NUMBER else value
+                values[-1] = complex_of(carrier) if leaf.kind == COMPLEX else values[-1]
         else:
             values.append(_held(program, spec))
     outputs = importer.run(program.graph_module, values)
@@ -155,7 +159,7 @@ def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, obj
         return Leaf(name, FIXED, argument.value), argument.value
     value = node.meta.get("val")
     if isinstance(argument, TensorArgument) and isinstance(value, torch.Tensor):
-        return Leaf(name, TENSOR), Input(name, sizes.type(value))()
+        return tensor_input(name, value, sizes)
     if isinstance(argument, SymIntArgument) and isinstance(value, torch.SymInt):
         size = sizes.dim(value)
         return (Leaf(name, SIZE), size) if isinstance(size, Dim) else (Leaf(name, FIXED, size), size)
@@ -164,6 +168,14 @@ def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, obj
     raise ImportModelError(
         f"input {name!r}", expected="a tensor, a number, a string or None", got=type(argument).__name__
     )
+
+
+def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, Node]:
+    """The leaf and the graph's input of a tensor; a complex one is real with an axis of two."""
+    kind = sizes.type(value)
+    if value.is_complex():
+        return Leaf(name, COMPLEX), Input(name, TensorType(kind.dtype, (*kind.shape, 2)))()
+    return Leaf(name, TENSOR), Input(name, kind)()
 
 
 def _carrier(leaf: Leaf, value: object) -> Node:
@@ -194,12 +206,10 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
     results: list[Node] = []
     names: list[str] = []
     for name, value in zip(output_names(spec, len(outputs)), outputs, strict=True):
-        if isinstance(value, Node | Dim | Number):
-            kind = TENSOR if isinstance(value, Node) else SIZE if isinstance(value, Dim) else NUMBER
-            leaves.append((kind, len(results)))
-            results.append(
-                ops.DimValue(value)() if isinstance(value, Dim) else value.node if isinstance(value, Number) else value
-            )
+        found = _result(value)
+        if found is not None:
+            leaves.append((found[0], len(results)))
+            results.append(found[1])
             names.append(name)
         elif isinstance(value, torch.Tensor):
             leaves.append((TENSOR, len(results)))
@@ -208,6 +218,20 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
         else:
             leaves.append((FIXED, value))
     return OutputAdapter(spec, tuple(leaves), tuple(names)), results
+
+
+def _result(value: object) -> tuple[str, Node] | None:
+    """(kind, graph output) of a value that is computed."""
+    match value:
+        case Node():
+            return TENSOR, value
+        case Complex():
+            return COMPLEX, real_of(value)
+        case Dim():
+            return SIZE, ops.DimValue(value)()
+        case Number():
+            return NUMBER, value.node
+    return None
 
 
 def limited(

@@ -24,6 +24,22 @@ class Number:
     node: Node
 
 
+@dataclass(frozen=True)
+class Complex:
+    """A complex tensor: two real ones of one shape. `imag` is None where every imaginary part is 0."""
+
+    real: Node
+    imag: Node | None = None
+
+    @property
+    def parts(self) -> tuple[Node, ...]:
+        return (self.real,) if self.imag is None else (self.real, self.imag)
+
+    @property
+    def imaginary(self) -> Node:
+        return expand(scalar_like(0, self.real), self.real.shape) if self.imag is None else self.imag
+
+
 Scalar = int | float | bool | Dim | Number
 Operand = Node | Scalar
 Value = Operand | None | str | torch.dtype | Sequence["Value"]

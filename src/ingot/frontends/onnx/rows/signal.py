@@ -12,52 +12,30 @@ from ingot.ir.node import Node, const
 
 
 def fourier(x: Node, axis: int, length: int, inverse: bool, onesided: bool) -> Node:
-    """The discrete Fourier transform along `axis` of [..., 1 | 2] (real | real, imaginary), by its matrix."""
-    if inverse and onesided:
-        return _real_inverse(x, axis, length)
+    """The discrete Fourier transform along `axis` of [..., 1 | 2] (real | real, imaginary)."""
+    if length < 1:
+        raise Unsupported(f"a transform of length {length}")
+    check_table(length, ops.WIDEST_STEP)
     have = x.shape[axis]
-    if isinstance(have, int) and have > length:
-        x = ops.slice_axis(x, axis, 0, length)
-    elif have != length:
+    want = length // 2 + 1 if inverse and onesided else length
+    if isinstance(have, int) and have > want:
+        x = ops.slice_axis(x, axis, 0, want)
+    elif have != want:
         rank = len(x.shape)
-        x = ops.pad(x, (0,) * rank, tuple(length - have if i == axis else 0 for i in range(rank)))
-    count = length // 2 + 1 if onesided and not inverse else length
-    check_table(length, count)
-    angle = 2 * np.pi * ((np.arange(length)[:, None] * np.arange(count)[None, :]) % length) / length
-    factor = 1.0 / length if inverse else 1.0
-    cos, sin = (const((f(angle) * factor).astype(x.dtype.numpy)) for f in (np.cos, np.sin))
-    (width,) = ints_of(x.shape[-1:], "the last axis")
-    if width not in (1, 2):
-        raise Unsupported(f"a transform of numbers of {width} parts")
-    parts = ops.split(x, [1] * width, -1)
-    lines = [_axis_last(ops.squeeze(p, (-1,)), axis) for p in parts]
-    real, imaginary = ops.MatMul()(lines[0], cos), ops.MatMul()(lines[0], sin)
-    if not inverse:
-        imaginary = ops.Neg()(imaginary)
-    if len(lines) == 2:
-        across, along = ops.MatMul()(lines[1], sin), ops.MatMul()(lines[1], cos)
-        real = ops.sub(real, across) if inverse else ops.add(real, across)
-        imaginary = ops.add(imaginary, along)
-    return ops.stack([_axis_back(v, axis) for v in (real, imaginary)], -1)
-
-
-def _real_inverse(x: Node, axis: int, length: int) -> Node:
-    """The real signal of a one-sided spectrum: the missing half is the mirrored conjugate, so it counts twice."""
-    (have,) = ints_of(x.shape[axis : axis + 1], "the spectrum's length")
-    count = length // 2 + 1
-    x = ops.slice_axis(x, axis, 0, count) if have > count else x
-    check_table(length, count)
-    rank = len(x.shape)
-    x = ops.pad(x, (0,) * rank, tuple(max(0, count - have) if i == axis else 0 for i in range(rank)))
-    weight = np.full((count, 1), 2.0 / length)
-    weight[0] = 1.0 / length
-    if length % 2 == 0:
-        weight[-1] = 1.0 / length
-    angle = 2 * np.pi * ((np.arange(count)[:, None] * np.arange(length)[None, :]) % length) / length
-    real, imaginary = (_axis_last(ops.index_axis(x, -1, i), axis) for i in (0, 1))
-    cos, sin = (const((f(angle) * weight).astype(x.dtype.numpy)) for f in (np.cos, np.sin))
-    signal = ops.sub(ops.MatMul()(real, cos), ops.MatMul()(imaginary, sin))
-    return ops.expand_dims(_axis_back(signal, axis), -1)
+        x = ops.pad(x, (0,) * rank, tuple(want - have if i == axis else 0 for i in range(rank)))
+    (count,) = ints_of(x.shape[-1:], "the last axis")
+    if count not in ((2,) if inverse and onesided else (1, 2)):
+        raise Unsupported(f"a transform of numbers of {count} parts")
+    parts = [_axis_last(ops.index_axis(x, -1, i), axis) for i in range(count)]
+    scale = 1.0 / length if inverse else 1.0
+    if inverse and onesided:
+        result = (ops.real_inverse((parts[0], parts[1]), length, scale),)
+    elif onesided and count == 1:
+        result = ops.real_fourier(parts[0], scale)
+    else:
+        result = ops.fourier(parts, inverse, scale)
+        result = tuple(ops.slice_axis(v, -1, 0, length // 2 + 1) for v in result) if onesided else result
+    return ops.stack([_axis_back(v, axis) for v in result], -1)
 
 
 def _axis_last(x: Node, axis: int) -> Node:

@@ -3,9 +3,11 @@
 from ingot.frontends.torch.aten import (
     activation,
     attention,
+    complex,
     create,
     elementwise,
     fold,
+    fourier,
     index,
     linalg,
     logic,
@@ -17,6 +19,7 @@ from ingot.frontends.torch.aten import (
 )
 from ingot.frontends.torch.table import Handler, merged
 
+# on real tensors; `complex.complex_handler` knows those on complex ones
 ATEN: dict[str, Handler] = merged(
     m.aten
     for m in (
@@ -33,5 +36,10 @@ ATEN: dict[str, Handler] = merged(
         attention,
         resize,
         recurrent,
+        complex,
+        fourier,
     )
 )
+
+# every op that has a handler
+KNOWN = frozenset(ATEN) | frozenset(complex.on_complex.rows)

@@ -1,0 +1,350 @@
+"""Complex tensors: pairs of real ones, done by the rows of real tensors where an op is linear.
+
+An op that only moves or adds elements does so to both parts; one that is linear in each of its operands (a product) is
+a sum over the choices of a part of each. What remains has a row here. `complex_handler` finds which it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.elementwise import compare, select
+from ingot.frontends.torch.aten.shape import select_index
+from ingot.frontends.torch.table import Handler, Table
+from ingot.frontends.torch.values import (
+    Complex,
+    Context,
+    Number,
+    Operand,
+    Unsupported,
+    aligned,
+    cast,
+    node_of,
+    scalar_like,
+)
+from ingot.ir.dims import Dim
+from ingot.ir.node import Node
+
+# what makes complex tensors of real ones
+aten = Table()
+# what takes complex tensors
+on_complex = Table()
+
+# op -> positions of the operands that it is linear in, all together: (a, b) -> f(a, b) with f(2a, 2b) = 2 f(a, b)
+_LINEAR: dict[str, tuple[int, ...]] = {
+    "add.Tensor": (0, 1),
+    "add.Scalar": (0, 1),
+    "sub.Tensor": (0, 1),
+    "sub.Scalar": (0, 1),
+    "rsub.Scalar": (0, 1),
+    "rsub.Tensor": (0, 1),
+    "where.self": (1, 2),
+    "where.ScalarSelf": (1, 2),
+    "where.ScalarOther": (1, 2),
+    "masked_fill.Scalar": (0, 2),
+    "masked_fill.Tensor": (0, 2),
+    "constant_pad_nd.default": (0, 2),
+    "pad.default": (0, 3),
+    "index_put.default": (0, 2),
+    "_unsafe_index_put.default": (0, 2),
+    "index_add.default": (0, 3),
+    "index_copy.default": (0, 3),
+    "scatter.src": (0, 3),
+    "scatter_add.default": (0, 3),
+    "slice_scatter.default": (0, 1),
+    "select_scatter.default": (0, 1),
+    "copy.default": (0, 1),
+}
+# linear in their first operand
+_MOVES = frozenset((
+    "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
+    "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "ravel.default",
+    "_reshape_alias.default", "clone.default", "contiguous.default", "detach.default", "alias.default",
+    "lift_fresh.default", "lift_fresh_copy.default", "resolve_conj.default", "resolve_neg.default", "dropout.default",
+    "to.dtype", "_to_copy.default", "type_as.default", "to.dtype_layout", "expand.default", "expand_as.default",
+    "permute.default", "transpose.int", "swapaxes.default", "t.default", "numpy_T.default", "mT.default", "movedim.int",
+    "movedim.intlist", "cat.default", "concat.default", "stack.default", "hstack.default", "vstack.default",
+    "split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int", "select.int", "slice.Tensor",
+    "narrow.default", "repeat.default", "tile.default", "repeat_interleave.self_int", "roll.default", "flip.default",
+    "rot90.default", "diagonal.default", "index.Tensor", "index_select.default", "gather.default",
+    "take_along_dim.default", "embedding.default", "tril.default", "triu.default", "as_strided.default",
+    "unfold.default", "zeros_like.default", "new_zeros.default", "empty_like.default", "new_empty.default",
+    "neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default", "diff.default",
+    "broadcast_to.default", "broadcast_tensors.default", "prims.convert_element_type.default", "squeeze_copy.dim",
+    "view_copy.default", "fft_fftshift.default", "fft_ifftshift.default",
+))  # fmt: skip
+
+# op -> positions of the operands that it is linear in, each for itself
+_MULTILINEAR: dict[str, tuple[int, ...]] = {
+    "mul.Tensor": (0, 1),
+    "mul.Scalar": (0, 1),
+    "mm.default": (0, 1),
+    "bmm.default": (0, 1),
+    "mv.default": (0, 1),
+    "dot.default": (0, 1),
+    "matmul.default": (0, 1),
+    "outer.default": (0, 1),
+    "kron.default": (0, 1),
+    "einsum.default": (1,),
+    "convolution.default": (0, 1),
+}
+
+
+def is_complex(value: object) -> bool:
+    """Whether a call with this argument is one on complex numbers."""
+    if isinstance(value, tuple | list):
+        return any(is_complex(v) for v in value)
+    return isinstance(value, Complex | complex)
+
+
+def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
+    """The handler of an op on complex tensors; `rows`: those on real ones. Raises Unsupported where there is none."""
+    own, short = on_complex.rows.get(name), name.removeprefix("aten.")
+    if own is not None:
+        return own
+    if (short in _LINEAR or short in _MOVES) and name in rows:
+        return _linear(rows[name], _LINEAR.get(short, (0,)))
+    if short in _MULTILINEAR and name in rows:
+        return _multilinear(rows[name], _MULTILINEAR[short])
+    raise Unsupported("on complex numbers")
+
+
+def _part(value: object, imaginary: bool) -> object:
+    """One part of an operand; 0 for the imaginary part of a real one."""
+    if isinstance(value, tuple | list):
+        return tuple(_part(v, imaginary) for v in value)
+    if isinstance(value, Complex):
+        return value.imaginary if imaginary else value.real
+    if isinstance(value, Node):
+        return filled(value.shape, 0, value.dtype) if imaginary else value
+    if isinstance(value, complex):
+        return value.imag if imaginary else value.real
+    return 0 if imaginary and isinstance(value, int | float | Dim | Number) else value
+
+
+def _is_real(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_real(v) for v in value)
+    return not isinstance(value, complex) and not (isinstance(value, Complex) and value.imag is not None)
+
+
+def _with(args: Sequence[object], places: Sequence[int], parts: Sequence[object]) -> list[object]:
+    of = dict(zip(places, parts, strict=True))
+    return [of.get(i, a) for i, a in enumerate(args)]
+
+
+def _checked(args: Sequence[object], places: Sequence[int], named: Mapping[str, object]) -> list[int]:
+    if any(is_complex(a) for i, a in enumerate(args) if i not in places) or any(map(is_complex, named.values())):
+        raise Unsupported("a complex number as this argument")
+    return [i for i in places if i < len(args)]
+
+
+def _linear(handler: Handler, places: tuple[int, ...]) -> Handler:
+    def both(c: Context, *args: object, **named: object) -> object:
+        at = _checked(args, places, named)
+        real = handler(c, *_with(args, at, [_part(args[i], False) for i in at]), **named)
+        if all(_is_real(args[i]) for i in at):
+            return _paired(real, None)
+        return _paired(real, handler(c, *_with(args, at, [_part(args[i], True) for i in at]), **named))
+
+    return both
+
+
+def _paired(real: object, imag: object) -> object:
+    if isinstance(real, tuple):
+        parts = (None,) * len(real) if imag is None else imag
+        assert isinstance(parts, tuple)
+        return tuple(_paired(r, i) for r, i in zip(real, parts, strict=True))
+    assert isinstance(real, Node) and (imag is None or isinstance(imag, Node))
+    return Complex(real, imag)
+
+
+def _multilinear(handler: Handler, places: tuple[int, ...]) -> Handler:
+    """(a + bi)(c + di) = ac + (ad + bc) i - bd: a term per choice of parts, times i for each imaginary one."""
+
+    def terms(c: Context, *args: object, **named: object) -> object:
+        at = _checked(args, places, named)
+        spread = [args[i] for i in at]
+        # einsum has its operands in a list
+        flat = [v for s in spread for v in (s if isinstance(s, tuple | list) else (s,))]
+        sums: list[Node | None] = [None, None]
+        for choice in itertools.product(*((False,) if _is_real(v) else (False, True) for v in flat)):
+            parts = iter([_part(v, imaginary) for v, imaginary in zip(flat, choice, strict=True)])
+            chosen = [tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in spread]
+            term = handler(c, *_with(args, at, chosen), **named)
+            assert isinstance(term, Node)
+            odd, negative = sum(choice) % 2, sum(choice) % 4 > 1
+            sums[odd] = _added(sums[odd], term, negative)
+        real, imag = sums
+        assert real is not None
+        return Complex(real, imag)
+
+    return terms
+
+
+def _added(total: Node | None, term: Node, negative: bool) -> Node:
+    if total is None:
+        return ops.Neg()(term) if negative else term
+    return ops.Sub()(total, term) if negative else ops.Add()(total, term)
+
+
+# --- between real and complex
+
+
+@aten("view_as_complex.default", "view_as_complex_copy.default")
+def view_as_complex(c: Context, x: Node) -> Complex:
+    return complex_of(x)
+
+
+def complex_of(x: Node) -> Complex:
+    """[..., 2] as a complex tensor."""
+    return Complex(*(select_index(x, x.type.rank - 1, i) for i in (0, 1)))
+
+
+@aten("complex.default")
+def complex_(c: Context, real: Node, imag: Node) -> Complex:
+    return Complex(*aligned((real, imag)))
+
+
+@aten("polar.default")
+def polar(c: Context, radius: Node, angle: Node) -> Complex:
+    radius, angle = aligned((radius, angle))
+    return Complex(ops.Mul()(radius, ops.Cos()(angle)), ops.Mul()(radius, ops.Sin()(angle)))
+
+
+@on_complex("view_as_real.default", "view_as_real_copy.default")
+def view_as_real(c: Context, z: Complex) -> Node:
+    return real_of(z)
+
+
+def real_of(z: Complex) -> Node:
+    """A complex tensor as [..., 2]."""
+    return ops.stack([z.real, z.imaginary], -1)
+
+
+@on_complex("real.default")
+def real(c: Context, z: Complex) -> Node:
+    return z.real
+
+
+@on_complex("imag.default")
+def imag(c: Context, z: Complex) -> Node:
+    return z.imaginary
+
+
+@on_complex("_conj.default", "conj.default", "_conj_physical.default", "conj_physical.default", "_conj_copy.default")
+def conj(c: Context, z: Complex) -> Complex:
+    return z if z.imag is None else Complex(z.real, ops.Neg()(z.imag))
+
+
+@on_complex("abs.default")
+def abs_(c: Context, z: Complex) -> Node:
+    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite."""
+    a = ops.Abs()(z.real)
+    if z.imag is None:
+        return a
+    b = ops.Abs()(z.imag)
+    large, small = ops.Max()(a, b), ops.Min()(a, b)
+    plain = compare("EQ", large, scalar_like(0, large)), compare("EQ", large, scalar_like(math.inf, large))
+    ratio = select(ops.Or()(*plain), scalar_like(0, small), ops.Div()(small, large))
+    return ops.Mul()(large, ops.Sqrt()(ops.Add()(ops.Mul()(ratio, ratio), filled(large.shape, 1, large.dtype))))
+
+
+@on_complex("angle.default")
+def angle(c: Context, z: Complex) -> Node:
+    return ops.Atan2()(z.imaginary, z.real)
+
+
+# --- functions of complex numbers
+
+
+def _pair(value: object, c: Context) -> Complex:
+    """An operand of a complex op as a complex tensor, in the dtype of its result's parts."""
+    if isinstance(value, Complex):
+        return Complex(*(cast(p, c.dtype) for p in value.parts))
+    if isinstance(value, Node | int | float):
+        return Complex(node_of(value, c.dtype))
+    if not isinstance(value, complex):
+        raise Unsupported("a number that is known only at run time beside a complex tensor")
+    return Complex(node_of(value.real, c.dtype), node_of(value.imag, c.dtype))
+
+
+@on_complex("reciprocal.default")
+def reciprocal(c: Context, z: Complex) -> Complex:
+    """conj(z) / |z|^2, by the larger part first (Smith, 1962), so that no square overflows."""
+    one = filled(z.real.shape, 1, z.real.dtype)
+    if z.imag is None:
+        return Complex(ops.Div()(one, z.real))
+    across = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
+    large, small = select(across, z.imag, z.real), select(across, z.real, z.imag)
+    ratio = ops.Div()(small, large)
+    plain = ops.Div()(one, ops.Add()(large, ops.Mul()(small, ratio)))
+    scaled = ops.Mul()(ratio, plain)
+    return Complex(select(across, scaled, plain), ops.Neg()(select(across, plain, scaled)))
+
+
+@on_complex("div.Tensor", "div.Scalar")
+def div(c: Context, a: object, b: object) -> Complex:
+    x, y = _pair(a, c), _pair(b, c)
+    return _times(x, reciprocal(c, y)) if y.imag is not None else Complex(*(_quotient(p, y.real) for p in x.parts))
+
+
+def _quotient(a: Node, b: Node) -> Node:
+    return ops.Div()(*aligned((a, b)))
+
+
+def _times(x: Complex, y: Complex) -> Complex:
+    def part(choices: Sequence[tuple[Node | None, Node | None, bool]]) -> Node | None:
+        total: Node | None = None
+        for a, b, negative in choices:
+            if a is not None and b is not None:
+                total = _added(total, ops.Mul()(*aligned((a, b))), negative)
+        return total
+
+    real = part([(x.real, y.real, False), (x.imag, y.imag, True)])
+    assert real is not None
+    return Complex(real, part([(x.real, y.imag, False), (x.imag, y.real, False)]))
+
+
+@on_complex("square.default")
+def square(c: Context, z: Complex) -> Complex:
+    return _times(z, z)
+
+
+@on_complex("pow.Tensor_Scalar")
+def power(c: Context, z: Complex, exponent: Operand) -> Complex:
+    if not isinstance(exponent, int | float) or exponent != int(exponent) or abs(exponent) > 64:
+        raise Unsupported("a power that is no small integer of complex numbers")
+    n = abs(int(exponent))
+    out = Complex(filled(z.real.shape, 1, z.real.dtype)) if n == 0 else z
+    for _ in range(n - 1):
+        out = _times(out, z)
+    return reciprocal(c, out) if exponent < 0 else out
+
+
+@on_complex("exp.default")
+def exp(c: Context, z: Complex) -> Complex:
+    radius = ops.Exp()(z.real)
+    return Complex(radius) if z.imag is None else polar(c, radius, z.imag)
+
+
+@on_complex("log.default")
+def log(c: Context, z: Complex) -> Complex:
+    return Complex(ops.Log()(abs_(c, z)), angle(c, z))
+
+
+@on_complex("full.default", "full_like.default", "new_full.default", "scalar_tensor.default", "fill.Scalar")
+def full(c: Context, *args: object, fill_value: object = None, **named: object) -> Complex:
+    value = args[-1] if fill_value is None else fill_value
+    if not isinstance(value, int | float | complex):
+        raise Unsupported("a complex tensor filled with a number that is known only at run time")
+    return Complex(*(filled(c.shape, v, c.dtype) for v in (value.real, value.imag)))
+
+
+@on_complex("ones_like.default")
+def ones_like(c: Context, z: Complex, **named: object) -> Complex:
+    return Complex(filled(c.shape, 1, c.dtype))

@@ -1,0 +1,141 @@
+"""Fourier transforms, and a signal from its short-time transforms (torch decomposes `stft` itself)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.torch.aten.complex import on_complex
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import slice_axis
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Complex, Context, Unsupported, axis_of
+from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.node import Node, const
+
+aten = Table()
+
+Along = Callable[[Complex], Complex]
+
+
+def _along(z: Complex, axis: int, transform: Along) -> Complex:
+    """`transform` along an axis, which is the last one for it."""
+
+    def moved(x: Node, source: int, target: int) -> Node:
+        order = [i for i in range(x.type.rank) if i != source]
+        order.insert(target, source)
+        return ops.transpose(x, order)
+
+    last = z.real.type.rank - 1
+    out = transform(Complex(moved(z.real, axis, last), None if z.imag is None else moved(z.imag, axis, last)))
+    return Complex(moved(out.real, last, axis), None if out.imag is None else moved(out.imag, last, axis))
+
+
+def _axes(x: Node, dim: Sequence[int]) -> list[int]:
+    return [axis_of(d, x.type.rank) for d in dim]
+
+
+def _scale(shape: Sequence[DimLike], axes: Sequence[int], normalization: int) -> float:
+    """torch's fft_norm_mode: 0 none, 1 by the root of the length, 2 by the length."""
+    length = math.prod(_length(shape[a]) for a in axes)
+    return (1.0, length**-0.5, 1.0 / length)[normalization]
+
+
+def _length(n: DimLike) -> int:
+    if not isinstance(n, int):
+        raise Unsupported("a Fourier transform of a length that is known only at run time; fix this axis")
+    return n
+
+
+def _forth(z: Complex, axes: Sequence[int], scale: float, inverse: bool) -> Complex:
+    """Transforms along `axes`, one after the other."""
+    for axis in axes:
+        _length(z.real.shape[axis])
+        z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
+        scale = 1.0
+    return z
+
+
+@aten("_fft_r2c.default")
+def fft_r2c(c: Context, x: Node, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
+    axes = _axes(x, dim)
+    scale = _scale(x.shape, axes, normalization)
+    if not onesided:
+        return _forth(Complex(x), axes, scale, False)
+    *rest, last = axes
+    half = _along(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
+    return _forth(half, rest, 1.0, False)
+
+
+@on_complex("_fft_c2c.default")
+def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+    axes = _axes(z.real, dim)
+    return _forth(z, axes, _scale(z.real.shape, axes, normalization), not forward)
+
+
+@on_complex("_fft_c2r.default")
+def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Node:
+    *rest, last = _axes(z.real, dim)
+    scale = _scale(c.shape, (*rest, last), normalization)
+    z, n = _forth(z, rest, 1.0, True), _length(c.shape[last])
+    back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
+    return back.real
+
+
+@on_complex("istft.default")
+def istft(
+    c: Context, z: Complex, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
+    window: Node | None = None, center: bool = True, normalized: bool = False, onesided: bool | None = None,
+    length: DimLike | None = None, return_complex: bool = False,
+) -> Node:  # fmt: skip
+    """Frames transformed back, summed where they overlap, over the sum of their windows' squares."""
+    if return_complex or onesided is False or not isinstance(length, int | None):
+        raise Unsupported("a complex signal, a two-sided spectrum, or a length known only at run time")
+    hop, size = hop_length or n_fft // 4, win_length or n_fft
+    weight = filled((size,), 1, z.real.dtype) if window is None else window
+    before = (n_fft - size) // 2
+    weight = ops.pad(weight, (before,), (n_fft - size - before,))
+    scale = n_fft**-0.5 if normalized else 1.0 / n_fft
+    turned = [ops.swap_axes(v, -1, -2) for v in (z.real, z.imaginary)]
+    frames = ops.real_inverse((turned[0], turned[1]), n_fft, scale)
+    count = frames.shape[-2]
+    squares = ops.broadcast_to(ops.mul(weight, weight), (count, n_fft))
+    total, envelope = (_overlapped(v, hop) for v in (ops.mul(frames, weight), squares))
+    start = n_fft // 2 if center else 0
+    end = n_fft + hop * (count - 1) - (start if length is None else 0)
+    end = end if length is None else dim_min(end, start + length)
+    parts = [slice_axis(v, v.type.rank - 1, start, end) for v in (total, envelope)]
+    signal = ops.div(parts[0], parts[1])
+    missing = 0 if length is None else length - (end - start)
+    zeros = (0,) * (signal.type.rank - 1)
+    return ops.pad(signal, (*zeros, 0), (*zeros, missing))
+
+
+def _overlapped(frames: Node, hop: int) -> Node:
+    """[..., n, size], a frame every `hop` elements, to their sum [..., n * hop + ...]: block i of each, i places on."""
+    *lead, n, size = frames.shape
+    count = -(-_length(size) // hop)
+    rank = len(lead)
+    zeros = (0,) * rank
+    blocks = ops.pad(frames, (*zeros, 0, 0), (*zeros, 0, count * hop - size))
+    blocks = ops.reshape(blocks, (*lead, n, count, hop))
+    total: Node | None = None
+    for i in range(count):
+        block = ops.index_axis(blocks, rank + 1, i)
+        moved = ops.pad(block, (*zeros, i, 0), (*zeros, count - 1 - i, 0))
+        total = moved if total is None else ops.Add()(total, moved)
+    assert total is not None
+    return ops.reshape(total, (*lead, (n + count - 1) * hop))
+
+
+@aten("fft_fftfreq.default")
+def fftfreq(c: Context, n: int, d: float = 1.0, **named: object) -> Node:
+    return const(np.fft.fftfreq(n, d).astype(c.dtype.numpy))
+
+
+@aten("fft_rfftfreq.default")
+def rfftfreq(c: Context, n: int, d: float = 1.0, **named: object) -> Node:
+    return const(np.fft.rfftfreq(n, d).astype(c.dtype.numpy))

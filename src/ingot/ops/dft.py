@@ -1,0 +1,173 @@
+"""Discrete Fourier transforms along the last axis, as matrix products: Cooley and Tukey's steps with the matrix of a
+small transform in the place of each butterfly ("An algorithm for the machine calculation of complex Fourier series",
+1965), and Bluestein's convolution (1970) for lengths that have no factors.
+
+Complex values are pairs (real, imaginary) of nodes of one shape. Inside, a pair lies in one node [..., 2, n], so that a
+complex product of length n is a real one of length 2n; a real signal is [..., 1, n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType
+from ingot.ops import build as ops
+from ingot.ops.nn.matmul import MatMul
+
+Pair = tuple[Node, Node]
+
+# the largest first factor: a table of angles has as many columns
+WIDEST_STEP = 128
+# a matrix with more rows takes more memory than the steps take time
+_WIDEST = 2048
+# what a step costs beside its products, in products per element: twiddle factors, a transposition
+_STEP = 64
+
+
+def fourier(x: Sequence[Node], inverse: bool = False, scale: float = 1.0) -> Pair:
+    """scale * sum_j x[j] exp(-+2 pi i jk / n), + where `inverse` (which has no 1/n of its own).
+
+    `x` is a pair, or the one part of a real signal.
+    """
+    return _parts(_transform(ops.stack(x, -2), _size(x[0]), inverse, scale))
+
+
+def real_fourier(x: Node, scale: float = 1.0) -> Pair:
+    """The first n // 2 + 1 results of the transform of a real signal; the others are their conjugates, mirrored."""
+    n = _size(x)
+    count = n // 2 + 1
+    if _plan(n) == n:
+        angle = _angles(n, n)[:, :count]
+        matrix = np.concatenate([np.cos(angle), -np.sin(angle)], 1) * scale
+        y = MatMul()(x, _constant(matrix, x.dtype))
+        return _parts(ops.reshape(y, (*x.shape[:-1], 2, count)))
+    y = _transform(ops.expand_dims(x, -2), n, False, scale)
+    return _parts(ops.slice_axis(y, -1, 0, count))
+
+
+def real_inverse(x: Pair, n: int, scale: float = 1.0) -> Node:
+    """The real signal of length n whose transform begins with the n // 2 + 1 values of `x`, times n * scale.
+
+    The imaginary parts of the first value, and of the last where n is even, do not count.
+    """
+    count = n // 2 + 1
+    # every value but the first and, of an even n, the last stands for its mirrored conjugate too: the real part of
+    # twice its own share is the share of both
+    weight = np.full(count, 2 * scale)
+    weight[0] = scale
+    if n % 2 == 0:
+        weight[-1] = scale
+    if _plan(n) != n:
+        low, high = (0,) * len(x[0].shape), (*(0,) * (len(x[0].shape) - 1), n - count)
+        factor = _constant(weight, x[0].dtype)
+        return fourier([ops.pad(ops.mul(v, factor), low, high) for v in x], True)[0]
+    angle = _angles(n, n)[:count]
+    matrix = np.concatenate([np.cos(angle) * weight[:, None], -np.sin(angle) * weight[:, None]], 0)
+    return MatMul()(_joined(ops.stack(x, -2)), _constant(matrix, x[0].dtype))
+
+
+def _transform(x: Node, n: int, inverse: bool, scale: float) -> Node:
+    """[..., 1 | 2, n] to [..., 2, n]."""
+    first = _plan(n)
+    if first == n:
+        matrix = _complex_matrix(n, inverse, scale)[:, : _size(x, -2) * n]
+        y = MatMul()(_joined(x), _constant(matrix.T, x.dtype))
+        return ops.reshape(y, (*x.shape[:-2], 2, n))
+    return _convolved(x, n, inverse, scale) if first == 0 else _stepped(x, n, first, inverse, scale)
+
+
+def _stepped(x: Node, n: int, a: int, inverse: bool, scale: float) -> Node:
+    """n = a b:   X[k + a l] = sum_s w^(sk) (sum_r x[b r + s] exp(2 pi i rk / a)) exp(2 pi i sl / b)."""
+    b, lead, rows = n // a, x.shape[:-2], _size(x, -2) * a
+    matrix = _complex_matrix(a, inverse, scale)[:, :rows]
+    # rows (part, k) to (k, part): the pairs lie together for the transform of length b
+    matrix = matrix.reshape(2, a, rows).transpose(1, 0, 2).reshape(2 * a, rows)
+    y = MatMul()(_constant(matrix, x.dtype), ops.reshape(x, (*lead, rows, b)))
+    y = ops.reshape(y, (*lead, a, 2, b))
+    angle = _angles(n, a)[:b].T * (1 if inverse else -1)
+    turned = _product(_parts(y), (np.cos(angle), np.sin(angle)))
+    y = _transform(ops.stack(turned, -2), b, inverse, 1.0)
+    rank = len(lead)
+    return ops.reshape(ops.transpose(y, (*range(rank), rank + 1, rank + 2, rank)), (*lead, 2, n))
+
+
+def _convolved(x: Node, n: int, inverse: bool, scale: float) -> Node:
+    """jk = (j^2 + k^2 - (k - j)^2) / 2 makes any transform a convolution, done at the next power of two."""
+    m = 1 << (2 * n - 2).bit_length()
+    sign = 1 if inverse else -1
+    turn = np.exp(1j * np.pi * sign * (np.arange(n) ** 2 % (2 * n)) / n)
+    kernel = np.zeros(m, np.complex128)
+    kernel[:n] = turn.conj()
+    kernel[m - n + 1 :] = turn[1:][::-1].conj()
+    spectrum = np.fft.fft(kernel) * (scale / m)
+    chirp, filtered = (np.real(turn), np.imag(turn)), (np.real(spectrum), np.imag(spectrum))
+    parts = [ops.index_axis(x, -2, i) for i in range(_size(x, -2))]
+    real, imaginary = _product(parts, chirp)
+    low, high = (0,) * len(real.shape), (*(0,) * (len(real.shape) - 1), m - n)
+    y = fourier((ops.pad(real, low, high), ops.pad(imaginary, low, high)))
+    y = fourier(_product(y, filtered), True)
+    y = (ops.slice_axis(y[0], -1, 0, n), ops.slice_axis(y[1], -1, 0, n))
+    return ops.stack(_product(y, chirp), -2)
+
+
+@cache
+def _plan(n: int) -> int:
+    """The first factor of a transform of length n: n itself for its matrix, 0 for a convolution."""
+    return _cheapest(n)[1]
+
+
+@cache
+def _cheapest(n: int) -> tuple[float, int]:
+    """(products per signal, first factor)."""
+    ways = [(4.0 * n * n, n)] if n <= _WIDEST else []
+    for a in range(2, min(n, WIDEST_STEP + 1)):
+        if n % a == 0 and n // a > 1:
+            ways.append((n * (4.0 * a + _STEP) + a * _cheapest(n // a)[0], a))
+    if not ways:
+        m = 1 << (2 * n - 2).bit_length()
+        ways = [(2 * _cheapest(m)[0] + _STEP * m, 0)]
+    return min(ways)
+
+
+def _angles(n: int, columns: int) -> np.ndarray:
+    """2 pi jk / n, [n, columns]; the product is reduced first, so that large n keep every digit."""
+    return 2 * np.pi * (np.outer(np.arange(n), np.arange(columns)) % n) / n
+
+
+def _complex_matrix(n: int, inverse: bool, scale: float) -> np.ndarray:
+    """[[cos, -sin], [sin, cos]] of a transform's angles: takes a column (real, imaginary) to another."""
+    angle = _angles(n, n) * (1 if inverse else -1)
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    return np.block([[cos, -sin], [sin, cos]])
+
+
+def _product(x: Sequence[Node], by: tuple[np.ndarray, np.ndarray]) -> Pair:
+    a, b = (_constant(v, x[0].dtype) for v in by)
+    if len(x) == 1:
+        return ops.mul(x[0], a), ops.mul(x[0], b)
+    return (
+        ops.sub(ops.mul(x[0], a), ops.mul(x[1], b)),
+        ops.add(ops.mul(x[0], b), ops.mul(x[1], a)),
+    )
+
+
+def _size(x: Node, axis: int = -1) -> int:
+    n = x.shape[axis]
+    assert isinstance(n, int), "a transform's length is known"
+    return n
+
+
+def _parts(x: Node) -> Pair:
+    return ops.index_axis(x, -2, 0), ops.index_axis(x, -2, 1)
+
+
+def _joined(x: Node) -> Node:
+    return ops.reshape(x, (*x.shape[:-2], _size(x, -2) * _size(x)))
+
+
+def _constant(value: np.ndarray, dtype: DType) -> Node:
+    return const(value.astype(dtype.numpy))

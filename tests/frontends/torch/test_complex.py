@@ -1,0 +1,93 @@
+"""Complex tensors, Fourier transforms, short-time transforms and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ingot.frontends.torch import export_module, import_exported
+from ingot.support.errors import UnsupportedOpError
+from tests.frontends.torch.agree import agree, close, run
+
+CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "arithmetic": lambda z, x: (z + z, z - 1, 2 - z, z * z, z * x, x * z, z * 2j, z / x, z / z, 1 / z, -z, x + 1j),
+    "promotion": lambda z, x: (z * x.int(), z + x.double(), z * True, z.to(torch.complex128), x.to(torch.complex64)),
+    "parts": lambda z, x: (z.real, z.imag, z.conj(), torch.view_as_real(z), z.abs(), z.angle(), (z * z.conj()).real),
+    "made": lambda z, x: (
+        torch.complex(x, 2 * x),
+        torch.polar(x, x),
+        torch.full_like(z, 2),
+        torch.full((2,), 1 + 2j),
+        torch.zeros(2, dtype=torch.complex64) + z[:, :2],
+    ),
+    "functions": lambda z, x: (z.exp(), z.log(), z**3, z**-2, z.square(), z.reciprocal()),
+    "moved": lambda z, x: (z.mT, z[:, 1:], z.view(-1), torch.cat([z, x], 0), z.flip(1), z[torch.tensor([1, 0])]),
+    "reduced": lambda z, x: (z.sum(), z.mean(1), z.cumsum(0)),
+    "chosen": lambda z, x: (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1), torch.where(x > 0, z, x)),
+    "products": lambda z, x: (z @ z.mT, torch.einsum("ij,kj->ik", z, z), torch.mv(z, z[0])),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arithmetic(name: str) -> None:
+    agree(CASES[name], torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4))
+
+
+def test_magnitude_neither_overflows_nor_loses_infinity() -> None:
+    inf = torch.inf
+    parts = torch.tensor([[3e30, 4e30], [1e-30, 1e-30], [0.0, 0.0], [inf, 1.0], [-inf, inf], [-0.0, -2.0]])
+    agree(lambda x: (torch.view_as_complex(x).abs(), torch.view_as_complex(x[:2]).reciprocal()), parts)
+
+
+FOURIER: dict[str, Callable[[Tensor], Any]] = {
+    "real": lambda x: (torch.fft.rfft(x), torch.fft.rfft(x, 7, 0, "ortho"), torch.fft.irfft(torch.fft.rfft(x), 12)),
+    "complex": lambda x: (torch.fft.fft(x), torch.fft.ifft(x, norm="forward"), torch.fft.ifft(torch.fft.fft(x, dim=0))),
+    "many axes": lambda x: (torch.fft.fft2(x), torch.fft.rfft2(x), torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape)),
+    "hermitian": lambda x: (torch.fft.hfft(torch.fft.ihfft(x), 12), torch.fft.fftshift(torch.fft.fft(x))),
+    "padded": lambda x: torch.fft.irfft(torch.fft.rfft(x, n=24) * torch.fft.rfft(x.flip(-1), n=24), n=24)[..., :12],
+}
+
+
+@pytest.mark.parametrize("name", FOURIER)
+def test_fourier(name: str) -> None:
+    agree(FOURIER[name], torch.randn(5, 12))
+
+
+def test_short_time_transform_and_back() -> None:
+    window = torch.hann_window(20)
+
+    def denoised(x: Tensor) -> tuple[Tensor, ...]:
+        z = torch.stft(x, 20, 5, window=window, return_complex=True)
+        odd = torch.stft(x, 24, 7, 20, window=window, return_complex=True, normalized=True)
+        return (
+            z.abs(),
+            torch.istft(z * z.abs().sigmoid(), 20, 5, window=window, length=x.shape[-1]),
+            torch.istft(odd, 24, 7, 20, window=window, normalized=True),
+        )
+
+    agree(denoised, torch.randn(2, 103))
+
+
+def test_length_of_the_batch_is_dynamic() -> None:
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(9, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=16)
+
+    net = Filter().eval()
+    model = import_exported(export_module(net, (torch.randn(2, 16),), dynamic={"x": {0: "batch"}}))
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        close(run(model, x), net(x))
+
+
+def test_refusals_name_the_op() -> None:
+    with pytest.raises(UnsupportedOpError, match=r"aten.sinh.*on complex numbers"):
+        agree(lambda z: z.sinh(), torch.randn(3, dtype=torch.complex64))
