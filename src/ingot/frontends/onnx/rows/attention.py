@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce as fold_left
 
 import numpy as np
@@ -198,23 +199,30 @@ def multi_head_attention(c: Call) -> Result:
 
 @onnx_op("Attention", domain=MS)
 def attention_ms(c: Call) -> Result:
-    """x [B, S, I] W [I, 3*H*D] + b, then self-attention; a 2-d mask keeps keys."""
-    x, heads = c.x(0), c.int("num_heads")
-    if c.has(4) or c.has(5):
-        raise Unsupported("a past or an additive mask")
-    if c.has_attr("qkv_hidden_sizes"):
-        sizes: tuple[DimLike, ...] = c.int_list("qkv_hidden_sizes")
-    else:
-        third = c.shape(1)[1] // 3
-        sizes = (third, third, third)
-    packed = ops.MatMul()(x, c.x(1))
+    """x [B, S, I] W [I, 3*H*D] + b, then self-attention."""
+    if c.has(5):
+        raise Unsupported("an additive mask")
+    packed = ops.MatMul()(c.x(0), c.x(1))
     if c.has(2):
         packed = ops.add(packed, c.x(2))
+    sizes = c.int_list("qkv_hidden_sizes") if c.has_attr("qkv_hidden_sizes") else None
+    return self_attention(c, packed, sizes, c.opt(3), c.opt(4))
+
+
+def self_attention(
+    c: Call, packed: Node, sizes: Sequence[DimLike] | None, mask: Node | None, past: Node | None
+) -> Result:
+    """q, k and v side by side, thirds unless of `sizes`; past and present [2, B, H, S, D]; a 2-d mask keeps keys."""
+    heads = c.int("num_heads")
+    if sizes is None:
+        sizes = (packed.shape[-1] // 3,) * 3
     q, k, v = (split_heads(t, heads) for t in ops.split(packed, sizes, -1))
-    mask: Node | None = None
-    if c.has(3):
-        if c.rank(3) != 2 or (isinstance(c.shape(3)[1], Dim) and c.shape(3)[1] != x.shape[1]):
-            raise Unsupported(f"a mask of shape {list(c.shape(3))} (expected [batch, keys])")
-        mask = ops.expand_dims(ops.compare("NE", c.x(3), ops.scalar(0, c.type(3).dtype)), (1, 2))
-    y = scaled_attention(c, q, k, v, mask, "lower_right" if c.flag("unidirectional") else "none")
-    return merge_heads(y)
+    if past is not None:
+        k, v = (ops.concat([ops.index_axis(past, 0, i), t], 2) for i, t in enumerate((k, v)))
+    keep: Node | None = None
+    if mask is not None:
+        if len(mask.shape) != 2 or (isinstance(mask.shape[1], Dim) and mask.shape[1] != k.shape[2]):
+            raise Unsupported(f"a mask of shape {list(mask.shape)} (expected [batch, keys])")
+        keep = ops.expand_dims(ops.compare("NE", mask, ops.scalar(0, mask.dtype)), (1, 2))
+    y = merge_heads(scaled_attention(c, q, k, v, keep, "lower_right" if c.flag("unidirectional") else "none"))
+    return [y, ops.stack([k, v], 0)] if c.wants(1) else y

@@ -1,8 +1,6 @@
-"""Quantized ops in plain integer and float arithmetic."""
+"""Quantized ops in plain integer and float arithmetic. Those of com.microsoft: quant_contrib.py."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
@@ -11,7 +9,7 @@ from ingot.frontends.onnx.rows.elementwise import convert
 from ingot.frontends.onnx.rows.nn import convolution
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node
 from ingot.ir.types import DType
 
 _RANGE = {T.u8: (0, 255), T.i8: (-128, 127), T.u16: (0, 65535), T.i16: (-32768, 32767), T.u4: (0, 15), T.i4: (-8, 7)}
@@ -80,91 +78,86 @@ def dequantize_linear(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(c: Call) -> Result:
-    x = c.x()
+    return list(dynamically_quantized(c.x()))
+
+
+def dynamically_quantized(x: Node) -> tuple[Node, Node, Node]:
+    """(u8 levels, their scale, their zero) of all of x's range and 0."""
     low = ops.minimum(ops.reduce_min(x), 0.0)
     high = ops.maximum(ops.reduce_max(x), 0.0)
-    scale = ops.div(ops.sub(high, low), 255.0)
-    # all zeros: any scale does
-    safe = ops.where(ops.compare("EQ", scale, 0.0), ops.scalar(1.0, T.f32), scale)
-    zero = saturated(ops.sub(0.0, ops.div(low, safe)), None, T.u8, True)
-    y = saturated(x, zero, T.u8, True, safe)
-    return [y, scale, zero]
+    least = ops.div(ops.sub(high, low), 255.0)
+    # all zeros: any scale does, ONNX Runtime's is 1
+    scale = ops.where(ops.compare("EQ", least, 0.0), ops.scalar(1.0, T.f32), least)
+    zero = saturated(ops.sub(0.0, ops.div(low, scale)), None, T.u8, True)
+    y = saturated(x, zero, T.u8, True, scale)
+    return y, scale, zero
 
 
-def _centred(x: Node, zero: Node | None) -> Node:
+def centred(x: Node, zero: Node | None) -> Node:
+    """x - zero in i32."""
     return ops.Dequantize()(x, ops.scalar(0, x.dtype) if zero is None else zero)
 
 
-def _rows(p: Node | None) -> Node | None:
+def _rows(p: Node) -> Node:
     """A zero point or scale per row of a matrix."""
-    return p if p is None or len(p.shape) != 1 or p.shape[0] == 1 else ops.expand_dims(p, 1)
+    return p if len(p.shape) != 1 or p.shape[0] == 1 else ops.expand_dims(p, 1)
 
 
 @onnx_op("MatMulInteger", since=10)
 def matmul_integer(c: Call) -> Result:
-    return ops.MatMul()(_centred(c.x(0), _rows(c.opt(2))), _centred(c.x(1), c.opt(3)))
+    return ops.MatMul()(centred(c.x(0), _rows(c.x(2)) if c.has(2) else None), centred(c.x(1), c.opt(3)))
+
+
+def scales_product(a: Node, b: Node) -> Node:
+    return ops.mul(ops.cast(a, T.f32), ops.cast(b, T.f32))
+
+
+def requantized(sums: Node, scale: Node, y_scale: Node, y_zero: Node) -> Node:
+    """Sums of products, each unit of which stands for `scale`, at the levels of a result."""
+    ratio = ops.div(scale, ops.cast(y_scale, T.f32))
+    return saturated(ops.mul(ops.cast(sums, T.f32), ratio), y_zero, y_zero.dtype, True)
 
 
 @onnx_op("QLinearMatMul", since=10)
 def qlinear_matmul(c: Call) -> Result:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    whole = ops.MatMul()(_centred(a, _rows(a_zero)), _centred(b, b_zero))
-    scale = ops.div(ops.mul(ops.cast(_rows(a_scale) or a_scale, T.f32), ops.cast(b_scale, T.f32)),
-                    ops.cast(y_scale, T.f32))
-    return saturated(ops.mul(ops.cast(whole, T.f32), scale), y_zero, y_zero.dtype, True)
+    sums = ops.MatMul()(centred(a, _rows(a_zero)), centred(b, b_zero))
+    return requantized(sums, scales_product(_rows(a_scale), b_scale), y_scale, y_zero)
 
 
-def _per_output(p: Node | None, rank: int) -> Node | None:
+def _per_output(p: Node, rank: int) -> Node:
     """A filter's zero point or scale: one, or one per output channel."""
-    return p if p is None or p.type.size == 1 else ops.reshape(p, (-1, *(1,) * (rank - 1)))
+    return ops.reshape(p, () if p.type.size == 1 else (-1, *(1,) * (rank - 1)))
 
 
-def _scalar(p: Node | None) -> Node | None:
-    return p if p is None else ops.reshape(p, ())
+def _convolved(c: Call, x: Node, x_zero: Node | None, w: Node, w_zero: Node | None) -> Node:
+    """Sums in i32; one zero point for all of x."""
+    whole = None if x_zero is None else ops.reshape(x_zero, ())
+    return convolution(c, centred(x, whole), centred(w, None if w_zero is None else _per_output(w_zero, len(w.shape))))
 
 
 @onnx_op("ConvInteger", since=10)
 def conv_integer(c: Call) -> Result:
-    x, w = c.x(0), c.x(1)
-    zero = _per_output(c.opt(3), len(w.shape))
-    zero = _scalar(zero) if zero is not None and zero.type.size == 1 else zero
-    return convolution(c, _centred(x, _scalar(c.opt(2))), _centred(w, zero))
+    return _convolved(c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
 @onnx_op("QLinearConv", since=10)
+@onnx_op("QLinearConv", domain="com.microsoft")
 def qlinear_conv(c: Call) -> Result:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    rank = len(x.shape)
-    w_zero_ = _scalar(w_zero) if w_zero.type.size == 1 else _per_output(w_zero, rank)
-    whole = convolution(c, _centred(x, _scalar(x_zero)), _centred(w, w_zero_))
+    last, rank = c.flag("channels_last"), len(x.shape)
+    sums = _convolved(c, channels_second(x) if last else x, x_zero, w, w_zero)
     if c.has(8):
-        whole = ops.add(whole, channel_vector(c.x(8), rank))
+        sums = ops.add(sums, channel_vector(c.x(8), rank))
     per_channel = ops.reshape(w_scale, ()) if w_scale.type.size == 1 else channel_vector(w_scale, rank)
-    scale = ops.div(ops.mul(ops.reshape(x_scale, ()), per_channel), ops.reshape(y_scale, ()))
-    return saturated(ops.mul(ops.cast(whole, T.f32), scale), ops.reshape(y_zero, ()), y_zero.dtype, True)
+    scale = scales_product(ops.reshape(x_scale, ()), per_channel)
+    y = requantized(sums, scale, ops.reshape(y_scale, ()), ops.reshape(y_zero, ()))
+    return channels_last(y) if last else y
 
 
-@onnx_op("MatMulNBits", domain="com.microsoft")
-def matmul_nbits(c: Call) -> Result:
-    """x [.., K] times a constant 4- or 8-bit matrix [N, K], stored in blocks along K with a scale each."""
-    bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
-    if bits not in (4, 8) or c.has(4):
-        raise Unsupported(f"{bits}-bit blocks" if bits not in (4, 8) else "a permutation of the rows")
-    blocks = -(-k // block)
-    packed = c.array(1).reshape(n, blocks, -1)
-    levels = np.stack([packed & 15, packed >> 4], -1).reshape(n, blocks, -1) if bits == 4 else packed
-    scales = c.array(2).reshape(n, blocks, 1).astype(np.float32)
-    zeros = np.full((n, blocks, 1), 1 << (bits - 1), np.float32)
-    if c.has(3):
-        given = c.array(3)
-        if given.dtype == np.uint8 and bits == 4:
-            pairs = given.reshape(n, -1)
-            zeros = np.stack([pairs & 15, pairs >> 4], -1).reshape(n, -1)[:, :blocks, None].astype(np.float32)
-        else:
-            zeros = given.reshape(n, blocks, 1).astype(np.float32)
-    weight = ((levels[..., :block].astype(np.float32) - zeros) * scales).reshape(n, -1)[:, :k]
-    x = c.x(0)
-    w = ops.cast(const(np.ascontiguousarray(weight)), x.dtype)
-    y = ops.linear(x, w)
-    return ops.add(y, c.x(5)) if c.has(5) else y
+def channels_second(x: Node) -> Node:
+    return ops.transpose(x, (0, len(x.shape) - 1, *range(1, len(x.shape) - 1)))
 
+
+def channels_last(x: Node) -> Node:
+    return ops.transpose(x, (0, *range(2, len(x.shape)), 1))

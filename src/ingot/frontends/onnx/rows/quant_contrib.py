@@ -1,0 +1,140 @@
+"""Quantized ops of com.microsoft, as onnxruntime.quantization writes them: on what the levels stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, Value, find_row, onnx_op, register
+from ingot.frontends.onnx.rows.attention import self_attention
+from ingot.frontends.onnx.rows.quant import (
+    centred,
+    channels_last,
+    channels_second,
+    dynamically_quantized,
+    requantized,
+    saturated,
+    scales_product,
+)
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
+
+MS = "com.microsoft"
+
+# computed by the row of a plain op, as of opset 13
+_PLAIN = {
+    "QLinearAdd": "Add",
+    "QLinearAveragePool": "AveragePool",
+    "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearLeakyRelu": "LeakyRelu",
+    "QLinearMul": "Mul",
+    "QLinearReduceMean": "ReduceMean",
+    "QLinearSigmoid": "Sigmoid",
+    "QLinearSoftmax": "Softmax",
+}
+
+
+def _stands_for(c: Call, i: int) -> Node:
+    """The levels at input `i`, by the scale and the zero point behind them."""
+    x = c.x(i)
+    zero = ops.reshape(c.x(i + 2), ()) if c.has(i + 2) else ops.scalar(0, x.dtype)
+    return ops.Dequantize()(x, zero, ops.reshape(c.x(i + 1), ()))
+
+
+def _levels(c: Call, y: Node, i: int, dtype: T.DType) -> Node:
+    """`y` at the levels of the scale and the zero point at inputs `i` and `i` + 1."""
+    zero = ops.reshape(c.x(i + 1), ()) if c.has(i + 1) else None
+    return saturated(y, zero, dtype, True, ops.reshape(c.x(i), ()))
+
+
+def _plain(c: Call, name: str) -> Result:
+    """x, scale, zero for each operand, then a scale and a zero for the result."""
+    row = find_row("", name, c.int("opset", 13))
+    assert row is not None
+    count = (len(c) - 1) // 3
+    given = [_stands_for(c, 3 * i) for i in range(count)]
+    last = c.flag("channels_last")
+    y = row(replace(c, inputs=tuple(Value(channels_second(x) if last else x) for x in given)))
+    assert isinstance(y, Node)
+    return _levels(c, channels_last(y) if last else y, 3 * count, c.type().dtype)
+
+
+for _name, _op in _PLAIN.items():
+    register(_name, lambda c, op=_op: _plain(c, op), domain=MS)
+
+
+@onnx_op("QLinearConcat", domain=MS)
+def qlinear_concat(c: Call) -> Result:
+    parts = [_stands_for(c, i) for i in range(2, len(c), 3)]
+    return _levels(c, ops.concat(parts, c.int("axis")), 0, c.type(2).dtype)
+
+
+@onnx_op("QLinearWhere", domain=MS)
+def qlinear_where(c: Call) -> Result:
+    return _levels(c, ops.where(c.x(0), _stands_for(c, 1), _stands_for(c, 4)), 7, c.type(1).dtype)
+
+
+@onnx_op("QGemm", domain=MS)
+def qgemm(c: Call) -> Result:
+    """A bias in i32, at the scale of the products; the sums' value where no result's levels are given."""
+    a, a_scale, a_zero, b, b_scale, b_zero = (c.x(i) for i in range(6))
+    across = c.flag("transB")
+    column = () if b_zero.type.size == 1 else (-1, 1) if across else (-1,)
+    sides = (0 if c.flag("transA") else 1,), (1 if across else 0,)
+    sums = ops.DotGeneral(contract=sides)(centred(a, ops.reshape(a_zero, ())), centred(b, ops.reshape(b_zero, column)))
+    if c.has(6):
+        sums = ops.add(sums, c.x(6))
+    scale = ops.mul(scales_product(a_scale, b_scale), c.float("alpha", 1.0))
+    return requantized(sums, scale, c.x(7), c.x(8)) if c.has(7) else ops.mul(ops.cast(sums, T.f32), scale)
+
+
+def _product(a: Node, a_zero: Node | None, b: Node, b_zero: Node | None, scale: Node, bias: Node | None) -> Node:
+    """In floats."""
+    y = ops.mul(ops.cast(ops.MatMul()(centred(a, a_zero), centred(b, b_zero)), scale.dtype), scale)
+    return y if bias is None else ops.add(y, bias)
+
+
+@onnx_op("MatMulIntegerToFloat", domain=MS)
+def matmul_integer_to_float(c: Call) -> Result:
+    return _product(c.x(0), c.opt(4), c.x(1), c.opt(5), ops.mul(c.x(2), c.x(3)), c.opt(6))
+
+
+@onnx_op("DynamicQuantizeMatMul", domain=MS)
+def dynamic_quantize_matmul(c: Call) -> Result:
+    a, scale, zero = dynamically_quantized(c.x(0))
+    return _product(a, zero, c.x(1), c.opt(3), ops.mul(scale, c.x(2)), c.opt(4))
+
+
+@onnx_op("QAttention", domain=MS)
+def qattention(c: Call) -> Result:
+    packed = _product(c.x(0), c.opt(6), c.x(1), c.opt(7), ops.mul(c.x(3), c.x(4)), c.x(2))
+    return self_attention(c, packed, None, c.opt(5), c.opt(8))
+
+
+@onnx_op("MatMulNBits", domain=MS)
+def matmul_nbits(c: Call) -> Result:
+    """x [.., K] times a constant 4- or 8-bit matrix [N, K], stored in blocks along K with a scale each."""
+    bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
+    if bits not in (4, 8) or c.has(4):
+        raise Unsupported(f"{bits}-bit blocks" if bits not in (4, 8) else "a permutation of the rows")
+    blocks = -(-k // block)
+    packed = c.array(1).reshape(n, blocks, -1)
+    levels = np.stack([packed & 15, packed >> 4], -1).reshape(n, blocks, -1) if bits == 4 else packed
+    scales = c.array(2).reshape(n, blocks, 1).astype(np.float32)
+    zeros = np.full((n, blocks, 1), 1 << (bits - 1), np.float32)
+    if c.has(3):
+        given = c.array(3)
+        if given.dtype == np.uint8 and bits == 4:
+            pairs = given.reshape(n, -1)
+            zeros = np.stack([pairs & 15, pairs >> 4], -1).reshape(n, -1)[:, :blocks, None].astype(np.float32)
+        else:
+            zeros = given.reshape(n, blocks, 1).astype(np.float32)
+    weight = ((levels[..., :block].astype(np.float32) - zeros) * scales).reshape(n, -1)[:, :k]
+    x = c.x(0)
+    w = ops.cast(const(np.ascontiguousarray(weight)), x.dtype)
+    y = ops.linear(x, w)
+    return ops.add(y, c.x(5)) if c.has(5) else y
+
