@@ -51,6 +51,14 @@ def test_causal_and_masks(sizes: tuple[int, ...], machine) -> None:
     check(op_graph(Attention("lower_right", 0.2), full), full, machine=machine)
 
 
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+def test_one_query_without_its_axes(machine) -> None:
+    """The places of a vector of queries are one place then."""
+    xs = operands(1, 1, 1, 1, 1, 2, 2)
+    whole = op_graph(Attention("lower_right", 0.2), xs)
+    check(Graph(whole.inputs, (Reshape((1, 2))(*whole.outputs),)), xs, machine=machine)
+
+
 @pytest.mark.parametrize(("op", "xs"), list(Attention.samples()), ids=str)
 def test_samples(op: Attention, xs: tuple[np.ndarray, ...]) -> None:
     check(op_graph(op, xs), xs, rtol=1e-3 if xs[0].dtype == np.float16 else 4e-6)

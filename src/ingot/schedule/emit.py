@@ -81,10 +81,11 @@ def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int) -> 
 def store_at(
     block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None, *, stream: bool = False
 ) -> None:
-    """Write lanes of `value` at a flat index: consecutive elements or a scatter."""
-    step = ix.lane_step(flat)
-    at = ix.first_lane(flat) if step == 1 or flat.lanes == 1 else flat
-    block.store(buffer, at, k.splat(value, flat.lanes), mask, stream=stream)
+    """Write lanes of `value` at a flat index: consecutive elements or a scatter. Of lanes with one place between them
+    the mask keeps one."""
+    lanes = max(flat.lanes, value.lanes)
+    at = ix.first_lane(flat) if lanes == 1 or ix.lane_step(flat) == 1 else k.splat(flat, lanes)
+    block.store(buffer, at, k.splat(value, lanes), mask, stream=stream)
 
 
 def both(a: Expr | None, b: Expr) -> Expr:
