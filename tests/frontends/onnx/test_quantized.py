@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ingot.ir.interp import interpret
 ort = pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(0)
 Array = np.ndarray
+Given = list[np.ndarray | np.generic | None]
 
 
 def levels(*shape: int, dtype: type = np.uint8) -> Array:
@@ -31,15 +33,15 @@ def f32(value: float) -> Array:
 
 def run(
     op: str,
-    given: Sequence[Array | None],
-    attributes: Mapping[str, object],
+    given: Given,
+    attributes: Mapping[str, Any],
     results: int = 1,
     domain: str = "",
     opset: int = 21,
-) -> tuple[list[Array], list[Array]]:
+) -> tuple[Sequence[Array], Sequence[Array]]:
     """Ingot's results and ONNX Runtime's, of a node whose first operand is an input and whose others are constants."""
     names = ["" if a is None else f"x{i}" for i, a in enumerate(given)]
-    inputs = {n: a for n, a in zip(names, given, strict=True) if a is not None}
+    inputs = {n: np.asarray(a) for n, a in zip(names, given, strict=True) if a is not None}
     outputs = [f"y{i}" for i in range(results)]
     first = inputs.pop("x0")
     graph = helper.make_graph(
@@ -69,7 +71,7 @@ IMAGE, SIGNED = levels(2, 5, 7, 6), levels(2, 5, 7, 6, dtype=np.int8)
 PER_COLUMN = (levels(9, 4, dtype=np.int8), scaled(4), np.full(4, 3, np.int8))
 ROWS = levels(3, 9)
 
-CASES: dict[str, tuple[str, list[Array | None], dict[str, object]]] = {
+CASES: dict[str, tuple[str, Given, dict[str, Any]]] = {
     "add": ("QLinearAdd", [IMAGE, *U8, levels(5, 1, 1), f32(0.3011), np.uint8(0), f32(0.1007), np.uint8(9)], {}),
     "add_signed": ("QLinearAdd", [SIGNED, *I8, levels(6, dtype=np.int8), *I8, f32(0.1007), np.int8(9)], {}),
     "mul": ("QLinearMul", [IMAGE, *U8, levels(5, 1, 1), f32(0.3011), np.uint8(255), f32(1), np.uint8(128)], {}),
@@ -112,8 +114,8 @@ def test_levels(name: str) -> None:
 
 def test_concat_and_where() -> None:
     """Parts of different scales; the condition comes first."""
-    parts = [levels(2, 3, 4), *U8, levels(2, 2, 4), f32(0.1007), np.uint8(0)]
-    model_inputs = [f32(0.07), np.uint8(40), *parts]
+    parts: Given = [levels(2, 3, 4), *U8, levels(2, 2, 4), f32(0.1007), np.uint8(0)]
+    model_inputs: Given = [f32(0.07), np.uint8(40), *parts]
     got, want = run("QLinearConcat", model_inputs, {"axis": 1}, domain="com.microsoft")
     same_levels(got[0], want[0])
     condition = levels(2, 3, 4) < 99
@@ -128,7 +130,7 @@ def test_concat_and_where() -> None:
 
 PACKED = scaled(24), f32(0.01), f32(0.01)
 MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
-FLOATS: dict[str, tuple[str, list[Array | None], dict[str, object], int]] = {
+FLOATS: dict[str, tuple[str, Given, dict[str, Any], int]] = {
     "gemm": ("QGemm", [ROWS, *U8, *PER_COLUMN], {}, 1),
     "integer_to_float": (
         "MatMulIntegerToFloat",
