@@ -32,14 +32,14 @@ def read_task(folder: Path) -> tuple[Task, list[np.ndarray]]:
     return Task(meta["name"], Path(meta["onnx"]), inputs, meta["symbols"], meta["threads"]), outputs
 
 
-def prepare(folder: Path, name: str, batch: int, length: int, threads: int) -> Answer:
-    """Write the task of model `name` at this shape, exporting it if the cache lacks it."""
+def prepare(folder: Path, name: str, batch: int, length: int, threads: int, quantized: str) -> Answer:
+    """Write the task of model `name` at this shape, exporting it if the cache lacks it. quantized: a style, or ""."""
     torch = importlib.import_module("torch")
     export = importlib.import_module("benchmarks.export")
     zoo = importlib.import_module("benchmarks.zoo")
     torch.set_num_threads(threads)
     model = zoo.get(name)
-    path = model.to_onnx()
+    path = importlib.import_module("benchmarks.quantize").quantized(model, quantized) if quantized else model.to_onnx()
     inputs = model.inputs(batch, length)
     outputs = export.reference(model, inputs)
     symbols = {
@@ -122,8 +122,8 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         if sys.argv[1] == "--prepare":
-            folder, name, batch, length, threads = sys.argv[2:7]
-            answers.write(json.dumps(prepare(Path(folder), name, int(batch), int(length), int(threads))) + "\n")
+            folder, name, batch, length, threads, quantized = sys.argv[2:8]
+            answers.write(json.dumps(prepare(Path(folder), name, int(batch), int(length), int(threads), quantized)) + "\n")
             answers.flush()
         else:
             artifact = Path(sys.argv[3]) if len(sys.argv) > 3 else None

@@ -48,6 +48,7 @@ class Settings:
     seconds: float
     deploy: bool
     limit: float
+    quantized: str
 
 
 class PeerFailed(RuntimeError):
@@ -179,8 +180,8 @@ def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: 
 
 def prepare(name: str, settings: Settings, folder: Path) -> dict:
     """Write the task of model `name` into `folder`; returns its gflop, batch and length. Raises PeerFailed."""
-    arguments = ("--prepare", str(folder), name, str(settings.batch), str(settings.length), str(settings.threads))
-    with Process(arguments, settings, folder) as process:
+    sizes = (str(settings.batch), str(settings.length), str(settings.threads))
+    with Process(("--prepare", str(folder), name, *sizes, settings.quantized), settings, folder) as process:
         return process.answer()
 
 
@@ -227,6 +228,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a burst")
     parser.add_argument("--no-deploy", action="store_true", help="skip saving and loading artifacts")
     parser.add_argument("--limit", type=float, default=900, help="seconds that one step of one peer may take")
+    parser.add_argument("--quantized", choices=("static", "dynamic"), default="", metavar="STYLE",
+                        help="models in 8 bits, static or dynamic (benchmarks/quantize.py)")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args(arguments)
 
@@ -237,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     present = tuple(peer for peer in options.peers if versions[peer])
     settings = Settings(
         present, options.batch, options.seq, options.threads, options.rounds, options.seconds,
-        not options.no_deploy, options.limit,
+        not options.no_deploy, options.limit, options.quantized,
     )  # fmt: skip
     unknown = [name for name in options.models if name not in zoo.names()]
     if unknown:

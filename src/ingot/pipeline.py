@@ -41,6 +41,7 @@ from ingot.passes.nest_concats import nest_concats
 from ingot.passes.precision import lower_precision
 from ingot.passes.quantized import lower_quantized
 from ingot.passes.reshaped_reductions import reduce_unreshaped
+from ingot.passes.share_kernels import share_kernels
 from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
@@ -102,6 +103,7 @@ def cpu_passes(
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", fuse),
+        ("share_kernels", share_kernels),
         ("bodies", bodies),
     )
 

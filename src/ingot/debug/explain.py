@@ -178,13 +178,18 @@ def reasons(build: Build) -> dict[Node, str]:
     told: dict[Node, str] = {}
     with likely_sizes(likely(build.graph)):  # as the pipeline does: fusion asks for them
         fuse(before, told)
-    # storage may have put copies between groups, which changes nodes: their bodies and places stay
-    by_body = {(node.op, node.loc): text for node, text in told.items()}
+    # shared kernels and storage's copies between groups change nodes: what they compute and their places stay
+    by_place = {_place(node): text for node, text in told.items()}
     copied = "a copy: its operand has a place in memory already, or a reader needs other strides"
     return {
-        launch.node: told.get(launch.node) or by_body.get((launch.node.op, launch.node.loc), copied)
-        for launch in build.launches
+        launch.node: told.get(launch.node) or by_place.get(_place(launch.node), copied) for launch in build.launches
     }
+
+
+def _place(node: Node) -> tuple[object, ...]:
+    assert isinstance(node.op, Group)
+    ops = [n.op.name for n in node.op.body.nodes() if not isinstance(n.op, Input | Const | Project)]
+    return (node.loc, node.types, *ops)
 
 
 def group_flops(body: Graph) -> DimLike:

@@ -117,7 +117,7 @@ from ingot.ops.core.elementwise import (
     Tanh,
 )
 from ingot.ops.core.indexing import Gather, Scatter, Sort
-from ingot.ops.core.quantize import QUANTIZED, Quantize
+from ingot.ops.core.quantize import QUANTIZED, Quantize, multiplies
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow
 from ingot.ops.core.shape import (
     BroadcastInDim,

@@ -41,7 +41,7 @@ def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
             return _in_integers(new) or new
         return new
 
-    if not any(isinstance(n.op, ops.Dequantize) for n in graph.nodes()):
+    if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
         return graph
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
@@ -84,6 +84,10 @@ def _is_positive(scale: Node) -> bool:
 
 
 def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
+    if isinstance(n.op, ops.Quantize):
+        scale = splat_of(inputs[1])
+        exact = n.dtype.bits == 8 and scale is not None and ops.multiplies(float(scale))
+        return replace(n.op, divides=not exact)(*inputs, loc=n.loc)
     if not isinstance(n.op, ops.Dequantize):
         return n.with_inputs(inputs)
     if all(isinstance(i.op, Const) for i in inputs):

@@ -30,11 +30,13 @@ def _ends(dtype: DType) -> tuple[int, int]:
 class Quantize(Elementwise):
     """round(x / scale) + zero, half to even, cut to the range of zero's type: u8, i8, u16 or i16; NaN: its least.
 
-    x, scale: f32, the quotient rounded to f32 (ONNX's QuantizeLinear, StableHLO's uniform_quantize).
+    x, scale: f32, the quotient rounded to f32 (ONNX's QuantizeLinear, StableHLO's uniform_quantize). divides: False
+    says of a known scale that multiplying by its reciprocal gives the same levels (`multiplies`).
     """
 
     name: ClassVar[str] = "quantize"
     arity: ClassVar[int] = 3
+    divides: bool = True
 
     def result(self, *inputs: TensorType) -> DType:
         x, scale, zero = (t.dtype for t in inputs)
@@ -50,19 +52,17 @@ class Quantize(Elementwise):
         return np.clip(np.where(np.isnan(y), low, y), low, high).astype(zero.dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
-        x, scale, zero = xs
-        lanes = x.lanes
-        low, high = (k.binary("sub", k.lit(float(end), f32, lanes), k.cast(zero, f32)) for end in _ends(zero.dtype))
-        known = _literal(scale)
-        if known is not None and zero.dtype.bits == 8 and multiplies(known):
+        x, scale, zero = xs[0], *map(_unspread, xs[1:])
+        low, high = (k.binary("sub", k.lit(float(end), f32), k.cast(zero, f32)) for end in _ends(zero.dtype))
+        if self.divides:
+            y = _cut(k.binary("div", x, scale), low, high)
+        else:
             # beyond the ends' own quotients all is cut, and these are exact: what is cut need not be divided
             low, high = (k.binary("mul", end, scale) for end in (low, high))
-            y = _quotient(_cut(x, low, high), known)
-        else:
-            y = _cut(k.binary("div", x, scale), low, high)
-        rounded = k.binary("add", y, k.lit(float(_ROUNDER), f32, lanes))
-        level = k.binary("sub", k.bitcast(rounded, i32), k.lit(int(_ROUNDER.view(np.int32)), i32, lanes))
-        return k.cast(k.binary("add", level, k.cast(zero, i32)), zero.dtype)
+            y = _quotient(_cut(x, low, high), scale)
+        rounded = k.binary("add", y, k.lit(float(_ROUNDER), f32))
+        moved = k.binary("sub", k.cast(zero, i32), k.lit(int(_ROUNDER.view(np.int32)), i32))
+        return k.cast(k.binary("add", k.bitcast(rounded, i32), moved), zero.dtype)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -73,6 +73,7 @@ class Quantize(Elementwise):
             zeros = np.full(x.shape, zero, dtype.numpy)
             yield cls(), (x, np.full(x.shape, 0.037, np.float32), zeros)
             yield cls(), (x, rng.random(x.shape).astype(np.float32) * 0.1, zeros)
+        yield cls(divides=False), (x, np.full(x.shape, 0.037, np.float32), np.full(x.shape, 131, np.uint8))
         halves = (np.arange(-600, 600, dtype=np.float32) / 2 * np.float32(0.25)).reshape(3, 400)
         yield cls(), (halves, np.full(halves.shape, 0.25, np.float32), np.full(halves.shape, 3, np.int8))
 
@@ -82,24 +83,21 @@ def _cut(x: Expr, low: Expr, high: Expr) -> Expr:
     return k.binary("minnum", k.binary("maxnum", x, low), high)
 
 
-def _literal(e: Expr) -> float | None:
-    while isinstance(e, k.Splat):
-        e = e.a
-    return float(e.value) if isinstance(e, k.Lit) else None
+def _unspread(e: Expr) -> Expr:
+    """The one value of all lanes, where it is known to be one."""
+    return k.lit(e.value, e.dtype) if isinstance(e, k.Lit) else e.a if isinstance(e, k.Splat) else e
 
 
-def _quotient(x: Expr, scale: float) -> Expr:
+def _quotient(x: Expr, scale: Expr) -> Expr:
     """x / scale by the reciprocal and one correction; a division takes as long as ten of these."""
-    reciprocal = k.lit(float(np.float32(1) / np.float32(scale)), f32, x.lanes)
+    reciprocal = k.binary("div", k.lit(1.0, f32), scale)
     y = k.binary("mul", x, reciprocal)
-    if scale == 1:
-        return y
-    return k.fma(k.fma(y, k.lit(-scale, f32, x.lanes), x), reciprocal, y)
+    return k.fma(k.fma(y, k.unary("neg", scale), x), reciprocal, y)
 
 
 @lru_cache(maxsize=1024)
 def multiplies(scale: float) -> bool:
-    """Whether `_quotient` rounds to the same levels of 8 bits as a division for every x: it is off by less than an ulp,
+    """Whether `_quotient` leads to the same levels of 8 bits as a division for every x: it is off by less than an ulp,
     so only x next to where levels meet can differ, and these are tried."""
     s = np.float32(scale)
     if not 2.0**-60 < s < 2.0**60:
@@ -118,4 +116,4 @@ def multiplies(scale: float) -> bool:
     return bool((np.rint(corrected) == np.rint(x / s)).all())
 
 
-__all__ = ["QUANTIZED", "Quantize"]
+__all__ = ["QUANTIZED", "Quantize", "multiplies"]

@@ -1,0 +1,59 @@
+"""Models of the zoo in 8 bits, as ONNX Runtime's quantizer makes them: what its users deploy.
+
+static: activations in u8, calibrated on two seeded inputs, weights in i8 with a scale for each output channel, as
+QuantizeLinear and DequantizeLinear around each op. dynamic: matmuls alone, activations by their range in each call.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from onnxruntime.quantization import (  # pyright: ignore[reportMissingImports]
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+from onnxruntime.quantization.shape_inference import quant_pre_process  # pyright: ignore[reportMissingImports]
+
+from benchmarks import zoo
+
+STYLES = ("static", "dynamic")
+
+
+class _Seeded(CalibrationDataReader):
+    """The model's example inputs, twice with other numbers."""
+
+    def __init__(self, model: zoo.Model) -> None:
+        given = {n: np.asarray(t) for n, t in zip(model.input_names, model.inputs(1), strict=True)}
+        turned = {n: np.flip(x, -1).copy() if x.dtype.kind == "f" else x for n, x in given.items()}
+        self.left = iter((given, turned))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
+        return next(self.left, None)
+
+
+def quantized(model: zoo.Model, style: str) -> Path:
+    """The cached ONNX file of `model` in this style, made if it is missing."""
+    target = zoo.cache_folder() / f"{model.name}.{style}.onnx"
+    if target.exists():
+        return target
+    logging.getLogger().setLevel(logging.ERROR)  # advice on each model
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "plain.onnx"
+        quant_pre_process(model.to_onnx(), plain, skip_symbolic_shape=True)
+        if style == "dynamic":
+            quantize_dynamic(plain, target, weight_type=QuantType.QInt8)
+        else:
+            quantize_static(
+                plain, target, _Seeded(model), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8, per_channel=True,
+            )  # fmt: skip
+    return target
+
+
+__all__ = ["STYLES", "quantized"]

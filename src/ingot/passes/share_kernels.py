@@ -1,0 +1,71 @@
+"""One kernel for groups that differ in scalar constants alone: the constants become operands.
+
+    group(x) {x * 0.5 + x}      =>      group(x, 0.5) {x * p + x}
+    group(y) {y * 0.2 + y}              group(y, 0.2) {y * p + y}
+
+The layers of a quantized network are the same but for their scales, each of which would be compiled into a kernel of
+its own. Only constants that plain arithmetic reads: none that another value would allow a better kernel for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Input, Node, Op, rebuilt
+from ingot.ops.group import Group
+
+_PLAIN = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Quantize)
+
+
+def share_kernels(graph: Graph) -> Graph:
+    """Make operands of the scalar constants in which otherwise equal groups differ (see module)."""
+    groups = dict.fromkeys(n.op for n in graph.nodes() if isinstance(n.op, Group))
+    scalars = {group: _scalars(group.body) for group in groups}
+    alike: dict[Group, list[Group]] = {}
+    for group in groups:
+        if scalars[group]:
+            alike.setdefault(_without(group, scalars[group]), []).append(group)
+    images: dict[Op, tuple[Group, list[Node]]] = {}
+    for same in alike.values():
+        values = zip(*(scalars[group] for group in same), strict=True)
+        apart = [i for i, of_each in enumerate(values) if any(c.op != of_each[0].op for c in of_each)]
+        for group in same if apart else ():
+            found = [scalars[group][i] for i in apart]
+            images[group] = _without(group, found), found
+    if not images:
+        return graph
+
+    def shared(n: Node, inputs: Sequence[Node]) -> Node:
+        if n.op not in images:
+            return n.with_inputs(inputs)
+        group, constants = images[n.op]
+        return group(*inputs, *(c.op(loc=c.loc) for c in constants), loc=n.loc)
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=shared))
+
+
+def _scalars(body: Graph) -> list[Node]:
+    """Floats and levels of one element that only plain arithmetic reads, directly or spread."""
+    users = body.uses()
+
+    def plain(n: Node) -> bool:
+        read = users.get(n, ())
+        return bool(read) and n not in body.outputs and all(
+            plain(u) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read
+        )
+
+    constants = (n for n in body.nodes() if isinstance(n.op, Const) and n.type.size == 1)
+    return [n for n in constants if (n.dtype.is_float or n.dtype.bits == 8) and plain(n)]
+
+
+def _without(group: Group, constants: Sequence[Node]) -> Group:
+    """The group with more operands, in the place of these constants."""
+    body, first = group.body, len(group.body.inputs)
+    taken: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
+    inputs = (*body.inputs, *taken.values())
+    return replace(group, body=Graph(inputs, rebuilt(body.outputs, dict(taken)), body.bounds))
+
+
+__all__ = ["share_kernels"]
