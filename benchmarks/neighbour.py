@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +34,8 @@ from rich.table import Table  # noqa: E402
 from benchmarks import zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peer_report import PeerRun  # noqa: E402
-from benchmarks.peers import REST, Process, Settings, prepare, start_peers  # noqa: E402
+from benchmarks.peers import Settings, prepare, start_peers  # noqa: E402
+from ingot.debug.turns import Worker, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino"]
 SETTLE = 0.03  # seconds for the kernel to spread the threads after the neighbour has come
@@ -52,8 +53,8 @@ class Row:
 
     model: str
     peer: str
-    alone_s: list[float] = field(default_factory=list)
-    beside_s: list[float] = field(default_factory=list)
+    alone_s: list[float]
+    beside_s: list[float]
 
     def slowdowns(self) -> tuple[float, float, float]:
         """(median, mean, 90th percentile) beside the neighbour over the same alone."""
@@ -89,28 +90,29 @@ class Neighbour:
 
 
 def measure(name: str, settings: Settings) -> list[Row]:
-    """The rows of one model. Raises PeerFailed."""
+    """The rows of one model. Raises WorkerFailed."""
     folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
     try:
         prepare(name, settings, folder)
         with ExitStack() as stack:
             workers = start_peers(stack, settings, folder, {peer: PeerRun() for peer in settings.peers})
             neighbour = stack.enter_context(Neighbour())
-            rows = {peer: Row(name, peer) for peer in workers}
-            for turn in range(settings.rounds):
-                order = list(workers)
-                shift = turn % max(1, len(order))
-                for peer in order[shift:] + order[:shift]:
-                    rows[peer].alone_s += burst(workers[peer], settings)
-                    with neighbour.awake():
-                        rows[peer].beside_s += burst(workers[peer], settings)
-                    time.sleep(REST)
-        return list(rows.values())
+
+            def both(worker: Worker) -> tuple[list[float], list[float]]:
+                alone = burst(worker, settings)
+                with neighbour.awake():
+                    return alone, burst(worker, settings)
+
+            turns = in_turns(workers, settings.rounds, both)
+        return [
+            Row(name, peer, [t for alone, _ in found for t in alone], [t for _, beside in found for t in beside])
+            for peer, found in turns.items()
+        ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def burst(worker: Process, settings: Settings) -> list[float]:
+def burst(worker: Worker, settings: Settings) -> list[float]:
     return worker.ask(do="burst", seconds=settings.seconds)["times_s"]
 
 

@@ -13,12 +13,8 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -31,9 +27,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # run as a script: the package an
 from benchmarks import measure, peer_report, zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peer_report import ModelRun, PeerRun  # noqa: E402
+from ingot.debug.turns import Worker, WorkerFailed, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino", "inductor", "eager"]
-REST = 0.03  # seconds between bursts: lets the last peer's spinning threads go to sleep
 
 
 @dataclass(frozen=True)
@@ -51,104 +47,28 @@ class Settings:
     quantized: str
 
 
-class PeerFailed(RuntimeError):
-    """A worker said why it failed, or ended."""
+def start(arguments: Sequence[str], settings: Settings, folder: Path) -> Worker:
+    environment = {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = folder / f"{arguments[0].strip('-')}.log"
+    return Worker(
+        "benchmarks.peer_worker", arguments, threads=settings.threads, log=log, environment=environment,
+        limit=settings.limit,
+    )  # fmt: skip
 
 
-class Process:
-    """A worker process and its pipes."""
-
-    def __init__(self, arguments: Sequence[str], settings: Settings, folder: Path) -> None:
-        count = str(settings.threads)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
-            "OMP_NUM_THREADS": count,
-            "MKL_NUM_THREADS": count,
-            "OPENBLAS_NUM_THREADS": count,
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-            "HF_HUB_OFFLINE": "1",
-        }
-        self.limit = settings.limit
-        self.log = folder / f"{arguments[0].strip('-')}.log"
-        with self.log.open("a") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.peer_worker", *arguments],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment,
-            )  # fmt: skip
-
-    def answer(self) -> dict:
-        """The worker's next answer; PeerFailed if it failed or ended."""
-        assert self.process.stdout is not None
-        alarm = threading.Timer(self.limit, self.process.kill)
-        alarm.start()
-        try:
-            line = self.process.stdout.readline()
-        finally:
-            alarm.cancel()
-        if not line:
-            tail = " ".join(self.log.read_text(errors="replace").split())[-300:]
-            late = f" (it may take {self.limit:.0f} s: --limit)" if self.process.wait() == -signal.SIGKILL else ""
-            raise PeerFailed(f"worker ended with status {self.process.returncode}{late}: {tail}")
-        value = json.loads(line)
-        if "failed" in value:
-            raise PeerFailed(value["failed"])
-        return value
-
-    def ask(self, **command: str | float) -> dict:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(command) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return self.answer()  # raises with the worker's own words
-        return self.answer()
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def __enter__(self) -> "Process":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-Medians = dict[str, list[float]]
-
-
-def bursts(workers: dict[str, Process], runs: dict[str, PeerRun], rounds: int, seconds: float) -> Medians:
-    """Medians of each round's burst per peer, in seconds; a peer that fails on the way is dropped and says so."""
-    medians: Medians = {peer: [] for peer in workers}
-    for turn in range(rounds):
-        order = list(workers)
-        shift = turn % max(1, len(order))
-        for peer in order[shift:] + order[:shift]:
-            try:
-                medians[peer].append(workers[peer].ask(do="burst", seconds=seconds)["median_s"])
-            except PeerFailed as failure:
-                runs[peer].failure = str(failure)
-                del workers[peer], medians[peer]
-            time.sleep(REST)
-    return medians
-
-
-def start_peers(stack: ExitStack, settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> dict[str, Process]:
+def start_peers(stack: ExitStack, settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> dict[str, Worker]:
     """Compile every peer, one after the other; those that fail are noted in `runs`."""
-    workers: dict[str, Process] = {}
+    workers: dict[str, Worker] = {}
     for peer in settings.peers:
-        process = Process((peer, str(folder)), settings, folder)
+        process = start((peer, str(folder)), settings, folder)
         stack.enter_context(process)
         try:
             started = process.answer()
-        except PeerFailed as failure:
+        except WorkerFailed as failure:
             runs[peer].failure = str(failure)
             continue
         runs[peer].compile_s = started["compile_s"]
@@ -159,7 +79,7 @@ def start_peers(stack: ExitStack, settings: Settings, folder: Path, runs: dict[s
     return workers
 
 
-def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> None:
+def deploy(workers: dict[str, Worker], settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> None:
     """Save each peer's artifact and start it in a fresh process: size, time to ready, memory."""
     for peer, process in workers.items():
         run = runs[peer]
@@ -169,9 +89,9 @@ def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: 
                 continue
             run.artifact_bytes = written["bytes"]
             arguments = (peer, str(folder), written["artifact"])
-            with Process(arguments, settings, folder) as fresh:
+            with start(arguments, settings, folder) as fresh:
                 started = fresh.answer()
-        except PeerFailed as failure:
+        except WorkerFailed as failure:
             run.deploy_failure = str(failure)
             continue
         run.load_s = started["compile_s"] + started["first_call_s"]
@@ -179,9 +99,9 @@ def deploy(workers: dict[str, Process], settings: Settings, folder: Path, runs: 
 
 
 def prepare(name: str, settings: Settings, folder: Path) -> dict:
-    """Write the task of model `name` into `folder`; returns its gflop, batch and length. Raises PeerFailed."""
+    """Write the task of model `name` into `folder`; returns its gflop, batch and length. Raises WorkerFailed."""
     sizes = (str(settings.batch), str(settings.length), str(settings.threads))
-    with Process(("--prepare", str(folder), name, *sizes, settings.quantized), settings, folder) as process:
+    with start(("--prepare", str(folder), name, *sizes, settings.quantized), settings, folder) as process:
         return process.answer()
 
 
@@ -194,7 +114,14 @@ def run_model(name: str, settings: Settings) -> ModelRun:
         with ExitStack() as stack:
             workers = start_peers(stack, settings, folder, runs)
             load = measure.OtherLoad([process.process.pid for process in workers.values()])
-            for peer, medians in bursts(workers, runs, settings.rounds, settings.seconds).items():
+
+            def failed(peer: str, failure: WorkerFailed) -> None:
+                runs[peer].failure = str(failure)
+
+            def burst(worker: Worker) -> float:
+                return worker.ask(do="burst", seconds=settings.seconds)["median_s"]
+
+            for peer, medians in in_turns(workers, settings.rounds, burst, failed).items():
                 runs[peer].bursts_s = medians
             result.other_cores = load.cores()
             for peer, process in workers.items():
@@ -252,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
             report.models.append(run_model(name, settings))
-        except PeerFailed as failure:
+        except WorkerFailed as failure:
             print(f"{name}: preparing failed: {failure}", file=sys.stderr)
             report.failures[name] = str(failure)
         if options.json:

@@ -11,11 +11,7 @@ magnitude.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,64 +21,29 @@ import numpy as np
 
 from benchmarks import zoo
 from benchmarks.measure import deviation
+from ingot.debug.bench import start
+from ingot.debug.turns import Worker, in_turns
 
 ENGINES = [(engine, precision) for engine in ("ingot", "openvino") for precision in ("float32", "bfloat16", "float16")]
 ENGINES.remove(("openvino", "float16"))
-
-
-class Process:
-    """An engine with a model (see ingot.debug.engines)."""
-
-    def __init__(self, engine: str, precision: str, model: Path, feeds: Path, threads: int) -> None:
-        self.folder = feeds.parent
-        arguments = [engine, str(model), str(feeds), str(threads), precision]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ingot.debug.engines", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
-        self.results = self.folder / f"{engine}.npz"
-
-    def answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        value = json.loads(self.process.stdout.readline())
-        if "failed" in value:
-            raise RuntimeError(value["failed"])
-        return value
-
-    def burst(self, seconds: float) -> float:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
-        self.process.stdin.flush()
-        return self.answer()["seconds"]
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def measure(name: str, threads: int, rounds: int, seconds: float) -> None:
     model = zoo.get(name)
     path = model.to_onnx()
     feeds = {n: np.asarray(t) for n, t in zip(model.input_names, model.inputs(1), strict=True)}
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in ENGINES}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        running: dict[tuple[str, str], Process] = {}
+        running: dict[tuple[str, str], Worker] = {}
         for engine, precision in ENGINES:
             own = Path(folder) / f"{engine}-{precision}"
             own.mkdir()
             np.savez(own / "feeds.npz", **feeds)  # type: ignore[arg-type]
-            process = Process(engine, precision, path, own / "feeds.npz", threads)
+            process = start(engine, path, own / "feeds.npz", threads, precision)
             stack.callback(process.close)
             process.answer()
             running[engine, precision] = process
-        for turn in range(rounds):
-            order = list(ENGINES)
-            shift = turn % len(order)
-            for key in order[shift:] + order[:shift]:
-                times[key].append(running[key].burst(seconds))
-        outputs = {key: _outputs(p.results) for key, p in running.items()}
+        times = in_turns(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]))
+        outputs = {key: _outputs(p.log.with_suffix(".npz")) for key, p in running.items()}
     base = outputs["ingot", "float32"]
     for key in ENGINES:
         own = times[key]

@@ -6,13 +6,9 @@ A figure is the median of an engine's bursts, a ratio the median over rounds of 
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,10 +20,9 @@ import ingot
 from ingot.debug.agree import agree, worst
 from ingot.debug.engines import ENGINES
 from ingot.debug.feeds import Feeds
+from ingot.debug.turns import Worker, WorkerFailed, in_turns
 from ingot.support import progress
 from ingot.support.errors import InputError
-
-_REST = 0.03  # seconds between bursts: lets the last engine's spinning threads go to sleep
 
 
 @dataclass(frozen=True)
@@ -47,54 +42,15 @@ class Result:
     failed: str = ""
 
 
-class _Failed(Exception):
-    pass
-
-
-class _Process:
-    def __init__(self, engine: str, model: Path, feeds: Path, threads: int, precision: str) -> None:
-        count = str(threads)
-        limits = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count}
-        source = str(Path(ingot.__file__).parent.parent)
-        path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-        self.log = feeds.with_name(f"{engine}.log")
-        with self.log.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ingot.debug.engines", engine, str(model), str(feeds), count, precision],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env={**os.environ, **limits, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
-            )  # fmt: skip
-
-    def answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            status = self.process.wait()
-            tail = " ".join(self.log.read_text(errors="replace").split())[-300:]
-            raise _Failed(f"its process ended with status {status}: {tail}")
-        value = json.loads(line)
-        if "failed" in value:
-            raise _Failed(str(value["failed"]))
-        return value
-
-    def burst(self, seconds: float) -> float:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError as error:
-            raise _Failed("its process ended") from error
-        return self.answer()["seconds"]
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+def start(engine: str, model: Path, feeds: Path, threads: int, precision: str) -> Worker:
+    """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.debug.engines`."""
+    source = str(Path(ingot.__file__).parent.parent)
+    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+    return Worker(
+        "ingot.debug.engines", (engine, str(model), str(feeds), str(threads), precision),
+        threads=threads, log=feeds.with_name(f"{engine}.log"),
+        environment={"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
+    )  # fmt: skip
 
 
 def bench(
@@ -118,15 +74,15 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
         inputs = Path(folder) / "feeds.npz"
         np.savez(inputs, **{f"{k}": v for k, v in feeds.items()})  # type: ignore[arg-type]
-        running: dict[str, _Process] = {}
+        running: dict[str, Worker] = {}
         results = {name: Result(name) for name in names}
         for name in names:
             progress.report(f"start {name}")
-            process = _Process(name, model.resolve(), inputs, threads, precision)
+            process = start(name, model.resolve(), inputs, threads, precision)
             stack.callback(process.close)
             try:
                 started = process.answer()
-            except _Failed as failure:
+            except WorkerFailed as failure:
                 results[name] = Result(name, failed=str(failure))
                 continue
             running[name] = process
@@ -134,26 +90,12 @@ def bench(
             results[name] = Result(
                 name, compile_seconds=started["compile_s"], first_seconds=started["first_s"], error=error
             )
-        times = _bursts(running, results, rounds, seconds)
+
+        def failed(name: str, failure: WorkerFailed) -> None:
+            results[name] = Result(name, failed=str(failure))
+
+        times = in_turns(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]), failed)
         return [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
-
-
-def _bursts(
-    running: dict[str, _Process], results: dict[str, Result], rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in running}
-    for turn in range(rounds):
-        progress.report("measure", turn, rounds)
-        order = list(running)
-        shift = turn % max(1, len(order))
-        for name in order[shift:] + order[:shift]:
-            try:
-                times[name].append(running[name].burst(seconds))
-            except _Failed as failure:
-                results[name] = Result(name, failed=str(failure))
-                del running[name], times[name]
-            time.sleep(_REST)
-    return times
 
 
 def _summary(result: Result, times: list[float], own: list[float]) -> Result:
