@@ -232,6 +232,8 @@ def test_refusals() -> None:
         export_module(nn.ReLU().eval(), (x, x), dynamic=True)
     with pytest.raises(InputError, match="argument names"):
         export_module(nn.ReLU().eval(), (x,), {"y": {0: "n"}})
+    with pytest.raises(InputError, match="names by axis"):
+        export_module(nn.ReLU().eval(), (x,), ("n",))
     with pytest.raises(InputError, match="rank 1"):
         export_module(nn.ReLU().eval(), (x,), {"input": {1: "n"}})
 
@@ -242,6 +244,25 @@ def test_recurrent_lengths_stay_dynamic(kind: type[nn.RNNBase]) -> None:
     model = import_exported(export_module(net, (torch.randn(3, 6, 4),), {"input": {0: "batch", 1: "length"}}))
     for shape in ((1, 1, 4), (2, 9, 4)):
         x = torch.randn(shape)
+        with torch.no_grad():
+            close(run(model, x), net(x))
+
+
+def test_recurrent_lengths_stay_dynamic_where_the_program_is_decomposed() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.cell = nn.GRU(4, 5, batch_first=True), nn.GRUCell(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            states, _ = self.layer(x)
+            mask = torch.ones(x.shape[1], x.shape[1]).tril(x.shape[1] - 3)
+            return (mask @ states).sum(1) + self.cell(states[:, -1])
+
+    net = Encoder().eval()
+    model = import_exported(export_module(net, (torch.randn(3, 6, 4),), {"x": {0: "batch", 1: "length"}}))
+    for length in (3, 11):
+        x = torch.randn(2, length, 4)
         with torch.no_grad():
             close(run(model, x), net(x))
 

@@ -227,13 +227,49 @@ def test_as_strided_over_the_same_elements() -> None:
         return y.as_strided((n, c, 1, 1), (c, 1, c, c)), y.as_strided((1, c, n), (n, 1, c))
 
     agree(renamed, torch.randn(2, 3, 4, 5))
-    with pytest.raises(UnsupportedOpError, match="by strides"):
-        import_exported(export_module(Windows().eval(), (torch.randn(8),)))
 
 
-class Windows(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.as_strided((3, 4), (2, 1))
+def test_as_strided_over_any_elements() -> None:
+    def windows(x: Tensor) -> tuple[Tensor, ...]:
+        rows = x.as_strided((2, 5, 4, 8), (96, 16, 8, 1))
+        return rows, x.as_strided((3, 5), (1, 7), 4), x.as_strided((), (), 5), x.as_strided((3, 0), (1, 7), 4)
+
+    agree(windows, torch.randn(2, 12, 8))
+    with pytest.raises(UnsupportedOpError, match="contiguous"):
+        agree(lambda x: x.mT.as_strided((3, 4), (2, 1)), torch.randn(8, 3))
+
+
+def test_places_among_boundaries() -> None:
+    def places(b: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        rows, values = b.expand(3, 5).contiguous(), x.expand(3, 5)
+        found = torch.searchsorted(b, x), torch.searchsorted(b, 0.5), torch.bucketize(x, b), torch.bucketize(0.3, b)
+        order = torch.arange(4, -1, -1).expand(3, 5)
+        return *found, torch.searchsorted(b, b, right=True), torch.searchsorted(b, b, side="left", out_int32=True), (
+            torch.searchsorted(rows, values[:, :4]), torch.searchsorted(rows.flip(-1), values, sorter=order)
+        )  # fmt: skip
+
+    agree(places, torch.rand(5).sort().values, torch.rand(5))
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_scattered_reductions(include: bool) -> None:
+    def reduced(x: Tensor, i: Tensor, s: Tensor) -> list[Tensor]:
+        at, kinds = i[:, None].expand_as(s), ("sum", "prod", "mean", "amax", "amin")
+        whole = [x.scatter_reduce(0, at, s, kind, include_self=include) for kind in kinds]
+        return whole + [x.index_reduce(0, i, s, kind, include_self=include) for kind in kinds[1:]]
+
+    agree(reduced, torch.randn(4, 4), torch.tensor([0, 2, 2, 0, 2, 1]), torch.randn(6, 4))
+
+
+def test_fake_quantization() -> None:
+    def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+        scales, zeros = torch.tensor([0.05, 0.1, 0.02]), torch.tensor([0, 3, -2], dtype=torch.int32)
+        by_channel = torch.fake_quantize_per_channel_affine(x, scales, zeros, 1, -128, 127)
+        return torch.fake_quantize_per_tensor_affine(x, 0.05, 2, 0, 255), by_channel
+
+    agree(quantized, 4 * torch.randn(5, 3))
+    ties = torch.arange(-9, 9).reshape(-1, 1) / 2
+    agree(lambda x: torch.fake_quantize_per_tensor_affine(x, 1.0, 3, -4, 6), ties)
 
 
 class Random(nn.Module):

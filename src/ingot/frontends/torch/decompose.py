@@ -122,6 +122,21 @@ def _erfinv(y: Tensor) -> Tensor:
     return root.to(y.dtype if y.is_floating_point() else torch.get_default_dtype())
 
 
+def _fake_quantized(
+    x: Tensor, scale: Tensor | float, zero: Tensor | float, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """(x rounded to the grid of `scale`, where the grid holds it)."""
+    step = torch.round(x * (1 / scale)) + zero
+    return (step.clamp(low, high) - zero) * scale, (step >= low) & (step <= high)
+
+
+def _fake_quantized_by_channel(
+    x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    shape = [-1 if i == axis else 1 for i in range(x.dim())]
+    return _fake_quantized(x, scale.view(shape), zero.view(shape), low, high)
+
+
 _aten = torch.ops.aten
 # what torch runs as one op and has no decomposition for
 OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -129,4 +144,6 @@ OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,
     _aten.erfinv.default: _erfinv,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
 }

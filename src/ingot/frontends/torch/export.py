@@ -256,6 +256,8 @@ def _axes(given: Any, value: Any, names: dict[str, Any], where: str) -> Any:
     if given is True or given == "auto":
         return _everywhere(value)
     if isinstance(value, torch.Tensor):
+        if isinstance(given, str):
+            raise InputError(f"dynamic[{where!r}]", expected="names by axis, {0: 'batch'}", got=repr(given))
         if not isinstance(given, Mapping):
             given = dict(enumerate(given))
         rank = value.dim()

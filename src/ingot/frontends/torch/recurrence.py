@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
@@ -48,6 +49,9 @@ def _install() -> None:
     for op, rule in _RULES:
         for key in _KEYS:
             op.py_kernels[key] = _first(rule, op.py_kernels[key])
+        # asked first for tensors of symbolic sizes, when a program is decomposed
+        if op in decomposition_table:
+            decomposition_table[op] = _first(rule, decomposition_table[op])
         op._dispatch_cache.clear()
 
 

@@ -110,19 +110,19 @@ def eye(c: Context, *args: object, **named: object) -> Node:
 
 
 @aten("tril.default")
-def tril(c: Context, x: Node, diagonal: int = 0) -> Node:
+def tril(c: Context, x: Node, diagonal: DimLike = 0) -> Node:
     return _triangle(x, diagonal, upper=False)
 
 
 @aten("triu.default")
-def triu(c: Context, x: Node, diagonal: int = 0) -> Node:
+def triu(c: Context, x: Node, diagonal: DimLike = 0) -> Node:
     return _triangle(x, diagonal, upper=True)
 
 
-def _triangle(x: Node, diagonal: int, *, upper: bool) -> Node:
+def _triangle(x: Node, diagonal: DimLike, *, upper: bool) -> Node:
     plane = x.shape[-2:]
     row, column = index_along(plane, 0), index_along(plane, 1)
-    edge = ops.Add()(row, filled(plane, diagonal, i64)) if diagonal else row
+    edge = ops.Add()(row, filled(plane, diagonal, i64)) if diagonal != 0 else row
     kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
     return ops.Select()(kept, x, expand(scalar_like(0, x), x.shape))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.elementwise import select
+from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -124,9 +124,40 @@ def scatter_add(c: Context, x: Node, dim: int, index: Node, src: Node) -> Node:
 def scatter_reduce(
     c: Context, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
-    if reduce == "mean" or not include_self:
-        raise Unsupported(f"reduce={reduce!r}, include_self={include_self}")
-    return _scatter(x, dim, index, src, _REDUCTIONS[reduce])
+    if not index.type.rank:
+        index, src = reshape(index, (1,)), reshape(src, (src.type.size,))
+    source = _cropped(src, index.shape, None)
+    return _reduced(lambda base, v, kind: _scatter(base, dim, index, v, kind), x, source, reduce, include_self)
+
+
+@aten("index_reduce.default")
+def index_reduce(
+    c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
+) -> Node:
+    return _reduced(lambda base, v, kind: _write_rows(base, dim, index, v, kind), x, source, reduce, include_self)
+
+
+Write = Callable[[Node, Node, str], Node]
+
+
+def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: bool) -> Node:
+    """`source` reduced into the elements of `x` that `write` chooses. Without `include_self` these start from nothing;
+    a mean is of the sources and, with it, of the element."""
+    mean = reduce == "mean"
+    if mean and not x.dtype.is_float:
+        raise Unsupported("a mean of integers")
+    kind = "add" if mean else _REDUCTIONS[reduce]
+    if include_self and not mean:
+        return write(x, source, kind)
+    count = write(filled(x.shape, 0, x.dtype), filled(source.shape, 1, x.dtype), "add")
+    if not include_self:
+        name = {"add": "sum", "mul": "prod"}.get(kind, kind)
+        x = select(compare("GT", count, scalar_like(0, x)), scalar_like(ops.identity_of(name, x.dtype), x), x)
+    out = write(x, source, kind)
+    if not mean:
+        return out
+    parts = ops.Add()(count, filled(x.shape, 1, x.dtype)) if include_self else ops.maximum(count, 1)
+    return ops.Div()(out, parts)
 
 
 def _front(x: Node, axis: int) -> Node:

@@ -11,11 +11,11 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
     Operand,
-    Unsupported,
     aligned,
     cast,
     float_type,
     i64,
+    promoted,
     result_type,
     scalar_like,
 )
@@ -144,27 +144,27 @@ def isclose(c: Context, a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8
     return ops.Or()(same, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
 
 
-@aten("bucketize.Tensor", "searchsorted.Tensor")
+@aten("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(
-    c: Context,
-    x: Node,
-    boundaries: Node,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Node | None = None,
-) -> Node:
+    c: Context, x: Operand, boundaries: Node, *, out_int32: bool = False, right: bool = False
+) -> Node:  # fmt: skip
+    return _places(c, boundaries, x, right)
+
+
+@aten("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(
+    c: Context, boundaries: Node, x: Operand, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Node | None = None,
+) -> Node:  # fmt: skip
     if sorter is not None:
-        raise Unsupported("a sorter")
-    # searchsorted takes (boundaries, x); only 1-d boundaries are counted this way
-    if c.shape != x.shape:
-        x, boundaries = boundaries, x
-    if boundaries.type.rank != 1:
-        raise Unsupported("boundaries of more than one dimension")
-    values, edges = ops.expand_dims(x, -1), boundaries
-    dtype = result_type((x, boundaries))
-    after = right or side == "right"
-    below = compare("LE" if after else "LT", cast(edges, dtype), cast(values, dtype))
-    count = ops.Reduce("sum", (x.type.rank,))(cast(below, i64))
-    return cast(count, c.dtype)
+        boundaries = ops.GatherElements(boundaries.type.rank - 1)(boundaries, sorter)
+    return _places(c, boundaries, x, right or side == "right")
+
+
+def _places(c: Context, boundaries: Node, x: Operand, after: bool) -> Node:
+    """How many of a row of `boundaries`, one row or a row per row of `x`, lie below each value (or are it: `after`)."""
+    edges, values = promoted((boundaries, x), result_type((boundaries, x)))
+    if boundaries.type.rank > 1:
+        edges = ops.expand_dims(edges, -2)
+    below = compare("LE" if after else "LT", edges, ops.expand_dims(values, -1))
+    return cast(ops.Reduce("sum", (below.type.rank - 1,))(cast(below, i64)), c.dtype)

@@ -23,7 +23,7 @@ from ingot.frontends.torch.values import (
     node_of,
     promoted,
 )
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, product
 from ingot.ir.node import Node
 
 aten = Table()
@@ -524,14 +524,34 @@ def as_strided(
     stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
 ) -> Node:
-    """Where it renames, permutes or drops dimensions of `x`: torch writes so that a mean's result is channels last."""
+    """`x`'s memory under other strides, where `x` fills it: a gather of rows, or only another order of dimensions
+    (torch writes so that a mean's result is channels last)."""
     layout = c.layout()
-    if layout is None or (storage_offset is not None and storage_offset != layout.offset):
-        raise Unsupported("it reads memory that is not its operand's; use views and slices")
+    if layout is None:
+        raise Unsupported("of a tensor whose place in memory is not known; use views and slices")
+    start = 0 if storage_offset is None else storage_offset - layout.offset
     held = [(n, s) for n, s in zip(x.shape, layout.strides, strict=True) if n != 1]
     kept = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
-    if len(set(held)) != len(held) or sorted(map(str, held)) != sorted(map(str, kept)):
-        raise Unsupported("it reads memory by strides; use views and slices")
-    x = reshape(x, [n for n, _ in held])
-    order = tuple(held.index(k) for k in kept)
-    return reshape(x if order == tuple(range(len(order))) else ops.Transpose(order)(x), size)
+    if start == 0 and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
+        x = reshape(x, [n for n, _ in held])
+        return reshape(transpose(x, [held.index(k) for k in kept]), size)
+    own = (product(x.shape[i + 1 :]) for i in range(x.type.rank))
+    if any(n != 1 and s != t for n, s, t in zip(x.shape, layout.strides, own, strict=True)):
+        raise Unsupported("of a tensor whose elements do not lie in its own order; call .contiguous() first")
+    return _rows_by_stride(x, [*zip(size, stride, strict=True)], start)
+
+
+def _rows_by_stride(x: Node, dims: Sequence[tuple[DimLike, DimLike]], start: DimLike) -> Node:
+    """Of `x` in row-major order, the element at start + sum of index * stride, per (size, stride) of the result."""
+    inner, rest = 1, list(dims)
+    # the last dimensions that lie together are rows, which are gathered whole
+    while rest and isinstance(rest[-1][0], int) and rest[-1][1] == inner:
+        if any(divides(s, inner * rest[-1][0]) is None for s in (start, x.type.size, *(s for _, s in rest[:-1]))):
+            break
+        inner *= rest.pop()[0]
+    shape = tuple(n for n, _ in rest)
+    at = filled(shape, floordiv(start, inner), i64)
+    for axis, (_, step) in enumerate(rest):
+        at = ops.Add()(at, ops.Mul()(index_along(shape, axis), filled(shape, floordiv(step, inner), i64)))
+    rows = reshape(x, (floordiv(x.type.size, inner), inner))
+    return reshape(ops.Take(0)(rows, at), [n for n, _ in dims])
