@@ -12,6 +12,7 @@ from ingot.frontends.torch.aten import (
     linalg,
     logic,
     nn,
+    quantized,
     recurrent,
     reduce,
     resize,
@@ -36,6 +37,7 @@ ATEN: dict[str, Handler] = merged(
         attention,
         resize,
         recurrent,
+        quantized,
         complex,
         fourier,
     )

@@ -1,0 +1,237 @@
+"""Quantization: what PT2E export and weight-only quantizers write (`quantized_decomposed`), and fake quantization.
+
+Torch multiplies by a rounded 1 / scale where these divide: a value half-way between two levels may go to the other one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ingot import ops
+from ingot.frontends.torch.convert import dtype_of
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, f32, node_of
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.ir.types import DType, i8, i16, i32, u8, u16
+
+aten = Table()
+Parameter = Node | float | int
+
+
+def _whole(p: Parameter, dtype: DType) -> Node:
+    """One number for a whole tensor."""
+    return ops.reshape(node_of(p, dtype), ())
+
+
+def _integers(zero: Node) -> Node:
+    if zero.dtype.is_float:
+        raise Unsupported(f"zero points of {zero.dtype}; expected integers")
+    return zero
+
+
+def _along(p: Node, x: Node, axis: int) -> Node:
+    """One number for each index of an axis."""
+    place = axis_of(axis, x.type.rank)
+    return ops.reshape(p, tuple(-1 if a == place else 1 for a in range(x.type.rank)))
+
+
+def _levels(x: Node, scale: Node, zero: Node, low: int, high: int, dtype: DType) -> Node:
+    """round(x / scale) + zero within low ... high."""
+    x, scale, zero = cast(x, f32), cast(scale, f32), _integers(zero)
+    if dtype not in ops.QUANTIZED:
+        y = ops.add(ops.RoundEven()(ops.div(x, scale)), cast(zero, f32))
+        return cast(ops.clip(y, float(low), float(high)), dtype)
+    y = ops.apply(ops.Quantize(), x, scale, cast(zero, dtype))
+    ends = np.iinfo(dtype.numpy)
+    return y if (low, high) == (ends.min, ends.max) else ops.clip(y, low, high)
+
+
+def _values(q: Node, scale: Node, zero: Node | None, dtype: torch.dtype | None) -> Node:
+    """(q - zero) * scale."""
+    offset = ops.scalar(0, q.dtype) if zero is None else cast(_integers(zero), q.dtype)
+    y = ops.Dequantize()(q, offset, cast(scale, f32))
+    return y if dtype is None else cast(y, dtype_of(dtype))
+
+
+_LIBRARY = "quantized_decomposed"
+
+
+@aten(f"{_LIBRARY}.quantize_per_tensor.default", f"{_LIBRARY}.quantize_per_tensor.tensor")
+def quantize_per_tensor(
+    c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Node:
+    return _levels(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max, dtype_of(dtype))
+
+
+@aten(f"{_LIBRARY}.dequantize_per_tensor.default", f"{_LIBRARY}.dequantize_per_tensor.tensor")
+def dequantize_per_tensor(
+    c: Context, q: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype,
+    *, out_dtype: torch.dtype | None = None,
+) -> Node:  # fmt: skip
+    return _values(q, _whole(scale, f32), _whole(zero_point, i32), out_dtype)
+
+
+@aten(f"{_LIBRARY}.quantize_per_channel.default")
+def quantize_per_channel(
+    c: Context, x: Node, scales: Node, zero_points: Node, axis: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Node:
+    scale, zero = (_along(p, x, axis) for p in (scales, zero_points))
+    return _levels(x, scale, zero, quant_min, quant_max, dtype_of(dtype))
+
+
+@aten(f"{_LIBRARY}.dequantize_per_channel.default")
+def dequantize_per_channel(
+    c: Context, q: Node, scales: Node, zero_points: Node | None, axis: int, quant_min: int, quant_max: int,
+    dtype: torch.dtype, *, out_dtype: torch.dtype | None = None,
+) -> Node:  # fmt: skip
+    zero = None if zero_points is None else _along(zero_points, q, axis)
+    return _values(q, _along(scales, q, axis), zero, out_dtype)
+
+
+@aten(f"{_LIBRARY}.quantize_per_token.default")
+def quantize_per_token(
+    c: Context, x: Node, scales: Node, zero_points: Node, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Node:
+    return _levels(x, scales, zero_points, quant_min, quant_max, dtype_of(dtype))
+
+
+@aten(f"{_LIBRARY}.dequantize_per_token.default")
+def dequantize_per_token(
+    c: Context, q: Node, scales: Node, zero_points: Node, quant_min: int, quant_max: int, dtype: torch.dtype,
+    output_dtype: torch.dtype,
+) -> Node:  # fmt: skip
+    return _values(q, scales, zero_points, output_dtype)
+
+
+@aten(f"{_LIBRARY}.dequantize_per_channel_group.default")
+def dequantize_per_channel_group(
+    c: Context, q: Node, scales: Node, zero_points: Node | None, quant_min: int, quant_max: int, dtype: torch.dtype,
+    group_size: int, output_dtype: torch.dtype,
+) -> Node:  # fmt: skip
+    """Rows [M, N] in groups along N: scales and zero points [M, N / group]."""
+    width = q.shape[1] if scales.shape[-1] == 1 else group_size
+    column: tuple[DimLike, ...] = (-1, 1)
+    zero = None if zero_points is None else ops.reshape(zero_points, column)
+    return ops.reshape(_values(ops.reshape(q, (-1, width)), ops.reshape(scales, column), zero, output_dtype), q.shape)
+
+
+# scales and zero points of what is known at run time
+
+
+def _least_and_most(x: Node, axis: int | None) -> tuple[Node, Node]:
+    """Of x and 0, in f32."""
+    wide = cast(x, f32)
+    axes = tuple(range(x.type.rank)) if axis is None else (axis_of(axis, x.type.rank),)
+    low, high = ops.reduce_min(wide, axes, keepdims=True), ops.reduce_max(wide, axes, keepdims=True)
+    return ops.minimum(low, 0.0), ops.maximum(high, 0.0)
+
+
+def _parameters(c: Context, scale: Node, zero: Node) -> tuple[Node, Node]:
+    """As torch has them."""
+    both = zip((scale, ops.broadcast_to(zero, scale.shape)), c.results, strict=True)
+    scale, zero = (cast(ops.reshape(p, t.shape), t.dtype) for p, t in both)
+    return scale, zero
+
+
+@aten(f"{_LIBRARY}.choose_qparams.tensor")
+def choose_qparams(
+    c: Context, x: Node, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> tuple[Node, Node]:
+    low, high = _least_and_most(x, None)
+    scale = ops.maximum(ops.div(ops.sub(high, low), float(quant_max - quant_min)), eps)
+    zero = ops.sub(float(quant_min), ops.RoundEven()(ops.div(low, scale)))
+    return _parameters(c, scale, ops.clip(zero, float(quant_min), float(quant_max)))
+
+
+@aten(f"{_LIBRARY}.choose_qparams_symmetric.tensor")
+def choose_qparams_symmetric(
+    c: Context, x: Node, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> tuple[Node, Node]:
+    low, high = _least_and_most(x, None)
+    scale = ops.maximum(ops.div(ops.maximum(ops.Neg()(low), high), float(quant_max - quant_min) / 2), eps)
+    return _parameters(c, scale, ops.scalar(128.0 if dtype == torch.uint8 else 0.0, f32))
+
+
+@aten(f"{_LIBRARY}.choose_qparams_per_token.default")
+def choose_qparams_per_token(c: Context, x: Node, dtype: torch.dtype) -> tuple[Node, Node]:
+    low, high = _least_and_most(x, -1)
+    scale = ops.div(ops.maximum(ops.maximum(ops.Neg()(low), high), 1e-5), 127.0)
+    return _parameters(c, scale, ops.scalar(0.0, f32))
+
+
+@aten(
+    f"{_LIBRARY}.choose_qparams_per_token_asymmetric.default",
+    f"{_LIBRARY}._choose_qparams_per_token_asymmetric_impl.default",
+)
+def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype) -> tuple[Node, Node]:
+    """The zero point from that end of the range where it is nearer to a level (XNNPACK)."""
+    low, high = _least_and_most(x, -1)
+    scale = ops.maximum(ops.div(ops.sub(high, low), 255.0), float(np.finfo(np.float32).eps))
+    below, above = ops.div(low, scale), ops.div(high, scale)
+    first = ops.compare("GT", ops.add(ops.add(below, -128.0), ops.add(above, 127.0)), 0.0)
+    zero = ops.where(first, ops.sub(-128.0, below), ops.sub(127.0, above))
+    return _parameters(c, scale, ops.RoundEven()(ops.clip(zero, -128.0, 127.0)))
+
+
+# fake quantization: values as their levels have them, and where they lie within the range
+
+
+def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
+    fits = (t for t in (u8, i8, i16, u16) if np.iinfo(t.numpy).min <= low and high <= np.iinfo(t.numpy).max)
+    y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
+    level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
+    inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
+    return cast(y, x.dtype), inside
+
+
+@aten("fake_quantize_per_tensor_affine_cachemask.default")
+def fake_quantize_per_tensor(
+    c: Context, x: Node, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> tuple[Node, Node]:
+    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+
+
+@aten("fake_quantize_per_tensor_affine.default", "fake_quantize_per_tensor_affine.tensor_qparams")
+def fake_quantize(c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int) -> Node:
+    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)[0]
+
+
+@aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
+def fake_quantize_where_enabled(
+    c: Context, x: Node, scale: Node, zero_point: Node, fake_quant_enabled: Node, quant_min: int, quant_max: int
+) -> tuple[Node, Node]:
+    y, inside = _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+    off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
+    return ops.where(off, x, y), ops.or_(off, inside)
+
+
+@aten("fake_quantize_per_channel_affine_cachemask.default")
+def fake_quantize_per_channel(
+    c: Context, x: Node, scale: Node, zero_point: Node, axis: int, quant_min: int, quant_max: int
+) -> tuple[Node, Node]:
+    return _faked(x, _along(scale, x, axis), _along(zero_point, x, axis), quant_min, quant_max)
+
+
+@aten("fake_quantize_per_channel_affine.default")
+def fake_quantize_channels(
+    c: Context, x: Node, scale: Node, zero_point: Node, axis: int, quant_min: int, quant_max: int
+) -> Node:
+    return fake_quantize_per_channel(c, x, scale, zero_point, axis, quant_min, quant_max)[0]
+
+
+# products
+
+
+@aten("_int_mm.default")
+def int_mm(c: Context, a: Node, b: Node) -> Node:
+    """i8 by i8, in i32."""
+    return ops.MatMul()(*(ops.Dequantize()(x, ops.scalar(0, x.dtype)) for x in (a, b)))
+
+
+@aten("_weight_int8pack_mm.default")
+def weight_int8pack_mm(c: Context, x: Node, weight: Node, scales: Node) -> Node:
+    """x [M, K] by i8 [N, K], a scale for each of N."""
+    w = _values(weight, ops.reshape(scales, (-1, 1)), None, None)
+    return cast(ops.linear(cast(x, f32), w), x.dtype)
