@@ -145,7 +145,7 @@ def show(report: Report) -> None:
     machine = report.machine
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
-        f"FMA peak {machine['fma_gflops']:.0f} GFLOP/s, copy {machine['copy_gb_s']:.0f} GB/s"
+        f"FMA peak {machine['fma_gflops']:.0f} GFLOP/s, memory {machine['gb_s']:.0f} GB/s"
     )
     console.print(", ".join(f"{peer} {version}" for peer, version in report.versions.items()))
     peers = [peer for peer, version in report.versions.items() if version != "not installed"]

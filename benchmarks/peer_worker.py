@@ -123,7 +123,8 @@ def main() -> None:
     try:
         if sys.argv[1] == "--prepare":
             folder, name, batch, length, threads, quantized = sys.argv[2:8]
-            answers.write(json.dumps(prepare(Path(folder), name, int(batch), int(length), int(threads), quantized)) + "\n")
+            task = prepare(Path(folder), name, int(batch), int(length), int(threads), quantized)
+            answers.write(json.dumps(task) + "\n")
             answers.flush()
         else:
             artifact = Path(sys.argv[3]) if len(sys.argv) > 3 else None

@@ -12,6 +12,7 @@ median over rounds of the two bursts of that round. Every peer's outputs are com
 import argparse
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # run as a script: the package an
 from benchmarks import measure, peer_report, zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peer_report import ModelRun, PeerRun  # noqa: E402
+from ingot.debug import probe  # noqa: E402
 from ingot.debug.turns import Worker, WorkerFailed, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino", "inductor", "eager"]
@@ -44,7 +46,7 @@ class Settings:
     seconds: float
     deploy: bool
     limit: float
-    quantized: str
+    quantized: str = ""
 
 
 def start(arguments: Sequence[str], settings: Settings, folder: Path) -> Worker:
@@ -143,6 +145,20 @@ def installed(peer: str) -> str | None:
         return "source tree" if peer == "ingot" and here else None
 
 
+def machine(threads: int) -> dict[str, str | int | float]:
+    """What a table of timings must say about where it came from."""
+    rates = probe.measure(threads)
+    return {
+        "cpu": measure.cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": threads,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "fma_gflops": rates.gflops,
+        "gb_s": rates.gbytes,
+    }
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=zoo.names(1), metavar="NAME", help="default: tier 1 of the zoo")
@@ -174,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no model {', '.join(unknown)} in the zoo; expected of: {', '.join(zoo.names())}", file=sys.stderr)
         return 2
     told = {peer: found or "not installed" for peer, found in versions.items()}
-    report = peer_report.Report(measure.machine(options.threads), told)
+    report = peer_report.Report(machine(options.threads), told)
     for name in options.models:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
@@ -184,8 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report.failures[name] = str(failure)
         if options.json:
             options.json.write_text(json.dumps(asdict(report), indent=1))
-    again = measure.machine(options.threads)  # the better of two: a neighbour may have disturbed the first
-    for key in ("fma_gflops", "copy_gb_s"):
+    again = machine(options.threads)  # the better of two: a neighbour may have disturbed the first
+    for key in ("fma_gflops", "gb_s"):
         report.machine[key] = max(float(report.machine[key]), float(again[key]))
     if options.json:
         options.json.write_text(json.dumps(asdict(report), indent=1))
