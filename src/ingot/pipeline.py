@@ -205,44 +205,31 @@ def build_program(
     fast_math: bool = False,
     precision: str = "float32",
     trace: Trace | None = None,
-    meta: dict[str, str] | None = None,
 ) -> Program:
     """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.precision`."""
+    machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
     passes = cpu_passes(fast_math, precision, isa)
     with likely_sizes(likely(graph)):
-        return _build(graph, isa, threads, passes, trace, {"precision": precision, **(meta or {})})
+        verify(graph, "import")
+        with fueled():  # INGOT_FUEL counts the rewrites of all passes together
+            fused = optimize(graph, passes, trace)
+        verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
+        program = link(
+            fused,
+            machine,
+            isa,
+            NativeAssembler(isa, trace),
+            stages={"model": show(graph), "fused": show(fused)},
+            meta={"precision": precision},
+            launches=None if trace is None else trace.launches,
+        )
+    program.check()
+    return program
 
 
 def cpu_machine(isa: HostFeatures, threads: int, measured: Mapping[str, Measured]) -> Machine:
     """What schedules know of a CPU with the features `isa`, and what was measured on it."""
     return machine_of(isa.arch, isa.features, threads, winograd=flags.winograd(), measured=measured)
-
-
-def _build(
-    graph: Graph,
-    isa: HostFeatures,
-    threads: int,
-    passes: tuple[tuple[str, Pass], ...],
-    trace: Trace | None,
-    meta: dict[str, str],
-) -> Program:
-    machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
-    verify(graph, "import")
-    with fueled():  # INGOT_FUEL counts the rewrites of all passes together
-        fused = optimize(graph, passes, trace)
-    verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
-
-    program = link(
-        fused,
-        machine,
-        isa,
-        NativeAssembler(isa, trace),
-        stages={"model": show(graph), "fused": show(fused)},
-        meta=meta,
-        launches=None if trace is None else trace.launches,
-    )
-    program.check()
-    return program
 
 
 def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:

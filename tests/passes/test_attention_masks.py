@@ -40,7 +40,7 @@ LOWEST = float(np.finfo(np.float32).min)
         ops.compare("GT", ops.add(at(2), 1), at(3)),
         added(CAUSAL),
         added(CAUSAL, LOWEST),
-        ops.not_(ops.compare("LT", at(2), at(3))),
+        ops.Not()(ops.compare("LT", at(2), at(3))),
         ops.reshape(added(ops.reshape(CAUSAL, (B, S, S))), SHAPE),
     ],
 )

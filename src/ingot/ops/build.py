@@ -34,7 +34,6 @@ from ingot.ops.core.binary import (
     Xor,
 )
 from ingot.ops.core.contraction import DotGeneral
-from ingot.ops.core.elementwise import Not
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce
 from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Reverse, Slice, Transpose
 from ingot.support.errors import ShapeError
@@ -63,11 +62,6 @@ def full(shape: Shape, value: Number | Dim, dtype: DType = f32, loc: str = "") -
 def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
     """0, 1, ..., n - 1."""
     return Iota(TensorType(dtype, (n,)), 0)(loc=loc)
-
-
-def size_of(x: Node, axis: int, dtype: DType = i64) -> Node:
-    """The size of an axis as a 0-d value."""
-    return scalar(x.shape[_axis(axis, len(x.shape))], dtype)
 
 
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
@@ -177,10 +171,6 @@ def or_(a: Operand, b: Operand, loc: str = "") -> Node:
 
 def xor(a: Operand, b: Operand, loc: str = "") -> Node:
     return apply(Xor(), a, b, loc=loc)
-
-
-def not_(x: Node, loc: str = "") -> Node:
-    return Not()(x, loc=loc)
 
 
 def compare(direction: str, a: Operand, b: Operand, loc: str = "") -> Node:
