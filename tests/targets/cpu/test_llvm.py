@@ -106,6 +106,36 @@ def test_fmod(dtype: DType) -> None:
         same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=4), np.fmod(x, y))
 
 
+@pytest.mark.parametrize("lanes", [2, 5, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without("fma")], ids=["host", "one by one"])
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_fmod_of_quotients_near_integers(dtype: DType, features: HostFeatures, lanes: int) -> None:
+    rng, last = np.random.default_rng(0), np.finfo(dtype.numpy).nmant
+    y = rng.uniform(0.5, 2, 4000).astype(dtype.numpy)
+    # multiples whose quotients have one to all bits, and what is next to them
+    x = (np.floor(np.exp2(rng.uniform(0, last + 3, y.size))) * y).astype(dtype.numpy)
+    x = np.nextafter(x, rng.choice(np.array([0, 1, np.inf]), x.size).astype(dtype.numpy) * x)
+    y *= rng.choice([-1, 1], y.size).astype(dtype.numpy)
+    same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=lanes, features=features), np.fmod(x, y))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 5, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without("avx512dq", "avx512vl")], ids=["host", "narrow"])
+@pytest.mark.parametrize("dtype", INTS)
+def test_quotients_of_many_bits(dtype: DType, features: HostFeatures, lanes: int) -> None:
+    rng, info = np.random.default_rng(0), np.iinfo(dtype.numpy)
+    y = np.exp2(rng.uniform(0, dtype.bits - 1, 4000)).astype(dtype.numpy)
+    near = rng.integers(0, info.max // y, endpoint=True, dtype=dtype.numpy) * y
+    x = np.maximum(near, 1) - rng.integers(0, 2, y.size).astype(dtype.numpy)
+    x[::5] = info.max
+    if dtype.kind == "i":
+        x, y = (v * rng.choice([-1, 1], v.size).astype(dtype.numpy) for v in (x, y))
+    rest = np.fmod(x, y)
+    for fn, want in (("div", (x - rest) // y), ("rem", rest)):
+        got = evaluate(dtype, lambda a, b, fn=fn: k.binary(fn, a, b), x, y, lanes=lanes, features=features)
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 5, 8, 16])
 @pytest.mark.parametrize("features", [host_features(), without("avx512f", "avx512vl")], ids=["host", "two factors"])
 @pytest.mark.parametrize("dtype", [f32, f64])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ingot.ir.types import DType, f32, i32
 from ingot.support.errors import CompileError
+from ingot.targets.cpu import division
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.casts import cast
 
@@ -72,7 +73,7 @@ def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str
         if fn == "copysign":
             return b.call(f"llvm.copysign.{mangle(value_type(dtype), lanes)}", kind, ((kind, x), (kind, y)))
         if fn == "rem":
-            return _fmod(b, x, y, dtype, lanes)
+            return division.fmod(b, x, y, dtype, lanes)
         if fn == "ldexp":
             shift = b.splat(literal(ldexp_shift(dtype), dtype), value_type(dtype), lanes)
             return ldexp(b, x, y, lambda: b.emit(f"fadd {kind} {y}, {shift}", (y,)), dtype, lanes)
@@ -87,7 +88,10 @@ def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str
         op = ("s" if dtype.kind == "i" else "u") + fn
         if y.lstrip("-").isdigit() and int(y) not in (0, -1):
             return b.emit(f"{op} {kind} {x}, {y}", (x, y), cheap=True)
-        return b.emit(f"{op} {kind} {x}, {y}", (x, y)) if y[0] == "s" else b.effect(f"{op} {kind} {x}, {y}")
+        if y[0] == "s":  # by a constant, which multiplies
+            return b.emit(f"{op} {kind} {x}, {y}", (x, y))
+        found = division.quotient(b, x, y, dtype, lanes) if fn == "div" else division.rest(b, x, y, dtype, lanes)
+        return found or b.effect(f"{op} {kind} {x}, {y}")
     raise CompileError(f"binary {fn}", expected="an operation of kernel IR", got=dtype)
 
 
@@ -249,113 +253,3 @@ def ldexp(b: Builder, x: str, n: str, shifted: Callable[[], str], dtype: DType, 
     power = b.emit(f"bitcast {ints} {field} to {kind}", (field,))
     half = b.emit(f"fmul {kind} {x}, {power}", (x, power))
     return b.emit(f"fmul {kind} {half}, {power}", (half, power))
-
-
-def _fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
-    """IEEE fmod lane by lane through a private function: exact, by long division on the bits."""
-    name = f"@ingot.fmod.f{dtype.bits}"
-    scalar = value_type(dtype)
-    b.declares.add(fmod_ir(dtype))
-    out = "poison"
-    if lanes == 1:
-        return b.emit(f"call {scalar} {name}({scalar} {x}, {scalar} {y})", (x, y))
-    for lane in range(lanes):
-        p, q = (extract(b, v, lane, scalar, lanes) for v in (x, y))
-        r = b.emit(f"call {scalar} {name}({scalar} {p}, {scalar} {q})", (p, q))
-        out = b.emit(f"insertelement <{lanes} x {scalar}> {out}, {scalar} {r}, i64 {lane}", (out, r))
-    return out
-
-
-def fmod_ir(dtype: DType) -> str:
-    """A function for f32 or f64: |x| is reduced by y scaled by powers of two, largest first; each step is exact."""
-    t, i, n = value_type(dtype), f"i{dtype.bits}", dtype.bits
-    mantissa = 23 if n == 32 else 52
-    top, expo = (1 << (n - 1)) - 1, (1 << (n - 1 - mantissa)) - 1
-    inf, hidden = expo << mantissa, 1 << mantissa
-    nan = literal(float("nan"), dtype)
-    z = f"llvm.ctlz.{i}"
-    return f"""declare {i} @{z}({i}, i1)
-define internal {t} @ingot.fmod.f{n}({t} %x, {t} %y) nounwind memory(none) noinline {{
-  %xb = bitcast {t} %x to {i}
-  %yb = bitcast {t} %y to {i}
-  %xm = and {i} %xb, {top}
-  %ym = and {i} %yb, {top}
-  %sign = xor {i} %xb, %xm
-  %x.bad = icmp uge {i} %xm, {inf}
-  %y.nan = icmp ugt {i} %ym, {inf}
-  %y.zero = icmp eq {i} %ym, 0
-  %bad.1 = or i1 %x.bad, %y.nan
-  %bad = or i1 %bad.1, %y.zero
-  br i1 %bad, label %invalid, label %compare
-invalid:
-  ret {t} {nan}
-compare:
-  %less = icmp ult {i} %xm, %ym
-  br i1 %less, label %same, label %split
-same:
-  ret {t} %x
-split: ; value = m * 2**(e - constant), with a normalized m
-  %xe.raw = lshr {i} %xm, {mantissa}
-  %ye.raw = lshr {i} %ym, {mantissa}
-  %xf = and {i} %xm, {hidden - 1}
-  %yf = and {i} %ym, {hidden - 1}
-  %x.sub = icmp eq {i} %xe.raw, 0
-  %y.sub = icmp eq {i} %ye.raw, 0
-  %xh = or {i} %xf, {hidden}
-  %yh = or {i} %yf, {hidden}
-  %xz = call {i} @{z}({i} %xf, i1 false)
-  %yz = call {i} @{z}({i} %yf, i1 false)
-  %xs = sub {i} %xz, {n - 1 - mantissa}
-  %ys = sub {i} %yz, {n - 1 - mantissa}
-  %xs.in = and {i} %xs, {n - 1}
-  %ys.in = and {i} %ys, {n - 1}
-  %xl = shl {i} %xf, %xs.in
-  %yl = shl {i} %yf, %ys.in
-  %xe.sub = sub {i} 1, %xs
-  %ye.sub = sub {i} 1, %ys
-  %xq = select i1 %x.sub, {i} %xl, {i} %xh
-  %yq = select i1 %y.sub, {i} %yl, {i} %yh
-  %xe = select i1 %x.sub, {i} %xe.sub, {i} %xe.raw
-  %ye = select i1 %y.sub, {i} %ye.sub, {i} %ye.raw
-  br label %step
-step:
-  %m = phi {i} [ %xq, %split ], [ %twice, %shift ]
-  %e = phi {i} [ %xe, %split ], [ %e.less, %shift ]
-  %fits = icmp uge {i} %m, %yq
-  %rest = sub {i} %m, %yq
-  %r = select i1 %fits, {i} %rest, {i} %m
-  %done = icmp eq {i} %e, %ye
-  br i1 %done, label %join, label %shift
-shift:
-  %twice = shl {i} %r, 1
-  %e.less = sub {i} %e, 1
-  br label %step
-join:
-  %none = icmp eq {i} %r, 0
-  br i1 %none, label %nothing, label %scale
-nothing:
-  %zero = bitcast {i} %sign to {t}
-  ret {t} %zero
-scale:
-  %lead = call {i} @{z}({i} %r, i1 true)
-  %up = sub {i} %lead, {n - 1 - mantissa}
-  %e.norm = sub {i} %ye, %up
-  %norm = icmp sgt {i} %e.norm, 0
-  %up.in = and {i} %up, {n - 1}
-  %r.norm = shl {i} %r, %up.in
-  %r.frac = and {i} %r.norm, {hidden - 1}
-  %e.bits = shl {i} %e.norm, {mantissa}
-  %r.full = or {i} %r.frac, %e.bits
-  %back = sub {i} %ye, 1
-  %back.in = and {i} %back, {n - 1}
-  %r.left = shl {i} %r, %back.in
-  %forth = sub {i} 1, %ye
-  %forth.in = and {i} %forth, {n - 1}
-  %r.right = lshr {i} %r, %forth.in
-  %left = icmp sge {i} %back, 0
-  %r.sub = select i1 %left, {i} %r.left, {i} %r.right
-  %mag = select i1 %norm, {i} %r.full, {i} %r.sub
-  %out.bits = or {i} %mag, %sign
-  %out = bitcast {i} %out.bits to {t}
-  ret {t} %out
-}}"""

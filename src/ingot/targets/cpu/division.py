@@ -1,0 +1,234 @@
+"""Division that vectors lack, as LLVM IR: quotients and remainders of integers, and fmod.
+
+Where a float holds all integers up to 2^p exactly and |x| < 2^p, the rounded quotient of x and y truncates to the exact
+one: it lies at least 1/|y| below the next integer, and has rounded by less than |x / y| 2^-p.
+"""
+
+from __future__ import annotations
+
+from ingot.ir.types import DTYPES, DType, f32, f64
+from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.casts import cast
+
+EXACT = 1 << 53  # integers of at most this size are doubles
+
+
+def quotient(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
+    """x / y of integers, truncated, by float division; None where that does not pay. Undefined for y = 0 and where the
+    quotient overflows."""
+    if lanes == 1:
+        return None
+    if dtype.bits == 64:
+        return _long_quotient(b, x, y, dtype, lanes)
+    wide = f32 if dtype.bits <= 16 else f64
+    p, q = (cast(b, v, dtype, wide, lanes) for v in (x, y))
+    ratio = b.emit(f"fdiv {value_type(wide, lanes)} {p}, {q}", (p, q))
+    # through i32: no vector converts to narrower integers
+    target = DTYPES[f"{dtype.kind}32"]
+    op = "fptosi" if dtype.bits <= 16 or dtype.kind == "i" else "fptoui"
+    whole = b.emit(f"{op} {value_type(wide, lanes)} {ratio} to {vector_of('i32', lanes)}", (ratio,))
+    return cast(b, whole, target, dtype, lanes)
+
+
+def rest(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
+    """x - x / y * y of integers; None as for `quotient`."""
+    q = quotient(b, x, y, dtype, lanes)
+    if q is None:
+        return None
+    kind = value_type(dtype, lanes)
+    back = b.emit(f"mul {kind} {q}, {y}", (q, y))
+    return b.emit(f"sub {kind} {x}, {back}", (x, back))
+
+
+def _long_quotient(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
+    """Through doubles where all lanes allow it, by a private function as it branches."""
+    bits = 64 * lanes
+    if "avx512dq" not in b.features or (bits != 512 and not (bits in (128, 256) and "avx512vl" in b.features)):
+        return None
+    sign = "s" if dtype.kind == "i" else "u"
+    name, v, d, flags = f"@ingot.{sign}div.v{lanes}", f"<{lanes} x i64>", f"<{lanes} x double>", f"<{lanes} x i1>"
+    # signed: both ends move up, so that one comparison tests them
+    shifted, limit = (EXACT, 2 * EXACT) if sign == "s" else (0, EXACT)
+    b.declares.add(f"declare i1 @llvm.vector.reduce.and.v{lanes}i1({flags})")
+    b.declares.add(f"""define internal {v} {name}({v} %x, {v} %y) nounwind memory(none) noinline {{
+  %x.up = add {v} %x, splat (i64 {shifted})
+  %y.up = add {v} %y, splat (i64 {shifted})
+  %x.in = icmp ult {v} %x.up, splat (i64 {limit})
+  %y.in = icmp ult {v} %y.up, splat (i64 {limit})
+  %in = and {flags} %x.in, %y.in
+  %all = call i1 @llvm.vector.reduce.and.v{lanes}i1({flags} %in)
+  br i1 %all, label %floats, label %integers
+floats:
+  %p = sitofp {v} %x to {d}
+  %q = sitofp {v} %y to {d}
+  %ratio = fdiv {d} %p, %q
+  %whole = fptosi {d} %ratio to {v}
+  ret {v} %whole
+integers:
+  %slow = {sign}div {v} %x, %y
+  ret {v} %slow
+}}""")
+    return b.effect(f"call {v} {name}({v} {x}, {v} {y})")  # it traps where the machine's own division does
+
+
+def fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
+    """IEEE fmod through a private function: exact, by one division where the quotient is small, else by long division
+    on the bits."""
+    scalar, kind = value_type(dtype), value_type(dtype, lanes)
+    name = f"@ingot.fmod.{mangle(scalar, 1)}"
+    b.declares.add(_fmod_ir(dtype))
+    if lanes > 1:
+        name = f"@ingot.fmod.{mangle(scalar, lanes)}"
+        b.declares.update(_fmods_ir(b, dtype, lanes))
+    return b.emit(f"call {kind} {name}({kind} {x}, {kind} {y})", (x, y))
+
+
+def _fmods_ir(b: Builder, dtype: DType, lanes: int) -> list[str]:
+    """A function for vectors. For |x / y| < 2^(p - 1), p the significant bits, the quotient rounds by at most 1/2, so
+    what it truncates to is at most one too large, and |x| - q |y| is exact: it is a multiple of the last place of the
+    smaller operand and below |y|. The other lanes, and all where there is no fused multiply-add, go one by one."""
+    t, v, flags = value_type(dtype), value_type(dtype, lanes), vector_of("i1", lanes)
+    suffix, scalar = mangle(t, lanes), mangle(t, 1)
+    fused = b.features.arch == "aarch64" or "fma" in b.features
+    small = literal(2.0 ** (23 if dtype == f32 else 52) if fused else -1.0, dtype)
+    infinite, fma = literal(float("inf"), dtype), f"llvm.{'fma' if fused else 'fmuladd'}.{suffix}"
+    declared = [
+        f"declare {v} @llvm.fabs.{suffix}({v})",
+        f"declare {v} @llvm.trunc.{suffix}({v})",
+        f"declare {v} @{fma}({v}, {v}, {v})",
+        f"declare {v} @llvm.copysign.{suffix}({v}, {v})",
+        f"declare i1 @llvm.vector.reduce.and.v{lanes}i1({flags})",
+    ]
+    text = f"""define internal {v} @ingot.fmod.{suffix}({v} %x, {v} %y) nounwind memory(none) noinline {{
+entry:
+  %a = call {v} @llvm.fabs.{suffix}({v} %x)
+  %b = call {v} @llvm.fabs.{suffix}({v} %y)
+  %ratio = fdiv {v} %a, %b
+  %q = call {v} @llvm.trunc.{suffix}({v} %ratio)
+  %q.neg = fneg {v} %q
+  %r = call {v} @{fma}({v} %q.neg, {v} %b, {v} %a)
+  %over = fcmp olt {v} %r, zeroinitializer
+  %r.up = fadd {v} %r, %b
+  %m = select {flags} %over, {v} %r.up, {v} %r
+  %fast = call {v} @llvm.copysign.{suffix}({v} %m, {v} %x)
+  %near = fcmp olt {v} %ratio, splat ({t} {small})
+  %finite = fcmp olt {v} %b, splat ({t} {infinite})
+  %done = and {flags} %near, %finite
+  %all = call i1 @llvm.vector.reduce.and.v{lanes}i1({flags} %done)
+  br i1 %all, label %out, label %lane
+lane:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %next ]
+  %so.far = phi {v} [ %fast, %entry ], [ %value, %next ]
+  %skip = extractelement {flags} %done, i64 %i
+  br i1 %skip, label %next, label %slow
+slow:
+  %xi = extractelement {v} %x, i64 %i
+  %yi = extractelement {v} %y, i64 %i
+  %one = call {t} @ingot.fmod.{scalar}({t} %xi, {t} %yi)
+  %with = insertelement {v} %so.far, {t} %one, i64 %i
+  br label %next
+next:
+  %value = phi {v} [ %so.far, %lane ], [ %with, %slow ]
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, {lanes}
+  br i1 %more, label %lane, label %out
+out:
+  %result = phi {v} [ %fast, %entry ], [ %value, %next ]
+  ret {v} %result
+}}"""
+    return [*declared, text]
+
+
+def _fmod_ir(dtype: DType) -> str:
+    """A function for f32 or f64: |x| is reduced by y scaled by powers of two, largest first; each step is exact."""
+    t, i, n = value_type(dtype), f"i{dtype.bits}", dtype.bits
+    mantissa = 23 if n == 32 else 52
+    top, expo = (1 << (n - 1)) - 1, (1 << (n - 1 - mantissa)) - 1
+    inf, hidden = expo << mantissa, 1 << mantissa
+    nan = literal(float("nan"), dtype)
+    z = f"llvm.ctlz.{i}"
+    return f"""declare {i} @{z}({i}, i1)
+define internal {t} @ingot.fmod.f{n}({t} %x, {t} %y) nounwind memory(none) noinline {{
+  %xb = bitcast {t} %x to {i}
+  %yb = bitcast {t} %y to {i}
+  %xm = and {i} %xb, {top}
+  %ym = and {i} %yb, {top}
+  %sign = xor {i} %xb, %xm
+  %x.bad = icmp uge {i} %xm, {inf}
+  %y.nan = icmp ugt {i} %ym, {inf}
+  %y.zero = icmp eq {i} %ym, 0
+  %bad.1 = or i1 %x.bad, %y.nan
+  %bad = or i1 %bad.1, %y.zero
+  br i1 %bad, label %invalid, label %compare
+invalid:
+  ret {t} {nan}
+compare:
+  %less = icmp ult {i} %xm, %ym
+  br i1 %less, label %same, label %split
+same:
+  ret {t} %x
+split: ; value = m * 2**(e - constant), with a normalized m
+  %xe.raw = lshr {i} %xm, {mantissa}
+  %ye.raw = lshr {i} %ym, {mantissa}
+  %xf = and {i} %xm, {hidden - 1}
+  %yf = and {i} %ym, {hidden - 1}
+  %x.sub = icmp eq {i} %xe.raw, 0
+  %y.sub = icmp eq {i} %ye.raw, 0
+  %xh = or {i} %xf, {hidden}
+  %yh = or {i} %yf, {hidden}
+  %xz = call {i} @{z}({i} %xf, i1 false)
+  %yz = call {i} @{z}({i} %yf, i1 false)
+  %xs = sub {i} %xz, {n - 1 - mantissa}
+  %ys = sub {i} %yz, {n - 1 - mantissa}
+  %xs.in = and {i} %xs, {n - 1}
+  %ys.in = and {i} %ys, {n - 1}
+  %xl = shl {i} %xf, %xs.in
+  %yl = shl {i} %yf, %ys.in
+  %xe.sub = sub {i} 1, %xs
+  %ye.sub = sub {i} 1, %ys
+  %xq = select i1 %x.sub, {i} %xl, {i} %xh
+  %yq = select i1 %y.sub, {i} %yl, {i} %yh
+  %xe = select i1 %x.sub, {i} %xe.sub, {i} %xe.raw
+  %ye = select i1 %y.sub, {i} %ye.sub, {i} %ye.raw
+  br label %step
+step:
+  %m = phi {i} [ %xq, %split ], [ %twice, %shift ]
+  %e = phi {i} [ %xe, %split ], [ %e.less, %shift ]
+  %fits = icmp uge {i} %m, %yq
+  %rest = sub {i} %m, %yq
+  %r = select i1 %fits, {i} %rest, {i} %m
+  %done = icmp eq {i} %e, %ye
+  br i1 %done, label %join, label %shift
+shift:
+  %twice = shl {i} %r, 1
+  %e.less = sub {i} %e, 1
+  br label %step
+join:
+  %none = icmp eq {i} %r, 0
+  br i1 %none, label %nothing, label %scale
+nothing:
+  %zero = bitcast {i} %sign to {t}
+  ret {t} %zero
+scale:
+  %lead = call {i} @{z}({i} %r, i1 true)
+  %up = sub {i} %lead, {n - 1 - mantissa}
+  %e.norm = sub {i} %ye, %up
+  %norm = icmp sgt {i} %e.norm, 0
+  %up.in = and {i} %up, {n - 1}
+  %r.norm = shl {i} %r, %up.in
+  %r.frac = and {i} %r.norm, {hidden - 1}
+  %e.bits = shl {i} %e.norm, {mantissa}
+  %r.full = or {i} %r.frac, %e.bits
+  %back = sub {i} %ye, 1
+  %back.in = and {i} %back, {n - 1}
+  %r.left = shl {i} %r, %back.in
+  %forth = sub {i} 1, %ye
+  %forth.in = and {i} %forth, {n - 1}
+  %r.right = lshr {i} %r, %forth.in
+  %left = icmp sge {i} %back, 0
+  %r.sub = select i1 %left, {i} %r.left, {i} %r.right
+  %mag = select i1 %norm, {i} %r.full, {i} %r.sub
+  %out.bits = or {i} %mag, %sign
+  %out = bitcast {i} %out.bits to {t}
+  ret {t} %out
+}}"""
