@@ -118,6 +118,8 @@ class Dot(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expr):
+    """One condition for many lanes is a branch: what is not chosen should not be computed."""
+
     cond: Expr
     a: Expr
     b: Expr
@@ -376,6 +378,11 @@ def dot(a: Expr, b: Expr, c: Expr) -> Expr:
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:
     lanes = max(cond.lanes, a.lanes, b.lanes)
     return Select(a.dtype, lanes, splat(cond, lanes), splat(a, lanes), splat(b, lanes))
+
+
+def choose(cond: Expr, a: Expr, b: Expr) -> Expr:
+    """a where `cond` holds in all lanes, else b: both have to be right there."""
+    return Select(a.dtype, a.lanes, reduce("and", cond), a, b)
 
 
 def cast(a: Expr, dtype: DType) -> Expr:

@@ -497,7 +497,7 @@ def _binary(e: k.Binary) -> Step:
 
 def _select(e: k.Select) -> Step:
     def run(m: Machine, c: Value, a: Value, b: Value) -> Value:
-        if e.lanes == 1:
+        if e.cond.lanes == 1:
             return a if c else b
         return np.where(_array(c, e.cond), _array(a, e.a), _array(b, e.b))
 

@@ -230,9 +230,9 @@ class _Checker:
             case k.Select():
                 self.same("select", e, e.a, e.b)
                 self.need(
-                    e.cond.dtype == boolean and e.cond.lanes == e.lanes,
+                    e.cond.dtype == boolean and e.cond.lanes in (1, e.lanes),
                     "select: cond",
-                    f"boolx{e.lanes}",
+                    f"bool or boolx{e.lanes}",
                     _kind(e.cond),
                 )
             case k.Cast():

@@ -293,6 +293,18 @@ def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
     return k.bitcast(shifted, i64), k.add(r, low)
 
 
+def _near_f32(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(quadrant, sine, cosine) of an f32 up to 2^15 in f32: pi/2 in three parts. x less the first is exact; what the last
+    one adds counts for the sine of small r only."""
+    high, middle, low = c.HALF_PI_F32
+    shifted = k.fma(x, lit(c.TWO_OVER_PI, x), lit(F32.shift, x))
+    j = plus(shifted, -F32.shift)
+    r = k.fma(j, lit(-middle, x), k.fma(j, lit(-high, x), x))
+    z = k.mul(r, r)
+    sine = k.add(r, k.fma(k.mul(z, r), polynomial(z, c.SIN_F32), scaled_by(j, -low)))
+    return k.bitcast(shifted, i32), sine, polynomial(z, (1.0, -0.5, *c.COS_F32))
+
+
 def _reduce_f64(x: Expr) -> tuple[Expr, Expr, Expr]:
     """(quadrant, r, tail): x = quadrant * pi/2 + r + tail for |x| <= 2^51."""
     shifted = k.fma(x, lit(c.TWO_OVER_PI, x), lit(F64.shift, x))
@@ -331,20 +343,24 @@ def _circular(x: Expr, quarter: int) -> Expr:
     """sin(x + quarter * pi/2)."""
     if x.dtype == f32:
         quadrant, wide = _reduce_f32(x)
-        quadrant, r = k.cast(quadrant, i32), k.cast(wide, f32)
-        sine, cosine = _sine_and_cosine(r, True)
+        far = _by_quadrant(k.cast(quadrant, i32), *_sine_and_cosine(k.cast(wide, f32), True), quarter)
+        near = _by_quadrant(*_near_f32(x), quarter)
+        value = k.choose(k.binary("le", absolute(x), lit(2.0**15, x)), near, far)
     else:
         quadrant, r, tail = _reduce_f64(x)
         sine, cosine = _sine_and_cosine(r, False)
         half = k.fma(k.mul(r, r), lit(-0.5, x), lit(1.0, x))
-        sine, cosine = k.fma(tail, half, sine), k.fma(negated(tail), r, cosine)
-    if quarter:
-        quadrant = k.add(quadrant, k.lit(quarter, quadrant.dtype, quadrant.lanes))
-    value = k.select(_bit(quadrant, 1), cosine, sine)
-    value = k.select(_bit(quadrant, 2), negated(value), value)
+        value = _by_quadrant(quadrant, k.fma(tail, half, sine), k.fma(negated(tail), r, cosine), quarter)
     if not quarter:
         value = k.select(below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
     return value if x.dtype == f32 else _in_domain(x, value)
+
+
+def _by_quadrant(quadrant: Expr, sine: Expr, cosine: Expr, quarter: int) -> Expr:
+    if quarter:
+        quadrant = k.add(quadrant, k.lit(quarter, quadrant.dtype, quadrant.lanes))
+    value = k.select(_bit(quadrant, 1), cosine, sine)
+    return k.select(_bit(quadrant, 2), negated(value), value)
 
 
 def sin(x: Expr) -> Expr:

@@ -9,6 +9,7 @@ belongs to an outer scope can always be appended there, because an inner body is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -113,6 +114,23 @@ class Builder:
         for key in scope.keys:
             del self._seen[key]
         return scope
+
+    def branch(self, condition: str, then: Callable[[], None], orelse: Callable[[], None]) -> tuple[Scope, Scope]:
+        """Two bodies by a condition; their scopes, whose labels are the blocks that they end in."""
+        done, scopes = self.label(), []
+        for body in (then, orelse):
+            label = self.label()
+            scopes.append((label, self.push(label, conditional=True)))
+            body()
+            self.pop()
+        (yes, first), (no, second) = scopes
+        self.line(f"br i1 {condition}, label %{yes}, label %{no}")
+        for label, scope in scopes:
+            self.scope.lines.append(label + ":")
+            self.scope.lines.extend(scope.lines)
+            self.line(f"br label %{done}")
+        self.start(done)
+        return first, second
 
     def line(self, text: str) -> None:
         """An instruction with an effect: it stays where it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ingot.ir.kernel import (
     Binary,
@@ -139,11 +140,22 @@ class Expressions:
         return values.dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
 
     def _select(self, e: Select) -> str:
-        condition, x, y = self.value(e.cond), self.value(e.a), self.value(e.b)
+        condition = self.value(e.cond)
         if condition in ("true", "false"):
-            return x if condition == "true" else y
+            return self.value(e.a if condition == "true" else e.b)
         kind = value_type(e.dtype, e.lanes)
+        if e.cond.lanes < e.lanes:
+            taken: list[str] = []
+            then, orelse = self.b.branch(condition, *(partial(self._in_branch, x, taken) for x in (e.a, e.b)))
+            return self.b.effect(f"phi {kind} [ {taken[0]}, %{then.label} ], [ {taken[1]}, %{orelse.label} ]")
+        x, y = self.value(e.a), self.value(e.b)
         return self.b.emit(f"select {vector_of('i1', e.lanes)} {condition}, {kind} {x}, {kind} {y}", (condition, x, y))
+
+    def _in_branch(self, e: Expr, taken: list[str]) -> None:
+        """The value of `e` for the branch that is printed; the values that it computes are known there only."""
+        outside = dict(self.shared), dict(self.sums), dict(self.loads)
+        taken.append(self.value(e))
+        self.shared, self.sums, self.loads = outside
 
     def _cast(self, e: Cast) -> str:
         return cast(self.b, self.value(e.a), e.a.dtype, e.dtype, e.lanes)

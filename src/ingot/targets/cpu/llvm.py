@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ingot.ir.kernel import (
     Alloc,
@@ -312,25 +313,16 @@ class _Function(Expressions):
         if condition in ("true", "false"):
             self._body(s.then if condition == "true" else s.orelse)
             return
-        outer = b.scope
         before = {buffer: dict(held) for buffer, held in self.registers.items()}
-        done = b.label()
-        branches = []
-        for body in (s.then, s.orelse):
-            label = b.label()
-            scope = b.push(label, conditional=True)
+        after: list[dict[Buffer, dict[int, str]]] = []
+
+        def branch(body: Body) -> None:
             self._body(body)
-            b.pop()
-            branches.append((label, scope, self.registers))
+            after.append(self.registers)
             self.registers = {buffer: dict(held) for buffer, held in before.items()}
-        (yes, then, in_then), (no, orelse, in_else) = branches
-        b.line(f"br i1 {condition}, label %{yes}, label %{no}")
-        for label, scope in ((yes, then), (no, orelse)):
-            b.scope.lines.append(label + ":")
-            b.scope.lines.extend(scope.lines)
-            b.line(f"br label %{done}")
-        b.start(done)
-        assert b.scope is outer
+
+        then, orelse = b.branch(condition, partial(branch, s.then), partial(branch, s.orelse))
+        in_then, in_else = after
         for buffer, held in self.registers.items():
             kind = value_type(buffer.dtype, buffer.lanes)
             for at in in_then[buffer].keys() & in_else[buffer].keys():

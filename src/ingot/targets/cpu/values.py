@@ -188,7 +188,7 @@ def reduce(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
     if lanes == 1:
         return x
     scalar = value_type(dtype)
-    if dtype.kind in "iu" and fn in ("add", "mul", "and", "or", "xor") and lanes & (lanes - 1) == 0:
+    if dtype.kind in "iub" and fn in ("add", "mul", "and", "or", "xor") and lanes & (lanes - 1) == 0:
         return b.call(f"llvm.vector.reduce.{fn}.{mangle(scalar, lanes)}", scalar, ((vector_of(scalar, lanes), x),))
     rest: list[str] = []
     while lanes > 1:
