@@ -139,7 +139,7 @@ def test_error_bound(cls: type[Elementwise], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["f32", "f64"])
-@pytest.mark.parametrize("exponent", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("exponent", [-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 7.0, 16.0, -16.0])
 def test_literal_powers(exponent: float, name: str) -> None:
     dtype = DTYPES[name]
     x = samples(dtype, np.random.default_rng(3))

@@ -278,6 +278,15 @@ def test_bitcast_select_and_fma() -> None:
     with np.errstate(all="ignore"):
         got = evaluate(f32, lambda a: k.select(k.binary("lt", a, k.lit(0.0, f32)), k.lit(5.0, f32), a), x)
     same(got, np.where(x < 0, np.float32(5), x))
+    x = np.repeat(np.array([1, 2, 3, 4], np.float32), 8)
+    x[9] = -1  # the second of four vectors of eight
+
+    def choice(a: k.Expr) -> k.Expr:
+        square = k.mul(a, a)  # of both branches
+        chosen = k.choose(k.binary("gt", a, k.lit(0.0, f32)), k.add(square, a), k.sub(square, a))
+        return k.add(chosen, square)
+
+    same(evaluate(f32, choice, x, lanes=8), 2 * x * x + np.where(np.arange(32) // 8 == 1, -x, x))
     tiny = np.full(16, 1 + 2**-12, np.float32)
     same(evaluate(f32, lambda a: k.fma(a, a, k.lit(-1.0, f32)), tiny), np.full(16, 2**-11 + 2**-24, np.float32))
 

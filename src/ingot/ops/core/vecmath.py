@@ -195,6 +195,11 @@ def _split_normal(x: Expr) -> tuple[Expr, Expr]:
     return n, plus(mantissa, -1.0)
 
 
+def _positive(x: Expr) -> Expr:
+    """0 < x < inf."""
+    return k.binary("and", above(x, 0.0), below(x, inf))
+
+
 def _log_domain(x: Expr, value: Expr) -> Expr:
     """`value` for 0 < x < inf; -inf at 0, NaN below, inf at inf."""
     edge = k.select(k.binary("eq", x, lit(0.0, x)), lit(-inf, x), lit(nan, x))
@@ -294,8 +299,8 @@ def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
 
 
 def _near_f32(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """(quadrant, sine, cosine) of an f32 up to 2^15 in f32: pi/2 in three parts. x less the first is exact; what the last
-    one adds counts for the sine of small r only."""
+    """(quadrant, sine, cosine) of an f32 up to 2^15 in f32, pi/2 in three parts: what the first leaves is exact, and
+    the last counts for sines of small r only."""
     high, middle, low = c.HALF_PI_F32
     shifted = k.fma(x, lit(c.TWO_OVER_PI, x), lit(F32.shift, x))
     j = plus(shifted, -F32.shift)
@@ -414,7 +419,10 @@ def atan(x: Expr) -> Expr:
 def atan2(y: Expr, x: Expr) -> Expr:
     """The angle of (x, y). f32 in f64, where nothing over- or underflows; f64 operands are scaled off the limits."""
     if y.dtype == f32:
-        return k.cast(atan2(k.cast(y, f64), k.cast(x, f64)), f32)
+        top, bottom = k.cast(y, f64), k.cast(x, f64)
+        usual = k.binary("and", _positive(absolute(y)), _positive(absolute(x)))
+        near = _in_quadrant(_atan_core(absolute(top), absolute(bottom)), top, bottom)
+        return k.choose(usual, k.cast(near, f32), k.cast(atan2(top, bottom), f32))
     a, b = absolute(y), absolute(x)
     both_infinite = k.binary("and", k.binary("eq", a, lit(inf, a)), k.binary("eq", b, lit(inf, b)))
     a, b = k.select(both_infinite, lit(1.0, a), a), k.select(both_infinite, lit(1.0, b), b)
@@ -424,11 +432,16 @@ def atan2(y: Expr, x: Expr) -> Expr:
     scale = k.select(above(larger, 2.0**500), lit(2.0**-200, a), up_or_down)
     a, b = k.mul(a, scale), k.mul(b, scale)
     origin = k.binary("and", k.binary("eq", a, lit(0.0, a)), k.binary("eq", b, lit(0.0, b)))
-    angle = _atan_core(a, k.select(origin, one, b))
-    negative = k.binary("lt", k.bitcast(x, i64), bits_lit(0, x))
-    angle = k.select(negative, k.add(k.sub(lit(c.PI[0], a), angle), lit(c.PI[1], a)), angle)
+    angle = _in_quadrant(_atan_core(a, k.select(origin, one, b)), y, x)
     # a NaN x takes part in nothing but b
-    return with_sign(k.select(k.binary("ne", x, x), x, angle), y)
+    return k.select(k.binary("ne", x, x), x, angle)
+
+
+def _in_quadrant(angle: Expr, y: Expr, x: Expr) -> Expr:
+    """The angle of (x, y) from that of (|x|, |y|)."""
+    negative = k.binary("lt", k.bitcast(x, i64), bits_lit(0, x))
+    back = k.add(k.sub(lit(c.PI[0], angle), angle), lit(c.PI[1], angle))
+    return with_sign(k.select(negative, back, angle), y)
 
 
 def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -487,17 +500,26 @@ def _cbrt(x: Expr, steps: int) -> Expr:
 
 
 def power(x: Expr, y: Expr) -> Expr:
-    """x^y as C's pow. A literal y of -1, 0, 1/2, 1, 2, 3 or 4 takes the direct way."""
+    """x^y as C's pow. A literal y of -2 to 4 or +-1/2, in f32 of -16 to 16, takes the direct way."""
     if isinstance(y, Lit) and y.value in (0.0, 1.0, 2.0, 3.0, 4.0):
         return power_by_squaring(x, int(y.value))
-    if isinstance(y, Lit) and y.value == -1.0:
-        return quotient(lit(1.0, x), x)
+    if isinstance(y, Lit) and y.value in (-1.0, -2.0):
+        return power_by_squaring(quotient(lit(1.0, x), x), -int(y.value))
+    if isinstance(y, Lit) and y.value == -0.5:
+        return quotient(lit(1.0, x), power(x, lit(0.5, x)))
     if isinstance(y, Lit) and y.value == 0.5:
         # pow(-0, 1/2) = +0 and pow(-inf, 1/2) = +inf, unlike sqrt
         return k.select(k.binary("eq", x, lit(-inf, x)), lit(inf, x), root(plus(x, 0.0)))
     if x.dtype == f32:
-        x, y = k.cast(x, f64), k.cast(y, f64)
-        return k.cast(_signed_power(x, y, exp(k.mul(y, log(absolute(x))))), f32)
+        a, b = k.cast(x, f64), k.cast(y, f64)
+        if isinstance(y, Lit) and abs(y.value) <= 16 and y.value == int(y.value):
+            whole = power_by_squaring(a, abs(int(y.value)))
+            return k.cast(whole if y.value > 0 else quotient(lit(1.0, a), whole), f32)
+        usual = k.binary("and", _positive(x), below(absolute(y), inf))
+        n, fraction = _split_normal(a)
+        near = exp(k.mul(b, _log_of_parts(k.cast(n, f64), fraction)))
+        far = _signed_power(a, b, exp(k.mul(b, log(absolute(a)))))
+        return k.choose(usual, k.cast(near, f32), k.cast(far, f32))
     return _signed_power(x, y, _power_f64(absolute(x), y))
 
 
