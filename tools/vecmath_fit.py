@@ -142,6 +142,8 @@ def fit_exp() -> None:
     relative = lambda r: mp.expm1(r) / (r * r) if abs(r) > 1e-9 else mp.mpf(1e9)  # noqa: E731
     show("EXPM1_F32", polynomial(_exp_tail, -narrow, narrow, 5, F32, relative))
     show("EXPM1_F64", polynomial(_exp_tail, -narrow, narrow, 10, F64, relative))
+    relative = lambda r: mp.exp(r) / max(r * r, mp.mpf(2) ** -30)  # noqa: E731
+    show("EXP_NARROW", polynomial(_exp_tail, -narrow, narrow, 6, F64, relative))
 
 
 def fit_log() -> None:
@@ -151,6 +153,7 @@ def fit_log() -> None:
     rest = lambda z: (_atanh_tail(z) - mp.mpf(1) / 3) / z if z > 1e-12 else mp.mpf(1) / 5  # noqa: E731
     show("LOG_F64_REST", polynomial(rest, 0, 0.02944, 9, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40) ** 2))
     show("LOG_F64", polynomial(_atanh_tail, 0, 0.02944, 8, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40)))
+    show("LOG_NARROW", polynomial(_atanh_tail, 0, 0.02944, 4, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40)))
 
 
 def fit_trig() -> None:

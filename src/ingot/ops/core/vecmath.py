@@ -37,6 +37,8 @@ from ingot.ops.core.words import (
     root,
     scaled_by,
     table,
+    two_product,
+    two_sum,
     with_sign,
 )
 
@@ -515,12 +517,23 @@ def power(x: Expr, y: Expr) -> Expr:
         if isinstance(y, Lit) and abs(y.value) <= 16 and y.value == int(y.value):
             whole = power_by_squaring(a, abs(int(y.value)))
             return k.cast(whole if y.value > 0 else quotient(lit(1.0, a), whole), f32)
-        usual = k.binary("and", _positive(x), below(absolute(y), inf))
-        n, fraction = _split_normal(a)
-        near = exp(k.mul(b, _log_of_parts(k.cast(n, f64), fraction)))
+        normal = k.binary("and", k.binary("ge", x, lit(F32.tiny, x)), below(x, inf))
+        usual = k.binary("and", normal, below(absolute(y), inf))
         far = _signed_power(a, b, exp(k.mul(b, log(absolute(a)))))
-        return k.choose(usual, k.cast(near, f32), k.cast(far, f32))
+        return k.choose(usual, k.cast(_power_near(x, b), f32), k.cast(far, f32))
     return _signed_power(x, y, _power_f64(absolute(x), y))
+
+
+def _power_near(x: Expr, y: Expr) -> Expr:
+    """x^y as a double within 2^-27 or beyond f32, for a normal f32 x and a finite double y."""
+    n, fraction = (k.cast(part, f64) for part in _split_normal(x))
+    s = quotient(fraction, plus(fraction, 2.0))
+    tail = polynomial(k.mul(s, s), [2 * value for value in (1.0, *c.LOG_NARROW)])
+    p = k.mul(y, k.fma(n, lit(F64.ln2[0], y), k.mul(s, tail)))
+    p = at_most(at_least(p, -200.0), 200.0)
+    shifted = k.fma(p, lit(2 * F64.half_log2e, y), lit(F64.shift + F64.bias, y))
+    r = k.fma(plus(shifted, -F64.shift - F64.bias), lit(-F64.ln2[0], y), p)
+    return k.mul(polynomial(r, (1.0, 1.0, *c.EXP_NARROW)), _power_of_two(shifted))
 
 
 def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
@@ -543,48 +556,36 @@ def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
     return k.select(trivial, one, value)
 
 
-def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """(s, e) with a + b = s + e exactly (Knuth)."""
-    s = k.add(a, b)
-    t = k.sub(s, a)
-    return s, k.add(k.sub(a, k.sub(s, t)), k.sub(b, t))
-
-
-def _two_product(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    p = k.mul(a, b)
-    return p, k.fma(a, b, negated(p))
-
-
 def _log_pair(a: Expr) -> tuple[Expr, Expr]:
     """log(a) as an unevaluated sum with about 2^-68 relative error, for 0 < a < inf."""
     n, f = _split(a)
     two = lit(2.0, a)
-    d, d_low = _two_sum(two, f)
+    d, d_low = two_sum(two, f)
     s = quotient(f, d)
     s_low = quotient(k.sub(k.fma(negated(s), d, f), k.mul(s, d_low)), d)
-    z, z_low = _two_product(s, s)
+    z, z_low = two_product(s, s)
     z_low = k.fma(scaled_by(s, 2.0), s_low, z_low)
     # log(1+f) = 2 s (1 + z (1/3 + z R(z))); 1/3 as a pair, the rest is small
     third = (lit(1 / 3, a), lit(1.850371707708594e-17, a))
     rest = k.mul(z, polynomial(z, c.LOG_F64_REST))
-    q, q_low = _two_sum(third[0], rest)
+    q, q_low = two_sum(third[0], rest)
     q_low = k.add(q_low, third[1])
-    w, w_low = _two_product(z, q)
+    w, w_low = two_product(z, q)
     w_low = k.add(w_low, k.fma(z, q_low, k.mul(z_low, q)))
-    v, v_low = _two_product(s, w)
+    v, v_low = two_product(s, w)
     v_low = k.add(v_low, k.fma(s, w_low, k.mul(s_low, w)))
-    total, error = _two_sum(s, v)
+    total, error = two_sum(s, v)
     error = k.add(error, k.add(s_low, v_low))
     total, error = scaled_by(total, 2.0), scaled_by(error, 2.0)
     high = scaled_by(n, c.LN2_EXACT[0])  # exact: 41 bits times 11 bits
-    total, lost = _two_sum(high, total)
+    total, lost = two_sum(high, total)
     return total, k.add(lost, k.fma(n, lit(c.LN2_EXACT[1], a), error))
 
 
 def _power_f64(a: Expr, y: Expr) -> Expr:
     """a^y for a >= 0 through a logarithm in two parts."""
     high, low = _log_pair(a)
-    high, low = _two_sum(high, low)
+    high, low = two_sum(high, low)
     ordinary = k.binary("and", above(a, 0.0), below(a, inf))
     plain = k.select(k.binary("eq", a, lit(0.0, a)), lit(-inf, a), a)
     high = k.select(ordinary, high, plain)

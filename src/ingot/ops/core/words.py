@@ -118,3 +118,15 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 def table(x: Expr, narrow: Sequence[float], wide: Sequence[float]) -> Sequence[float]:
     return narrow if x.dtype == f32 else wide
+
+
+def two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """(s, e) with a + b = s + e exactly (Knuth)."""
+    s = k.add(a, b)
+    t = k.sub(s, a)
+    return s, k.add(k.sub(a, k.sub(s, t)), k.sub(b, t))
+
+
+def two_product(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    p = k.mul(a, b)
+    return p, k.fma(a, b, negated(p))
