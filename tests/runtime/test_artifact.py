@@ -111,6 +111,17 @@ def test_crafted_headers_are_refused(path: Path, change: Callable[[dict], object
         artifact.load(path)
 
 
+def test_a_plan_nested_without_end_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = artifact.load(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", lambda value, dumps=json.dumps, **how: (
+            "[" * 100_000 if "steps" in value else dumps(value, **how)
+        ))  # fmt: skip
+        artifact.save(program, path)
+    with pytest.raises(ArtifactError, match="plan"):
+        artifact.load(path)
+
+
 def test_huge_header_length_allocates_nothing(path: Path):
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, 12, 0xFFFFFFFF)

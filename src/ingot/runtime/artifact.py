@@ -95,7 +95,7 @@ def load(path: Path) -> Program:
     stages = _Stages(path, view, {name: (sections[f"stage/{name}"], size) for name, size in sizes.items()})
     try:
         plan: Json = json.loads(_bytes(view, sections["plan"]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
     return Program.from_json(plan, blob=_bytes(view, sections["code"]), weights=weights, stages=stages)
 
