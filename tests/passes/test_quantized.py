@@ -9,7 +9,7 @@ from ingot import ops, pipeline
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, Op, const
-from ingot.ir.types import DType, i8, i32, u8
+from ingot.ir.types import DType, f32, i8, i32, i64, u8
 from ingot.ir.verify import verify
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.quantized import lower_quantized
@@ -175,3 +175,22 @@ def test_levels_quantized_again_are_the_same() -> None:
     for scale, zero in ((0.5, np.uint8(7)), (0.25, np.uint8(8)), (0.25, np.int8(7))):
         other = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(scale)), const(np.asarray(zero)))
         assert lowered(graph(other)).outputs != (x,)
+
+
+TABLE = levels(9, 6, dtype=i8)
+
+
+@pytest.mark.parametrize("zero", [np.int8(3), np.zeros((9, 1), np.int8), levels(9, 1, dtype=i8, seed=1)])
+@pytest.mark.parametrize("scale", [0.5, np.linspace(0.1, 1, 9)[:, None], np.linspace(0.1, 1, 6), np.full((9, 6), 0.25)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tables_are_read_as_levels(axis: int, zero: np.ndarray, scale: np.ndarray) -> None:
+    """By rows and by columns, with parameters of the whole table, of each row, of each column and of each number."""
+    table = value(TABLE, zero, scale)
+    g = graph(ops.Take(axis)(table, arg("at", symbol("n"), dtype=i64)))
+    new = lowered(g)
+    assert not any(n.type.size == TABLE.size and n.dtype == f32 for n in new.nodes() if np.ndim(scale) < 2 or n.inputs)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    whole = (TABLE.astype(np.float32) - zero) * np.float32(scale)
+    for at in (np.array([5, 0, 5, 2]), np.array([4])):
+        for got in (interpret(new, [at])[0], model(at)):
+            np.testing.assert_array_equal(np.asarray(got), whole.take(at, axis).astype(np.float32))

@@ -2,6 +2,7 @@
 
     max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
     quantize((q - z) * s)   ->   q                              by the same scale and zero
+    gather((q - z) * s, i)  ->   (gather(q, i) - z) * s         of a constant table, which stays as small as it is
 
 Products, where the machine multiplies and adds bytes four at a time:
 
@@ -54,6 +55,8 @@ def _later(n: Node, inputs: Sequence[Node]) -> Node:
     if not inputs or not isinstance(inputs[0].op, ops.Dequantize):
         return new
     q, zero, *scale = inputs[0].inputs
+    if isinstance(n.op, ops.Gather) and isinstance(q.op, Const):
+        return _gathered(n.op, *inputs) or new
     if is_constant(q) or any(p.type.size != 1 for p in (zero, *scale)):
         return new
     if isinstance(n.op, ops.Quantize) and scale:
@@ -63,6 +66,24 @@ def _later(n: Node, inputs: Sequence[Node]) -> Node:
     if moves or (_chooses(n.op) and all(_is_positive(s) for s in scale)):
         return inputs[0].op(n.op(q, loc=n.loc), *(ops.reshape(p, ()) for p in (zero, *scale)), loc=inputs[0].loc)
     return new
+
+
+def _gathered(op: ops.Gather, table: Node, at: Node) -> Node | None:
+    """What is read of a table's levels, and what it stands for behind it."""
+    q, *parameters = table.inputs
+    if q.dtype.bits < 8 or op.operand_batching_dims:
+        return None
+
+    def read(p: Node) -> Node:
+        value = splat_of(p)
+        if value is not None:
+            return const(value.astype(p.dtype.numpy))
+        p = ops.reshape(p, (*(1,) * (q.type.rank - p.type.rank), *p.shape))
+        # of an axis of one element that one is read: places beyond the end are the last
+        sizes = tuple(1 if whole == 1 else size for whole, size in zip(p.shape, op.slice_sizes, strict=True))
+        return replace(op, slice_sizes=sizes)(p, at)
+
+    return table.op(op(q, at), *map(read, parameters), loc=table.loc)
 
 
 def _chooses(op: Op) -> bool:
