@@ -164,9 +164,12 @@ def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Opti
     if not isinstance(model, frontend.ImportedModel):
         imported = frontend.import_exported(_exported(model, example_inputs, dynamic))
     compiled = _compile_graph(imported.graph, options)
+    to_torch = frontend.to_torch
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        out = compiled(*(t.detach().contiguous() for t in inputs))
-        return out if isinstance(out, tuple) else (out,)
+        out: Any = compiled(*(t.detach().contiguous() for t in inputs))
+        results = out if isinstance(out, tuple) else (out,)
+        # a program answers in its inputs' kind, and in arrays where it has none
+        return results if inputs else [to_torch(r) for r in results]
 
     return TorchModel(compiled, imported.caller(run))

@@ -247,3 +247,15 @@ def test_the_second_size_makes_it_dynamic() -> None:
             x = torch.randn(batch, 3, 8)
             close(compiled(x), net(x))
     assert len(spy.models) == 2
+
+
+def test_a_graph_without_inputs_gives_tensors() -> None:
+    def masked(x: Tensor) -> Tensor:
+        mask = torch.full((3, 3), -torch.inf).triu(1)
+        torch._dynamo.graph_break()
+        return x + mask.to(x.dtype)
+
+    torch._dynamo.reset()
+    x = torch.randn(3, 3)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(masked, backend="ingot")(x), masked(x))

@@ -7,8 +7,9 @@ imported.inputs.flatten(args, kwargs)             # the user's call -> the graph
 imported.outputs.unflatten(tensors)               # the graph's outputs -> the model's own structure
 """
 
+from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.export import export_module
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.program import import_exported
 
-__all__ = ["ImportedModel", "export_module", "import_exported"]
+__all__ = ["ImportedModel", "export_module", "import_exported", "to_torch"]
