@@ -41,11 +41,10 @@ class Leaf:
     pinned: bool = False
 
 
-def load_leaf(buffer: Buffer, layout: Layout, pinned: bool = False) -> Leaf:
+def load_leaf(buffer: Buffer, layout: Layout) -> Leaf:
     """A leaf that reads `buffer` by `layout`."""
     return Leaf(
-        lambda block, index, mask: load_at(block, buffer, ix.linear(index, layout.strides, layout.offset), mask),
-        pinned=pinned,
+        lambda block, index, mask: load_at(block, buffer, ix.linear(index, layout.strides, layout.offset), mask)
     )
 
 

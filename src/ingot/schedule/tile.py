@@ -206,14 +206,14 @@ def fits(m: int, nv: int, machine: Machine) -> bool:
     return m * nv + nv + 1 <= machine.registers
 
 
-def plan_contraction(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None = None) -> Plan:
-    """The plan with the fewest modelled cycles, or the best one around a given `tile`: (lines, width, vectors)."""
-    return plan_of(c, machine, choose(c, machine, tile))
+def plan_contraction(c: Contraction, machine: Machine) -> Plan:
+    """The plan with the fewest modelled cycles."""
+    return plan_of(c, machine, choose(c, machine))
 
 
-def choose(c: Contraction, machine: Machine, tile: tuple[int, int, int] | None = None) -> Direct:
-    """What the model chooses, or what it chooses around a given `tile`."""
-    tile = tile or rank_tiles(c, machine)[0]
+def choose(c: Contraction, machine: Machine) -> Direct:
+    """What the model chooses."""
+    tile = rank_tiles(c, machine)[0]
     return _around(c, machine, tile, rank_chunks(c, machine, tile)[0])
 
 
