@@ -249,6 +249,18 @@ def test_cumulative_along_and_across_vectors(kind: str, reverse: bool, machine) 
     check(Graph(tuple(ins), (op.cumulative(kind, a, 1, reverse),)), [x], machine=machine)
 
 
+@both
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_cumulative_lines_from_memory(dtype: str, machine) -> None:
+    """Lines in whole pieces and cut ones, inside a batch and with dimensions behind, to and fro."""
+    for shape, axis in (((9, 5000), 0), ((3, 7, 2100), 1), ((3, 4, 1500), 0), ((0, 5000), 0), ((2, 5000), 0)):
+        x = (np.random.default_rng(1).standard_normal(shape) * 9).astype(dtype)
+        for kind, reverse, exclusive in (("sum", False, False), ("max", True, True), ("sum", True, False)):
+            (a,) = ins = inputs_like([x])
+            graph = Graph(tuple(ins), (op.cumulative(kind, a, axis, reverse, exclusive),))
+            check(graph, [x], machine=replace(machine, l3=64))
+
+
 def _repeated(x: Node, times: int) -> Node:
     wide = op.broadcast_to(op.expand_dims(x, -1), (*x.shape, times))
     return op.reshape(wide, (*x.shape[:-1], x.shape[-1] * times))

@@ -12,7 +12,7 @@ and products of f32 are kept in f64, of which they are rounded once; those of f6
 from __future__ import annotations
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, estimate
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -21,7 +21,7 @@ from ingot.ops import CumReduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Index, load_at
+from ingot.schedule.emit import Index, load_at, store_at
 from ingot.schedule.fold import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
@@ -40,6 +40,8 @@ from ingot.schedule.pointwise import (
 )
 from ingot.schedule.short_rows import LINE
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
+
+PIECE = 1024  # columns of a line that are walked together where elements come from memory
 
 
 def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -109,13 +111,41 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
 
         vector_loop(block, ZERO, length, width, machine, vector, reverse=op.reverse)
 
+    def lines(block: Block, index: Index, _: Expr | None) -> None:
+        """A piece of one line after the other, which memory gives sooner than columns."""
+        size, whole = x.shape[others[axis]], machine.lanes(x.dtype)
+        low = block.let(k.mul(index[axis], integer(PIECE)), "low")
+        high = block.let(k.binary("min", k.add(low, integer(PIECE)), dim_expr(size)), "high")
+        block.multiples[getattr(low, "name", "")] = PIECE
+        acc = block.alloc("sums", dtype, PIECE, scratch=0)
+        start = Lit(dtype, whole, identity_of(op.kind, dtype))
+        block.loop("j", 0, PIECE, whole, lambda b, e: b.store(acc, e, start))
+
+        def vector(b: Block, i: Expr, e: Expr, mask: Expr | None) -> None:
+            at = ix.sub(dim_expr(length - 1), i) if op.reverse else i
+            own, there = (*index[:axis], e, *index[axis + 1 :]), ix.sub(e, low)
+            below = place(own, ix.add(at, integer(-1 if op.reverse else 1)))
+            b.stmts.append(k.Prefetch(operands.ins[which], ix.first_lane(below)))
+            old = load_at(b, acc, there, mask)
+            new = b.let(k.binary(combining(op.kind, dtype), old, operand(b, own, at, mask)), "n")
+            store_at(b, acc, there, new, mask)
+            result(b, own, at, old if op.exclusive else new, mask)
+
+        def line(b: Block, i: Expr) -> None:
+            vector_loop(b, low, high, whole, machine, lambda c, e, m: vector(c, i, e, m), multiple=whole)
+
+        block.loop("i", 0, length, 1, line)
+
     chunk, top = k.var("chunk"), Block()
-    shape = tuple(x.shape[d] for d in others)
+    shape, work, scratch = tuple(x.shape[d] for d in others), max(1, estimate(length)), 0
     write = row if along else columns
+    pieces = tuple(ceildiv(n, PIECE) if dense and d == axis else n for d, n in enumerate(shape))
+    if stream and dense and estimate(product(pieces)) >= 2 * machine.threads:
+        write, shape, lanes, work, scratch = lines, pieces, 1, work * PIECE, PIECE * dtype.nbytes
     size = STREAMED if stream else CHUNK
-    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=max(1, estimate(length)), size=size)
+    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=work, size=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)))
-    kernel = Kernel("cumulative", operands.params, dims, chunk, chunks, top.body)
+    kernel = Kernel("cumulative", operands.params, dims, chunk, chunks, top.body, scratch)
     return Lowered((Step(kernel, operands.args),))
 
 
