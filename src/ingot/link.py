@@ -116,7 +116,8 @@ class _Memory:
     nbytes: DimLike
     index: int = 0
     offset: int = 0
-    zeroed: str | None = None
+    halo: str | None = None
+    fill: int = 0
     name: str = ""
     first: int | None = None
     last: int = 0
@@ -166,9 +167,9 @@ class _Linker:
         owner = self.storage.places[node].owner
         found = self.of_owner.get(owner)
         if found is None:
-            zeroed = self.storage.halos.get(owner)
+            halo, fill = self.storage.halos.get(owner, (None, 0))
             nbytes = self.storage.places[owner].layout.span * owner.dtype.nbytes
-            found = self._new(owner, _Memory("arena", nbytes, zeroed=zeroed))
+            found = self._new(owner, _Memory("arena", nbytes, halo=halo, fill=fill))
         return found
 
     def _weight(self, constant: Array, pack: Pack | None) -> int:
@@ -354,7 +355,7 @@ def link(
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(
         rt.Buffer(
-            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.zeroed, None, b.name
+            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.halo, b.fill, None, b.name
         )
         for i, b in enumerate(linker.buffers)
     )

@@ -37,7 +37,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], threads: int = 2) ->
             case "weight":
                 memory[b.id] = program.weights[b.offset : b.offset + nbytes]
             case "arena":
-                memory[b.id] = np.zeros(nbytes, np.uint8) if b.zeroed else np.full(nbytes, 0xFF, np.uint8)
+                memory[b.id] = np.full(nbytes, b.fill if b.halo else 0xFF, np.uint8)
     kernels = {kernel.name: kernel for kernel in trace.kernels}
     for step in program.steps:
         kernel = kernels[step.kernel]

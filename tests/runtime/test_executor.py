@@ -189,7 +189,7 @@ def test_zeroed_halos_survive_other_shapes_in_the_same_arena():
             Buffer(0, "input", nbytes),
             Buffer(1, "output", padded),
             Buffer(2, "arena", nbytes, first_step=0, last_step=1),
-            Buffer(3, "arena", padded, first_step=0, last_step=2, zeroed="pad16"),
+            Buffer(3, "arena", padded, first_step=0, last_step=2, halo="pad16"),
             Buffer(4, "arena", nbytes, first_step=0, last_step=2, alias=(3, 64)),
         ),
         steps=(

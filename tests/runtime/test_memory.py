@@ -53,7 +53,7 @@ def test_regions_are_zero_aligned_and_private():
     os.waitpid(child, 0)
     assert view[0] == 0
     view[:] = 7
-    region.zero(10, 5)
+    region.fill(10, 5, 0)
     assert view[9] == 7 and not view[10:15].any() and view[15] == 7
 
 

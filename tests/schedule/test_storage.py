@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from ingot import ops
+from ingot import ops, pipeline
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
+from ingot.ir.types import i32, u8
 from ingot.ops.group import Group
 from ingot.passes.fuse import fuse
+from ingot.runtime.executor import CompiledModel
 from ingot.schedule.storage import Storage, assign
+from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
 RNG = np.random.default_rng(0)
@@ -92,3 +98,23 @@ def test_values_of_one_owner_do_not_overlap() -> None:
         cols = np.arange(int(n.shape[1])) * place.layout.strides[1]  # type: ignore[arg-type]
         marks[(rows + cols + place.layout.offset).reshape(-1)] += 1
     assert all((m <= 1).all() for m in used.values())
+
+
+@pytest.mark.parametrize("fills", [(7, 7), (7, 0), (0, 255)])
+def test_halos_of_any_byte(fills: tuple[int, int]) -> None:
+    """Pads of bytes inside each other and beside each other, alike or not, at two batch sizes in turns."""
+    x = arg("x", symbol("n"), 6, 6, 16, dtype=u8)
+    w = const(np.random.default_rng(1).integers(-9, 9, (16, 8, 3, 3)).astype(np.int8))
+    conv = ops.Convolution((1, 1), ((0, 0),) * 2, (1, 1), (1, 1), "NHWC", "IOHW", "NHWC", dtype=i32)
+
+    def padded(v: Node, by: int, fill: int) -> Node:
+        return ops.pad(v, (0, by, by, 0), (0, by, by, 0), const(np.uint8(fill)))
+
+    y = padded(padded(ops.xor(x, ops.full(x.shape, 1, u8)), 1, fills[0]), 2, fills[1])
+    z = padded(ops.xor(x, ops.full(x.shape, 2, u8)), 3, fills[1])
+    both = ops.concat((y, z), 0)
+    g = graph(conv(both, w))
+    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    for n in (1, 3, 2, 1):
+        given = np.random.default_rng(n).integers(0, 256, (n, 6, 6, 16)).astype(np.uint8)
+        np.testing.assert_array_equal(model(given), interpret(g, [given])[0])

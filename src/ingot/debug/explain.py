@@ -251,7 +251,7 @@ def _blocks(program: Program, instance: Instance) -> list[Block]:
             b.last_step,
             instance.layout.offsets[b.id],
             evaluate(b.nbytes, instance.values),
-            b.zeroed is not None,
+            b.halo is not None,
         )
         for b in program.buffers
         if b.kind == "arena" and b.alias is None

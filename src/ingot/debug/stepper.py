@@ -71,8 +71,8 @@ class Stepper:
         self.sizes = self.instance.values
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
-        for offset, nbytes in self.instance.layout.zeroed:
-            self.arena[offset : offset + nbytes] = 0
+        for offset, nbytes, byte in self.instance.layout.filled:
+            self.arena[offset : offset + nbytes] = byte
         self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)
         self.weights[: program.weights.nbytes] = program.weights
         shapes = zip(program.outputs, self.instance.output_shapes, strict=True)

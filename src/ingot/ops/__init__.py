@@ -130,6 +130,7 @@ from ingot.ops.core.shape import (
     Slice,
     Transpose,
     Windows,
+    fill_byte,
 )
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
@@ -136,7 +136,7 @@ class _Fusion:
         self.homes[node] = homes
 
     def _is_storage(self, node: Node) -> bool:
-        """Concats and zero pads whose operands are computed and which are read as memory."""
+        """Concats and pads whose operands are computed and which are read as memory."""
         if node in self.outputs and not isinstance(node.op, ops.Concat):
             return False
         if isinstance(node.op, ops.Concat):
@@ -144,10 +144,7 @@ class _Fusion:
             return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._widens(node.op):
             return False
-        fill = node.inputs[1]
-        # -0.0 is no zero: a halo is made of zero bytes
-        zero = isinstance(fill.op, Const) and fill.type.size == 1 and not any(fill.op.value.tobytes())
-        return zero and node in self.forced
+        return ops.fill_byte(node) is not None and node in self.forced
 
     def _widens(self, op: ops.Pad) -> bool:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}

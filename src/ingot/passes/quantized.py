@@ -29,7 +29,7 @@ from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.passes.constants import is_constant, splat_of
 
-MOST_TERMS = 1 << 16  # of a sum: 255 * 128 times as much is less than 2^31
+MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
 
 def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
@@ -137,7 +137,7 @@ def _levels(x: Node) -> _Levels | None:
     """What `x` is, seen through ops that rearrange it."""
     if isinstance(x.op, ops.Dequantize):
         return _of_op(x)
-    if not isinstance(x.op, ops.Reshape | ops.Transpose):
+    if not isinstance(x.op, ops.Reshape | ops.Transpose | ops.Reverse):
         return None
     own = _levels(x.inputs[0])
     if own is None:
@@ -146,6 +146,8 @@ def _levels(x: Node) -> _Levels | None:
     moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
     if own.axis is None:
         return moved
+    if isinstance(x.op, ops.Reverse):
+        return moved.along(None if own.axis in x.op.dims else own.axis)
     if isinstance(x.op, ops.Transpose):
         return moved.along(x.op.permutation.index(own.axis))
     groups = reshape_groups(x.inputs[0].shape, x.shape) or ()
@@ -207,9 +209,9 @@ def _in_integers(n: Node) -> Node | None:
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
-        return sums
+        return _cast(sums, i32)
     scale = ops.mul(a.scale, b.scale)
-    return ops.mul(ops.Convert(f32)(sums), _spread(scale, n, _column(n, b)), loc=n.loc)
+    return ops.mul(_cast(sums, f32), _spread(scale, n, _column(n, b)), loc=n.loc)
 
 
 def _column(n: Node, b: _Levels) -> int | None:
@@ -252,27 +254,34 @@ def _multiplied(n: Node, a: _Levels, b: _Levels) -> Node | None:
     return sums
 
 
+def _has_holes(op: ops.Convolution) -> bool:
+    return any(d != 1 for d in op.lhs_dilation)
+
+
 def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Convolution)
     window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]
     depth, output = product(b.q.shape[d] for d in window), op.rhs_layout.index("O")
-    plain = op.batch_groups == 1 and all(d == 1 for d in op.lhs_dilation) and b.axis in (None, output)
+    plain = op.batch_groups == 1 and b.axis in (None, output) and (_is_zero(a.zero) or not _has_holes(op))
     channels = b.q.shape[op.rhs_layout.index("I")]
-    whole = op.feature_groups == 1 or (isinstance(channels, int) and channels % 4 == 0)
-    if not (plain and whole and isinstance(depth, int) and depth <= MOST_TERMS and _is_zero(b.zero)):
+    depthwise = channels == 1 and op.feature_groups > 1
+    whole = op.feature_groups == 1 or depthwise or (isinstance(channels, int) and channels % 4 == 0)
+    most = MOST_EXACT if depthwise else MOST_TERMS
+    if not (plain and whole and isinstance(depth, int) and depth <= most and _is_zero(b.zero)):
         return None
-    x, centred = a.q, not _is_zero(a.zero)
+    # a depthwise convolution is no sum of many products: f32 holds them exactly
+    x, centred, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
     if centred and any(map(any, op.padding)):
         low, high = ([0] * x.type.rank for _ in range(2))
         for letter, (before, behind) in zip(op.spatial, op.padding, strict=True):
             low[op.lhs_layout.index(letter)], high[op.lhs_layout.index(letter)] = before, behind
         x = ops.pad(x, tuple(low), tuple(high), _cast(a.zero, u8))
         op = replace(op, padding=((0, 0),) * len(op.padding))
-    sums = replace(op, dtype=i32)(x, b.q, loc=n.loc)
+    sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
     if centred:
-        of_b = ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q))
-        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), a.zero))
+        of_b = _cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
+        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), _cast(a.zero, sums_in)))
     return sums
 
 

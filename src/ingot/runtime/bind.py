@@ -80,30 +80,30 @@ def _used(size: Expr, origin: Mapping[str, str]) -> list[str]:
 class Layout:
     """Where the arena buffers of a bound program are.
 
-    offsets: byte offset of each arena buffer that is not an alias. zeroed: (offset, bytes) of the regions that
-    must be zero before the first run. nbytes: the arena's size.
+    offsets: byte offset of each arena buffer that is not an alias. filled: (offset, bytes, byte) of the regions that
+    must hold that byte before the first run. nbytes: the arena's size.
     """
 
     def __init__(self, program: Program, values: Mapping[str, int]) -> None:
         plain: list[tuple[Buffer, int]] = []
-        groups: dict[tuple[str, int], list[Buffer]] = {}
+        groups: dict[tuple[str, int, int], list[Buffer]] = {}
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
             nbytes = evaluate(buffer.nbytes, values)
-            if buffer.zeroed is None:
+            if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
-                groups.setdefault((buffer.zeroed, nbytes), []).append(buffer)
+                groups.setdefault((buffer.halo, buffer.fill, nbytes), []).append(buffer)
         requests = [memory.Request(n, b.first_step, b.last_step) for b, n in plain]
         places, total = memory.place(requests)
         self.offsets = {buffer.id: place for (buffer, _), place in zip(plain, places, strict=True)}
-        self.zeroed: list[tuple[int, int]] = []
-        for (_, nbytes), members in groups.items():
+        self.filled: list[tuple[int, int, int]] = []
+        for (_, fill, nbytes), members in groups.items():
             requests = [memory.Request(nbytes, b.first_step, b.last_step) for b in members]
             places, size = memory.place(requests)
             self.offsets.update({b.id: total + place for b, place in zip(members, places, strict=True)})
-            self.zeroed.append((total, size))
+            self.filled.append((total, size, fill))
             total += size
         self.nbytes = total
 

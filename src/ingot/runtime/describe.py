@@ -49,7 +49,7 @@ def _buffers(program: Program, instance: Instance | None) -> list[list[str]]:
     return [
         [
             str(buffer.id),
-            buffer.kind + (f" zeroed:{buffer.zeroed}" if buffer.zeroed else ""),
+            buffer.kind + (f" halo of {buffer.fill}:{buffer.halo}" if buffer.halo else ""),
             str(evaluate(buffer.nbytes, instance.values)) if instance else show(buffer.nbytes),
             f"{buffer.first_step}-{buffer.last_step}" if buffer.kind == "arena" else "",
             _place(buffer, instance),

@@ -156,13 +156,14 @@ class CompiledModel:
     def _activate(self, instance: Instance) -> None:
         """Make the arena this instance's. The pool's lock is held."""
         layout = instance.layout
-        if layout.nbytes > self._arena.nbytes:
+        fresh = layout.nbytes > self._arena.nbytes
+        if fresh:
             self._arena = memory.Region(1)  # let the old one go first: peak memory is one arena
             self._arena = memory.Region(layout.nbytes)
-        else:
-            # Another instance's buffers may have lain there.
-            for offset, nbytes in layout.zeroed:
-                self._arena.zero(offset, nbytes)
+        for offset, nbytes, byte in layout.filled:
+            # fresh memory is zero; elsewhere another instance's buffers may have lain
+            if byte or not fresh:
+                self._arena.fill(offset, nbytes, byte)
         instance.attach(
             pool=self._revive().address,
             arena=self._arena.address,

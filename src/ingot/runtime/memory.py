@@ -97,8 +97,8 @@ class Region:
         """A view of the bytes; it keeps the memory alive."""
         return np.frombuffer(self._map, np.uint8)
 
-    def zero(self, offset: int, nbytes: int) -> None:
-        ctypes.memset(self.address + offset, 0, nbytes)
+    def fill(self, offset: int, nbytes: int, byte: int) -> None:
+        ctypes.memset(self.address + offset, byte, nbytes)
 
 
 class Results:

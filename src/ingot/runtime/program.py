@@ -55,8 +55,8 @@ class Buffer:
     """Memory that steps read and write.
 
     arena: placed by the runtime; lives from first_step to last_step, inclusive. weight: at byte `offset` of the
-    weights. input/output: number `index`. zeroed: an arena buffer that is zero when its program is bound and
-    whose halo no step ever writes; it shares memory only with buffers of the same `zeroed` key and size.
+    weights. input/output: number `index`. halo: an arena buffer whose bytes are all `fill` when its program is
+    bound and whose halo no step ever writes; it shares memory only with buffers of the same key, fill and size.
     alias: (buffer id, byte offset): a part of another buffer; needs no memory of its own.
     """
 
@@ -67,7 +67,8 @@ class Buffer:
     last_step: int = 0
     offset: int = 0
     index: int = 0
-    zeroed: str | None = None
+    halo: str | None = None
+    fill: int = 0
     alias: tuple[int, Expr] | None = None
     name: str = ""
 
@@ -189,7 +190,7 @@ class Program:
             "outputs": [_spec_json(spec) for spec in self.outputs],
             "buffers": [
                 [
-                    *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.zeroed),
+                    *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),
                     None if b.alias is None else [b.alias[0], _expr_json(b.alias[1])],
                     b.name,
                 ]
@@ -265,7 +266,7 @@ def _spec(value: Json) -> TensorSpec:
 
 
 def _buffer(value: Json) -> Buffer:
-    identity, kind, nbytes, first, last, offset, index, zeroed, alias, name = _list(value, 10)
+    identity, kind, nbytes, first, last, offset, index, halo, fill, alias, name = _list(value, 11)
     part: tuple[int, Expr] | None = None
     if alias is not None:
         parent, at = _list(alias, 2)
@@ -278,7 +279,8 @@ def _buffer(value: Json) -> Buffer:
         last_step=_int(last),
         offset=_int(offset),
         index=_int(index),
-        zeroed=None if zeroed is None else _str(zeroed),
+        halo=None if halo is None else _str(halo),
+        fill=_int(fill),
         alias=part,
         name=_str(name),
     )

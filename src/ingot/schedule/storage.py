@@ -36,11 +36,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Storage:
-    """Places of all values; `halos`: buffers that must start as zero, with a key that equal geometries share."""
+    """Places of all values; `halos`: buffers that must start with all bytes alike, with a key that
+    equal geometries share and the byte."""
 
     graph: Graph
     places: dict[Node, Place]
-    halos: dict[Node, str]
+    halos: dict[Node, tuple[str, int]]
 
 
 def assign(graph: Graph) -> Storage:
@@ -60,7 +61,7 @@ class _Assignment:
         self.graph = graph
         self.users = graph.uses()
         self.places: dict[Node, Place] = {}
-        self.halos: dict[Node, str] = {}
+        self.halos: dict[Node, tuple[str, int]] = {}
 
     def run(self) -> tuple[Node, Node] | None:
         """Fill `places`; the (storage op, operand) that does not fit, if there is one."""
@@ -80,8 +81,12 @@ class _Assignment:
                     return node, operand
                 self.places[operand] = Place(place.owner, inner)
             if isinstance(node.op, ops.Pad):
-                inner = self.halos.get(place.owner, "")
-                self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}"
+                fill = ops.fill_byte(node)
+                assert fill is not None
+                inner, outer_fill = self.halos.get(place.owner, ("", fill))
+                if outer_fill != fill:
+                    return next(u for u in self.users[node] if isinstance(u.op, ops.Concat | ops.Pad)), node
+                self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}", fill
         self._in_place()
         return None
 

@@ -32,7 +32,8 @@ Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> DType:
-    """The result's dtype: as asked, else the operands'. Operands of one kind may mix when it is given."""
+    """The result's dtype: as asked, else the operands'. Operands of one kind may mix when it is given; floats may sum
+    products of bytes."""
     kind = (a.dtype.is_integer and b.dtype.is_integer) or (a.dtype.is_float and b.dtype.is_float)
     op.expect(
         a.dtype == b.dtype or (kind and dtype is not None),
@@ -40,7 +41,9 @@ def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> 
     )
     op.expect(a.dtype.kind != "b", "expected number operands, got bool")
     out = dtype or a.dtype
-    op.expect(out.is_float == a.dtype.is_float, f"dtype: expected the kind of the operands {a.dtype}, got {out}")
+    bytes_in_floats = out.is_float and max(a.dtype.bits, b.dtype.bits) <= 8
+    fits = out.is_float == a.dtype.is_float or bytes_in_floats
+    op.expect(fits, f"dtype: expected the kind of the operands {a.dtype}, got {out}")
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Cropped, Op
+from ingot.ir.node import Const, Cropped, Node, Op
 from ingot.ir.types import DTYPES, Box, Shape, TensorType, i64
 from ingot.ops.core.base import (
     Category,
@@ -387,6 +387,13 @@ def pad_array(
     full[tuple(slice(max(lo, 0), max(lo, 0) + n, i + 1) for n, lo, i in zip(sizes, low, interior, strict=True))] = x
     crop = (slice(max(-lo, 0), n - max(-hi, 0)) for n, lo, hi in zip(full.shape, low, high, strict=True))
     return full[tuple(crop)].copy()
+
+
+def fill_byte(pad: Node) -> int | None:
+    """The byte that all bytes of what a Pad adds are: 0 for 0.0, any for numbers of 8 bits; None where they differ."""
+    value = pad.inputs[1].op
+    found = set(value.value.tobytes()) if isinstance(value, Const) else set[int]()
+    return found.pop() if len(found) == 1 else None
 
 
 @dataclass(frozen=True)
