@@ -41,9 +41,13 @@ def lowered(g: Graph, int8_dot: bool = True) -> Graph:
 
 
 def in_integers(g: Graph) -> bool:
-    """Whether all products are of u8 with i8, summed in i32."""
+    """Whether all products are of u8 with i8, summed in i32, or in f32 where they are few."""
     products = [n for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Convolution)]
-    return all([i.dtype for i in n.inputs] == [u8, i8] and n.dtype == i32 for n in products)
+    return all([i.dtype for i in n.inputs] == [u8, i8] and (n.dtype == i32 or _is_depthwise(n)) for n in products)
+
+
+def _is_depthwise(n: Node) -> bool:
+    return isinstance(n.op, ops.Convolution) and n.op.feature_groups == n.shape[n.op.out_layout.index("C")] > 1
 
 
 def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
@@ -77,8 +81,11 @@ def test_matmul(given: tuple[DType, int], weights: tuple[DType, int]) -> None:
 @pytest.mark.parametrize("zero", [0, 100])
 @pytest.mark.parametrize(
     ("channels", "groups", "size", "stride", "pad", "dilation"),
-    [(3, 1, 7, 2, 3, 1), (8, 1, 3, 1, 1, 1), (5, 1, 3, 1, 2, 2), (16, 1, 1, 1, 0, 1), (24, 3, 3, 2, 1, 1)],
-)
+    [
+        (3, 1, 7, 2, 3, 1), (8, 1, 3, 1, 1, 1), (5, 1, 3, 1, 2, 2), (16, 1, 1, 1, 0, 1), (24, 3, 3, 2, 1, 1),
+        (12, 12, 5, 2, 2, 1),
+    ],
+)  # fmt: skip
 def test_convolution(zero: int, channels: int, groups: int, size: int, stride: int, pad: int, dilation: int) -> None:
     """What padding adds stands for 0 and so is a's zero, and a sum for each output channel is exact."""
     x = levels(2, channels, 11, 13, dtype=u8)
@@ -90,6 +97,20 @@ def test_convolution(zero: int, channels: int, groups: int, size: int, stride: i
     g = graph(conv(value(arg("x", *x.shape, dtype=u8), zero, 0.5), value(w, 0, scale)))
     for got in results(g, x):
         np.testing.assert_allclose(got, exact, rtol=ROUNDED)
+
+
+@pytest.mark.parametrize("zero", [0, 9])
+def test_transposed_convolution(zero: int) -> None:
+    """Holes between elements stand for 0: in integers only where that is a's zero."""
+    x, w = levels(1, 6, 5, 4, dtype=u8), levels(6, 8, 2, 2, dtype=i8, seed=1)
+    conv = ops.ConvTranspose((2, 2), ((0, 0), (0, 0)), (0, 0), (1, 1))
+    g = graph(conv(value(arg("x", *x.shape, dtype=u8), zero, 0.5), value(w, 0, np.linspace(0.1, 1, 8)[:, None, None])))
+    scale = np.linspace(0.1, 1, 8).astype(np.float32).astype(np.float64)[:, None, None]
+    exact = conv.reference(x.astype(np.float64) - zero, w.astype(np.float64)) * 0.5 * scale
+    assert in_integers(lowered(g)) == (zero == 0)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    for got in (interpret(lowered(g), [x])[0], model(x)):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
 def test_views_between() -> None:

@@ -150,8 +150,12 @@ def _levels(x: Node) -> _Levels | None:
         return moved.along(None if own.axis in x.op.dims else own.axis)
     if isinstance(x.op, ops.Transpose):
         return moved.along(x.op.permutation.index(own.axis))
-    groups = reshape_groups(x.inputs[0].shape, x.shape) or ()
-    return moved.along(next((new[0] for old, new in groups if old == (own.axis,) and len(new) == 1), None))
+    before, after = x.inputs[0].shape, x.shape
+    for old, new in reshape_groups(before, after) or ():
+        sized = [d for d in new if after[d] != 1]
+        if [d for d in old if before[d] != 1] == [own.axis] and len(sized) == 1:
+            return moved.along(sized[0])
+    return None
 
 
 def _of_op(x: Node) -> _Levels | None:
