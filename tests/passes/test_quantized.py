@@ -9,7 +9,7 @@ from ingot import ops, pipeline
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, Op, const
-from ingot.ir.types import DType, f32, i8, i32, i64, u8
+from ingot.ir.types import DType, f32, i4, i8, i32, i64, u4, u8
 from ingot.ir.verify import verify
 from ingot.passes.lower import lower_model_ops
 from ingot.passes.quantized import lower_quantized
@@ -215,3 +215,18 @@ def test_tables_are_read_as_levels(axis: int, zero: np.ndarray, scale: np.ndarra
     for at in (np.array([5, 0, 5, 2]), np.array([4])):
         for got in (interpret(new, [at])[0], model(at)):
             np.testing.assert_array_equal(np.asarray(got), whole.take(at, axis).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [i4, u4, i8])
+def test_scales_of_blocks_are_known(dtype: DType) -> None:
+    """A scale for each block of a sum's terms, spread over it by ops that rearrange: nothing is left to be done."""
+    low, high = (-8, 8) if dtype != u4 else (0, 16)
+    q = np.random.default_rng(0).integers(low, high, (12, 5)).astype(dtype.numpy)
+    scale, zero = np.linspace(0.1, 2, 15, dtype=np.float32).reshape(3, 1, 5), np.arange(15).reshape(3, 1, 5) % 7
+    spread = [ops.reshape(ops.broadcast_to(const(p), (3, 4, 5)), (12, 5)) for p in (zero.astype(dtype.numpy), scale)]
+    g = graph(ops.MatMul()(arg("x", 2, 12), ops.Dequantize()(const(q), *spread)))
+    assert len(lowered(g).nodes()) == 3
+    x = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
+    w = (q.astype(np.float32) - zero.repeat(4, 1).reshape(12, 5)) * scale.repeat(4, 1).reshape(12, 5)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    np.testing.assert_allclose(np.asarray(model(x)), x @ w, rtol=1e-5, atol=1e-5)

@@ -111,12 +111,16 @@ def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
         return replace(n.op, divides=not exact)(*inputs, loc=n.loc)
     if not isinstance(n.op, ops.Dequantize):
         return n.with_inputs(inputs)
-    if all(isinstance(i.op, Const) for i in inputs):
-        arrays = [i.op.value for i in inputs if isinstance(i.op, Const)]
-        return deferred(n.type, lambda: n.op.reference(*arrays), n.loc)  # type: ignore[arg-type]
+    if all(map(is_constant, inputs)):
+        return deferred(n.type, lambda: n.op.reference(*map(_value, inputs)), n.loc)  # type: ignore[arg-type]
     lowered = n.op.lower(*inputs)
     assert isinstance(lowered, Node)
     return lowered
+
+
+def _value(x: Node) -> np.ndarray:
+    """A constant, also behind ops that rearrange it, as the scales of blocks are."""
+    return x.op.value if isinstance(x.op, Const) else np.asarray(x.op.reference(_value(x.inputs[0])))
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,15 @@ def test_float_to_int_saturates(source: DType, target: DType) -> None:
     np.testing.assert_array_equal(got.astype(object), np.array(exact, object))
 
 
+@pytest.mark.parametrize("dtype", [i4, u4])
+def test_four_bits_of_a_byte_count(dtype: DType) -> None:
+    """Whatever the others are: ml_dtypes writes them as zeros."""
+    x = np.arange(256, dtype=np.uint8)
+    for lanes in (1, 16):
+        got = evaluate(i32, lambda v: k.cast(v, i32), x.view(dtype.numpy), lanes=lanes)
+        same(got, ((x.astype(np.int64) & 15) ^ 8) - 8 if dtype == i4 else x & 15)
+
+
 @pytest.mark.parametrize("source", [i64, i32, i16, i8, u8, u32, boolean])
 @pytest.mark.parametrize("target", [f64, f32, f16, bf16, i64, i32, i8, u8, i4, u4, boolean])
 def test_int_casts(source: DType, target: DType) -> None:

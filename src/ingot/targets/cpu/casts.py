@@ -56,13 +56,14 @@ def _int_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) ->
         x = _op(b, "sext" if source.kind == "i" else "zext", x, f"i{have}", f"i{want}", lanes)
     elif want < have:
         x = _op(b, "trunc", x, f"i{have}", f"i{want}", lanes)
-    if target.bits >= 8 or (source.bits < 8 and source.kind == target.kind):
-        return x
-    unused = 8 - target.bits
-    kind = vector_of("i8", lanes)
-    by = b.splat(str(unused), "i8", lanes)
+    return x if target.bits >= 8 or (source.bits < 8 and source.kind == target.kind) else low_bits(b, x, target, lanes)
+
+
+def low_bits(b: Builder, x: str, dtype: DType, lanes: int) -> str:
+    """Bytes with the value that their low bits have as `dtype`."""
+    kind, by = vector_of("i8", lanes), b.splat(str(8 - dtype.bits), "i8", lanes)
     up = b.emit(f"shl {kind} {x}, {by}", (x,))
-    return b.emit(f"{'ashr' if target.kind == 'i' else 'lshr'} {kind} {up}, {by}", (up,))
+    return b.emit(f"{'ashr' if dtype.kind == 'i' else 'lshr'} {kind} {up}, {by}", (up,))
 
 
 def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:

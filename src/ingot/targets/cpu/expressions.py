@@ -30,7 +30,7 @@ from ingot.support.errors import CompileError
 from ingot.targets.cpu import values
 from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
-from ingot.targets.cpu.casts import cast
+from ingot.targets.cpu.casts import cast, low_bits
 
 
 class Expressions:
@@ -247,7 +247,10 @@ class Expressions:
         return self._loaded(e, found)
 
     def _loaded(self, e: Load | Gather, x: str) -> str:
-        if e.buffer.dtype.kind != "b":
+        dtype = e.buffer.dtype
+        if dtype.kind in "iu" and dtype.bits < 8:
+            return low_bits(self.b, x, dtype, e.lanes)  # numpy leaves the other bits of the byte open
+        if dtype.kind != "b":
             return x
         return self.b.emit(f"icmp ne {vector_of('i8', e.lanes)} {x}, zeroinitializer", (x,))
 
