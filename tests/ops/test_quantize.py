@@ -25,7 +25,7 @@ def near_the_meetings(scale: np.float32) -> np.ndarray:
 
 @pytest.mark.parametrize("zero", [u8.numpy.type(0), u8.numpy.type(201), i8.numpy.type(-128), i8.numpy.type(5)])
 def test_as_a_division_rounds(zero: np.integer) -> None:
-    scales = np.float32([1, 0.5, 0.1, 1 / 3, 0.0372, 7.3e-6, 255.0, 1.9999999, 1.0000001])
+    scales = np.array([1, 0.5, 0.1, 1 / 3, 0.0372, 7.3e-6, 255.0, 1.9999999, 1.0000001], np.float32)
     for scale in scales:
         x = near_the_meetings(scale)
         g = graph(ops.apply(ops.Quantize(), arg("x", x.size), const(scale), const(np.asarray(zero))))

@@ -36,7 +36,9 @@ def test_constants_that_differ_become_operands() -> None:
     model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
     assert len({s.kernel for s in model.program.steps}) == 1
     given = random_inputs(g, {})
-    for got, want in zip(model(*given), given, strict=True):
+    results = model(*given)
+    assert isinstance(results, tuple)
+    for got, want in zip(results, given, strict=True):
         square = (want @ want.T).astype(np.float64) ** 2
         scale = 0.5 if want is given[0] else 0.25
         np.testing.assert_allclose(got, square * scale + 1, rtol=1e-5)

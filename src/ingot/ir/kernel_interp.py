@@ -305,7 +305,7 @@ def _step(e: k.Expr) -> Step:
         case k.Dot():
             if e.dtype.is_float:
                 return _lift(lambda a, b, c: _fma32(a[::2], b[::2], _fma32(a[1::2], b[1::2], c)), e)
-            return _lift(lambda a, b, c: sum((a[i::4] * b[i::4] for i in range(4)), start=c), e)
+            return _lift(lambda a, b, c: c + (a * b).reshape(-1, 4).sum(1), e)
         case k.Select():
             return _select(e)
         case k.Cast():

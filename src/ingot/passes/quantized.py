@@ -101,7 +101,7 @@ def _same(a: Node, b: Node) -> bool:
 
 def _is_positive(scale: Node) -> bool:
     value = splat_of(scale)
-    return value is not None and bool(value > 0)
+    return value is not None and float(value) > 0
 
 
 def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:

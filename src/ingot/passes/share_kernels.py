@@ -65,7 +65,7 @@ def _without(group: Group, constants: Sequence[Node]) -> Group:
     body, first = group.body, len(group.body.inputs)
     taken: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
     inputs = (*body.inputs, *taken.values())
-    return replace(group, body=Graph(inputs, rebuilt(body.outputs, dict(taken)), body.bounds))
+    return replace(group, body=replace(body, inputs=inputs, outputs=rebuilt(body.outputs, dict(taken))))
 
 
 __all__ = ["share_kernels"]

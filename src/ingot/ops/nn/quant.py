@@ -64,14 +64,14 @@ class Dequantize(Op):
     def samples(cls) -> Samples:
         rng = np.random.default_rng(8)
         x = rng.integers(0, 256, (3, 4, 5)).astype(np.uint8)
-        scale = np.float32(0.03)
-        yield cls(), (x, np.uint8(7), scale)
-        yield cls(), (x, np.uint8(7))
+        scale, zero = np.array(0.03, np.float32), np.array(7, np.uint8)
+        yield cls(), (x, zero, scale)
+        yield cls(), (x, zero)
         yield cls(), (x.view(np.int8), np.zeros((), np.int8), rng.random((4, 1)).astype(np.float32))
         yield cls(), (x.view(np.int8), rng.integers(-9, 9, (3, 1, 1)).astype(np.int8))
-        yield cls(), (x.astype(np.int32), np.int32(-3), np.float16(0.5))
-        yield cls(), (x, np.uint8(0), np.float64(0.1))
-        yield cls(), (x[:0], np.uint8(0), scale)
+        yield cls(), (x.astype(np.int32), np.array(-3, np.int32), np.array(0.5, np.float16))
+        yield cls(), (x, zero, np.array(0.1))
+        yield cls(), (x[:0], zero, scale)
 
 
 __all__ = ["Dequantize"]
