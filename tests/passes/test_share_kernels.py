@@ -54,3 +54,15 @@ def test_constants_that_kernels_look_at_stay() -> None:
     """A square is no general power."""
     groups = shared(graph(layer(arg("x", 7, 7), 0.5, 2.0), layer(arg("y", 7, 7), 0.5, 3.0)))
     assert groups[0] != groups[1] and all(n.shape for group in groups for n in group.body.inputs)
+
+
+def test_scalars_that_one_group_is_given_and_the_other_knows() -> None:
+    """The constants alone are operands, and then all are the same kernel."""
+    x, y, s = arg("x", 7, 7), arg("y", 7, 7), arg("s")
+    given = ops.add(ops.mul(ops.MatMul()(x, y), s), 1.0)
+    groups = shared(graph(given, layer_of(x, y, 0.5), layer_of(y, x, 0.25)))
+    assert len(groups) == 3 and len(set(groups)) == 1
+
+
+def layer_of(x: Node, y: Node, scale: float) -> Node:
+    return ops.add(ops.mul(ops.MatMul()(x, y), scale), 1.0)

@@ -23,10 +23,10 @@ def share_kernels(graph: Graph) -> Graph:
     """Make operands of the scalar constants in which otherwise equal groups differ (see module)."""
     groups = dict.fromkeys(n.op for n in graph.nodes() if isinstance(n.op, Group))
     scalars = {group: _scalars(group.body) for group in groups}
-    alike: dict[Group, list[Group]] = {}
+    alike: dict[tuple[Group, int], list[Group]] = {}
     for group in groups:
         if scalars[group]:
-            alike.setdefault(_without(group, scalars[group]), []).append(group)
+            alike.setdefault((_without(group, scalars[group]), len(scalars[group])), []).append(group)
     images: dict[Op, tuple[Group, list[Node]]] = {}
     for same in alike.values():
         values = zip(*(scalars[group] for group in same), strict=True)

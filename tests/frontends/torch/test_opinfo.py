@@ -59,8 +59,13 @@ def test_operator(op: Any) -> None:
         except (UnsupportedOpError, ImportModelError) as e:
             reasons.append(str(e).split("\n")[1 if isinstance(e, UnsupportedOpError) else 0][:200])
             continue
-        with torch.no_grad():
-            expected = net(*(t.clone() for t in tensors))
+        try:
+            with torch.no_grad():
+                expected = net(*(t.clone() for t in tensors))
+        except RuntimeError as e:
+            assert "out of bounds for storage" in str(e)  # the sample reads around its operand, which a clone ends at
+            reasons.append("reads beyond its operand")
+            continue
         close(run(model, *tensors), expected, 1e-4)
         agreed += 1
     if not agreed:
