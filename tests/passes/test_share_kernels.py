@@ -58,8 +58,8 @@ def test_constants_that_kernels_look_at_stay() -> None:
 
 def test_scalars_that_one_group_is_given_and_the_other_knows() -> None:
     """The constants alone are operands, and then all are the same kernel."""
-    x, y, s = arg("x", 7, 7), arg("y", 7, 7), arg("s")
-    given = ops.add(ops.mul(ops.MatMul()(x, y), s), 1.0)
+    x, y, z, s = arg("x", 7, 7), arg("y", 7, 7), arg("z", 7, 7), arg("s")
+    given = ops.add(ops.mul(ops.MatMul()(x, z), s), 1.0)
     groups = shared(graph(given, layer_of(x, y, 0.5), layer_of(y, x, 0.25)))
     assert len(groups) == 3 and len(set(groups)) == 1
 
