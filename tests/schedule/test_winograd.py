@@ -149,10 +149,10 @@ def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pie
 
 
 DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
-    (2, 3, 8, 9, 16, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
+    (1, 2, 8, 9, 8, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
     (1, 2, 5, 7, 5, 10, 2, 2, 2, Pieces(2, 5, 16, True)),
     (2, 3, 6, 6, 8, 16, 1, 1, 1, Pieces(4, 5, 16)),
-    (2, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
+    (1, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
     (1, 1, 9, 8, 16, 40, 4, 1, 1, Pieces(4, 6, 16, True)),
     (1, 1, 6, 6, 3, 1, 5, 1, 1, Pieces(4, 4, 16)),
 ]
