@@ -158,7 +158,7 @@ DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pie
 ]
 
 
-@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", DEEP)
 def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], interpreted: bool) -> None:
     """An output slice is the convolution of the slices that it reads, side by side as channels."""
