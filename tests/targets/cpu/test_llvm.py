@@ -17,6 +17,7 @@ from ingot.ir.types import (
     DType,
     bf16,
     boolean,
+    dtype_of,
     f8e4m3fn,
     f8e5m2,
     f16,
@@ -501,6 +502,23 @@ def test_literals() -> None:
         same(made, np.full(3, value).astype(dtype.numpy))
 
 
+def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: HostFeatures) -> str:
+    """Check vectors of sums of a and b against the interpreter; the module's text."""
+    x, y, z = (Buffer(name, dtype_of(v), writable=name == "z") for name, v in zip("xyz", (a, b, c), strict=True))
+    at, each = k.mul(CHUNK, integer(lanes)), a.size // c.size
+    wide = k.mul(at, integer(each))
+    sums = k.dot(k.load(x, wide, each * lanes), k.load(y, wide, each * lanes), k.load(z, at, lanes))
+    chunks = c.size // lanes
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(chunks), (Store(z, at, sums),))
+    verify_kernel(kernel)
+    operands = [place(a), place(b)]
+    want, got = c.copy(), place(c)
+    run_kernel(kernel, {"x": operands[0], "y": operands[1], "z": want})
+    Native(kernel, features)([*operands, got], chunks=chunks)
+    np.testing.assert_array_equal(got, want)
+    return print_module([kernel], features)
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("features", [host_features(), without("avx512bf16")], ids=["host", "without dot"])
 def test_pair_dot(features: HostFeatures, lanes: int) -> None:
@@ -509,17 +527,7 @@ def test_pair_dot(features: HostFeatures, lanes: int) -> None:
     a, b = (rng.standard_normal(2 * lanes * 64) * 2.0 ** rng.integers(-9, 9, 2 * lanes * 64) for _ in range(2))
     a[::37], b[::41], a[5::53] = np.inf, 0.0, np.nan
     c = rng.standard_normal(lanes * 64).astype(np.float32)
-    x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
-    at = k.mul(CHUNK, integer(lanes))
-    twice = k.mul(at, integer(2))
-    sums = k.dot(k.load(x, twice, 2 * lanes), k.load(y, twice, 2 * lanes), k.load(z, at, lanes))
-    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(64), (Store(z, at, sums),))
-    operands = [place(v.astype(bf16.numpy)) for v in (a, b)]
-    want, got = c.copy(), place(c)
-    run_kernel(kernel, {"x": operands[0], "y": operands[1], "z": want})
-    Native(kernel, features)([*operands, got], chunks=64)
-    np.testing.assert_array_equal(got, want)
-    text = print_module([kernel], features)
+    text = dots(a.astype(bf16.numpy), b.astype(bf16.numpy), c, lanes, features)
     assert ("dpbf16ps" in text) == ("avx512bf16" in features and lanes >= 4)
 
 
@@ -532,18 +540,7 @@ def test_byte_dot(features: HostFeatures, lanes: int) -> None:
     b = rng.integers(-128, 128, 4 * lanes * 64).astype(np.int8)
     a[::5], b[::7] = 255, -128
     c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
-    x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
-    at = k.mul(CHUNK, integer(lanes))
-    wide = k.mul(at, integer(4))
-    sums = k.dot(k.load(x, wide, 4 * lanes), k.load(y, wide, 4 * lanes), k.load(z, at, lanes))
-    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(64), (Store(z, at, sums),))
-    verify_kernel(kernel)
-    operands = [place(a), place(b)]
-    want, got = c.copy(), place(c)
-    run_kernel(kernel, {"x": operands[0], "y": operands[1], "z": want})
-    Native(kernel, features)([*operands, got], chunks=64)
-    np.testing.assert_array_equal(got, want)
-    text = print_module([kernel], features)
+    text = dots(a, b, c, lanes, features)
     assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
 
 
