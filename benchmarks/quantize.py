@@ -22,8 +22,6 @@ from onnxruntime.quantization.shape_inference import quant_pre_process  # pyrigh
 
 from benchmarks import zoo
 
-STYLES = ("static", "dynamic")
-
 
 class _Seeded(CalibrationDataReader):
     """The model's example inputs, twice with other numbers."""
@@ -56,4 +54,4 @@ def quantized(model: zoo.Model, style: str) -> Path:
     return target
 
 
-__all__ = ["STYLES", "quantized"]
+__all__ = ["quantized"]

@@ -188,8 +188,7 @@ def reasons(build: Build) -> dict[Node, str]:
 
 def _place(node: Node) -> tuple[object, ...]:
     assert isinstance(node.op, Group)
-    ops = [n.op.name for n in node.op.body.nodes() if not isinstance(n.op, Input | Const | Project)]
-    return (node.loc, node.types, *ops)
+    return (node.loc, node.types, fused_ops(node.op.body))
 
 
 def group_flops(body: Graph) -> DimLike:

@@ -23,6 +23,15 @@ def is_constant(node: Node) -> bool:
     return isinstance(node.op, Const)
 
 
+def value_of(node: Node) -> np.ndarray:
+    """The value of a node that is computed from constants alone."""
+    if isinstance(node.op, Const):
+        return node.op.value
+    result = node.op.reference(*map(value_of, node.inputs))
+    assert isinstance(result, np.ndarray)
+    return result
+
+
 def is_finite(mask: Node) -> bool:
     """Whether no element of an added mask can be an infinity or NaN, for any input, so that no row loses every key."""
     if mask.dtype == boolean:

@@ -9,6 +9,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferre
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
+from ingot.passes.constants import value_of
 
 # A result of this size may always be kept: shape arithmetic, position ids.
 SMALL = 4096
@@ -83,18 +84,10 @@ def _foldable(n: Node) -> bool:
 
 
 def _results(n: Node) -> tuple[np.ndarray, ...]:
-    values = [_value(i) for i in n.inputs]
+    values = [value_of(i) for i in n.inputs]
     with np.errstate(all="ignore"):
         got = n.op.reference(*values)
     return tuple(np.asarray(r) for r in (got if isinstance(got, tuple) else (got,)))
-
-
-def _value(n: Node) -> np.ndarray:
-    if isinstance(n.op, Const):
-        return n.op.value
-    result = n.op.reference(*(_value(i) for i in n.inputs))
-    assert isinstance(result, np.ndarray)
-    return result
 
 
 def _sources(n: Node) -> set[Node]:

@@ -174,26 +174,30 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 def explicit_padding(graph: Graph) -> Graph:
     """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo."""
 
-    def padded(n: Node, inputs: Sequence[Node]) -> Node:
+    def explicit(n: Node, inputs: Sequence[Node]) -> Node:
         op = n.op
         if isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation)):
             return _padded(op, inputs, n.loc)
         return n.with_inputs(inputs)
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=padded))
+    return graph.with_outputs(rebuilt(graph.outputs, rule=explicit))
 
 
 def _padded(op: ops.Convolution, inputs: Sequence[Node], loc: str) -> Node:
     x, k = inputs
+    zeros = tuple((max(lo, 0), max(hi, 0)) for lo, hi in op.padding)
+    plain, image = padded(op, x, ops.scalar(0, x.dtype), loc)
+    return replace(plain, zeros=zeros)(image, k, loc=loc)
+
+
+def padded(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[ops.Convolution, Node]:
+    """The convolution without padding and holes, and the x that has them, of `value`."""
     spatial = [d for d, c in enumerate(op.lhs_layout) if c not in "NC"]
     low, high, interior = ([0] * x.type.rank for _ in range(3))
     for d, (lo, hi), hole in zip(spatial, op.padding, op.lhs_dilation, strict=True):
         low[d], high[d], interior[d] = lo, hi, hole - 1
-    zero = ops.scalar(0, x.dtype)
-    padded = ops.Pad(tuple(low), tuple(high), tuple(interior))(x, zero, loc=loc)
-    none = ((0, 0),) * len(spatial)
-    zeros = tuple((max(lo, 0), max(hi, 0)) for lo, hi in op.padding)
-    return replace(op, padding=none, lhs_dilation=(1,) * len(spatial), zeros=zeros)(padded, k, loc=loc)
+    image = ops.Pad(tuple(low), tuple(high), tuple(interior))(x, value, loc=loc)
+    return replace(op, padding=((0, 0),) * len(spatial), lhs_dilation=(1,) * len(spatial)), image
 
 
-__all__ = ["assign_layouts", "explicit_padding", "transpose"]
+__all__ = ["assign_layouts", "explicit_padding", "padded", "transpose"]

@@ -27,7 +27,8 @@ from ingot.ir.dims import product
 from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
-from ingot.passes.constants import is_constant, splat_of
+from ingot.passes.constants import is_constant, splat_of, value_of
+from ingot.passes.layout import padded
 
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
@@ -112,15 +113,10 @@ def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
     if not isinstance(n.op, ops.Dequantize):
         return n.with_inputs(inputs)
     if all(map(is_constant, inputs)):
-        return deferred(n.type, lambda: n.op.reference(*map(_value, inputs)), n.loc)  # type: ignore[arg-type]
+        return deferred(n.type, lambda: n.op.reference(*map(value_of, inputs)), n.loc)  # type: ignore[arg-type]
     lowered = n.op.lower(*inputs)
     assert isinstance(lowered, Node)
     return lowered
-
-
-def _value(x: Node) -> np.ndarray:
-    """A constant, also behind ops that rearrange it, as the scales of blocks are."""
-    return x.op.value if isinstance(x.op, Const) else np.asarray(x.op.reference(_value(x.inputs[0])))
 
 
 @dataclass(frozen=True)
@@ -178,14 +174,10 @@ def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
     """p, of as many elements as `shape` or of one, in that shape."""
     if isinstance(p.op, Const):
         return const(np.resize(p.op.value.astype(dtype.numpy), static_shape(shape)), loc=p.loc)
-    p = _cast(p, dtype)
+    p = ops.cast(p, dtype)
     if p.type.size == 1:
         return ops.BroadcastInDim(shape, ())(ops.Reshape(())(p)) if shape else ops.Reshape(())(p)
     return ops.Reshape(shape)(p)
-
-
-def _cast(x: Node, to: DType) -> Node:
-    return x if x.dtype == to else ops.Convert(to)(x)
 
 
 def _moved(x: Node, by: int, to: DType) -> Node:
@@ -217,9 +209,9 @@ def _in_integers(n: Node) -> Node | None:
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
-        return _cast(sums, i32)
+        return ops.cast(sums, i32)
     scale = ops.mul(a.scale, b.scale)
-    return ops.mul(_cast(sums, f32), _spread(scale, n, _column(n, b)), loc=n.loc)
+    return ops.mul(ops.cast(sums, f32), _spread(scale, n, _column(n, b)), loc=n.loc)
 
 
 def _column(n: Node, b: _Levels) -> int | None:
@@ -281,15 +273,11 @@ def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
     # a depthwise convolution is no sum of many products: f32 holds them exactly
     x, centred, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
     if centred and any(map(any, op.padding)):
-        low, high = ([0] * x.type.rank for _ in range(2))
-        for letter, (before, behind) in zip(op.spatial, op.padding, strict=True):
-            low[op.lhs_layout.index(letter)], high[op.lhs_layout.index(letter)] = before, behind
-        x = ops.pad(x, tuple(low), tuple(high), _cast(a.zero, u8))
-        op = replace(op, padding=((0, 0),) * len(op.padding))
+        op, x = padded(op, x, ops.cast(a.zero, u8))
     sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
     if centred:
-        of_b = _cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
-        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), _cast(a.zero, sums_in)))
+        of_b = ops.cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
+        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), ops.cast(a.zero, sums_in)))
     return sums
 
 
