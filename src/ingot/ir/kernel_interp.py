@@ -365,7 +365,7 @@ def _finish(array: np.ndarray, e: k.Expr) -> Value:
 
 
 def _wrap(array: np.ndarray, dtype: DType) -> np.ndarray:
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    low, _ = dtype.range
     wrapped = [(int(v) - low) % (1 << dtype.bits) + low for v in array]
     return np.array(wrapped, np.int64 if dtype.kind == "i" else np.uint64).astype(dtype.numpy)
 
@@ -548,8 +548,7 @@ def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:
         return a != 0
     if not dtype.is_integer or a.dtype.kind != "f":
         return a
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-    high = low + (1 << dtype.bits) - 1
+    low, high = dtype.range
     saturated = [0 if v != v else low if v <= low else high if v >= high else int(v) for v in a.tolist()]
     return np.array(saturated, object)
 

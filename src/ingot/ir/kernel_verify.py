@@ -13,7 +13,7 @@ from collections import ChainMap
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
-from ingot.ir.types import DType, bf16, boolean, f32, i8, i32, i64, u8
+from ingot.ir.types import bf16, boolean, f32, i8, i32, i64, u8
 from ingot.support.errors import VerifyError
 
 
@@ -279,7 +279,8 @@ class _Checker:
         fits = isinstance(e.value, int | float) and (wants is not int or isinstance(e.value, int))
         self.need(fits and (wants is bool) == isinstance(e.value, bool), "literal", f"a {e.dtype}", repr(e.value))
         if wants is int:
-            self.need(_in_range(int(e.value), e.dtype), "literal", f"a value of {e.dtype}", e.value)
+            low, high = e.dtype.range
+            self.need(low <= e.value <= high, "literal", f"a value of {e.dtype}", e.value)
 
     def same(self, what: str, e: k.Expr, *operands: k.Expr) -> None:
         for a in operands:
@@ -327,11 +328,6 @@ _BINARY_KINDS: dict[str, str] = {
     **dict.fromkeys(("and", "or", "xor"), "iub"),
     **dict.fromkeys(("copysign", "minnum", "maxnum", "ldexp"), "f"),
 }
-
-
-def _in_range(value: int, dtype: DType) -> bool:
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-    return low <= value < low + (1 << dtype.bits)
 
 
 def children(e: k.Expr) -> tuple[k.Expr, ...]:

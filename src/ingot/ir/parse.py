@@ -417,8 +417,8 @@ class _Parser:
         if isinstance(number, float) != dtype.is_float:
             raise self.error(f"expected an element of {dtype}, got {raw}", start)
         if dtype.is_integer:
-            low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-            if not low <= number < low + (1 << dtype.bits):
+            low, high = dtype.range
+            if not low <= number <= high:
                 raise self.error(f"{raw} is out of range for {dtype}", start)
         return dtype.numpy.type(number)
 

@@ -43,6 +43,12 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in "iu"
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the greatest value of an integer type."""
+        least = -(1 << (self.bits - 1)) if self.kind == "i" else 0
+        return least, least + (1 << self.bits) - 1
+
     def __str__(self) -> str:
         return self.name
 

@@ -120,7 +120,7 @@ class Fold:
             return places[0]
         # the first or last of the places where the best value is
         best = block.let(k.splat(best, self.lanes), "o")
-        most = -1 if op.last else (1 << (self.position.dtype.bits - 1)) - 1
+        most = -1 if op.last else self.position.dtype.range[1]
         nowhere = Lit(self.position.dtype, self.lanes, most)
         places = [
             block.let(k.select(_same(value, best), place, nowhere), "w")

@@ -309,7 +309,7 @@ def _ascending(block: Block, x: Expr) -> Expr:
     value = block.let(k.add(value, k.lit(0.0, wide)), "x")  # -0 + 0 = +0
     whole = i64 if wide == f64 else i32
     bits = block.let(k.cast(k.bitcast(value, whole), i64), "bits")
-    most = (1 << (wide.bits - 1)) - 1
+    _, most = whole.range
     # below zero a larger magnitude is less: the bits but for the sign are inverted
     ordered = k.select(k.binary("lt", bits, ZERO), k.binary("xor", bits, integer(most)), bits)
     return k.select(k.binary("ne", value, value), integer(most), ordered)

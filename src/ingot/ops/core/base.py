@@ -164,13 +164,12 @@ def identity_of(kind: str, dtype: DType) -> int | float | bool:
     if kind in ("and", "or"):
         if dtype.kind == "b":
             return kind == "and"
-        return 0 if kind == "or" else -1 if dtype.kind == "i" else (1 << dtype.bits) - 1
+        return 0 if kind == "or" else -1 if dtype.kind == "i" else dtype.range[1]
     if dtype.kind == "b":
         return kind == "min"
     if dtype.is_float:
         if dtype.name == "f8e4m3fn":  # has no infinity
             return -448.0 if kind == "max" else 448.0
         return float("-inf") if kind == "max" else float("inf")
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    low, high = dtype.range
     return low if kind == "max" else high

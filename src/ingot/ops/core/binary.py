@@ -367,8 +367,7 @@ class Convert(Elementwise):
 
 
 def _saturate(x: np.ndarray, dtype: DType) -> np.ndarray:
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    low, high = dtype.range
     # 2^n bounds are exact in every float type: compare with them, never with high itself, which may round up
     over, under = x >= x.dtype.type(high + 1), x <= x.dtype.type(low)
     inside = np.where(over | under | np.isnan(x), x.dtype.type(0), x)

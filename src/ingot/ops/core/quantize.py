@@ -21,11 +21,6 @@ QUANTIZED = (u8, i8, u16, i16)
 _ROUNDER = np.float32(3 << 22)
 
 
-def _ends(dtype: DType) -> tuple[int, int]:
-    info = np.iinfo(dtype.numpy)
-    return int(info.min), int(info.max)
-
-
 @dataclass(frozen=True)
 class Quantize(Elementwise):
     """round(x / scale) + zero, half to even, cut to the range of zero's type: u8, i8, u16 or i16; NaN: its least.
@@ -46,14 +41,14 @@ class Quantize(Elementwise):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, scale, zero = inputs
-        low, high = _ends(dtype_of(zero))
+        low, high = dtype_of(zero).range
         with np.errstate(all="ignore"):
             y = np.rint(x / scale).astype(np.float64) + zero
         return np.clip(np.where(np.isnan(y), low, y), low, high).astype(zero.dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
         x, scale, zero = xs[0], *map(_unspread, xs[1:])
-        low, high = (k.binary("sub", k.lit(float(end), f32), k.cast(zero, f32)) for end in _ends(zero.dtype))
+        low, high = (k.binary("sub", k.lit(float(end), f32), k.cast(zero, f32)) for end in zero.dtype.range)
         if self.divides:
             y = _cut(k.binary("div", x, scale), low, high)
         else:

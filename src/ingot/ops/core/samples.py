@@ -28,8 +28,7 @@ def values(dtype: DType) -> np.ndarray:
         info = ml_dtypes.finfo(dtype.numpy)
         edges = [float(v) for v in (info.max, info.min, info.tiny, info.smallest_subnormal, info.eps)]
         return np.asarray([*_FLOATS, *edges, np.inf, -np.inf, np.nan]).astype(dtype.numpy)
-    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-    high = (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+    low, high = dtype.range
     numbers = [v for v in (low, low + 1, -3, -1, 0, 1, 2, 3, 5, 7, high - 1, high) if low <= v <= high]
     return np.asarray(numbers, np.uint64 if dtype.kind == "u" else np.int64).astype(dtype.numpy)
 

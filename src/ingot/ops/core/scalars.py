@@ -29,7 +29,7 @@ def div(a: Expr, b: Expr) -> Expr:
         return k.binary("div", a, b)
     zero = k.binary("eq", b, _lit(0, b))
     if a.dtype.kind == "u":
-        return k.select(zero, _lit((1 << a.dtype.bits) - 1, a), k.binary("div", a, k.select(zero, _lit(1, b), b)))
+        return k.select(zero, _lit(a.dtype.range[1], a), k.binary("div", a, k.select(zero, _lit(1, b), b)))
     minus = k.binary("eq", b, _lit(-1, b))
     quotient = k.binary("div", a, k.select(k.binary("or", zero, minus), _lit(1, b), b))
     return k.select(zero, _lit(-1, a), k.select(minus, k.unary("neg", a), quotient))

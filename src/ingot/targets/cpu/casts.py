@@ -91,7 +91,7 @@ def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) 
             y = _op(b, "sext" if target.kind == "i" else "zext", y, f"i{target.bits}", "i8", lanes)
         return y
     flags = vector_of("i1", lanes)
-    low, high = _range(target)
+    low, high = target.range
     digits = 24 if source == f32 else 53
     top = high - high % (1 << max(0, high.bit_length() - digits))  # the largest integer in range that is a float
     ordered = b.emit(f"fcmp ord {kind} {x}, {x}", (x,))
@@ -109,13 +109,6 @@ def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) 
         ints = vector_of(f"i{wide}", lanes)
         y = b.emit(f"select {flags} {past}, {ints} {b.splat(str(high), f'i{wide}', lanes)}, {ints} {y}", (past, y))
     return y if wide == target.bits else _int_to_int(b, y, DTYPES[f"i{wide}"], target, lanes)
-
-
-def _range(dtype: DType) -> tuple[int, int]:
-    """The least and the greatest integer of a type."""
-    if dtype.kind == "u":
-        return 0, (1 << dtype.bits) - 1
-    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
 
 
 def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:

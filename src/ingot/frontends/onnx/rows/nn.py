@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -122,8 +123,7 @@ def max_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
     ceil = c.flag("ceil_mode")
     if not c.wants(1):
-        least = -np.inf if x.dtype.is_float else np.iinfo(x.dtype.numpy).min
-        x, pairs = _pad_first(x, padding, float(least) if x.dtype.is_float else int(least))
+        x, pairs = _pad_first(x, padding, ops.identity_of("max", x.dtype))
         return ops.MaxPool(kernel, strides, pairs, dilation, ceil)(x)
     y, index = ops.MaxPoolIndices(kernel, strides, static_padding(padding), dilation, ceil)(x).results
     spatial = x.shape[2:]
@@ -136,18 +136,13 @@ def max_pool(c: Call) -> Result:
 
 
 def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
-    out: Node | None = None
-    below: DimLike = product(spatial)
-    above: DimLike = 1
-    rest = index
-    for size in spatial:
-        below = product(spatial[len(spatial) - 1 :]) if below == 0 else below // size
-        coordinate, rest = ops.div(rest, below), ops.rem(rest, below)
-        term = ops.mul(coordinate, above)
-        out = term if out is None else ops.add(out, term)
-        above = above * size
-    assert out is not None
-    return out
+    """Places in images counted row by row -> counted column by column."""
+    terms: list[Node] = []
+    for axis in range(len(spatial)):
+        below = product(spatial[axis + 1 :])
+        terms.append(ops.mul(ops.div(index, below), product(spatial[:axis])))
+        index = ops.rem(index, below)
+    return reduce(ops.add, terms)
 
 
 @onnx_op("AveragePool")

@@ -12,8 +12,6 @@ from ingot.ir import types as T
 from ingot.ir.node import Node
 from ingot.ir.types import DType
 
-_RANGE = {T.u8: (0, 255), T.i8: (-128, 127), T.u16: (0, 65535), T.i16: (-32768, 32767), T.u4: (0, 15), T.i4: (-8, 7)}
-
 
 def _along(c: Call, p: Node, x: Node, block: int) -> Node:
     """A scale or zero point shaped to broadcast against `x`: one for all, per index of an axis, or per block."""
@@ -35,12 +33,12 @@ def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool, scale: N
     x = x if scale is None else ops.div(x, scale)
     if dtype.is_float:
         return convert(x, dtype, saturate)
-    if dtype not in _RANGE:
+    if not dtype.is_integer or dtype.bits > 16:
         raise Unsupported(f"quantization to {dtype}")
     y = ops.RoundEven()(ops.cast(x, T.f32) if x.dtype.bits < 32 else x)
     if zero is not None:
         y = ops.add(y, ops.cast(zero, y.dtype))
-    low, high = _RANGE[dtype]
+    low, high = dtype.range
     return ops.cast(ops.clip(y, float(low), float(high)), dtype)
 
 

@@ -14,7 +14,7 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, f32, node_of
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
-from ingot.ir.types import DType, i8, i16, i32, u8, u16
+from ingot.ir.types import DType, i32
 
 aten = Table()
 Parameter = Node | float | int
@@ -44,8 +44,7 @@ def _levels(x: Node, scale: Node, zero: Node, low: int, high: int, dtype: DType)
         y = ops.add(ops.RoundEven()(ops.div(x, scale)), cast(zero, f32))
         return cast(ops.clip(y, float(low), float(high)), dtype)
     y = ops.apply(ops.Quantize(), x, scale, cast(zero, dtype))
-    ends = np.iinfo(dtype.numpy)
-    return y if (low, high) == (ends.min, ends.max) else ops.clip(y, low, high)
+    return y if (low, high) == dtype.range else ops.clip(y, low, high)
 
 
 def _values(q: Node, scale: Node, zero: Node | None, dtype: torch.dtype | None) -> Node:
@@ -179,7 +178,7 @@ def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype)
 
 
 def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
-    fits = (t for t in (u8, i8, i16, u16) if np.iinfo(t.numpy).min <= low and high <= np.iinfo(t.numpy).max)
+    fits = (t for t in ops.QUANTIZED if t.range[0] <= low and high <= t.range[1])
     y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
     level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
     inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
