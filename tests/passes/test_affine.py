@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.rewrite import rewrite
-from ingot.ir.types import TensorType, i32, i64
+from ingot.ir.types import TensorType, i8, i32, i64, u8, u32
 from ingot.passes.affine import Affine, Positions
 from ingot.passes.simplify import simplify
 from tests.passes.check import arg, count, graph, same_values
@@ -149,6 +151,25 @@ def _random(r: np.random.Generator, depth: int) -> Node:
     if choice == 8:
         return ops.clip(x, -2, 3)
     return ops.where(ops.compare("LT", x, int(r.integers(-3, 4))), x, _random(r, depth - 1))
+
+
+WRAPPING = {
+    "bool-bool": lambda a: ops.sub(ops.cast(ops.compare("GT", a, 1.0), u8), ops.cast(ops.compare("GT", a, 0.0), u8)),
+    "min-3": lambda a: ops.sub(ops.minimum(ops.cast(a, u32), ops.scalar(5, u32)), ops.scalar(3, u32)),
+    "narrow": lambda a: ops.sub(ops.minimum(ops.cast(a, i8), ops.scalar(5, i8)), ops.scalar(3, i8)),
+    "counter": lambda a: ops.sub(ops.arange(7, dtype=u32), ops.scalar(3, u32)),
+    "steps": lambda a: ops.mul(ops.arange(7, dtype=i32), ops.scalar(-(1 << 30), i32)),
+}
+
+
+@pytest.mark.parametrize("make", WRAPPING.values(), ids=WRAPPING)
+def test_what_wraps_has_no_range(make: Callable[[Node], Node]) -> None:
+    x = arg("x", 7)
+    y = make(x)
+    g = Graph((x,), (ops.cast(ops.compare("LT", y, ops.scalar(10, y.dtype)), x.dtype), ops.cast(y, x.dtype)))
+    xs = [np.array([-200, -128, 0, 0.5, 1, 2, 300], np.float32)]
+    for got, want in zip(interpret(simplify(g), xs), interpret(g, xs), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_large_random_constants_have_no_form() -> None:

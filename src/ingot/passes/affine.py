@@ -6,7 +6,7 @@
     iota[1:] - iota[:-1]                 ->   1
 
 Models spell positions, masks and index checks with such values; once sizes are symbols, folding cannot reach them.
-Arithmetic of positions is taken to stay within its integer type.
+Arithmetic of positions is taken to stay within its type, signed and of at least 32 bits; others wrap in earnest.
 """
 
 from __future__ import annotations
@@ -89,16 +89,17 @@ class Positions:
 
     def form(self, n: Node, depth: int = _DEPTH) -> Affine | None:
         """The affine form of an integer value, None where it has none."""
-        if len(n.types) != 1 or not n.dtype.is_integer or n.dtype.bits < 32 or depth == 0:
+        if len(n.types) != 1 or not _counts(n.dtype) or depth == 0:
             return None
         if n not in self._forms:
             rule = _FORMS.get(type(n.op))
             found = None if rule is None else rule(self, n, depth - 1)
-            self._forms[n] = _normal(found, n) if found is not None and _fits(found.constant, n.dtype) else None
+            ends = () if found is None else found.range(n.shape) or (found.constant,)
+            self._forms[n] = _normal(found, n) if found is not None and _fit(ends, n.dtype) else None
         return self._forms[n]
 
     def range(self, n: Node, depth: int = _DEPTH) -> Range:
-        """Bounds of all elements of an integer or boolean value."""
+        """Bounds of all elements of a position or a boolean value."""
         if n not in self._ranges:
             self._ranges[n] = self._find_range(n, depth)
         return self._ranges[n]
@@ -108,7 +109,7 @@ class Positions:
             return UNKNOWN
         if n.dtype == boolean:
             return 0, 1
-        if not n.dtype.is_integer:
+        if not _counts(n.dtype):
             return UNKNOWN
         form = self.form(n)
         found = form.range(n.shape) if form is not None else None
@@ -118,8 +119,8 @@ class Positions:
             few = 0 < n.op.array.size <= COUNTER
             return (int(n.op.value.min()), int(n.op.value.max())) if few else UNKNOWN
         rule = _RANGES.get(type(n.op))
-        low, high = UNKNOWN if rule is None else rule(self, n, depth - 1)
-        return (low, high) if _fits(low, n.dtype) and _fits(high, n.dtype) else UNKNOWN
+        found = UNKNOWN if rule is None else rule(self, n, depth - 1)
+        return found if _fit(found, n.dtype) else UNKNOWN
 
     # --- rules
 
@@ -284,10 +285,15 @@ def _normal(form: Affine, n: Node) -> Affine:
     return Affine(form.constant, tuple(0 if d == 1 else s for s, d in zip(form.steps, n.shape, strict=True)))
 
 
-def _fits(bound: DimLike | None, dtype: DType) -> bool:
-    """Whether a bound cannot have wrapped; sizes are small against any integer type."""
-    half = 1 << (dtype.bits - 1)
-    return not isinstance(bound, int) or -half <= bound < half
+def _counts(dtype: DType) -> bool:
+    """Whether values of a type may be positions."""
+    return dtype.kind == "i" and dtype.bits >= 32
+
+
+def _fit(ends: tuple[DimLike | None, ...], dtype: DType) -> bool:
+    """Whether what has these ends cannot have wrapped; sizes are small against any type of positions."""
+    low, high = dtype.range
+    return all(low <= end <= high for end in ends if isinstance(end, int))
 
 
 # --- affine forms
