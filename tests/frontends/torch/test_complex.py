@@ -38,9 +38,9 @@ def test_arithmetic(name: str) -> None:
 
 
 def test_magnitude_neither_overflows_nor_loses_infinity() -> None:
-    inf = torch.inf
-    parts = torch.tensor([[3e30, 4e30], [1e-30, 1e-30], [0.0, 0.0], [inf, 1.0], [-inf, inf], [-0.0, -2.0]])
-    agree(lambda x: (torch.view_as_complex(x).abs(), torch.view_as_complex(x[:2]).reciprocal()), parts)
+    inf, nan = torch.inf, torch.nan
+    parts = [[3e30, 4e30], [1e-30, 1e-30], [0.0, 0.0], [inf, 1.0], [-inf, inf], [-0.0, -2.0], [inf, nan], [nan, -inf]]
+    agree(lambda x: (torch.view_as_complex(x).abs(), torch.view_as_complex(x[:3]).reciprocal()), torch.tensor(parts))
 
 
 FOURIER: dict[str, Callable[[Tensor], Any]] = {

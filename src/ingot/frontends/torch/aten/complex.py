@@ -243,14 +243,15 @@ def conj(c: Context, z: Complex) -> Complex:
 
 @on_complex("abs.default")
 def abs_(c: Context, z: Complex) -> Node:
-    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite."""
+    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite, even beside NaN."""
     a = ops.Abs()(z.real)
     if z.imag is None:
         return a
-    b = ops.Abs()(z.imag)
-    large, small = ops.Max()(a, b), ops.Min()(a, b)
-    plain = compare("EQ", large, scalar_like(0, large)), compare("EQ", large, scalar_like(math.inf, large))
-    ratio = select(ops.Or()(*plain), scalar_like(0, small), ops.Div()(small, large))
+    b, infinity = ops.Abs()(z.imag), scalar_like(math.inf, a)
+    infinite = ops.Or()(compare("EQ", a, infinity), compare("EQ", b, infinity))
+    large, small = select(infinite, infinity, ops.Max()(a, b)), ops.Min()(a, b)
+    alone = ops.Or()(infinite, compare("EQ", large, scalar_like(0, large)))
+    ratio = select(alone, scalar_like(0, small), ops.Div()(small, large))
     return ops.Mul()(large, ops.Sqrt()(ops.Add()(ops.Mul()(ratio, ratio), filled(large.shape, 1, large.dtype))))
 
 
@@ -275,13 +276,13 @@ def _pair(value: object, c: Context) -> Complex:
 
 @on_complex("reciprocal.default")
 def reciprocal(c: Context, z: Complex) -> Complex:
-    """conj(z) / |z|^2, by the larger part first (Smith, 1962), so that no square overflows."""
+    """conj(z) / |z|^2, by the larger part first (Smith, 1962), so that no square overflows; of 0 it is infinite."""
     one = filled(z.real.shape, 1, z.real.dtype)
     if z.imag is None:
         return Complex(ops.Div()(one, z.real))
     across = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
     large, small = select(across, z.imag, z.real), select(across, z.real, z.imag)
-    ratio = ops.Div()(small, large)
+    ratio = select(compare("EQ", large, scalar_like(0, large)), small, ops.Div()(small, large))
     plain = ops.Div()(one, ops.Add()(large, ops.Mul()(small, ratio)))
     scaled = ops.Mul()(ratio, plain)
     return Complex(select(across, scaled, plain), ops.Neg()(select(across, plain, scaled)))
