@@ -181,10 +181,11 @@ def test_levels_are_pooled_and_moved(scale: float) -> None:
         np.testing.assert_array_equal(got, interpret(g, [x])[0])
 
 
-def test_windows_of_padding_alone_stay() -> None:
+@pytest.mark.parametrize(("window", "pads", "dilation"), [((1, 1), (1, 0), 1), ((2, 1), (1, 1), 4)])
+def test_windows_of_padding_alone_stay(window: tuple[int, int], pads: tuple[int, int], dilation: int) -> None:
     """Their maximum is -inf, which no level stands for."""
-    q = value(arg("x", 1, 1, 4, 4, dtype=u8), 7, 0.25)
-    pooled = ops.MaxPool((1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1))(q)
+    q = value(arg("x", 1, 1, 3, 3, dtype=u8), 7, 0.25)
+    pooled = ops.MaxPool(window, (1, 1), (pads, (0, 0)), (dilation, 1))(q)
     (window,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
     assert window.dtype != u8
 

@@ -88,10 +88,11 @@ def _gathered(op: ops.Gather, table: Node, at: Node) -> Node | None:
 
 
 def _chooses(op: Op) -> bool:
-    """Whether `op` takes maxima or minima over windows, each of which holds an element."""
+    """Whether `op` takes maxima or minima over windows, each of which holds an element: wider than padding, no gaps."""
     if not isinstance(op, ops.ReduceWindow) or op.kind not in ("max", "min"):
         return False
-    return all(max(pads) < size for size, pads in zip(op.window, op.padding, strict=True))
+    gaps = any(d != 1 for d in (*op.dilation, *op.base_dilation))
+    return not gaps and all(max(pads) < size for size, pads in zip(op.window, op.padding, strict=True))
 
 
 def _same(a: Node, b: Node) -> bool:
