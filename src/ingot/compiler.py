@@ -166,10 +166,9 @@ def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Opti
     compiled = _compile_graph(imported.graph, options)
     to_torch = frontend.to_torch
 
-    def run(inputs: Sequence[Any]) -> Sequence[Any]:
-        out: Any = compiled(*(t.detach().contiguous() for t in inputs))
-        results = out if isinstance(out, tuple) else (out,)
+    def of_nothing(inputs: Sequence[Any]) -> Sequence[Any]:
         # a program answers in its inputs' kind, and in arrays where it has none
-        return results if inputs else [to_torch(r) for r in results]
+        results: list[Any] = compiled.run(inputs)
+        return [to_torch(r) for r in results]
 
-    return TorchModel(compiled, imported.caller(run))
+    return TorchModel(compiled, imported.caller(compiled.run if compiled.inputs else of_nothing))

@@ -125,8 +125,13 @@ class Instance:
                 raise InputError(
                     f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {shapes}"
                 )
-        self.output_bytes = [
-            prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
+        # of each output: its shape, the strides of a dense one in elements, its bytes
+        self.results = [
+            (shape, tuple(prod(max(n, 1) for n in shape[axis:]) for axis in range(1, len(shape) + 1)), nbytes)
+            for shape, nbytes in (
+                (shape, prod(shape) * itemsize(spec.dtype))
+                for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
+            )
         ]
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []

@@ -82,26 +82,31 @@ class CompiledModel:
         """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
         if kwargs or len(args) != len(self._borders):
             args = self._ordered(args, kwargs)
+        results = self.run(args)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
+        """The outputs as a list, of a value for each input in order. Raises as a call does."""
         arrays: list[np.ndarray | Tensor] = []
         pointers: list[int] = []
-        tensors = False
-        for border, value in zip(self._borders, args, strict=True):
-            if isinstance(value, np.ndarray) or not is_tensor(value):
+        kind: type | None = None  # of the last tensor
+        for border, value in zip(self._borders, inputs, strict=True):
+            if type(value) is kind or is_tensor(value):
+                kind = type(value)
+                tensor = border.tensor(value)  # type: ignore[arg-type]
+                arrays.append(tensor)
+                pointers.append(tensor.data_ptr())
+            else:
                 array = border.array(value)
                 arrays.append(array)
                 pointers.append(array.__array_interface__["data"][0])
-            else:
-                tensors = True
-                tensor = border.tensor(value)
-                arrays.append(tensor)
-                pointers.append(tensor.data_ptr())
-        shapes = tuple([tuple(array.shape) for array in arrays])
-        instance = self._instances.get(shapes) or self._instance(shapes)
+        shapes = tuple([array.shape for array in arrays])
+        instance = self._instances.get(shapes) or self._instance(tuple(map(tuple, shapes)))
         results: list[np.ndarray | Tensor] = []
-        for maker, shape, nbytes in zip(self._makers, instance.output_shapes, instance.output_bytes, strict=True):
+        for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
             place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
-            if tensors:
-                result = maker.new_tensor(shape, place)
+            if kind is not None:
+                result = maker.new_tensor(shape, strides, place)
                 pointers.append(result.data_ptr())
             else:
                 result = maker.new_array(shape, place)
@@ -116,7 +121,7 @@ class CompiledModel:
                 bases[slot] = pointer
                 slot += 1
             self._run(instance.address)
-        return results[0] if len(results) == 1 else tuple(results)
+        return results
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))

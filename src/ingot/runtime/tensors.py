@@ -6,6 +6,8 @@ PyTorch is recognised by its tensors' methods and is never imported: a caller wh
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol, TypeGuard, cast
 
 import numpy as np
@@ -26,6 +28,8 @@ class Tensor(Protocol):
     @property
     def layout(self) -> object: ...
     @property
+    def is_cpu(self) -> bool: ...
+    @property
     def shape(self) -> tuple[int, ...]: ...
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
@@ -37,7 +41,9 @@ class Tensor(Protocol):
 
 
 class _Torch(Protocol):
-    def empty(self, shape: tuple[int, ...], *, dtype: object) -> Tensor: ...
+    _C: object
+
+    def empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object) -> Tensor: ...
     def from_numpy(self, array: np.ndarray) -> Tensor: ...
 
 
@@ -49,6 +55,8 @@ class Border:
         self.torch_name = dtypes.torch_name(spec.dtype)
         # bf16 programs called with torch tensors need no ml_dtypes.
         self.dtype = None if spec.dtype == "bf16" else dtypes.numpy_dtype(spec.dtype)
+        # What the first tensor that was right had, as torch has one object for each.
+        self._kind: tuple[object, object] = (None, None)
 
     def array(self, value: object) -> np.ndarray:
         """A C-contiguous array of the right dtype; a copy only for strided input. Raises InputError."""
@@ -77,6 +85,15 @@ class Border:
 
     def tensor(self, value: Tensor) -> Tensor:
         """A dense CPU tensor of the right dtype; a copy only for strided input. Raises InputError."""
+        dtype, layout = self._kind
+        if value.dtype is not dtype or value.layout is not layout or not value.is_cpu:
+            self._check(value)
+            self._kind = value.dtype, value.layout
+        if value.is_neg():
+            value = value.resolve_neg()
+        return value if value.is_contiguous() else value.contiguous()
+
+    def _check(self, value: Tensor) -> None:
         if str(value.dtype) != self.torch_name:
             raise self._wrong_dtype(value.dtype, f"convert it: x.to({self.torch_name})")
         if str(value.device) != "cpu":
@@ -84,9 +101,6 @@ class Border:
         if str(value.layout) != "torch.strided":
             fix = "use x.to_dense()"
             raise InputError(f"input {self.spec.name!r}", expected="a dense tensor", got=value.layout, fix=fix)
-        if value.is_neg():
-            value = value.resolve_neg()
-        return value if value.is_contiguous() else value.contiguous()
 
     def _wrong_dtype(self, got: object, fix: str) -> InputError:
         shape = ", ".join(map(show, self.spec.shape))
@@ -99,13 +113,24 @@ class Border:
         dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
         return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
-    def new_tensor(self, shape: tuple[int, ...], memory: np.ndarray | None) -> Tensor:
-        """The same as a tensor."""
-        torch = cast(_Torch, sys.modules["torch"])
-        dtype = getattr(torch, self.torch_name.removeprefix("torch."))
+    def new_tensor(self, shape: tuple[int, ...], strides: tuple[int, ...], memory: np.ndarray | None) -> Tensor:
+        """The same as a tensor. `strides`: of a contiguous one, in elements."""
         if memory is None:
-            return torch.empty(shape, dtype=dtype)
-        return torch.from_numpy(memory).view(dtype).reshape(shape)
+            return self._empty(shape, strides, self._torch_dtype)
+        torch = cast(_Torch, sys.modules["torch"])
+        return torch.from_numpy(memory).view(self._torch_dtype).reshape(shape)
+
+    @cached_property
+    def _torch_dtype(self) -> object:
+        return getattr(sys.modules["torch"], self.torch_name.removeprefix("torch."))
+
+    @cached_property
+    def _empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
+        # Inductor's allocation, a third of the time of torch.empty, where this version of torch has it
+        torch = cast(_Torch, sys.modules["torch"])
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        found = getattr(guards, "_empty_strided_cpu", None)
+        return found or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:

@@ -15,7 +15,6 @@ import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -56,7 +55,7 @@ def ingot_backend(
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
-        return make_boxed_func(_Specialized(gm, fixed - _written(), compile_model))
+        return _Specialized(gm, fixed - _written(), compile_model)
 
     def refuse_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         raise _gradient_error()
@@ -107,7 +106,12 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class _Specialized:
-    """One functional graph, compiled for the parameters of the last call; they are read anew when they changed."""
+    """One functional graph, compiled for the parameters of the last call; they are read anew when they changed.
+
+    Called with a list of the graph's inputs.
+    """
+
+    _boxed_call = True  # AOTAutograd's name for functions of one list
 
     def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
         self._graph, self._fixed, self._compile = graph, sorted(fixed), compile_model
@@ -116,13 +120,13 @@ class _Specialized:
         self._kept: list[int] = []
         self._run: Compiled | None = None
 
-    def __call__(self, *args: Any) -> Any:
-        state = tuple((id(args[i]), _version(args[i])) for i in self._fixed)
+    def __call__(self, args: list[Any]) -> Any:
+        state = tuple([(id(args[i]), _version(args[i])) for i in self._fixed])
         if self._run is None or state != self._state:
             self._specialize(args)
             self._state = state
         assert self._run is not None
-        result = self._run(*(args[i] for i in self._kept))
+        result = self._run(*(args if not self._fixed else [args[i] for i in self._kept]))
         return result if isinstance(result, tuple | list) else (result,)
 
     def _specialize(self, args: Sequence[Any]) -> None:

@@ -42,15 +42,15 @@ class InputAdapter:
     leaves: tuple[Leaf, ...]
     names: tuple[str, ...] = ()
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Sequence[torch.Tensor]:
         """The graph's inputs, in its order, as tensors.
 
         An int that sizes depend on becomes a bool tensor of shape [n, 0]: the graph reads its shape only.
         Raises InputError for another structure than the exported one, or another value of a fixed argument.
         """
         simple = not kwargs and self._plain and len(args) == len(self.leaves)
-        if simple and all(isinstance(a, torch.Tensor) for a in args):
-            return list(args)
+        if simple and all([isinstance(a, torch.Tensor) for a in args]):
+            return args
         flat = self._leaves(tuple(args), dict(kwargs or {}))
         out: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, flat, strict=True):
@@ -148,8 +148,16 @@ class OutputAdapter:
 
     def unflatten(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The model's own structure (tuples, dicts, dataclasses such as ModelOutput) around the tensors."""
+        if self._plain:
+            return outputs[0] if self.spec.is_leaf() else tuple(outputs)
         values = [self._leaf(kind, value, outputs) for kind, value in self.leaves]
         return values[0] if self.spec.is_leaf() else pytree.tree_unflatten(values, self.spec)
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether the result is the graph's outputs in their order: a tensor or a tuple of tensors."""
+        flat = self.spec.is_leaf() or (self.spec.type is tuple and all(c.is_leaf() for c in _children(self.spec)))
+        return flat and self.leaves == tuple((TENSOR, i) for i in range(len(self.names)))
 
     @staticmethod
     def _leaf(kind: str, value: Any, outputs: Sequence[torch.Tensor]) -> Any:
@@ -168,11 +176,12 @@ class ImportedModel:
     inputs: InputAdapter
     outputs: OutputAdapter
 
-    def caller(self, run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
+    def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
         """`run` (graph inputs to graph outputs) as a function with the model's own arguments and result."""
+        flatten, unflatten = self.inputs.flatten, self.outputs.unflatten
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self.outputs.unflatten(run(self.inputs.flatten(args, kwargs)))
+            return unflatten(run(flatten(args, kwargs)))
 
         return call
 
