@@ -221,12 +221,7 @@ class _Checker:
                 self.same("fma", e, e.a, e.b, e.c)
                 self.need(e.dtype.kind in "fiu", "fma", "numbers", e.dtype)
             case k.Dot():
-                self.same("dot", e, e.c)
-                self.need(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
-                for a, wants in zip((e.a, e.b), _DOT_OPERANDS.get(e.dtype, ()), strict=False):
-                    lanes = e.lanes * 32 // wants.bits
-                    fits = a.dtype == wants and a.lanes == lanes
-                    self.need(fits, "dot", f"an operand {wants}x{lanes}", _kind(a))
+                self.dot(e)
             case k.Select():
                 self.same("select", e, e.a, e.b)
                 self.need(
@@ -242,20 +237,23 @@ class _Checker:
                 self.need(bits[0] == bits[1], "bitcast", f"as many bits as {_kind(e.a)}", _kind(e))
                 packed = all(x.dtype.bits >= 8 and x.dtype != boolean for x in (e, e.a))
                 self.need(packed or e.lanes == e.a.lanes, "bitcast", "lanes of whole bytes", _kind(e))
+            case k.Load():
+                self.load(e, scope)
+            case k.Gather():
+                self.gather(e, scope)
+            case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
+                self.lanes(e)
+            case _:
+                raise VerifyError(f"{': '.join(self.path)}: unknown expression {type(e).__name__}")
+
+    def lanes(self, e: k.Splat | k.Ramp | k.Reduce | k.Shuffle | k.Extract) -> None:
+        """What makes vectors of scalars, scalars of vectors, and other vectors of vectors."""
+        match e:
             case k.Splat():
                 self.need(e.a.lanes == 1 and e.a.dtype == e.dtype, "splat", f"a scalar {e.dtype}", _kind(e.a))
             case k.Ramp():
                 ok = e.base.lanes == 1 and e.base.dtype == e.dtype and e.dtype.is_integer
                 self.need(ok, "ramp", f"an integer scalar {e.dtype}", _kind(e.base))
-            case k.Load():
-                self.load(e, scope)
-            case k.Gather():
-                what = f"gather {e.buffer.name}"
-                self.buffer(e.buffer, scope, "gather")
-                self.need(e.buffer.space != "register", what, "memory", "a register")
-                self.need(e.dtype == e.buffer.dtype, what, e.buffer.dtype, e.dtype)
-                self.need(e.index.dtype == i64 and e.index.lanes == e.lanes, what, f"i64x{e.lanes}", _kind(e.index))
-                self.mask(e.mask, e.lanes, what, scope)
             case k.Reduce():
                 self.need(e.fn in k.REDUCE, "reduce", k.REDUCE, e.fn)
                 self.need(e.lanes == 1 and e.dtype == e.a.dtype, "reduce", f"a scalar {e.a.dtype}", _kind(e))
@@ -265,14 +263,27 @@ class _Checker:
                 ok = _kind(e.a) == _kind(e.b) and e.dtype == e.a.dtype
                 self.need(ok, "shuffle", _kind(e.a), f"{_kind(e.b)} to {_kind(e)}")
                 self.need(len(e.pick) == e.lanes, "shuffle", f"{e.lanes} picks", len(e.pick))
-                self.need(
-                    all(0 <= p < 2 * e.a.lanes for p in e.pick), "shuffle", f"picks below {2 * e.a.lanes}", e.pick
-                )
+                known = all(0 <= p < 2 * e.a.lanes for p in e.pick)
+                self.need(known, "shuffle", f"picks below {2 * e.a.lanes}", e.pick)
             case k.Extract():
                 self.need(e.lanes == 1 and e.dtype == e.a.dtype, "extract", f"a scalar {e.a.dtype}", _kind(e))
                 self.need(0 <= e.lane < e.a.lanes, "extract", f"a lane below {e.a.lanes}", e.lane)
-            case _:
-                raise VerifyError(f"{': '.join(self.path)}: unknown expression {type(e).__name__}")
+
+    def dot(self, e: k.Dot) -> None:
+        self.same("dot", e, e.c)
+        self.need(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
+        for a, wants in zip((e.a, e.b), _DOT_OPERANDS.get(e.dtype, ()), strict=False):
+            lanes = e.lanes * 32 // wants.bits
+            fits = a.dtype == wants and a.lanes == lanes
+            self.need(fits, "dot", f"an operand {wants}x{lanes}", _kind(a))
+
+    def gather(self, e: k.Gather, scope: _Scope) -> None:
+        what = f"gather {e.buffer.name}"
+        self.buffer(e.buffer, scope, "gather")
+        self.need(e.buffer.space != "register", what, "memory", "a register")
+        self.need(e.dtype == e.buffer.dtype, what, e.buffer.dtype, e.dtype)
+        self.need(e.index.dtype == i64 and e.index.lanes == e.lanes, what, f"i64x{e.lanes}", _kind(e.index))
+        self.mask(e.mask, e.lanes, what, scope)
 
     def literal(self, e: k.Lit) -> None:
         wants = bool if e.dtype.kind == "b" else float if e.dtype.is_float else int

@@ -143,16 +143,14 @@ def _fmod_ir(dtype: DType) -> str:
     """A function for f32 or f64: |x| is reduced by y scaled by powers of two, largest first; each step is exact."""
     t, i, n = value_type(dtype), f"i{dtype.bits}", dtype.bits
     mantissa = 23 if n == 32 else 52
-    top, expo = (1 << (n - 1)) - 1, (1 << (n - 1 - mantissa)) - 1
-    inf, hidden = expo << mantissa, 1 << mantissa
-    nan = literal(float("nan"), dtype)
-    z = f"llvm.ctlz.{i}"
-    return f"""declare {i} @{z}({i}, i1)
+    inf = ((1 << (n - 1 - mantissa)) - 1) << mantissa
+    magnitude, nan = (1 << (n - 1)) - 1, literal(float("nan"), dtype)
+    return f"""declare {i} @llvm.ctlz.{i}({i}, i1)
 define internal {t} @ingot.fmod.f{n}({t} %x, {t} %y) nounwind memory(none) noinline {{
   %xb = bitcast {t} %x to {i}
   %yb = bitcast {t} %y to {i}
-  %xm = and {i} %xb, {top}
-  %ym = and {i} %yb, {top}
+  %xm = and {i} %xb, {magnitude}
+  %ym = and {i} %yb, {magnitude}
   %sign = xor {i} %xb, %xm
   %x.bad = icmp uge {i} %xm, {inf}
   %y.nan = icmp ugt {i} %ym, {inf}
@@ -167,29 +165,9 @@ compare:
   br i1 %less, label %same, label %split
 same:
   ret {t} %x
-split: ; value = m * 2**(e - constant), with a normalized m
-  %xe.raw = lshr {i} %xm, {mantissa}
-  %ye.raw = lshr {i} %ym, {mantissa}
-  %xf = and {i} %xm, {hidden - 1}
-  %yf = and {i} %ym, {hidden - 1}
-  %x.sub = icmp eq {i} %xe.raw, 0
-  %y.sub = icmp eq {i} %ye.raw, 0
-  %xh = or {i} %xf, {hidden}
-  %yh = or {i} %yf, {hidden}
-  %xz = call {i} @{z}({i} %xf, i1 false)
-  %yz = call {i} @{z}({i} %yf, i1 false)
-  %xs = sub {i} %xz, {n - 1 - mantissa}
-  %ys = sub {i} %yz, {n - 1 - mantissa}
-  %xs.in = and {i} %xs, {n - 1}
-  %ys.in = and {i} %ys, {n - 1}
-  %xl = shl {i} %xf, %xs.in
-  %yl = shl {i} %yf, %ys.in
-  %xe.sub = sub {i} 1, %xs
-  %ye.sub = sub {i} 1, %ys
-  %xq = select i1 %x.sub, {i} %xl, {i} %xh
-  %yq = select i1 %y.sub, {i} %yl, {i} %yh
-  %xe = select i1 %x.sub, {i} %xe.sub, {i} %xe.raw
-  %ye = select i1 %y.sub, {i} %ye.sub, {i} %ye.raw
+split:
+{_split_ir("x", n, mantissa)}
+{_split_ir("y", n, mantissa)}
   br label %step
 step:
   %m = phi {i} [ %xq, %split ], [ %twice, %shift ]
@@ -210,7 +188,33 @@ nothing:
   %zero = bitcast {i} %sign to {t}
   ret {t} %zero
 scale:
-  %lead = call {i} @{z}({i} %r, i1 true)
+{_join_ir(n, mantissa)}
+  %out.bits = or {i} %mag, %sign
+  %out = bitcast {i} %out.bits to {t}
+  ret {t} %out
+}}"""
+
+
+def _split_ir(v: str, n: int, mantissa: int) -> str:
+    """The magnitude %vm of a float of n bits as %vq * 2**(%ve - constant), with a normalized %vq."""
+    i, hidden = f"i{n}", 1 << mantissa
+    return f"""  %{v}e.raw = lshr {i} %{v}m, {mantissa}
+  %{v}f = and {i} %{v}m, {hidden - 1}
+  %{v}.sub = icmp eq {i} %{v}e.raw, 0
+  %{v}h = or {i} %{v}f, {hidden}
+  %{v}z = call {i} @llvm.ctlz.{i}({i} %{v}f, i1 false)
+  %{v}s = sub {i} %{v}z, {n - 1 - mantissa}
+  %{v}s.in = and {i} %{v}s, {n - 1}
+  %{v}l = shl {i} %{v}f, %{v}s.in
+  %{v}e.sub = sub {i} 1, %{v}s
+  %{v}q = select i1 %{v}.sub, {i} %{v}l, {i} %{v}h
+  %{v}e = select i1 %{v}.sub, {i} %{v}e.sub, {i} %{v}e.raw"""
+
+
+def _join_ir(n: int, mantissa: int) -> str:
+    """%r * 2**(%ye - constant), which is not 0, as the magnitude %mag of a float of n bits."""
+    i, hidden = f"i{n}", 1 << mantissa
+    return f"""  %lead = call {i} @llvm.ctlz.{i}({i} %r, i1 true)
   %up = sub {i} %lead, {n - 1 - mantissa}
   %e.norm = sub {i} %ye, %up
   %norm = icmp sgt {i} %e.norm, 0
@@ -227,8 +231,4 @@ scale:
   %r.right = lshr {i} %r, %forth.in
   %left = icmp sge {i} %back, 0
   %r.sub = select i1 %left, {i} %r.left, {i} %r.right
-  %mag = select i1 %norm, {i} %r.full, {i} %r.sub
-  %out.bits = or {i} %mag, %sign
-  %out = bitcast {i} %out.bits to {t}
-  ret {t} %out
-}}"""
+  %mag = select i1 %norm, {i} %r.full, {i} %r.sub"""
