@@ -25,12 +25,13 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
+from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import emit_contraction
 from ingot.schedule.index import linear
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
-from ingot.schedule.tile import Axis, Contraction, Plan, plan_contraction
+from ingot.schedule.tile import Plan, plan_contraction
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features

@@ -12,13 +12,14 @@ from ingot.ir.dims import symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
+from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import emit_contraction
 from ingot.schedule.index import linear
 from ingot.schedule.machine import AVX2, AVX512, Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
-from ingot.schedule.tile import Axis, Contraction, Plan, pieces, plan_contraction
+from ingot.schedule.tile import Plan, pieces, plan_contraction
 from ingot.targets.cpu.workers import host_features
 from tests.targets.cpu.native import Native, place
 

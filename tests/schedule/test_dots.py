@@ -13,10 +13,10 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32
 from ingot.ops import build
+from ingot.schedule.axes import Contraction
 from ingot.schedule.dots import as_dots
 from ingot.schedule.loops import flat_rows, loops_of
 from ingot.schedule.recast import in_parts
-from ingot.schedule.tile import Contraction
 from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph, inputs_like
 
 MATMUL = ops.DotGeneral(((), ()), ((1,), (0,)))

@@ -12,9 +12,10 @@ from ingot.ir.dims import symbol
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32, i8, i32, u8
+from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.machine import AVX2, AVX512, Machine, machine_of
 from ingot.schedule.pack import panels
-from ingot.schedule.tile import Axis, Contraction, plan_contraction
+from ingot.schedule.tile import plan_contraction
 from ingot.support.native import HostFeatures
 from ingot.targets.cpu.workers import host_features
 from tests.schedule.test_contraction import CONVS, build, convolution, count, matmul, random, reference

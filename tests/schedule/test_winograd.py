@@ -16,10 +16,11 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.passes.layout import explicit_padding
+from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import AVX2, Machine
 from ingot.schedule.pack import panels
-from ingot.schedule.tile import Axis, Contraction, plan_contraction
+from ingot.schedule.tile import plan_contraction
 from ingot.schedule.toom_cook import array, transform, transformed_weights
 from ingot.schedule.winograd import lower_winograd
 from ingot.schedule.winograd_plan import Pieces, Shape, covered, plan_winograd

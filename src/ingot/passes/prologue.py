@@ -44,6 +44,8 @@ def panel_operand(anchor: Node) -> Node | None:
     if loops is None or anchor.inputs[0] is anchor.inputs[1]:
         return None
     a, b = anchor.inputs
+    if isinstance(b.op, ops.Dequantize):  # blocks are an axis of the reduction
+        return None
     rows, columns, k = loops
     sized = [d for d in columns if d != 1]
     if not isinstance(k, int) or k == 0 or len(sized) > 1:

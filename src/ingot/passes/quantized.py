@@ -29,6 +29,7 @@ from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.passes.constants import is_constant, splat_of, value_of
 from ingot.passes.layout import padded
+from ingot.passes.levels import holds_levels, in_levels
 
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
@@ -39,8 +40,8 @@ def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
-        if isinstance(n.op, ops.DotGeneral | ops.Convolution) and int8_dot:
-            return _in_integers(new) or new
+        if isinstance(n.op, ops.DotGeneral | ops.Convolution):
+            return (_in_integers(new) if int8_dot else None) or in_levels(new) or new
         return new
 
     if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
@@ -107,6 +108,8 @@ def _is_positive(scale: Node) -> bool:
 
 
 def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
+    if holds_levels(n):
+        return n.op(inputs[0], n.inputs[1], loc=n.loc)
     if isinstance(n.op, ops.Quantize):
         scale = splat_of(inputs[1])
         exact = n.dtype.bits == 8 and scale is not None and ops.multiplies(float(scale))

@@ -23,15 +23,18 @@ from dataclasses import dataclass, replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import static_shape, u8, u16, u32
+from ingot.ir.types import boolean, static_shape, u8, u16, u32
+from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
-from ingot.schedule.operands import Computed, Fetch, Fold, Index, Operand, Write
+from ingot.schedule.levels import LevelPanels, Place
+from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write
 from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.row_loads import Columns, RowLoads
-from ingot.schedule.tile import Axis, Contraction, Plan, merge_axes, pieces
+from ingot.schedule.tile import Plan, pieces
 
 ZERO = integer(0)
+Rows = Callable[[Block, Columns, Expr], None]  # of a panel, from a place in A
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], Non
 
 
 def emit_contraction(
-    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write,
+    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | Levels, write: Write,
     fetch: Fetch | None = None, fold: Fold | None = None,
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
@@ -88,10 +91,12 @@ class Nest:
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
     def __init__(
-        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand, write: Write, fetch: Fetch | None = None,
-        fold: Fold | None = None,
+        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | Levels, write: Write,
+        fetch: Fetch | None = None, fold: Fold | None = None,
     ) -> None:
-        self.c, self.plan, self.a, self.b, self.write, self.fetch, self.fold = c, plan, a, b, write, fetch, fold
+        self.levels = LevelPanels(c, plan, b) if isinstance(b, Levels) else None
+        self.c = c = c.widened
+        self.plan, self.a, self.b, self.write, self.fetch, self.fold = plan, a, b, write, fetch, fold
         self.reduce = merge_axes(c.reduce)
         self.columns = c.cols[-1].extent
         self.full_panels = floordiv(self.columns, plan.panel)
@@ -104,7 +109,7 @@ class Nest:
         self.outer: Index = ()
         self.a_base: Expr = ZERO
         self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
-        self.turned = plan.panel_at >= 0
+        self.turned = plan.panel_at >= 0 and self.levels is None
         self.pieces = pieces(c) if isinstance(a, Operand) else 0
         self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)  # where tiles read A
         self.loads = RowLoads(c, plan, b.buffer)
@@ -114,8 +119,9 @@ class Nest:
         plan, c = self.plan, self.c
         if plan.k_block:
             self.sums = top.alloc("sums", c.acc, plan.sums_bytes // c.acc.nbytes, scratch=0)
-        if self.turned:
-            panel = top.alloc("panel", c.acc, self._turned_rows() * plan.panel, scratch=plan.panel_at)
+        if plan.panel_at >= 0:
+            size = (plan.rows_at if plan.rows_at >= 0 else plan.scratch_bytes) - plan.panel_at
+            panel = top.alloc("panel", c.acc, size // c.acc.nbytes, scratch=plan.panel_at)
             self.loads = replace(self.loads, buffer=panel)
         row_blocks = ceildiv(self.group_count, plan.row_run)
         inner_blocks = 1 if plan.row_block == self.inner.extent else ceildiv(self.inner.extent, plan.row_block)
@@ -190,6 +196,8 @@ class Nest:
 
     def _b_base(self, top: Block, batch: Index, outer: Index) -> Expr:
         c = self.c
+        if isinstance(self.b, Levels):
+            return ZERO
         if not c.packed:
             in_place = (*(x.b for x in c.batch), *(x.b for x in c.cols[:-1]))
             return top.let(linear((*batch, *outer), in_place, self.b.offset), "b")
@@ -202,9 +210,7 @@ class Nest:
 
     # Columns
 
-    def _panels(
-        self, top: Block, column_block: Expr, b_base: Expr, rows: Callable[[Block, Columns, Expr], None]
-    ) -> None:
+    def _panels(self, top: Block, column_block: Expr, b_base: Expr, rows: Rows) -> None:
         plan = self.plan
         low, high = self._span(top, column_block, plan.panels, self.all_panels)
         dynamic = not isinstance(self.columns, int)
@@ -216,6 +222,10 @@ class Nest:
                 block.multiples[start.name] = plan.panel
             width = vectors * plan.lanes
             step: DimLike = self.c.depth * plan.panel if self.c.packed else self.c.cols[-1].b * plan.panel
+            if self.levels is not None:
+                shape = Columns(vectors, ZERO, start, width, tail, masked)
+                self._of_levels(block, self.levels, self.levels.place(block, p, width), shape, rows)
+                return
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
             if self.turned:
                 source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
@@ -238,12 +248,33 @@ class Nest:
         vectors = -(-rest // plan.lanes)
         self._maybe(top, k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
 
+    def _of_levels(self, block: Block, levels: LevelPanels, at: Place, columns: Columns, rows: Rows) -> None:
+        """A panel of levels: times one row as they are, times several widened, one part of the reduction at a time."""
+        one = k.binary("eq", dim_expr(product(x.extent for x in self.c.rows)), integer(1))
+
+        def single(b: Block) -> None:
+            acc = b.alloc("acc", self.c.acc, columns.vectors, lanes=self.plan.lanes)
+            levels.row(b, at, self.a_tile, self.a_base, acc)
+            at_row = (ZERO,) * (len(self.c.rows) - 1)
+            self._epilogue(b, columns, _Tile(at_row, ZERO, 1, 1, self.a_base, ZERO, k.lit(True, boolean)), acc)
+
+        def several(b: Block) -> None:
+            self._blocks(b, columns, rows, lambda x, i, n: levels.widen(x, at, i, n, self.loads.buffer))
+
+        if isinstance(one, Lit):
+            (single if one.value else several)(block)
+        else:
+            block.when(one, single, several)
+
     def _turned_rows(self) -> int:
         """Rows of a transposed panel: k, in whole vectors."""
         return -(-static_shape((self.c.k,))[0] // self.plan.lanes) * self.plan.lanes
 
-    def _blocks(self, block: Block, columns: Columns, rows: Callable[[Block, Columns, Expr], None]) -> None:
-        """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache."""
+    def _blocks(
+        self, block: Block, columns: Columns, rows: Rows, widen: Callable[[Block, Expr, int], None] | None = None
+    ) -> None:
+        """The reduction in one go, or in blocks whose part of B's panel stays in the second-level cache. `widen` prints
+        what puts a part of a panel where tiles read it."""
         plan, axis = self.plan, self.reduce[0]
         blocks = floordiv(axis.extent, plan.k_block) if plan.k_block else 1
         part = floordiv(self.c.depth, blocks) * columns.width  # elements of a packed panel
@@ -254,7 +285,9 @@ class Nest:
                 first = k.binary("eq", i, ZERO)
                 last = k.binary("eq", i, dim_expr(blocks - 1))
                 here = replace(columns, first=first, last=last)
-            if self.loads.in_panels:
+            if widen is not None:
+                widen(b, i, static_shape((blocks,))[0])
+            elif self.loads.in_panels:
                 base = b.let(add(columns.base, mul(i, dim_expr(part))), "bk")
                 ahead = b.let(add(base, dim_expr(plan.ahead or part)), "next") if plan.prefetch else None
                 here = replace(here, base=base, ahead=ahead)

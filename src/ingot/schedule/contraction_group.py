@@ -4,7 +4,7 @@ the sums, and the parameters of its kernel."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim
@@ -12,6 +12,9 @@ from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, i32, i64
+from ingot.ops import Dequantize
+from ingot.ops.views import base_of
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.fold import accumulator
@@ -21,7 +24,6 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pointwise import Operands, body_dims, symbol_params
 from ingot.schedule.prologue import is_computed
-from ingot.schedule.tile import Contraction
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 Param = tuple[Buffer, Arg]
@@ -31,8 +33,8 @@ Epilogue = Callable[[Block, Index, Expr, Expr | None], Index]
 @dataclass(frozen=True)
 class ContractionGroup:
     """body: the group with its first result alone. a_at, b_at: the inputs that the operands of `anchor` are, A's -1
-    where the group computes it; a_layout, b_layout: where they lie there. loops: over these. packed: B is a constant,
-    to be laid out as a strategy likes."""
+    where the group computes it, B's its levels where it has such; a_layout, b_layout: where they lie there. loops:
+    over these. packed: B is a constant, to be laid out as a strategy likes."""
 
     body: Graph
     ins: tuple[Layout, ...]
@@ -54,9 +56,13 @@ class ContractionGroup:
         machine: Machine,
     ) -> ContractionGroup:
         a, b = anchor.inputs
-        b_at, b_layout = operand_memory(body, b, ins)
+        of_levels = isinstance(b.op, Dequantize)
+        b_at, b_layout = operand_memory(body, b.inputs[0] if of_levels else b, ins)
         a_at, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
+        if of_levels:
+            blocks = tuple(replace(x, apart=True) for x in loops.reduce[:-1])
+            loops = replace(loops, reduce=(*blocks, *loops.reduce[-1:]))
         # a B that is repeated along an axis of unknown size, or begins at an unknown place, is read where it lies
         known = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in loops.batch)
         packed = constant[b_at] and known
@@ -77,7 +83,7 @@ class ContractionGroup:
         return Operand(self.operands.ins[self.b_at], self.b_layout.offset)
 
     def contraction(self, loops: Loops, computed: bool = False, inner: Contraction | None = None) -> Contraction:
-        a, b = self.anchor.inputs
+        a, b = self.anchor.inputs[0], self.body.inputs[self.b_at]
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulates(self.anchor), self.packed,
             computed, inner,
@@ -98,14 +104,17 @@ class ContractionGroup:
         """Where sums at a place of `loops` belong in the group's first result."""
         return result_index(block, self.body.outputs[0], self.anchor, loops.result(loops.full(place)))
 
-    def params(self, b: Param) -> list[Param]:
+    def params(self, *b: Param) -> list[Param]:
         """The kernel's parameters. An operand that only the contraction's own B was read from has no place among them
-        where B is another buffer."""
+        where B is other buffers."""
         params = list(zip(self.operands.params, self.operands.args, strict=True))
-        if b[0] in self.operands.params:
+        if b[0][0] in self.operands.params:
             return params
-        elsewhere = reads(self.body, self.anchor.inputs[1], self.anchor) or self.a_at == self.b_at
-        return [*((x, arg) for x, arg in params if elsewhere or arg != Arg("in", self.b_at)), b]
+        w = self.anchor.inputs[1]
+        parts = [(x, w) for x in w.inputs] if isinstance(w.op, Dequantize) else [(w, self.anchor)]
+        alone = [base_of(x) for x, by in parts if not reads(self.body, x, by)]
+        own = {Arg("in", self.body.inputs.index(x)) for x in alone if x in self.body.inputs}
+        return [*((x, arg) for x, arg in params if arg not in own or arg == Arg("in", self.a_at)), *b]
 
     def step(
         self, name: str, c: Contraction, params: Sequence[Param], chunk: Var, chunks: Expr, top: Block, scratch: int

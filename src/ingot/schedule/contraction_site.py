@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate
 from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
 from ingot.schedule.machine import Machine
-from ingot.schedule.tile import Axis, Contraction, admits, choose, neighbours, others, plan_of
+from ingot.schedule.tile import admits, choose, neighbours, others, plan_of
 from ingot.schedule.winograd_plan import (
     Shape,
     admits_pieces,

@@ -18,6 +18,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import static_shape
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct
 from ingot.schedule.contraction import Nest
@@ -30,7 +31,7 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import body_dims, symbol_params, vector_loop
-from ingot.schedule.tile import Contraction, plan_of, rank_tiles
+from ingot.schedule.tile import plan_of, rank_tiles
 from ingot.schedule.window import Depthwise, bind_result, operand_memory
 
 

@@ -12,6 +12,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, rebuilt, topological
 from ingot.ir.types import static_shape
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.contraction_group import ContractionGroup, accumulates
 from ingot.schedule.dots import Products, as_dots, emit_dots
@@ -25,7 +26,7 @@ from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.prologue import is_computed
 from ingot.schedule.recast import changed_round, changes_round, in_parts
 from ingot.schedule.reduction import lower_first
-from ingot.schedule.tile import Contraction, transposed
+from ingot.schedule.tile import transposed
 from ingot.schedule.tiled import lower_tiled
 from ingot.schedule.window import lower_depthwise
 from ingot.schedule.winograd_plan import covered
@@ -47,11 +48,12 @@ def lower_contraction(
     computed = is_computed(body, anchor.inputs[0])
     if ops.is_depthwise(anchor) or (not computed and _in_vectors_of_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
-    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not computed else None
+    of_levels = isinstance(anchor.inputs[1].op, ops.Dequantize)
+    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not computed and not of_levels else None
     if parts is not None:
         return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     g = ContractionGroup.of(image, ins, place, constant, anchor, machine)
-    if computed:
+    if computed or of_levels:
         return lower_tiled(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
     shape = covered(anchor, g.a_layout, g.b_layout) if g.packed and machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))

@@ -14,9 +14,10 @@ from ingot.ir.kernel import Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis, Inside
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.tile import LINE, Axis, Inside
+from ingot.schedule.tile import LINE
 
 WORTH = 0.92  # part of a window's turns that may read more than padding where it pays to tell them apart
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Buffer, Expr
+from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.schedule.block import Block
 
 Index = tuple[Expr, ...]
@@ -41,4 +41,21 @@ class Computed:
     fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
 
 
-__all__ = ["Computed", "Fetch", "Fold", "Index", "Operand", "Write"]
+@dataclass(frozen=True)
+class Levels:
+    """A constant B of levels: (level - zero) * scale. words: unsigned ones of a column that lie in 32 bits, in panels;
+    zeros, scales: one row of a panel for each block of the reduction, or the same for all. exact: zeros are unsigned
+    integers, too; otherwise `bias` has been added to the levels."""
+
+    words: Buffer
+    zeros: Buffer | Lit
+    scales: Buffer | Lit
+    exact: bool
+    bias: int
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.words
+
+
+__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write"]

@@ -6,7 +6,8 @@ A panel is what one register tile reads: for each k its columns lie side by side
 last panel is as narrow as whole vectors allow; missing columns are zero (at run time: copies of the last).
 
 Narrow weights have the k of one 32-bit lane side by side: [panel][k / 2][columns][2] for bf16, 4 instead of 2 for i8.
-What is missing at the end of the innermost reduction loop is zero.
+What is missing at the end of the innermost reduction loop is zero. Levels of weights (`levels.py`) lie so too, in
+words of 32 bits, signed ones moved by half of their range.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from numpy.lib.stride_tricks import as_strided
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
-from ingot.ir.types import static_shape
+from ingot.ir.types import static_shape, u32
+from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer, mul
 from ingot.schedule.lowered import Pack
-from ingot.schedule.tile import Contraction, Plan, merge_axes
+from ingot.schedule.tile import Plan
 from ingot.schedule.transpose import transpose_block
 from ingot.support.files import release
 
@@ -44,7 +46,7 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
     *shape, run, columns = static_shape(tuple(x.extent for x in axes))
     outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
     turns = -(-run // c.per_lane)
-    depth = prod(shape) // outer * turns * c.per_lane
+    lines = prod(shape) // outer * turns * (1 if c.of_levels else c.per_lane)  # elements of a column
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
@@ -54,15 +56,31 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
         for width in widths:
             stop = min(start + width, columns)
             source = dense[..., start:stop]
-            panel = rows[:, start * depth : (start + width) * depth].reshape(*shape, turns, width, c.per_lane)
-            for i in range(c.per_lane):
-                panel[..., : -(-(run - i) // c.per_lane), : stop - start, i] = source[..., i :: c.per_lane, :]
+            panel = rows[:, start * lines : (start + width) * lines]
+            if c.of_levels:
+                panel.reshape(*shape, turns, width)[..., : stop - start] = _words(source, c)
+            else:
+                panel = panel.reshape(*shape, turns, width, c.per_lane)
+                for i in range(c.per_lane):
+                    panel[..., : -(-(run - i) // c.per_lane), : stop - start, i] = source[..., i :: c.per_lane, :]
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
     named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
     key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.per_lane}"
-    return Pack(index, key, c.b, outer * depth * sum(widths), write)
+    return Pack(index, key, u32 if c.of_levels else c.b, outer * lines * sum(widths), write)
+
+
+def _words(levels: np.ndarray, c: Contraction) -> np.ndarray:
+    """[.., k, columns] as [.., k / per_lane, columns] of u32, the levels of smaller k in lower bits."""
+    each, bits = c.per_lane, c.b.bits
+    plain = np.swapaxes(levels, -1, -2).view(np.uint8) & ((1 << bits) - 1)
+    if c.b.kind == "i":
+        plain ^= 1 << (bits - 1)
+    missing = -plain.shape[-1] % each
+    plain = np.pad(plain, [(0, 0)] * (plain.ndim - 1) + [(0, missing)]) if missing else plain
+    plain = np.ascontiguousarray(plain[..., ::2] | plain[..., 1::2] << 4 if bits == 4 else plain)
+    return np.swapaxes(plain.view("<u4"), -1, -2)
 
 
 def stepped(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> np.ndarray:

@@ -16,6 +16,7 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.contraction import Nest
 from ingot.schedule.emit import Emitter, Index, reshape_index, store_at
@@ -29,7 +30,7 @@ from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import Operands
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows
-from ingot.schedule.tile import Contraction, Plan, plan_rows
+from ingot.schedule.tile import Plan, plan_rows
 from ingot.schedule.window import bind_result, operand_memory
 
 

@@ -13,9 +13,10 @@ from ingot.ir.dims import estimate, product
 from ingot.ir.node import Node
 from ingot.ops import Reduce
 from ingot.ops.build import cast
+from ingot.schedule.axes import Contraction
 from ingot.schedule.fold import accumulator
 from ingot.schedule.machine import STREAM, Machine
-from ingot.schedule.tile import Contraction, least_cycles
+from ingot.schedule.tile import least_cycles
 
 LEAST = 256  # turns of the reduction that a part has at least
 WORTH = 40e-6  # seconds on one core: less is not worth a second kernel

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import f32, u32
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, add, dim_expr, mul
-from ingot.schedule.tile import Contraction, Plan
+from ingot.schedule.tile import Plan
 
 
 @dataclass(frozen=True)

@@ -12,101 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import gcd
+from math import gcd, lcm
 
-from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
-from ingot.ir.types import DType, bf16, f32, i8, i32, u8
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.types import bf16
+from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.machine import Machine
-
-
-@dataclass(frozen=True)
-class Inside:
-    """Which turns of a window's loop read more than zeros: at position p of the row axis with stride `row` in A, those
-    i with low <= p * step + i * dilation < high."""
-
-    row: DimLike
-    step: int
-    dilation: int
-    low: int
-    high: DimLike
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One loop of a contraction: its extent, and the strides in elements with which it walks A and B (0: not at
-    all). inside: the turns that matter, None for all.
-    """
-
-    extent: DimLike
-    a: DimLike = 0
-    b: DimLike = 0
-    inside: Inside | None = None
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """out[batch, rows, cols] = sum over reduce of A[batch, rows, reduce] * B[batch, reduce, cols].
-
-    There is at least one axis (of extent 1, if need be) among rows, cols and reduce. A convolution over an NHWC
-    input that already has its padding has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of
-    `cols`. a, b: the operands' element types; acc: the type of products and sums. packed: B is a constant, laid out
-    in panels by `Plan.pack`; otherwise it is read where it lies. computed: each chunk computes its rows of A in scratch
-    before it reads them; there is one row axis and one reduce axis then. inner: the contraction that they come from.
-    """
-
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    cols: tuple[Axis, ...]
-    reduce: tuple[Axis, ...]
-    a: DType
-    b: DType
-    acc: DType
-    packed: bool = True
-    computed: bool = False
-    inner: Contraction | None = None
-
-    def changed(self) -> Contraction:
-        """The same products with the operands changed round: rows are columns."""
-
-        def turn(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-            return tuple(Axis(x.extent, x.b, x.a) for x in axes)
-
-        batch, rows, cols, reduce = map(turn, (self.batch, self.rows, self.cols, self.reduce))
-        return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
-
-    @cached_property
-    def k(self) -> DimLike:
-        return product(x.extent for x in self.reduce)
-
-    @cached_property
-    def per_lane(self) -> int:
-        """Neighbouring k that lie together in a 32-bit lane of B's panels, for instructions that multiply and add them
-        at once: 2 of bf16, 4 of i8 with a u8 A; a narrow A must have its k side by side, too.
-        """
-        inner = merge_axes(self.reduce)[-1]
-        if not self.packed or not isinstance(inner.extent, int):
-            return 1
-        if self.b == bf16 and self.acc == f32:
-            return 2 if self.a == f32 or (self.a == bf16 and inner.a == 1) else 1
-        return 4 if (self.a, self.b, self.acc) == (u8, i8, i32) and inner.a == 1 else 1
-
-    @cached_property
-    def depth(self) -> DimLike:
-        """k, with what its innermost loop lacks for whole lanes: the rows of B's panels."""
-        if self.per_lane == 1:
-            return self.k
-        inner = merge_axes(self.reduce)[-1].extent
-        return floordiv(self.k, inner) * ceildiv(inner, self.per_lane) * self.per_lane
-
-    @cached_property
-    def flops(self) -> int:
-        """An estimate where dimensions are symbolic."""
-        n = 2
-        for x in (*self.batch, *self.rows, *self.cols, *self.reduce):
-            n *= estimate(x.extent)
-        return n
 
 
 @dataclass(frozen=True)
@@ -152,23 +64,6 @@ class Plan:
 LINE = 64  # bytes of a cache line
 
 
-def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Join neighbours that walk both operands as one loop; drop loops of one turn.   (3, a=64) (64, a=1) -> (192,
-    a=1)
-    """
-    out: list[Axis] = []
-    for x in axes:
-        if x.extent == 1:
-            continue
-        last = out[-1] if out else None
-        alike = last is not None and last.inside is None and x.inside is None
-        if last is not None and alike and last.a == x.a * x.extent and last.b == x.b * x.extent:
-            out[-1] = Axis(last.extent * x.extent, x.a, x.b)
-        else:
-            out.append(x)
-    return tuple(out) or (Axis(1, 0, 0),)
-
-
 def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:
     """Cycles per k of a register tile, or per lane of k of one with dot instructions, whose latency is given.
     widened: vectors that take an instruction more to become f32."""
@@ -195,7 +90,10 @@ def _dots(c: Contraction, machine: Machine) -> bool:
 
 
 def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
-    """Whether a tile is in registers at once; pairs that are widened there need both halves."""
+    """Whether a tile is in registers at once; pairs that are widened there need both halves, and a single row of levels
+    has words and sums of a block beside those of all."""
+    if c.of_levels:
+        return fits(m, nv, machine) and 3 * nv + 4 <= machine.registers
     if c.per_lane == 1 or _dots(c, machine):
         return fits(m, nv, machine)
     return m * nv + 2 * nv + 2 <= machine.registers
@@ -221,7 +119,7 @@ def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
     plain = Direct(*tile, *chunk, blocks=1, prefetch=0)
     plan = plan_of(c, machine, plain)
     run = tiles_at_once(c, machine, plain.width, plain.tiles)
-    prefetch = _prefetch(c, plan, run) if c.packed else 0
+    prefetch = _prefetch(c, plan, run) if c.packed and not c.of_levels else 0
     return replace(plain, blocks=_blocks(c, machine, plan, run), prefetch=prefetch)
 
 
@@ -247,7 +145,8 @@ def _costs(c: Contraction, machine: Machine) -> Iterator[tuple[float, tuple[int,
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _shapes(c, inner, outer, nv, machine):
-            yield _cost(c, machine, (lines, width, nv), (outer, inner, columns, k), lanes), (lines, width, nv)
+            cost = _cost(c.widened, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
+            yield cost, (lines, width, nv)
 
 
 def others(c: Contraction, machine: Machine) -> list[Choice]:
@@ -298,11 +197,12 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
         return True
     plan = plan_of(c, machine, replace(choice, blocks=1))
     small = tiles_bytes(c, plan, choice.tiles) <= MOST_SCRATCH
-    return choice.tiles > 1 and choice.blocks in _cuts(c, plan) and small
+    return (choice.tiles > 1 or c.of_levels) and choice.blocks in _cuts(c, plan) and small
 
 
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     """A choice in terms of the loops."""
+    levels, c = c.of_levels, c.widened
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.per_lane
     fixed = isinstance(reduce[-1].extent, int) and run > 0
@@ -323,8 +223,9 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
         outer = reduce[0].extent
         assert isinstance(outer, int)
         p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, run))
-    if transposed(c) and isinstance(c.k, int):
-        panel = -(-c.k // lanes) * lanes * p.panel * c.acc.nbytes
+    if isinstance(c.k, int) and (transposed(c) or (levels and product(x.extent for x in c.rows) != 1)):
+        depth = c.k // choice.blocks if levels else -(-c.k // lanes) * lanes
+        panel = depth * p.panel * c.acc.nbytes
         at = -(-p.scratch_bytes // LINE) * LINE
         p = replace(p, panel_at=at, scratch_bytes=at + panel)
     if c.computed:
@@ -446,6 +347,7 @@ def _powers(n: int) -> list[int]:
 # Seconds: of claiming a chunk and setting up its loops; and per byte that a core streams from the shared cache, of
 # which prefetching hides about half.
 _CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
+_PER_LEVEL = 8.0  # arithmetic operations in whose time one level is widened
 
 
 @dataclass(frozen=True)
@@ -484,6 +386,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     inner_work, inner_bytes = 0.0, 0
     if c.inner is not None:
         inner_work, inner_bytes = c.inner.flops / (machine.gflops * 1e9), estimate(c.inner.k * c.k) * c.inner.b.nbytes
+    widening = _widening(c, machine)
     threads = machine.threads
     # nobody has prefetched a chunk's first panel for the thread that claims it
     first = estimate(c.k) * vectors * machine.lanes(c.acc) * c.b.nbytes
@@ -512,9 +415,16 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             b_times = passes if streams > machine.l2 / 2 else 1
             traffic = entries * (b_times * streams + a_times * a_bytes) * _PER_BYTE
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
+            total += widening * (1 if row_tiles == 1 else row_blocks)
             cost = (total + traffic + count * start) / threads + max(idle, 0.2 * chunk * (threads > 1))
             found.setdefault((per, tiles, batch_run), cost)
     return sorted(found, key=lambda x: found[x])
+
+
+def _widening(c: Contraction, machine: Machine) -> float:
+    """Seconds of widening the levels of B once, on one core."""
+    elements = estimate(c.k) * estimate(c.cols[-1].extent) if c.of_levels else 0
+    return elements * _PER_LEVEL / (machine.gflops * 1e9)
 
 
 def pieces(c: Contraction) -> int:
@@ -540,12 +450,17 @@ def _tile_run(tiles: int, across: int) -> int:
 
 def _blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     """Blocks of a long reduction so that a chunk's rows of A and a panel of B fit the second-level cache together."""
-    if tiles < 2:
+    alone = tiles < 2
+    if alone and (not c.of_levels or product(x.extent for x in c.rows) == 1):
         return 1
-    axes, k = merge_axes(c.reduce), estimate(c.k)
+    axes, k = merge_axes(c.widened.reduce), estimate(c.k)
     a_bytes = min(_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
-    b_bytes = k * p.panel * c.b.nbytes
+    b_bytes = k * p.panel * c.widened.b.nbytes
     for n in _cuts(c, p):
+        if alone:  # what a tile reads once may as well be in the first-level cache
+            if b_bytes / n <= machine.l1 / 2:
+                return n
+            continue
         small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
         if small or k // n < 2 * MIN_K_BLOCK:
             return n
@@ -554,11 +469,14 @@ def _blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
 
 def _cuts(c: Contraction, p: Plan) -> Iterator[int]:
     """Into how many equal blocks of whole turns the outermost reduction loop can be cut; sizes must be known."""
-    axes = merge_axes(c.reduce)
+    axes = merge_axes(c.widened.reduce)
     outer = axes[0].extent
     if not isinstance(outer, int) or not isinstance(c.k, int):
         return
     step = p.unroll if len(axes) == 1 else 1
+    if c.of_levels and len(axes) == 1:  # whole blocks, or whole words of the only one
+        own = merge_axes(c.reduce)
+        step = lcm(step, c.per_lane if len(own) == 1 else estimate(own[-1].extent))
     yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
 
 
@@ -595,6 +513,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Axis", "Contraction", "Inside", "Plan", "admits", "ceildiv", "choose", "least_cycles", "merge_axes",
+    "Plan", "admits", "ceildiv", "choose", "least_cycles",
     "neighbours", "others", "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "transposed",
 ]  # fmt: skip

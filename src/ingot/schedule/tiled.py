@@ -20,10 +20,11 @@ from ingot.schedule.contraction_group import ContractionGroup, Param, reads
 from ingot.schedule.contraction_site import contraction_site
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.level_operand import level_operand
 from ingot.schedule.line_folds import LineFolds, lower_apart
 from ingot.schedule.loops import Loops, computed_rows, contiguous_last, flat_rows, loops_of, rows_as_they_lie
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
-from ingot.schedule.operands import Operand
+from ingot.schedule.operands import Levels, Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.prologue import InnerRows, computed_a, is_computed
@@ -41,7 +42,8 @@ def lower_tiled(
     body, ins, machine = g.body, g.ins, g.machine
     a_node, b_node = g.anchor.inputs
     computed = is_computed(body, a_node)
-    loops, b, b_arg = g.loops, g.b, Arg("in", g.b_at)
+    loops, b_arg = g.loops, Arg("in", g.b_at)
+    b: Operand | Levels = g.b
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
     if not g.packed and not turned and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
@@ -66,10 +68,14 @@ def lower_tiled(
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
     packs: tuple[Pack, ...] = ()
-    if g.packed:
+    own: tuple[Param, ...] = ((b.buffer, b_arg),)
+    if c.of_levels:
+        b, own, packs = level_operand(g, c, plan)
+    elif g.packed:
         packs = (panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,))),)
-        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("pack", 0)
-    params, scratch = g.params((b.buffer, b_arg)), plan.scratch_bytes
+        b = Operand(Buffer("b", b_node.dtype))
+        own = ((b.buffer, Arg("pack", 0)),)
+    params, scratch = g.params(*own), plan.scratch_bytes
     if made is not None:
         a, pack, scratch = made.rows(a_node, loops, plan)
         params = _with_inner(params, made, body, len(packs))

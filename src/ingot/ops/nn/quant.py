@@ -25,9 +25,9 @@ def _computed_in(scale: DType) -> DType:
 class Dequantize(Op):
     """x, zero -> x - zero, i32; x, zero, scale -> (x - zero) * scale, of scale's type: ONNX's DequantizeLinear.
 
-    x: integers of at most 32 bits. zero: of x's type. zero and scale broadcast against x without enlarging it. f16 and
-    bf16 are computed in f32. Products of such values with constant ones are computed in integers where the machine
-    is made for it (`passes/quantized.py`).
+    x: integers of at most 32 bits. zero: of x's type, or of scale's. zero and scale broadcast against x without making
+    it larger. f16 and bf16 are computed in f32. Products of such values with constant ones are computed in integers
+    where the machine is made for it (`passes/quantized.py`); weights stay as small as they are (`passes/levels.py`).
     """
 
     name: ClassVar[str] = "dequantize"
@@ -36,7 +36,8 @@ class Dequantize(Op):
         self.expect(len(inputs) in (2, 3), f"expected x, zero and maybe scale, got {len(inputs)} operands")
         x, zero, *scale = inputs
         self.expect(x.dtype.is_integer and x.dtype.bits <= 32, f"expected integers of at most 32 bits, got {x}")
-        self.expect(zero.dtype == x.dtype, f"expected a zero of {x.dtype}, got {zero}")
+        same = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
+        self.expect(same, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
         for p in (zero, *scale):
             self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
         if not scale:
@@ -71,6 +72,7 @@ class Dequantize(Op):
         yield cls(), (x.view(np.int8), rng.integers(-9, 9, (3, 1, 1)).astype(np.int8))
         yield cls(), (x.astype(np.int32), np.array(-3, np.int32), np.array(0.5, np.float16))
         yield cls(), (x, zero, np.array(0.1))
+        yield cls(), (x, rng.random((4, 1)).astype(np.float32), scale)
         yield cls(), (x[:0], zero, scale)
 
 

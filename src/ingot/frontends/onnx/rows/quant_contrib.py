@@ -20,7 +20,7 @@ from ingot.frontends.onnx.rows.quant import (
 )
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node, const, deferred
 
 MS = "com.microsoft"
 
@@ -114,27 +114,32 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
+_LEVELS = {4: T.u4, 8: T.u8}
+
+
+def _unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The first `count` levels of each line of bytes, those in the lower bits first."""
+    if bits == 4:
+        packed = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+    return packed[..., :count].view(_LEVELS[bits].numpy)
+
+
 @onnx_op("MatMulNBits", domain=MS)
 def matmul_nbits(c: Call) -> Result:
     """x [.., K] times a constant 4- or 8-bit matrix [N, K], stored in blocks along K with a scale each."""
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
-    if bits not in (4, 8) or c.has(4):
-        raise Unsupported(f"{bits}-bit blocks" if bits not in (4, 8) else "a permutation of the rows")
-    blocks = -(-k // block)
+    if bits not in _LEVELS or c.has(4):
+        raise Unsupported(f"{bits}-bit blocks" if bits not in _LEVELS else "a permutation of the rows")
+    blocks, dtype = -(-k // block), _LEVELS[bits]
     packed = c.array(1).reshape(n, blocks, -1)
-    levels = np.stack([packed & 15, packed >> 4], -1).reshape(n, blocks, -1) if bits == 4 else packed
-    scales = c.array(2).reshape(n, blocks, 1).astype(np.float32)
-    zeros = np.full((n, blocks, 1), 1 << (bits - 1), np.float32)
+    levels = deferred(T.TensorType(dtype, (n, blocks, block)), lambda: _unpacked(packed, bits, block))
+    scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
+    zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
         given = c.array(3)
-        if given.dtype == np.uint8 and bits == 4:
-            pairs = given.reshape(n, -1)
-            zeros = np.stack([pairs & 15, pairs >> 4], -1).reshape(n, -1)[:, :blocks, None].astype(np.float32)
-        else:
-            zeros = given.reshape(n, blocks, 1).astype(np.float32)
-    weight = ((levels[..., :block].astype(np.float32) - zeros) * scales).reshape(n, -1)[:, :k]
+        wide = given.reshape(n, -1) if given.dtype == np.uint8 else given.reshape(n, blocks).astype(np.float32)
+        zeros = const((_unpacked(wide, bits, blocks) if given.dtype == np.uint8 else wide).reshape(n, blocks, 1))
+    weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)
-    w = ops.cast(const(np.ascontiguousarray(weight)), x.dtype)
-    y = ops.linear(x, w)
+    y = ops.cast(ops.linear(ops.cast(x, T.f32), ops.slice_axis(weight, 1, 0, k)), x.dtype)
     return ops.add(y, c.x(5)) if c.has(5) else y
-

@@ -1,0 +1,86 @@
+"""Weights of few bits stay levels in front of products, however a model writes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType, f16, f32, f64, i4, i8, u4, u8
+from ingot.ir.verify import verify
+from ingot.passes.levels import holds_levels
+from ingot.passes.quantized import lower_quantized
+from tests.passes.check import arg, graph
+
+RNG = np.random.default_rng(4)
+
+
+def levels(*shape: int, dtype: DType = u4) -> np.ndarray:
+    low = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
+    return RNG.integers(low, low + (1 << dtype.bits), shape).astype(dtype.numpy)
+
+
+def scales(*shape: int) -> Node:
+    return const(RNG.random(shape).astype(np.float32))
+
+
+def kept(x: Node, w: Node, contract: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    """How many products hold levels behind the pass, which changes no value."""
+    g = graph(ops.DotGeneral(contract=contract)(x, w))
+    new = lower_quantized(g, int8_dot=True)
+    verify(new, "the pass")
+    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in new.inputs]
+    before, after = interpret(g, given)[0], interpret(new, given)[0]
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    return sum(map(holds_levels, new.nodes()))
+
+
+@pytest.mark.parametrize("dtype", [u4, i4, u8, i8])
+def test_blocks_of_a_row(dtype: DType) -> None:
+    """MatMulNBits: [n, blocks, block], of which the last may go beyond k."""
+    zero = const(levels(6, 3, 1, dtype=dtype))
+    w = ops.reshape(ops.Dequantize()(const(levels(6, 3, 16, dtype=dtype)), zero, scales(6, 3, 1)), (6, 48))
+    assert kept(arg("x", 2, 5, 48), w, ((2,), (1,))) == 1
+    assert kept(arg("x", 5, 41), ops.slice_axis(w, 1, 0, 41), ((1,), (1,))) == 1
+    assert kept(arg("x", 41, 5), ops.transpose(ops.slice_axis(w, 1, 0, 41), (1, 0)), ((0,), (0,))) == 1
+
+
+def test_other_forms() -> None:
+    """Blocks of a column (DequantizeLinear, axis 0), joined rows (group-wise in PyTorch), a scale for each row, one."""
+    column = ops.Dequantize()(const(levels(3, 16, 6)), const(levels(3, 1, 6)), scales(3, 1, 6))
+    assert kept(arg("x", 5, 48), ops.reshape(column, (48, 6)), ((1,), (0,))) == 1
+    rows = ops.Dequantize()(const(levels(18, 16, dtype=i8)), ops.scalar(0, i8), scales(18, 1))
+    assert kept(arg("x", 5, 48), ops.transpose(ops.reshape(rows, (6, 48)), (1, 0)), ((1,), (0,))) == 1
+    for scale in (scales(6, 1), scales()):
+        w = ops.Dequantize()(const(levels(6, 48)), ops.scalar(3, u4), scale)
+        assert kept(arg("x", 5, 48), w, ((1,), (1,))) == 1
+    floats = ops.Dequantize()(const(levels(6, 3, 16)), scales(6, 3, 1), scales(6, 3, 1))
+    assert kept(arg("x", 5, 48), ops.reshape(floats, (6, 48)), ((1,), (1,))) == 1
+
+
+def test_what_does_not_stay() -> None:
+    """Scales along the sum, few levels to a scale, levels that are computed, other floats: constants of floats."""
+    x, zero = arg("x", 5, 48), ops.scalar(0, u4)
+    assert kept(x, ops.Dequantize()(const(levels(6, 48)), zero, scales(48)), ((1,), (1,))) == 0
+    few = ops.Dequantize()(const(levels(6, 12, 4)), zero, scales(6, 12, 1))
+    assert kept(x, ops.reshape(few, (6, 48)), ((1,), (1,))) == 0
+    given = ops.Dequantize()(ops.cast(arg("q", 6, 48), u4), zero, scales(6, 1))
+    assert kept(x, given, ((1,), (1,))) == 0
+    half = ops.Dequantize()(const(levels(6, 48)), zero, ops.cast(scales(6, 1), f16))
+    assert kept(ops.cast(x, f16), half, ((1,), (1,))) == 0
+    wide = ops.Dequantize()(const(levels(6, 48)), zero, ops.cast(scales(6, 1), f64))
+    assert kept(ops.cast(x, f64), wide, ((1,), (1,))) == 0
+
+
+def test_a_matrix_with_other_readers() -> None:
+    """Those read what it stands for."""
+    w = ops.Dequantize()(const(levels(48, 48)), ops.scalar(3, u4), scales(48, 1))
+    x = arg("x", 5, 48)
+    g = graph(ops.linear(x, w), ops.add(w, arg("y", 48, 48)))
+    new = lower_quantized(g, int8_dot=True)
+    assert sum(map(holds_levels, new.nodes())) == 1
+    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(f32.numpy) for n in new.inputs]
+    for a, b in zip(interpret(g, given), interpret(new, given), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
