@@ -11,6 +11,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph
 from ingot.ops import CumReduce, Reshape, Scatter, ScatterElements, Slice, Sort, TopK, Transpose
 from ingot.passes.lower import lower_model_ops
+from ingot.schedule.machine import Machine
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph
 
 SAMPLES = [s for cls in (CumReduce, Sort, Scatter) for s in cls.samples()]
@@ -59,10 +60,35 @@ def test_sort_is_stable(length: int, descending: bool) -> None:
     check(op_graph(Sort(1, descending, True, 2), [np.floor(x / 4), x]), [np.floor(x / 4), x])
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float64])
+@pytest.mark.parametrize("machine", [*MACHINES, replace(NATIVE, vector_bits=128)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_short_rows_are_sorted_in_lanes(machine: Machine, dtype: type) -> None:
+    """Whole vectors of rows and a few more, side by side or behind each other; two digits and two keys."""
+    rng = np.random.default_rng(1)
+    for length in (2, 7, 31, 64):
+        x = (rng.integers(-99, 99, (19, length)) * 2.0**30).astype(dtype)
+        tags = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+        check(op_graph(Sort(1), [x, tags]), [x, tags], machine=machine)
+        columns = [x.T.copy(), tags.T.copy()]
+        check(op_graph(Sort(0, True), columns), columns, machine=machine)
+        check(op_graph(Sort(1, True, True, 2), [x // 2**32, tags // 3, x]), [x // 2**32, tags // 3, x], machine=machine)
+
+
+def test_sort_of_nothing() -> None:
+    for shape in ((0, 5), (5, 0), (3, 0, 2)):
+        x = np.zeros(shape, np.float32)
+        check(op_graph(Sort(1), [x]), [x])
+
+
+ALL = [np.bool_, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float64]
+
+
+@pytest.mark.parametrize("dtype", ALL)
 def test_sort_of_any_type(dtype: type) -> None:
     x = np.random.default_rng(0).integers(0, 200, 301)
-    if dtype is np.uint64:
+    if dtype is np.uint32:
+        x = x.astype(np.uint32) * np.uint32(2**24)
+    elif dtype is np.uint64:
         x = x.astype(np.uint64) + np.uint64(2**63 - 100)
     elif np.issubdtype(dtype, np.signedinteger) or np.issubdtype(dtype, np.floating):
         x = x - 100

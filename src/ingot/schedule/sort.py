@@ -1,18 +1,23 @@
-"""Sorting: a stable merge sort of every row by integer keys, or a heap where few of its elements are kept.
+"""Sorting: each row as words of a key and a place, by a network or by radix; a heap where few of its elements are kept.
 
-    keys: floats as integers in their order, NaN last; inverted to descend
-    for width = 1, 2, 4, ...: merge neighbouring runs of `width`, taking from the left one while it is not greater
+    digits: 32 bits of a key each, the last of the last key first; floats as integers in their order, NaN last
+    for digit in digits:  word[i] = digit of x[order[i]] << 32 | i;  sort the words;  order[i] = order[word[i] mod 2^32]
     out[i] = x[order[i]] for every operand
+
+    short rows, one in each lane: merge exchange of whole vectors (Batcher 1968; Knuth, TAOCP 3, 5.2.2, algorithm M)
+    longer ones: for each byte of the digit, words go to the places that counts of that byte give (Seward 1954)
 
     first k of n:  heap[0..k] = the last of all keys;  for i < n: if key[i] < heap[0]: replace the root, sift it down
                    for j = k - 1 .. 0: order[j] = the root; the last leaf becomes the root, sift it down
 
-A merge is one loop over its output: what is taken next is a selection, no branch. So is a step down the heap (Williams,
-Floyd 1964), in which equal keys are ordered by their places. Most of a row is compared with the root and left.
+No two words are equal, so what sorts them need not be stable. A row has fewer than 2^32 elements (its words would take
+64 GB). A step down the heap (Williams, Floyd 1964), in which equal keys are ordered by their places, is a selection, no
+branch. Most of a row is compared with the root and left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
@@ -20,7 +25,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, boolean, f32, f64, i32, i64, static_shape, u64
+from ingot.ir.types import DType, boolean, f32, f64, i32, i64, static_shape, u32, u64
 from ingot.ops import Sort
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -31,9 +36,11 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import CHUNK, Operands, body_dims, symbol_params
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
-SCRATCH = 4096  # elements of a row that is sorted in a worker's scratch
-MAX_PASSES = 40  # 2^40 elements
-FEW = 8  # a heap is for an eighth of a row at most
+SCRATCH = 8192  # elements of an area that is a worker's scratch
+SHORT = 64  # elements, per row that a vector has a lane for, up to which a network is faster
+BYTES, VALUES = 4, 256  # of a digit, of a byte
+PLACE = integer((1 << 32) - 1)  # a word's bits that are a place
+FEW = 16  # a heap is for a sixteenth of a row at most
 LAST = integer((1 << 63) - 1)
 
 
@@ -45,10 +52,38 @@ def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
 
 @dataclass(frozen=True)
 class _Area:
-    """Working memory for one row: `size` elements per copy from `base`."""
+    """Working memory: elements from `base`, `step` apart."""
 
     buffer: Buffer
     base: Expr
+    step: int = 1
+
+    def load(self, i: Expr, lanes: int = 1) -> Expr:
+        return k.load(self.buffer, self._at(i), lanes)
+
+    def store(self, block: Block, i: Expr, value: Expr) -> None:
+        block.store(self.buffer, self._at(i), value)
+
+    def _at(self, i: Expr) -> Expr:
+        return k.add(self.base, k.mul(i, integer(self.step)))
+
+    def past(self, elements: Expr) -> _Area:
+        return _Area(self.buffer, k.add(self.base, elements), self.step)
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """32 bits of an operand's keys: all of narrow ones, or the low or the high half."""
+
+    operand: int
+    half: str
+
+    def word(self, key: Expr, place: Expr) -> Expr:
+        if self.half == "high":
+            return k.binary("or", k.binary("and", key, integer(-1 << 32)), place)
+        if self.half == "low":
+            key = k.binary("xor", key, integer(1 << 31))  # words are compared with their signs, and this bit is none
+        return k.binary("or", k.binary("shl", key, integer(32)), place)
 
 
 class _Sorting:
@@ -70,54 +105,79 @@ class _Sorting:
         self.kept = self.length if op.keep is None else op.keep
         self.heaped = isinstance(self.kept, int) and op.num_keys == 1 and self.kept * FEW <= estimate(self.length)
 
+        self.digits = [
+            _Digit(operand, half)
+            for operand in reversed(range(op.num_keys))
+            for half in (("low", "high") if anchor.inputs[operand].dtype.bits > 32 else ("all",))
+        ]
+        lanes = machine.lanes(i64)
+        short = SHORT * min(lanes, max(1, estimate(self.rows)))
+        self.network = not self.heaped and isinstance(self.length, int) and self.length <= short
+        self.together = lanes if self.network else 1  # rows
+        strides = self.memory[0][1].strides
+        # rows that lie side by side are gone through together
+        nearest = min((estimate(strides[d]) for d in self.others if shape[d] != 1), default=1)
+        self.across = self.together > 1 and nearest < estimate(strides[op.dimension])
+
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
-        n, work = self.length, max(1, estimate(self.length))
+        n, together = self.length, self.together
+        work = max(1, estimate(n)) * together
         if not self.heaped:
-            work *= work.bit_length()
+            work *= max(1, estimate(n)).bit_length()
         run = max(1, CHUNK // work)
         if isinstance(self.rows, int):
-            run = max(1, min(run, self.rows // (4 * self.machine.threads)))
-        # two copies of the first keys and of the order; one of every further key
-        sizes: list[DimLike] = [2 * n, 2 * n, *([n] * (self.op.num_keys - 1))]
+            run = max(1, min(run, self.rows // (4 * together * self.machine.threads)))
+        # words, two copies where they are moved, and the order that further digits start from
+        sizes: list[DimLike] = [n * together] if self.network else [2 * n]
+        if len(self.digits) > 1:
+            sizes.append(n * together)
         if self.heaped:
             # the heap's keys and places, and the order
-            n, sizes = self.kept, [self.kept] * 3
-        private = isinstance(n, int) and n <= SCRATCH
+            sizes = [self.kept] * 3
+        elif not self.network:
+            sizes.append(BYTES * VALUES)
         temps: list[DimLike] = []
         extra: list[Buffer] = []
         buffers: list[Buffer] = []
         scratch = 0
         for i, size in enumerate(sizes):
-            if private and isinstance(size, int):
+            if isinstance(size, int) and size <= SCRATCH:
                 buffers.append(top.alloc("area", i64, max(size, 1), scratch=scratch))
                 scratch += -(-max(size, 1) * 8 // 64) * 64
             else:
-                buffers.append(Buffer(f"area{i}", i64, writable=True))
+                buffers.append(Buffer(f"temp{i}", i64, writable=True))
                 extra.append(buffers[-1])
                 temps.append(self.rows * size * 8)
 
-        def row(block: Block, r: Expr) -> None:
-            index = ix.delinearize(r, self.outer, block.multiples) if self.outer else ()
-            index = tuple(block.let(e, "i") for e in index)
+        def rows(block: Block, r: Expr) -> None:
             areas = [
-                _Area(b, ZERO if private else block.let(k.mul(r, dim_expr(size)), "base"))
+                _Area(b, block.let(k.mul(r, dim_expr(size)), "base") if b in extra else ZERO, together)
                 for b, size in zip(buffers, sizes, strict=True)
             ]
-            (self._first_of_row if self.heaped else self._row)(block, index, areas)
+            if self.heaped:
+                self._first_of_row(block, self._row(block, r), areas)
+            else:
+                self._sort(block, r, areas)
 
+        step = run * together
+        first = top.let(k.mul(chunk, integer(step)), "first")
         if run == 1:
-            row(top, chunk)
+            rows(top, first)
         else:
-            first = top.let(k.mul(chunk, integer(run)), "first")
-            last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(self.rows)), "last")
-            top.loop("r", first, last, 1, row)
+            last = top.let(k.binary("min", k.add(first, integer(step)), dim_expr(self.rows)), "last")
+            top.loop("r", first, last, together, rows)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         params = (*self.operands.params, *extra)
-        chunks = dim_expr(ceildiv(self.rows, run))
+        chunks = dim_expr(ceildiv(self.rows, step))
         kernel = Kernel("sort", params, dims, chunk, chunks, top.body, scratch)
         args = (*self.operands.args, *(Arg("temp", i) for i in range(len(extra))))
         return Lowered((Step(kernel, args),), tuple(temps))
+
+    def _row(self, block: Block, r: Expr) -> Index:
+        """The indices of row `r` in the dimensions that are not sorted."""
+        index = ix.delinearize(r, self.outer, block.multiples) if self.outer else ()
+        return tuple(block.let(e, "i") for e in index)
 
     def _full(self, index: Index, at: Expr) -> Index:
         d = self.op.dimension
@@ -128,39 +188,153 @@ class _Sorting:
         flat = ix.linear(self._full(index, at), layout.strides, layout.offset)
         return block.let(k.load(self.operands.ins[which], flat), "x")
 
-    def _row(self, block: Block, index: Index, areas: list[_Area]) -> None:
+    def _sort(self, block: Block, r: Expr, areas: list[_Area]) -> None:
+        """Sort row `r`, or as many rows from there on as a vector has lanes."""
+        words = areas[0]
+        order = areas[1] if len(self.digits) > 1 else None
+        rows: Expr = integer(1)
+        if self.together > 1:
+            rows = block.let(k.binary("min", integer(self.together), k.sub(dim_expr(self.rows), r)), "rows")
+
+        def each(count: DimLike, body: Callable[[Block, Index, Expr, Expr], None]) -> None:
+            """body(block, index of a row, its lane, i) for all rows and the i below `count`, in the order of memory."""
+
+            def row(b: Block, lane: Expr) -> None:
+                index = self._row(b, k.add(r, lane))
+                b.loop("i", 0, count, 1, lambda c, i: body(c, index, lane, i))
+
+            def column(b: Block, i: Expr) -> None:
+                b.loop("lane", ZERO, rows, 1, lambda c, lane: body(c, self._row(c, k.add(r, lane)), lane, i))
+
+            if self.across:
+                block.loop("i", 0, count, 1, column)
+            else:
+                block.loop("lane", ZERO, rows, 1, row)
+
+        def place(b: Block, lane: Expr, i: Expr) -> Expr:
+            """Where the word at `i` says that it comes from."""
+            return b.let(k.binary("and", words.past(lane).load(i), PLACE), "at")
+
+        for number, digit in enumerate(self.digits):
+            before = order if number else None
+
+            def fill(
+                b: Block, index: Index, lane: Expr, i: Expr, digit: _Digit = digit, before: _Area | None = before
+            ) -> None:
+                at = b.let(before.past(lane).load(i), "at") if before else i
+                key = self._key(b, self._load(b, digit.operand, index, at))
+                words.past(lane).store(b, i, digit.word(key, i))
+
+            def follow(b: Block, _: Index, lane: Expr, i: Expr, before: _Area | None = before) -> None:
+                at = place(b, lane, i)
+                words.past(lane).store(b, i, before.past(lane).load(at) if before else at)
+
+            each(self.length, fill)
+            if self.network:
+                self._exchange(block, words)
+            else:
+                self._distribute(block, words, areas[-1])
+            if order is None:
+                each(self.kept, lambda b, index, lane, i: self._write(b, index, i, place(b, lane, i)))
+                return
+            each(self.length, follow)
+            each(self.length, lambda b, _, lane, i: order.past(lane).store(b, i, words.past(lane).load(i)))
+        assert order is not None
+        each(self.kept, lambda b, index, lane, i: self._write(b, index, i, b.let(order.past(lane).load(i), "at")))
+
+    def _exchange(self, block: Block, words: _Area) -> None:
+        """Sort the rows in the lanes of `words`: of elements `far` apart the lesser comes first."""
+        (n,) = static_shape((self.length,))
+        levels = max(n - 1, 0).bit_length()
+        one = integer(1)
+
+        def level(b: Block, step: Expr) -> None:
+            e = b.let(k.sub(integer(levels - 1), step), "e")
+            p = b.let(k.binary("shl", one, e), "p")
+
+            def turn(x: Block, u: Expr) -> None:
+                head = k.binary("eq", u, ZERO)
+                q = k.binary("shl", one, k.sub(integer(levels), u))
+                far = x.let(k.select(head, p, k.sub(q, p)), "far")
+                start = x.let(k.select(head, ZERO, p), "start")
+                # i from `start` on, `p` of every 2p, as long as i + far < n
+                span = x.let(k.sub(integer(n), k.add(far, start)), "span")
+                whole = k.binary("shl", k.binary("ashr", span, k.add(e, one)), e)
+                part = k.binary("min", k.binary("and", span, k.sub(k.mul(p, integer(2)), one)), p)
+                count = x.let(k.add(whole, part), "count")
+
+                def exchange(y: Block, c: Expr) -> None:
+                    i = y.let(k.add(k.add(c, k.binary("and", c, k.sub(ZERO, p))), start), "i")
+                    j = y.let(k.add(i, far), "j")
+                    near, other = (y.let(words.load(at, self.together), "w") for at in (i, j))
+                    words.store(y, i, k.binary("min", near, other))
+                    words.store(y, j, k.binary("max", near, other))
+
+                x.loop("c", ZERO, count, 1, exchange)
+
+            b.loop("u", ZERO, k.add(step, one), 1, turn)
+
+        block.loop("step", 0, levels, 1, level)
+
+    def _distribute(self, block: Block, words: _Area, counts: _Area) -> None:
+        """Sort the row in the first half of `words`; the other half is working memory."""
         n = dim_expr(self.length)
-        keys, order, more = areas[0], areas[1], areas[2:]
+        zeros = k.lit(0, i64, self.machine.lanes(i64))
+        block.loop("v", 0, BYTES * VALUES, zeros.lanes, lambda b, v: counts.store(b, v, zeros))
 
-        def fill(b: Block, i: Expr) -> None:
-            b.store(keys.buffer, k.add(keys.base, i), self._key(b, self._load(b, 0, index, i)))
-            b.store(order.buffer, k.add(order.base, i), i)
-            for operand, area in enumerate(more, 1):
-                b.store(area.buffer, k.add(area.base, i), self._key(b, self._load(b, operand, index, i)))
+        def slot(b: Block, word: Expr, byte: Expr) -> Expr:
+            unsigned = k.binary("xor", word, integer(-1 << 63))
+            value = k.binary("lshr", unsigned, k.add(k.mul(byte, integer(8)), integer(32)))
+            return b.let(k.add(k.binary("and", value, integer(VALUES - 1)), k.mul(byte, integer(VALUES))), "slot")
 
-        block.loop("i", 0, self.length, 1, fill)
-        # which of the two copies holds the runs: its first element
+        def count(b: Block, i: Expr) -> None:
+            word = b.let(words.load(i), "w")
+            for byte in range(BYTES):
+                at = slot(b, word, integer(byte))
+                counts.store(b, at, k.add(counts.load(at), integer(1)))
+
+        block.loop("i", 0, self.length, 1, count)
+        # which of the two copies holds the words: its first element
         side = block.alloc("side", i64, 1)
         block.store(side, ZERO, ZERO)
 
-        def merge_pass(b: Block, p: Expr) -> None:
-            width = b.let(k.binary("shl", integer(1), p), "width")
+        def by(b: Block, byte: Expr) -> None:
+            source = b.let(k.load(side, ZERO), "from")
+            target = b.let(k.sub(n, source), "to")
 
-            def merges(x: Block) -> None:
-                source = x.let(k.load(side, ZERO), "from")
-                target = x.let(k.sub(n, source), "to")
-                pairs = k.binary("div", k.add(n, k.sub(k.mul(width, integer(2)), integer(1))), k.mul(width, integer(2)))
-                x.loop("m", 0, x.let(pairs, "pairs"), 1, lambda y, m: self._merge(y, m, width, source, target, areas))
+            def move(x: Block) -> None:
+                total = x.alloc("total", i64, 1)
+                x.store(total, ZERO, ZERO)
+
+                def begin(y: Block, v: Expr) -> None:
+                    at = y.let(k.add(k.mul(byte, integer(VALUES)), v), "at")
+                    start, size = y.let(k.load(total, ZERO), "start"), y.let(counts.load(at), "size")
+                    counts.store(y, at, start)
+                    y.store(total, ZERO, k.add(start, size))
+
+                def put(y: Block, i: Expr) -> None:
+                    word = y.let(words.past(source).load(i), "w")
+                    at = slot(y, word, byte)
+                    to = y.let(counts.load(at), "place")
+                    words.past(target).store(y, to, word)
+                    counts.store(y, at, k.add(to, integer(1)))
+
+                x.loop("v", 0, VALUES, 1, begin)
+                x.loop("i", 0, self.length, 1, put)
                 x.store(side, ZERO, target)
 
-            b.when(k.binary("lt", width, n), merges)
+            # a byte that all words share leaves them where they are
+            some = counts.load(slot(b, b.let(words.past(source).load(ZERO), "w"), byte))
+            b.when(k.binary("lt", some, n), move)
 
-        passes: int = MAX_PASSES
-        if isinstance(self.length, int):
-            passes = max(self.length - 1, 0).bit_length()
-        block.loop("p", 0, passes, 1, merge_pass)
-        final = block.let(k.load(side, ZERO), "final")
-        self._write(block, index, _Area(order.buffer, k.add(order.base, final)))
+        def sort(b: Block) -> None:
+            b.loop("byte", 0, BYTES, 1, by)
+            at = b.let(k.load(side, ZERO), "at")
+            other = words.past(at)
+            back = k.binary("gt", at, ZERO)
+            b.when(back, lambda x: x.loop("i", 0, self.length, 1, lambda y, i: words.store(y, i, other.load(i))))
+
+        block.when(k.binary("gt", n, ZERO), sort)
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """The elements that come first, by a heap whose root is the last of those kept so far."""
@@ -168,9 +342,6 @@ class _Sorting:
         (kept,) = static_shape((self.kept,))
         if not kept:
             return
-
-        def at(area: _Area, i: Expr) -> Expr:
-            return k.load(area.buffer, k.add(area.base, i))
 
         def sift(b: Block, key: Expr, place: Expr, size: Expr) -> None:
             """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
@@ -182,33 +353,33 @@ class _Sorting:
                 left = x.let(k.add(k.mul(here, integer(2)), integer(1)), "l")
                 right = x.let(k.binary("min", k.add(left, integer(1)), k.sub(size, integer(1))), "r")
                 near = x.let(k.binary("min", left, right), "n")  # a leaf has no children: itself or another, not taken
-                key_l, key_r = x.let(at(keys, near), "kl"), x.let(at(keys, right), "kr")
-                place_l, place_r = x.let(at(places, near), "pl"), x.let(at(places, right), "pr")
+                key_l, key_r = x.let(keys.load(near), "kl"), x.let(keys.load(right), "kr")
+                place_l, place_r = x.let(places.load(near), "pl"), x.let(places.load(right), "pr")
                 later = x.let(_before(key_l, place_l, key_r, place_r), "c")
                 child = k.select(later, right, left)
                 child_key = x.let(k.select(later, key_r, key_l), "kc")
                 child_place = x.let(k.select(later, place_r, place_l), "pc")
                 sinks = k.binary("and", k.binary("lt", left, size), _before(key, place, child_key, child_place))
                 sinks = x.let(sinks, "s")
-                x.store(keys.buffer, k.add(keys.base, here), k.select(sinks, child_key, key))
-                x.store(places.buffer, k.add(places.base, here), k.select(sinks, child_place, place))
+                keys.store(x, here, k.select(sinks, child_key, key))
+                places.store(x, here, k.select(sinks, child_place, place))
                 x.store(hole, ZERO, k.select(sinks, child, here))
 
             b.loop("d", 0, integer(kept.bit_length()), 1, down)
 
         def clear(b: Block, i: Expr) -> None:
-            b.store(keys.buffer, k.add(keys.base, i), LAST)
-            b.store(places.buffer, k.add(places.base, i), LAST)
+            keys.store(b, i, LAST)
+            places.store(b, i, LAST)
 
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
-            wanted = _before(key, i, b.let(at(keys, ZERO), "k"), b.let(at(places, ZERO), "p"))
+            wanted = _before(key, i, b.let(keys.load(ZERO), "k"), b.let(places.load(ZERO), "p"))
             b.when(wanted, lambda x: sift(x, key, i, integer(kept)))
 
         def pop(b: Block, j: Expr) -> None:
             last = b.let(k.sub(integer(kept - 1), j), "last")
-            b.store(order.buffer, k.add(order.base, last), at(places, ZERO))
-            key, place = b.let(at(keys, last), "k"), b.let(at(places, last), "p")
+            order.store(b, last, places.load(ZERO))
+            key, place = b.let(keys.load(last), "k"), b.let(places.load(last), "p")
             b.when(k.binary("gt", last, ZERO), lambda x: sift(x, key, place, last))
 
         def take_some(b: Block, i: Expr) -> None:
@@ -216,8 +387,8 @@ class _Sorting:
             which, layout = self.memory[0]
             flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
             near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
-            better = k.reduce("or", k.binary("lt", near, at(keys, ZERO)))
-            unfilled = k.binary("eq", at(places, ZERO), LAST)
+            better = k.reduce("or", k.binary("lt", near, keys.load(ZERO)))
+            unfilled = k.binary("eq", places.load(ZERO), LAST)
             end = k.add(i, integer(lanes))
             b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
 
@@ -228,65 +399,22 @@ class _Sorting:
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
         block.loop("j", 0, kept, 1, pop)
-        self._write(block, index, order)
+        block.loop("i", 0, self.kept, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
-    def _write(self, block: Block, index: Index, order: _Area) -> None:
-        def write(b: Block, i: Expr) -> None:
-            at = b.let(k.load(order.buffer, k.add(order.base, i)), "at")
-            place = self._full(index, i)
-            values = [self._load(b, operand, index, at) for operand in range(len(self.memory))]
-            if len(values) == 1:
-                bind_result(self.em, b, self.anchor, values[0])
-                place = result_index(b, self.body.outputs[0], self.anchor, place)
-                store_results(self.em, b, self.body, self.operands.outs, self.outs, place, None)
-                return
-            for value, buffer, lay in zip(values, self.operands.outs, self.outs, strict=True):
-                b.store(buffer, ix.linear(place, lay.strides, lay.offset), value)
-
-        block.loop("i", 0, self.kept, 1, write)
-
-    def _merge(self, block: Block, m: Expr, width: Expr, source: Expr, target: Expr, areas: list[_Area]) -> None:
-        """Merge the runs [low, middle) and [middle, high)."""
-        n = dim_expr(self.length)
-        keys, order, more = areas[0], areas[1], areas[2:]
-        low = block.let(k.mul(m, k.mul(width, integer(2))), "low")
-        middle = block.let(k.binary("min", k.add(low, width), n), "mid")
-        high = block.let(k.binary("min", k.add(middle, width), n), "high")
-        state = block.alloc("at", i64, 2)
-        left, right = ZERO, integer(1)
-        block.store(state, left, low)
-        block.store(state, right, middle)
-
-        def take(b: Block, i: Expr) -> None:
-            x, y = b.let(k.load(state, left), "l"), b.let(k.load(state, right), "r")
-            # an index past its run reads the run's last element, which is not used
-            near_x = b.let(k.add(source, k.binary("min", x, k.sub(middle, integer(1)))), "l")
-            near_y = b.let(k.add(source, k.binary("min", y, k.sub(high, integer(1)))), "r")
-            key_x = b.let(k.load(keys.buffer, k.add(keys.base, near_x)), "kl")
-            key_y = b.let(k.load(keys.buffer, k.add(keys.base, near_y)), "kr")
-            own_x = b.let(k.load(order.buffer, k.add(order.base, near_x)), "ol")
-            own_y = b.let(k.load(order.buffer, k.add(order.base, near_y)), "or")
-            less = k.binary("lt", key_y, key_x)
-            tied = k.binary("eq", key_y, key_x)
-            for area in more:
-                more_x = b.let(k.load(area.buffer, k.add(area.base, own_x)), "kl")
-                more_y = b.let(k.load(area.buffer, k.add(area.base, own_y)), "kr")
-                less = b.let(k.binary("or", less, k.binary("and", tied, k.binary("lt", more_y, more_x))), "less")
-                tied = b.let(k.binary("and", tied, k.binary("eq", more_y, more_x)), "tied")
-            some_y = k.binary("lt", y, high)
-            spent = k.binary("ge", x, middle)
-            second = b.let(k.binary("or", spent, k.binary("and", some_y, less)), "second")
-            to = k.add(target, i)
-            b.store(keys.buffer, k.add(keys.base, to), k.select(second, key_y, key_x))
-            b.store(order.buffer, k.add(order.base, to), k.select(second, own_y, own_x))
-            one = integer(1)
-            b.store(state, left, k.select(second, x, k.add(x, one)))
-            b.store(state, right, k.select(second, k.add(y, one), y))
-
-        block.loop("i", low, high, 1, take)
+    def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:
+        """The element at `at` of a row is the i-th of the result."""
+        to = self._full(index, i)
+        values = [self._load(block, operand, index, at) for operand in range(len(self.memory))]
+        if len(values) == 1:
+            bind_result(self.em, block, self.anchor, values[0])
+            to = result_index(block, self.body.outputs[0], self.anchor, to)
+            store_results(self.em, block, self.body, self.operands.outs, self.outs, to, None)
+            return
+        for value, buffer, lay in zip(values, self.operands.outs, self.outs, strict=True):
+            block.store(buffer, ix.linear(to, lay.strides, lay.offset), value)
 
     def _key(self, block: Block, x: Expr) -> Expr:
-        """An i64 in the order of x; NaN after everything, both zeros alike."""
+        """An i64 in the order of x, within 32 bits for narrow types; NaN after everything, both zeros alike."""
         key = block.let(_ascending(block, x), "key")
         return block.let(k.unary("not", key), "key") if self.op.descending else key
 
@@ -302,6 +430,8 @@ def _ascending(block: Block, x: Expr) -> Expr:
         return k.select(x, integer(1), ZERO)
     if dtype == u64:
         return k.binary("xor", k.bitcast(x, i64), integer(-(1 << 63)))
+    if dtype == u32:
+        return k.sub(k.cast(x, i64), integer(1 << 31))
     if not dtype.is_float:
         return k.cast(x, i64)
     wide: DType = f64 if dtype == f64 else f32
@@ -311,7 +441,7 @@ def _ascending(block: Block, x: Expr) -> Expr:
     bits = block.let(k.cast(k.bitcast(value, whole), i64), "bits")
     _, most = whole.range
     # below zero a larger magnitude is less: the bits but for the sign are inverted
-    ordered = k.select(k.binary("lt", bits, ZERO), k.binary("xor", bits, integer(most)), bits)
+    ordered = k.binary("xor", bits, k.binary("and", k.binary("ashr", bits, integer(63)), integer(most)))
     return k.select(k.binary("ne", value, value), integer(most), ordered)
 
 
