@@ -27,6 +27,9 @@ def core_name() -> str:
 
 @cache
 def _initialize(arch: str) -> None:
+    if arch == "x86_64":
+        # schedules write selections where they want no branch; LLVM takes data in loops for predictable
+        llvm.set_option("ingot", "-x86-cmov-converter=false")
     if arch == host().arch:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
