@@ -12,7 +12,7 @@ from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, iota
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike
+from ingot.ir.dims import Dim, DimLike, dim_max
 from ingot.ir.node import Node
 
 MS = "com.microsoft"
@@ -195,6 +195,76 @@ def multi_head_attention(c: Call) -> Result:
     causal = "lower_right" if c.flag("unidirectional") else "none"
     y = scaled_attention(c, q, k, v, mask, causal)
     return [merge_heads(y), k, v]
+
+
+@onnx_op("GroupQueryAttention", domain=MS)
+def group_query_attention(c: Call) -> Result:
+    """q [B, S, H*D] (k and v behind it where they are not given), k, v [B, S, K*D]; past k, v [B, K, P, D], of which
+    each sequence fills a part, as it does of the present ones [B, K, max(P, total), D]."""
+    heads, groups = c.int("num_heads"), c.int("kv_num_heads")
+    refused = {
+        "smooth_softmax": c.flag("smooth_softmax"), "a head sink": c.has(11), "quantized caches": c.has(12),
+        "no causal mask": not c.flag("causal", 1), "a cache of a window": c.flag("sliding_window_cache"),
+        "scores as a result": c.wants(3),
+    }  # fmt: skip
+    if any(refused.values()):
+        raise Unsupported(", ".join(name for name, used in refused.items() if used))
+    q, k, v = c.x(0), c.opt(1), c.opt(2)
+    if k is None or v is None:
+        width = ints_of((q.shape[-1],), "the width of packed queries, keys and values")[0] // (heads + 2 * groups)
+        q, k, v = ops.split(q, (heads * width, groups * width, groups * width), -1)
+    q, k, v = split_heads(q, heads), split_heads(k, groups), split_heads(v, groups)
+    if c.has(14):
+        norm = ops.RMSNorm((3,), c.float("qk_norm_epsilon", 1e-6))
+        q, k = norm(q, c.x(14)), norm(k, c.x(15))
+    batch, length = q.shape[0], q.shape[2]
+    (total,) = c.dims(6)
+    filled = _filled(ops.cast(c.x(5), T.i64), length, total)
+    rows = ops.add(ops.reshape(filled, (batch, 1)), iota((1, length), 1))
+    if c.flag("do_rotary"):
+        at = ops.cast(c.x(9), T.i64) if c.has(9) else rows
+        q, k = (_turned_at(c, x, at) for x in (q, k))
+    keys, values = (_cached(c.opt(i), x, filled, total) for i, x in ((3, k), (4, v)))
+    key, row = iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
+    keep = [ops.compare("LE", key, row)]
+    window = c.int("local_window_size", -1)
+    if window > 0:
+        keep.append(ops.compare("LT", ops.sub(row, key), window))
+    bias = _padded_mask(c.x(10), keys.shape[2]) if c.has(10) else None
+    y = scaled_attention(c, q, keys, values, _joined(bias, keep, q.dtype), "none")
+    return [merge_heads(y), keys, values]
+
+
+def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
+    """How many keys each sequence has had before: its `last` position counts those of this call; a prompt has none."""
+    if length == total:
+        return ops.mul(last, 0)
+    before = ops.sub(ops.add(last, 1), length)
+    if isinstance(total, int) and isinstance(length, int):
+        return before
+    prompt = ops.compare("EQ", *(ops.DimValue(d)() if isinstance(d, Dim) else ops.scalar(d) for d in (length, total)))
+    return ops.where(prompt, ops.scalar(0, T.i64), before)
+
+
+def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
+    """[B, K, S, D] behind the `filled` part of each sequence of a cache."""
+    if past is None:
+        return new
+    _, heads, _, width = new.shape
+    size = dim_max(past.shape[2], total)
+    at = iota((1, size), 1)
+    filled = ops.expand_dims(filled, 1)
+    own = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
+    old = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))
+    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, own)
+
+
+def _turned_at(c: Call, x: Node, at: Node) -> Node:
+    """Rotary embeddings of [B, H, S, D], whose first values are turned by the tables at inputs 7 and 8."""
+    cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), at), x.dtype), 1) for i in (7, 8))
+    width = 2 * cos.shape[-1]
+    turned = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
+    return turned if width == x.shape[-1] else ops.concat([turned, ops.slice_axis(x, -1, width, None)], -1)
 
 
 @onnx_op("Attention", domain=MS)

@@ -64,6 +64,13 @@ def dequantize_linear(c: Call) -> Result:
     code = c.int("output_dtype", 0)
     dtype = dtype_from_code(code) if code else scale.dtype
     wide = T.f32 if scale.dtype.bits < 32 else scale.dtype
+    axis = normal_axis(c.int("axis", 1), len(x.shape)) if block else 0
+    if block and x.dtype.is_integer and scale.shape[axis] * block == x.shape[axis]:
+        # blocks as a dimension of their own, so that a matrix of few bits stays one
+        zero = ops.expand_dims(c.x(2), axis + 1) if c.has(2) else ops.scalar(0, x.dtype)
+        levels = ops.reshape(x, (*scale.shape[: axis + 1], block, *x.shape[axis + 1 :]))
+        y = ops.Dequantize()(levels, zero, ops.cast(ops.expand_dims(scale, axis + 1), wide))
+        return ops.cast(ops.reshape(y, x.shape), dtype)
     spread = _along(c, scale, x, block)
     if x.dtype.is_integer:
         zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)

@@ -143,3 +143,43 @@ def matmul_nbits(c: Call) -> Result:
     x = c.x(0)
     y = ops.cast(ops.linear(ops.cast(x, T.f32), ops.slice_axis(weight, 1, 0, k)), x.dtype)
     return ops.add(y, c.x(5)) if c.has(5) else y
+
+
+@onnx_op("GatherBlockQuantized", domain=MS)
+def gather_block_quantized(c: Call) -> Result:
+    """Rows of a constant table of levels with a scale for each block of a row. What is read is unpacked: a table of
+    4 bits stays in pairs."""
+    table, scales, at, block = c.array(0), c.x(2), c.x(1), c.int("block_size", 128)
+    bits = c.int("bits", 4) if table.dtype == np.uint8 else 4
+    axis, last = c.axis("gather_axis", 0, table.ndim), table.ndim - 1
+    if bits not in _LEVELS or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
+        raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
+    count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
+    blocks = scales.shape[-1]
+    default = 1 << (bits - 1) if table.dtype == np.uint8 else 0
+    zero = _rows_of(c.array(3), axis, at, bits, blocks) if c.has(3) else ops.scalar(default, T.u8)
+    if not c.has(3) and table.dtype == T.i4.numpy:
+        zero = ops.scalar(8, T.u8)
+    scale = ops.expand_dims(ops.Take(axis)(scales, at), -1)
+    q = _rows_of(table, axis, at, bits, count)
+    rank = q.type.rank
+    q = ops.pad(q, (0,) * rank, (*(0,) * (rank - 1), blocks * block - count))
+    q = ops.reshape(q, (*q.shape[:-1], blocks, block))
+    y = ops.Dequantize()(q, ops.expand_dims(zero, -1) if zero.shape else zero, ops.cast(scale, T.f32))
+    y = ops.slice_axis(ops.reshape(y, (*y.shape[:-2], blocks * block)), -1, 0, count)
+    return ops.cast(y, scales.dtype)
+
+
+def _rows_of(table: np.ndarray, axis: int, at: Node, bits: int, count: int) -> Node:
+    """`count` unsigned levels of each line of a table, bytes or nibbles, gathered along `axis` by `at`."""
+    plain = table.view(np.uint8)
+    if table.dtype == T.i4.numpy:
+        plain = plain & 15 ^ 8
+    if table.dtype != np.uint8 and count % 2 == 0:
+        plain = plain[..., ::2] | plain[..., 1::2] << 4
+    rows = ops.Take(axis)(const(plain), at)
+    if rows.shape[-1] == count:
+        return rows
+    pairs = ops.apply(ops.ShiftRightLogical(), ops.expand_dims(rows, -1), const(np.array([0, 4], np.uint8)))
+    pairs = ops.reshape(ops.and_(pairs, ops.scalar(15, T.u8)), (*rows.shape[:-1], 2 * rows.shape[-1]))
+    return ops.slice_axis(pairs, -1, 0, count)
