@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -89,15 +90,34 @@ class Worker:
             times.append(time.perf_counter() - started)
         return {"median_s": statistics.median(times), "times_s": times}
 
+    def callers(self, seconds: float, count: int) -> Answer:
+        """Calls from `count` threads at once, back to back for about `seconds`: how many are done in a second."""
+        done = [0] * count
+        began = time.perf_counter()
+
+        def call(number: int) -> None:
+            while not done[number] or time.perf_counter() < began + seconds:
+                self.backend.run()
+                done[number] += 1
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"calls_per_s": sum(done) / (time.perf_counter() - began)}
+
     def perform(self, command: dict[str, float]) -> Answer:
         if command["do"] == "burst":
             return self.burst(command["seconds"])
+        if command["do"] == "callers":
+            return self.callers(command["seconds"], int(command["count"]))
         if command["do"] == "memory":
             return {"peak_rss": peak_rss()}
         if command["do"] == "save":
             written = self.backend.save(self.folder / self.peer)
             return {"artifact": str(written) if written else "", "bytes": _size(written) if written else 0}
-        raise ValueError(f"command {command['do']!r}; expected burst, memory or save")
+        raise ValueError(f"command {command['do']!r}; expected burst, callers, memory or save")
 
 
 def _size(path: Path) -> int:

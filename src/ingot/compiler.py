@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ingot import tuned
 from ingot.runtime import artifact
@@ -143,6 +143,9 @@ class TorchModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+    def __reduce__(self) -> NoReturn:
+        self.compiled.__reduce__()
 
 
 def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import zoo  # noqa: E402
+from benchmarks import peer_worker, zoo  # noqa: E402
 from benchmarks.measure import deviation, geometric_mean  # noqa: E402
 
 peer_report = pytest.importorskip("benchmarks.peer_report", reason="the tables need rich")
@@ -84,3 +85,18 @@ def test_slowdowns_beside_a_neighbour():
     row = neighbour.Row("m", "ingot", alone, beside)
     assert row.slowdowns() == (2.0, pytest.approx(2.6 / 1.2), 2.0)
     assert neighbour.percentile([3.0, 1.0, 2.0], 0.0) == 1.0
+
+
+def test_callers_share_one_model():
+    worker = object.__new__(peer_worker.Worker)
+    together, seen = threading.Barrier(3, timeout=10), []
+
+    class Meeting:
+        def run(self) -> None:
+            if threading.get_ident() not in seen:
+                seen.append(threading.get_ident())
+                together.wait()  # a caller that comes alone waits in vain
+
+    worker.backend = Meeting()  # type: ignore[assignment]
+    assert worker.callers(0.01, 3)["calls_per_s"] > 0  # type: ignore[operator]
+    assert len(set(seen)) == 3

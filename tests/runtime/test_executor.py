@@ -1,12 +1,16 @@
+import copy
 import dataclasses
 import gc
+import pickle
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from ingot.runtime import memory
-from ingot.runtime.executor import MAX_INSTANCES, CompiledModel
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.lane import MAX_INSTANCES
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import HostFeatures
@@ -35,7 +39,7 @@ def test_dynamic_program_at_many_sizes(threads: int):
         x, z = vector(n), vector(n, 1)
         y, d = model(x, z=z)  # type: ignore[misc]
         assert np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x * 2)
-    assert len(model._instances) == MAX_INSTANCES
+    assert len(model._lanes._lanes[0].instances) == MAX_INSTANCES
 
 
 def test_strided_input_is_copied_and_special_values_pass():
@@ -239,6 +243,12 @@ def test_profile_plan_and_dump():
     moving = CompiledModel(models.dynamic(), threads=1)
     assert "n * 4" in moving.plan() and "symbol n in [0, 1048576] = 64" in moving.plan((64,), (64,))
     assert "x: f32[n]" in repr(moving)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_says_what_to_do_instead(how: Callable[[object], object]):
+    with pytest.raises(TypeError, match=r"m\.save\(path\)"):
+        how(CompiledModel(models.static(), threads=1))
 
 
 def test_models_are_freed():

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 from ingot.runtime import artifact, describe, image, memory
 from ingot.runtime.bind import Instance, Shape
-from ingot.runtime.pool import Pool, default_threads, pool_for, ticks_per_second
+from ingot.runtime.lane import Lanes
+from ingot.runtime.pool import default_threads, ticks_per_second
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import host
-
-_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Bound shapes kept at a time; each holds only its tables, the arena is shared.
-MAX_INSTANCES = 16
-
-_models: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
 
 
 class CompiledModel:
@@ -30,7 +24,8 @@ class CompiledModel:
 
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
     ones are read in place. Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
-    the model's output order. Safe to call from several threads: models with the same thread count run one at a time.
+    the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
+    their threads, each in an arena of its own, the others wait.
 
     inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers.
     """
@@ -55,28 +50,21 @@ class CompiledModel:
         self.outputs: tuple[TensorSpec, ...] = program.outputs
         self.threads = default_threads() if threads is None else threads
         self._image = image.CodeImage(program.code)
-        self._pool: Pool | None = pool_for(self.threads, self._image)
-        self._run = _run(self._image.address("ingot_run"))
         self._weights = program.weights
         if self._weights.ctypes.data % memory.ALIGNMENT:
             self._weights = memory.aligned_bytes(program.weights.nbytes)
             self._weights[:] = program.weights
-        # A whole number of cache lines, and one more, so that threads' scratches do not fall on the same L1 sets.
-        self._stride = memory.align(program.scratch_bytes) + memory.ALIGNMENT
-        self._scratch = memory.Region(self._stride * self.threads)
-        self._arena = memory.Region(1)
-        self._current: Instance | None = None
-        self._instances: dict[tuple[Shape, ...], Instance] = {}
-        self._uses = 0
+        self._lanes = Lanes(program, self._image, self._weights.ctypes.data, self.threads)
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
         self._borders = [Border(spec) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
         self._results = memory.Results(len(program.outputs))
-        _models.add(self)
         if not program.symbols:
-            shapes = tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in program.inputs)
-            with self._revive().lock:
-                self._activate(self._instance(shapes))
+            self._lanes.prepare(self._static_shapes())
+
+    def _static_shapes(self) -> tuple[Shape, ...]:
+        """Of a program without symbols."""
+        return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
@@ -101,26 +89,22 @@ class CompiledModel:
                 arrays.append(array)
                 pointers.append(array.__array_interface__["data"][0])
         shapes = tuple([array.shape for array in arrays])
-        instance = self._instances.get(shapes) or self._instance(tuple(map(tuple, shapes)))
-        results: list[np.ndarray | Tensor] = []
-        for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-            place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
-            if kind is not None:
-                result = maker.new_tensor(shape, strides, place)
-                pointers.append(result.data_ptr())
-            else:
-                result = maker.new_array(shape, place)
-                pointers.append(result.__array_interface__["data"][0])
-            results.append(result)
-        with (self._pool or self._revive()).lock:
-            if instance is not self._current:
-                self._activate(instance)
-            bases = instance.bases
-            slot = 2
-            for pointer in pointers:
-                bases[slot] = pointer
-                slot += 1
-            self._run(instance.address)
+        lane = self._lanes.claim()
+        try:
+            instance = lane.bind(shapes)
+            results: list[np.ndarray | Tensor] = []
+            for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
+                place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
+                if kind is not None:
+                    result = maker.new_tensor(shape, strides, place)
+                    pointers.append(result.data_ptr())
+                else:
+                    result = maker.new_array(shape, place)
+                    pointers.append(result.__array_interface__["data"][0])
+                results.append(result)
+            lane.run(instance, pointers)
+        finally:
+            lane.pool.lock.release()
         return results
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
@@ -140,46 +124,6 @@ class CompiledModel:
             raise InputError("inputs", expected=declared, got=f"none for {', '.join(missing)}")
         return tuple(values[index] for index in range(len(self.inputs)))
 
-    def _instance(self, shapes: tuple[Shape, ...]) -> Instance:
-        """The program bound to these shapes. A miss binds it and drops the least recently activated of too many."""
-        instance = Instance(self.program, shapes, self._image)
-        instances = dict(self._instances)
-        while len(instances) >= MAX_INSTANCES:
-            del instances[min(instances, key=lambda key: instances[key].last_used)]
-        instances[shapes] = instance
-        # Replaced as a whole: readers take no lock.
-        self._instances = instances
-        return instance
-
-    def _revive(self) -> Pool:
-        """The pool; a new one in the child after a fork."""
-        if self._pool is None:
-            self._pool = pool_for(self.threads, self._image)
-            self._current = None
-        return self._pool
-
-    def _activate(self, instance: Instance) -> None:
-        """Make the arena this instance's. The pool's lock is held."""
-        layout = instance.layout
-        fresh = layout.nbytes > self._arena.nbytes
-        if fresh:
-            self._arena = memory.Region(1)  # let the old one go first: peak memory is one arena
-            self._arena = memory.Region(layout.nbytes)
-        for offset, nbytes, byte in layout.filled:
-            # fresh memory is zero; elsewhere another instance's buffers may have lain
-            if byte or not fresh:
-                self._arena.fill(offset, nbytes, byte)
-        instance.attach(
-            pool=self._revive().address,
-            arena=self._arena.address,
-            weights=self._weights.ctypes.data,
-            scratch=self._scratch.address,
-            stride=self._stride,
-        )
-        self._uses += 1
-        instance.last_used = self._uses
-        self._current = instance
-
     def profile(self, *args: object, **kwargs: object) -> list[tuple[str, float]]:
         """Run once to warm up and once with a clock: (label, seconds) of each step, in order.
 
@@ -187,28 +131,23 @@ class CompiledModel:
         """
         self(*args, **kwargs)
         readings = np.zeros(len(self.program.steps) + 1, np.int64)
-        pool = self._revive()
-        with pool.lock:
-            instance = self._current
-            assert instance is not None
-            instance.set_profile(readings)
+        self._lanes.set_profile(readings)
         try:
             self(*args, **kwargs)
         finally:
-            with pool.lock:  # a run under way still writes to the readings
-                instance.set_profile(None)
+            self._lanes.set_profile(None)
         seconds = np.diff(readings) / ticks_per_second(self._image)
         return [(step.label or step.kernel, float(t)) for step, t in zip(self.program.steps, seconds, strict=True)]
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arena as it stands (it grows with the largest shapes seen)."""
-        return self._arena.nbytes
+        """Bytes of the arena as it stands (it grows with the largest shapes seen); of all, where calls overlapped."""
+        return self._lanes.arena_bytes
 
     def plan(self, *shapes: Shape) -> str:
         """A table of buffers and steps; with input shapes also their sizes and places."""
         if not shapes and not self.program.symbols:
-            shapes = next(iter(self._instances))
+            shapes = self._static_shapes()
         instance = Instance(self.program, shapes, self._image) if shapes else None
         return describe.plan(self.program, instance)
 
@@ -224,15 +163,9 @@ class CompiledModel:
         """Write one file that `ingot.load` reads. Raises ArtifactError; the old file, if any, is then untouched."""
         artifact.save(self.program, Path(path))
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it is to run")
+
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"CompiledModel({inputs} -> {outputs}, {len(self.program.steps)} steps, {self.threads} threads)"
-
-
-def _after_fork() -> None:
-    for model in list(_models):
-        model._pool = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -2,7 +2,7 @@
 
 The protocol is in `targets/cpu/driver.py`; this module owns its memory and the life of the threads:
 
-- models with the same thread count share one pool, so that idle models cost no threads;
+- models with the same thread count share pools, one for each run at a time, so that idle models cost no threads;
 - a pool's memory and the code its workers run are kept by the worker threads themselves, so that a late worker
   can never touch freed memory;
 - after fork the child starts with no pools and creates its own;
@@ -118,14 +118,14 @@ class _Pools:
 
     def reset(self) -> None:
         self.lock = threading.Lock()
-        self.shared: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
+        self.shared: weakref.WeakValueDictionary[tuple[int, int], Pool] = weakref.WeakValueDictionary()
 
 
 _pools = _Pools()
 
 
-def pool_for(threads: int, image: CodeImage) -> Pool:
-    """The pool of `threads` threads, shared by all models; a single thread's pool is not shared.
+def pool_for(threads: int, image: CodeImage, number: int = 0) -> Pool:
+    """Pool `number` of those of `threads` threads, shared by all models; a single thread's pool is not shared.
 
     Raises InputError unless 1 <= threads <= 1024.
     """
@@ -134,9 +134,9 @@ def pool_for(threads: int, image: CodeImage) -> Pool:
     if threads == 1:
         return Pool(1, image)
     with _pools.lock:
-        pool = _pools.shared.get(threads)
+        pool = _pools.shared.get((threads, number))
         if pool is None:
-            pool = _pools.shared[threads] = Pool(threads, image)
+            pool = _pools.shared[threads, number] = Pool(threads, image)
         return pool
 
 

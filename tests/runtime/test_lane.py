@@ -1,0 +1,113 @@
+"""Calls side by side: each run has an arena and threads of its own, as many as there are cores for them."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ingot.runtime import lane
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError
+from tests.runtime import models
+from tests.runtime.test_pool import run
+
+X = np.ones(1000, np.float32)
+WANT = (X + np.arange(1000, dtype=np.float32)) * 8
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "available_cores", lambda: 4)
+
+
+@pytest.mark.parametrize(("threads", "most"), [(1, 4), (2, 2), (3, 1), (8, 1)])
+@pytest.mark.usefixtures("four_cores")
+def test_as_many_lanes_as_there_are_cores_for(threads: int, most: int):
+    model = CompiledModel(models.static(), threads=threads)
+    taken = [model._lanes.claim() for _ in range(most)]
+    assert len(set(map(id, taken))) == len({lane.arena.address for lane in taken}) == most
+    done = threading.Event()
+
+    def call() -> None:
+        assert np.array_equal(model(X), WANT)  # type: ignore[arg-type]
+        done.set()
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    assert not done.wait(0.05)
+    for mine in taken:
+        mine.pool.lock.release()
+    waiting.join()
+    assert done.is_set() and len(model._lanes._lanes) == most
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_calls_that_do_not_overlap_share_a_lane():
+    model = CompiledModel(models.static(), threads=1)
+    for _ in range(3):
+        assert np.array_equal(model(X), WANT)  # type: ignore[arg-type]
+    assert len(model._lanes._lanes) == 1
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_another_model_with_as_many_threads_leaves_a_pool():
+    first, second = (CompiledModel(models.static(), threads=2) for _ in range(2))
+    mine = first._lanes.claim()
+    try:
+        assert np.array_equal(second(X), WANT)  # type: ignore[arg-type]
+    finally:
+        mine.pool.lock.release()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_refused_call_gives_its_lane_back(threads: int):
+    model = CompiledModel(models.dynamic(), threads=threads)
+    for _ in range(3):
+        with pytest.raises(InputError):
+            model(X, X[:-1])
+    y, _ = model(X, X)  # type: ignore[misc]
+    assert np.array_equal(y, X + X + np.float32(1) + np.float32(1))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("four_cores")
+def test_callers_of_one_model_at_many_sizes(threads: int):
+    model = CompiledModel(models.dynamic(), threads=threads)
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(300):
+            x, z = rng.standard_normal((2, int(rng.integers(0, 3000)))).astype(np.float32)
+            y, d = model(x, z)  # type: ignore[misc]
+            if not (np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x + x)):
+                wrong.append(len(x))
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert not wrong
+
+
+def test_lanes_in_the_child_of_a_fork():
+    out = run("""
+from ingot.runtime import lane
+lane.available_cores = lambda: 4
+model = CompiledModel(models.static(), threads=2)
+taken = [model._lanes.claim() for _ in range(2)]
+child = os.fork()
+if child == 0:
+    def call():
+        for _ in range(50):
+            assert np.array_equal(model(x), want)
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    os._exit(0 if len(model._lanes._lanes) == 2 else 3)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+print("fine")
+""")
+    assert out == "fine\n"
