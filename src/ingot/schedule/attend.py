@@ -15,11 +15,12 @@ from ingot.ops import Attention
 from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.index import dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, lower_pointwise, symbol_params
+from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 from ingot.support.errors import CompileError
 

@@ -16,13 +16,13 @@ from ingot.ops import Dequantize
 from ingot.ops.views import base_of
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.fold import accumulator
 from ingot.schedule.loops import Loops, loops_of
 from ingot.schedule.lowered import Arg, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
-from ingot.schedule.pointwise import Operands, body_dims, symbol_params
 from ingot.schedule.prologue import is_computed
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 

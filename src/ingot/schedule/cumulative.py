@@ -24,23 +24,13 @@ from ingot.ops import CumReduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import AHEAD, Operands, body_dims, comes_from_memory, leaves_caches, symbol_params
+from ingot.schedule.chunks import CHUNK, STREAMED, chunked_loops, vector_loop
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
 from ingot.schedule.fold import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import (
-    AHEAD,
-    CHUNK,
-    STREAMED,
-    Operands,
-    body_dims,
-    chunked_loops,
-    comes_from_memory,
-    leaves_caches,
-    symbol_params,
-    vector_loop,
-)
 from ingot.schedule.short_rows import LINE
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 

@@ -23,10 +23,10 @@ from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
 from ingot.schedule.attend import AttentionGroup, Scratch, Tensor
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import symbol_params
 from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
-from ingot.schedule.pointwise import symbol_params
 from ingot.schedule.transpose import fold_lanes
 
 QUERIES = 8  # more of them fill vectors: the other kernel is faster

@@ -20,7 +20,9 @@ from ingot.ir.types import static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.choice import Direct
+from ingot.schedule.chunks import vector_loop
 from ingot.schedule.contraction import Nest
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.fold import accumulator
@@ -30,7 +32,6 @@ from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
-from ingot.schedule.pointwise import body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import plan_of, rank_tiles
 from ingot.schedule.window import Depthwise, bind_result, operand_memory
 

@@ -25,12 +25,14 @@ from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.chunks import chunked_loops
 from ingot.schedule.emit import Index, both
 from ingot.schedule.fold import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, chunked_loops, lanes_for, symbol_params
+from ingot.schedule.pointwise import lanes_for
 from ingot.schedule.window import bind_result, result_index, store_results
 
 UNROLL = 64  # loads of a tile that are printed one by one

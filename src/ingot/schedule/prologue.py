@@ -18,6 +18,7 @@ from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands
 from ingot.schedule.contraction import Nest
 from ingot.schedule.emit import Emitter, Index, reshape_index, store_at
 from ingot.schedule.fold import accumulator
@@ -27,7 +28,6 @@ from ingot.schedule.lowered import Pack
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Computed, Operand
 from ingot.schedule.pack import panels
-from ingot.schedule.pointwise import Operands
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows
 from ingot.schedule.tile import Plan, plan_rows

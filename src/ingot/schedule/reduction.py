@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.schedule.buffers import comes_from_memory
 from ingot.schedule.joined import box_inside, join_box, reshapes
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import comes_from_memory, lanes_for, lower_pointwise
+from ingot.schedule.pointwise import lanes_for, lower_pointwise
 from ingot.schedule.row_loops import WIDE, RowLoops
 from ingot.schedule.row_parts import Cut, join_parts
 from ingot.schedule.rows import Rows, reductions_of, rows_of

@@ -23,23 +23,13 @@ from ingot.ir.types import DType, boolean
 from ingot.ops import ArgReduce
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import AHEAD, Operands, body_dims, comes_from_memory, leaves_caches, symbol_params
+from ingot.schedule.chunks import CHUNK, LONG, STREAMED, Line
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
 from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import (
-    AHEAD,
-    CHUNK,
-    LONG,
-    STREAMED,
-    Line,
-    Operands,
-    body_dims,
-    comes_from_memory,
-    leaves_caches,
-    symbol_params,
-)
 from ingot.schedule.row_columns import dense_rows, in_columns, read_columns
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows

@@ -21,11 +21,12 @@ from ingot.ir.types import DType, boolean
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.chunks import Line, vector_loop
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.fold import Fold
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Line, lanes_for, vector_loop
+from ingot.schedule.pointwise import lanes_for
 from ingot.schedule.rows import Rows, reductions_of
 from ingot.schedule.short_rows import LINE
 from ingot.support.errors import CompileError

@@ -16,8 +16,8 @@ from ingot.ir.types import DType, TensorType, boolean, f32, f64
 from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
 from ingot.ops.nn.terms import Term
 from ingot.ops.views import strided
+from ingot.schedule.buffers import Operands
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands
 from ingot.support.errors import CompileError
 
 LINE = 16  # counters of a pass and direction: on cache lines of their own

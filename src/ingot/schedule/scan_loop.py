@@ -17,10 +17,10 @@ from ingot.ir.node import Node, topological
 from ingot.ir.types import DType, i64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
-from ingot.schedule.pointwise import body_dims, symbol_params
 from ingot.schedule.scan_cell import LINE, Cell, Recurrence, Stage, offset_from
 
 SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each

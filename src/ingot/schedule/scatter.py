@@ -19,19 +19,13 @@ from ingot.ops import Scatter
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.chunks import CHUNK, chunked_loops, vector_loop
 from ingot.schedule.emit import Index, both, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import (
-    CHUNK,
-    Operands,
-    body_dims,
-    chunked_loops,
-    lower_pointwise,
-    symbol_params,
-    vector_loop,
-)
+from ingot.schedule.pointwise import lower_pointwise
 from ingot.schedule.window import operand_memory
 from ingot.support.errors import CompileError
 

@@ -29,11 +29,12 @@ from ingot.ir.types import DType, boolean, f32, f64, i32, i64, static_shape, u32
 from ingot.ops import Sort
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.chunks import CHUNK
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import CHUNK, Operands, body_dims, symbol_params
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 SCRATCH = 8192  # elements of an area that is a worker's scratch

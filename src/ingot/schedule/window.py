@@ -30,13 +30,14 @@ from ingot.ir.types import DType, static_shape
 from ingot.ops.views import strided
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.chunks import vector_loop
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, reshape_index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.line_folds import LineFolds
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.support.errors import CompileError
 
 WORK, LEAST = 1 << 16, 1 << 14  # multiply-adds that a depthwise chunk should have, and at least

@@ -30,6 +30,8 @@ from ingot.ir.node import Graph, Node
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.chunks import vector_loop
 from ingot.schedule.contraction import emit_contraction
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
@@ -37,7 +39,6 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panel_widths, stepped
-from ingot.schedule.pointwise import Operands, body_dims, symbol_params, vector_loop
 from ingot.schedule.tile import Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
 from ingot.schedule.window import bind_result, operand_memory, result_index, store_results

@@ -1,0 +1,88 @@
+"""What a group's kernel is given: buffers of its operands and results, its symbols, and where they are when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import Dim, DimLike, estimate, symbols_of
+from ingot.ir.kernel import Buffer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.schedule.emit import Emitter, Leaf, load_leaf
+from ingot.schedule.lowered import Arg
+from ingot.schedule.machine import Machine
+
+AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
+
+Leaves = dict[Node, Leaf]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A group's inputs and outputs as kernel buffers."""
+
+    ins: tuple[Buffer, ...]
+    outs: tuple[Buffer, ...]
+
+    @staticmethod
+    def of(body: Graph) -> Operands:
+        # users' arrays are aligned to their elements only
+        ins = tuple(Buffer(f"in{i}", n.dtype, align=n.dtype.nbytes) for i, n in enumerate(body.inputs))
+        outs = tuple(
+            Buffer(f"out{i}", n.dtype, writable=True, align=n.dtype.nbytes) for i, n in enumerate(body.outputs)
+        )
+        return Operands(ins, outs)
+
+    @property
+    def params(self) -> tuple[Buffer, ...]:
+        return (*self.ins, *self.outs)
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        return (*(Arg("in", i) for i in range(len(self.ins))), *(Arg("out", i) for i in range(len(self.outs))))
+
+    def leaves(self, body: Graph, layouts: tuple[Layout, ...]) -> Leaves:
+        return {n: load_leaf(b, lay) for n, b, lay in zip(body.inputs, self.ins, layouts, strict=True)}
+
+    def emitter(self, body: Graph, layouts: tuple[Layout, ...]) -> Emitter:
+        return Emitter(self.leaves(body, layouts))
+
+
+def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
+    """The kernel's dim parameters: one per symbol that `dims` mention, sorted by name."""
+    names = sorted(set().union(*(symbols_of(d) for d in dims)) if dims else set())
+    return tuple(k.var(n) for n in names)
+
+
+def body_dims(body: Graph, layouts: tuple[Layout, ...]) -> tuple[DimLike, ...]:
+    """Every dimension that the code of a group may mention."""
+    dims: list[DimLike] = []
+    for n in body.nodes():
+        for t in n.types:
+            dims += t.shape
+        dims += [d for v in n.op.attributes().values() for d in _dims_in(v)]
+    for lay in layouts:
+        dims += [*lay.shape, *lay.strides, lay.offset]
+    return tuple(dims)
+
+
+def _dims_in(value: object) -> list[DimLike]:
+    if isinstance(value, Dim):
+        return [value]
+    return [d for v in value for d in _dims_in(v)] if isinstance(value, tuple) else []
+
+
+def leaves_caches(body: Graph, machine: Machine) -> bool:
+    """Whether a group's results are gone from all caches before anybody can read them: stores past the caches then
+    save reading the lines that they fill."""
+    written, read = (sum(estimate(n.type.nbytes) for n in nodes) for nodes in (body.outputs, body.inputs))
+    return written > machine.l3 and written + read > 2 * machine.l3
+
+
+def comes_from_memory(body: Graph, machine: Machine) -> bool:
+    """Whether what a group reads is too large for any cache to hold it since it was written."""
+    return sum(estimate(n.type.nbytes) for n in body.inputs) > machine.l3
+
+
+__all__ = ["AHEAD", "Leaves", "Operands", "body_dims", "comes_from_memory", "leaves_caches", "symbol_params"]
