@@ -9,6 +9,8 @@ coordinate (whole dimensions of the window, batching dimensions) are shared out 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Expr, Kernel, integer
@@ -111,31 +113,32 @@ class _Scattering:
         low = top.let(k.mul(part, integer(block)), "low")
         top.multiples[getattr(low, "name", "")] = 64
         high = top.let(k.binary("min", k.add(low, integer(block)), dim_expr(columns)), "high")
-        lanes = 1
-        if axis is not None and self.updates[1].strides[axis] == 1:
-            lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
+        lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
 
         def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
             if left:
                 b.loop("u", 0, shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
                 return
-            inside, target = self._target(b, at, axis)
+            if axis is None:
+                self._where_inside(b, at, None, lambda c, target: self._update(c, at, target, None))
+                return
+            along = axis
+            if along not in self.window:
+                # each has an index of its own
+                def element(y: Block, e: Expr, _: Expr | None) -> None:
+                    here = at | {along: e}
+                    self._where_inside(y, here, None, lambda c, target: self._update(c, here, target, None))
 
-            def run(c: Block) -> None:
-                if axis is None:
-                    self._update(c, at, target, None)
-                    return
-                along, own = axis, self.window[axis]
+                vector_loop(b, low, high, 1, self.machine, element)
+                return
 
+            def line(c: Block, target: dict[int, Expr]) -> None:
                 def vector(y: Block, e: Expr, m: Expr | None) -> None:
-                    self._update(y, at | {along: e}, target | {own: e}, m)
+                    self._update(y, at | {along: e}, target | {self.window[along]: e}, m)
 
                 vector_loop(c, low, high, lanes, self.machine, vector, multiple=64)
 
-            if inside is None:
-                run(b)
-            else:
-                b.when(inside, run)
+            self._where_inside(b, at, along, line)
 
         def one(b: Block, row: Expr) -> None:
             places = ix.delinearize(row, tuple(shape[d] for d in outer), {}) if outer else ()
@@ -152,10 +155,19 @@ class _Scattering:
         return Step(kernel, self.operands.args)
 
     def _axis(self, shape: tuple[DimLike, ...]) -> int | None:
-        """The dimension of the updates that vectors run along: one that the indices do not have."""
-        sized = [d for d in self.own if shape[d] != 1 and d in self.window]
-        dense = [d for d in sized if self.updates[1].strides[d] == 1]
-        return (dense or sized or [None])[-1]
+        """The dimension of the updates that lines run along: one in which they lie side by side and do not meet."""
+        dense = [d for d in self.own if shape[d] != 1 and self.updates[1].strides[d] == 1]
+        return dense[-1] if dense else None
+
+    def _where_inside(
+        self, block: Block, at: dict[int, Expr], axis: int | None, then: Callable[[Block, dict[int, Expr]], None]
+    ) -> None:
+        """then(block, place of the update), but for `axis`, where that lies inside."""
+        inside, target = self._target(block, at, axis)
+        if inside is None:
+            then(block, target)
+        else:
+            block.when(inside, lambda b: then(b, target))
 
     def _target(self, block: Block, at: dict[int, Expr], axis: int | None) -> tuple[Expr | None, dict[int, Expr]]:
         """Where an update goes, but for `axis`, and whether it lies inside."""
