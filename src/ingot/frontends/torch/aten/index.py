@@ -25,7 +25,7 @@ from ingot.frontends.torch.values import (
     with_size,
 )
 from ingot.ir.dims import Dim, DimLike
-from ingot.ir.node import Node, const
+from ingot.ir.node import Const, Node, const
 
 aten = Table()
 
@@ -383,24 +383,43 @@ def embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Node | None, ...]:
     """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
-    (bags, width), (count,) = c.shape, indices.shape
-    # a bag that begins at i raises the number of the bag of i and all after it; an empty last bag begins beyond them
-    begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
-    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
+    bags, (count,) = c.shape[0], indices.shape
     rows = ops.Take(0)(weight, indices)
     if per_sample_weights is not None:
         rows = ops.Mul()(rows, expand(insert_axis(per_sample_weights, 1), rows.shape))
+    ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
     if padding_idx is not None and padding_idx >= 0:
-        # beyond all bags: a scatter drops what lies outside
         padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
-        bag = ops.Select()(padding, filled((count,), bags, i64), bag)
-    reduction, start = ("max", -math.inf) if mode == 2 else ("add", 0)
-    total = _write_rows(filled((bags, width), start, rows.dtype), 0, bag, rows, reduction)
+        ones = ops.Select()(padding, filled((count,), 0, i64), ones)
+        rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
+    size = _pitch(offsets)
+
+    def folded(kind: str, values: Node) -> Node:
+        if size is not None and bags * size == count:
+            return ops.Reduce(kind, (1,))(reshape(values, (bags, size, *values.shape[1:])))
+        # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
+        begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+        bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
+        initial = filled((bags, *values.shape[1:]), start if kind == "max" else 0, values.dtype)
+        return _write_rows(initial, 0, bag, values, {"sum": "add", "max": "max"}[kind])
+
+    total = folded("max" if mode == 2 else "sum", rows)
     if mode == 0:
         return total, None, None, None
-    sizes = _write_rows(filled((bags,), 0, i64), 0, bag, filled((count,), 1, i64), "add")
-    sizes = expand(insert_axis(sizes, 1), total.shape)
+    sizes = expand(insert_axis(folded("sum", ones), 1), total.shape)
     if mode == 1:
         total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
     empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
     return ops.Select()(empty, filled(total.shape, 0, total.dtype), total), None, None, None
+
+
+def _pitch(begins: Node) -> int | None:
+    """n where `begins` are 0, n, 2n, ..., as those of bags in the rows of a matrix."""
+    if isinstance(begins.op, ops.Iota):
+        return 1
+    if not (isinstance(begins.op, ops.Mul) and isinstance(begins.inputs[0].op, ops.Iota)):
+        return None
+    step = begins.inputs[1]
+    while step.op.rearranges and len(step.inputs) == 1:
+        (step,) = step.inputs
+    return int(step.op.value) if isinstance(step.op, Const) else None

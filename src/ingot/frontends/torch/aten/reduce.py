@@ -302,11 +302,11 @@ aten.add("cummax.default", _running("max"))
 aten.add("cummin.default", _running("min"))
 
 
-def sorted_with_index(x: Node, axis: int, descending: bool) -> tuple[Node, Node]:
-    """Stable sort and the positions that the values came from."""
+def sorted_with_index(x: Node, axis: int, descending: bool, keep: DimLike | None = None) -> tuple[Node, Node]:
+    """Stable sort and the positions that the values came from, or the first `keep` of them."""
     if not x.type.rank:
         return x, node_of(0, i64)
-    values, places = ops.Sort(axis, descending, True)(x, index_along(x.shape, axis)).results
+    values, places = ops.Sort(axis, descending, True, keep=keep)(x, index_along(x.shape, axis)).results
     return values, places
 
 
@@ -369,7 +369,7 @@ def median(c: Context, x: Node) -> Node:
 
 
 def _at_rank(x: Node, rank: DimLike, axis: int, keepdim: bool) -> tuple[Node, ...]:
-    pair = sorted_with_index(x, axis, False)
+    pair = sorted_with_index(x, axis, False, rank + 1)
     if not x.type.rank:
         return pair
     out = [slice_axis(p, axis, rank, rank + 1) for p in pair]
