@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ingot import tuned
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import default_threads
+from ingot.runtime.pool import thread_count
 from ingot.runtime.program import Program
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
@@ -48,12 +48,21 @@ def compile_model(
     """See `ingot.compile`."""
     if target != "native":
         raise InputError("target", expected="native", got=repr(target))
-    options = _Options(default_threads() if threads is None else threads, cache, fast_math, precision)
+    options = _Options(thread_count(threads), cache, fast_math, precision)
     if isinstance(model, str | os.PathLike):
         return _compile_file(Path(model), dynamic, options)
     if type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
         return _compile_graph(_import_onnx(model, dynamic), options)
     return _compile_torch(model, example_inputs, dynamic, options)
+
+
+# files that are taken for models, by their first bytes
+_FOREIGN = {
+    artifact.MAGIC: ("a compiled program", "ingot.load(path)"),
+    b"PK\x03\x04": ("a PyTorch archive", "ingot.compile(torch.export.load(path)), or ingot.compile(net, (x,))"),
+    b"\x89HDF": ("an HDF5 file", "export the model to ONNX"),
+    b"GGUF": ("a GGUF file", "export the model to ONNX"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,12 @@ def _import_onnx(source: Any, dynamic: Any) -> Graph:
 def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
     if not path.is_file():
-        raise InputError("model", expected="a file", got=str(path))
+        raise InputError(f"model {path}", expected="a file", got="a folder" if path.is_dir() else "none")
+    with path.open("rb") as file:
+        head = file.read(8)
+    for magic, (what, fix) in _FOREIGN.items():
+        if head.startswith(magic):
+            raise InputError(f"model {path}", expected="an ONNX file", got=what, fix=fix)
     digest = _digest(path) if options.cache else None
     if digest is None:
         return _compile_graph(_import_onnx(path, dynamic), options)
@@ -153,10 +167,6 @@ def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.Exp
 
     if hasattr(model, "graph_signature"):
         return model
-    if example_inputs is None:
-        raise InputError(
-            "example_inputs", expected="example inputs for an nn.Module", got="none", fix="ingot.compile(net, (x,))"
-        )
     return frontend.export_module(model, example_inputs, dynamic)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from ingot.runtime import pool
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import default_threads
+from ingot.runtime.pool import thread_count
+from ingot.support.errors import InputError
 from tests.runtime import models
 
 
@@ -226,14 +227,19 @@ print(all(np.array_equal(model(x), want) for _ in range(100) for model in models
     assert out == "True\n"
 
 
-def test_default_threads(monkeypatch: pytest.MonkeyPatch):
+def test_thread_count(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("INGOT_THREADS", "7")
-    assert default_threads() == 7
+    assert thread_count(None) == 7
     monkeypatch.delenv("INGOT_THREADS")
-    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    assert 1 <= thread_count(None) <= len(os.sched_getaffinity(0))
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:
-        assert default_threads() == 1
+        assert thread_count(None) == 1
     finally:
         os.sched_setaffinity(0, cpus)
+
+
+def test_a_program_has_at_least_one_thread():
+    with pytest.raises(InputError, match="expected at least 1, got 0"):
+        thread_count(0)

@@ -10,7 +10,7 @@ from ingot.ir.node import Graph
 from ingot.link import Launch
 from ingot.pipeline import Trace, build_program
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import default_threads
+from ingot.runtime.pool import thread_count
 from ingot.runtime.program import Program
 from ingot.support.errors import InputError
 from ingot.support.native import HostFeatures
@@ -65,6 +65,6 @@ def build(
 ) -> Build:
     """Compile `graph` for this machine, without the cache. Raises what compiling raises."""
     isa, trace = host_features(), Trace()
-    count = default_threads() if threads is None else threads
+    count = thread_count(threads)
     program = build_program(graph, isa, count, fast_math=fast_math, precision=precision, trace=trace)
     return Build(graph, program, trace, isa, count, fast_math, precision)

@@ -120,7 +120,8 @@ def _corrupted(path: Path, what: str) -> ArtifactError:
 def _check_prefix(path: Path, view: memoryview) -> tuple[int, bytes]:
     magic, version, length, total, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC:
-        raise ArtifactError(f"{path} is not an Ingot artifact", expected=f"magic {MAGIC!r}", got=repr(magic))
+        fix = "a model is compiled first: ingot.compile(path).save(...)"
+        raise ArtifactError(f"{path} is not an Ingot artifact", expected=f"magic {MAGIC!r}", got=repr(magic), fix=fix)
     if version != FORMAT_VERSION:
         fix = "compile the model again with this version, or load it with the one that saved it"
         raise ArtifactError(f"{path}", expected=f"format version {FORMAT_VERSION}", got=version, fix=fix)

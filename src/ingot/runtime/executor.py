@@ -12,7 +12,7 @@ import numpy as np
 from ingot.runtime import artifact, describe, image, memory
 from ingot.runtime.bind import Instance, Shape
 from ingot.runtime.lane import Lanes
-from ingot.runtime.pool import default_threads, ticks_per_second
+from ingot.runtime.pool import thread_count, ticks_per_second
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
@@ -48,7 +48,7 @@ class CompiledModel:
         self.program = program
         self.inputs: tuple[TensorSpec, ...] = program.inputs
         self.outputs: tuple[TensorSpec, ...] = program.outputs
-        self.threads = default_threads() if threads is None else threads
+        self.threads = thread_count(threads)
         self._image = image.CodeImage(program.code)
         self._weights = program.weights
         if self._weights.ctypes.data % memory.ALIGNMENT:
@@ -164,7 +164,7 @@ class CompiledModel:
         artifact.save(self.program, Path(path))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it is to run")
+        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

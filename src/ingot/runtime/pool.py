@@ -31,9 +31,14 @@ _native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _clock = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 
-def default_threads() -> int:
-    """INGOT_THREADS, or the physical cores this process may run on, within the container's CPU quota."""
-    return flags.threads() or available_cores()
+def thread_count(asked: int | None) -> int:
+    """The threads asked for; None: INGOT_THREADS, or the physical cores this process may run on, within the container's
+    CPU quota. Raises InputError for less than one."""
+    if asked is None:
+        return flags.threads() or available_cores()
+    if asked < 1:
+        raise InputError("threads", expected="at least 1", got=asked)
+    return asked
 
 
 _rate: list[float] = []

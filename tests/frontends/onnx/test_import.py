@@ -79,6 +79,9 @@ def test_requests_that_do_not_fit_are_refused() -> None:
     m = model([node("Relu", ["x"])], [("x", F, ["n", 3])])
     with pytest.raises(InputError, match="names no input"):
         import_onnx(m, shapes={"z": [1]})
+    for bound in (-1, (5, 2)):
+        with pytest.raises(InputError, match="expected a size, or"):
+            import_onnx(m, dynamic={"n": bound})
     with pytest.raises(InputError, match="names no symbol"):
         import_onnx(m, dynamic={"q": 1})
     with pytest.raises(InputError, match="dynamic dimensions"):

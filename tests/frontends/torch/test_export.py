@@ -228,6 +228,10 @@ def test_refusals() -> None:
         export_module(Branching().eval(), (x,))
     with pytest.raises(ImportModelError, match="eval"):
         export_module(nn.Dropout(), (x,))
+    with pytest.raises(InputError, match="got TorchScript"):
+        export_module(torch.jit.trace(nn.ReLU(), x), (x,))
+    with pytest.raises(InputError, match="expected example inputs, got none"):
+        export_module(nn.ReLU().eval(), None)
     with pytest.raises(InputError, match="forward"):
         export_module(nn.ReLU().eval(), (x, x), dynamic=True)
     with pytest.raises(InputError, match="argument names"):

@@ -239,6 +239,10 @@ def _bind_inputs(
         unknown = [k for k in requests.dynamic if k not in walk.symbols]
         if unknown:
             raise InputError("dynamic names no symbol", expected=f"one of {sorted(walk.symbols)}", got=unknown)
+        for name, bound in requests.dynamic.items():
+            low, high = bound if isinstance(bound, tuple) else (bound, bound)
+            if low < 0 or (high is not None and high < low):
+                raise InputError(f"dynamic[{name!r}]", expected="a size, or (low, high)", got=bound)
     return nodes
 
 

@@ -25,7 +25,7 @@ NAMES, DIFFER = "ingot_size_names", "ingot_sizes_that_differ"
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
-def export_module(net: nn.Module, example_inputs: Inputs, dynamic: Dynamic = None) -> ExportedProgram:
+def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None) -> ExportedProgram:
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
     dynamic:
@@ -38,7 +38,12 @@ def export_module(net: nn.Module, example_inputs: Inputs, dynamic: Dynamic = Non
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
     if not isinstance(net, nn.Module):
-        raise InputError("model", expected="an nn.Module", got=type(net).__name__)
+        known = "a path, a ModelProto, an nn.Module or an ExportedProgram"
+        raise InputError("model", expected=known, got=type(net).__name__)
+    if isinstance(net, torch.jit.ScriptModule):
+        raise InputError("model", expected="an nn.Module", got="TorchScript", fix="compile the module it was made of")
+    if example_inputs is None:
+        raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
     if net.training:
         raise ImportModelError("the model is in training mode", fix="call .eval() on it first")
     args, kwargs = _arguments(example_inputs)

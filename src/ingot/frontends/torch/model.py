@@ -115,7 +115,8 @@ class InputAdapter:
 def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
     if leaf.kind in (TENSOR, COMPLEX):
         if not isinstance(value, torch.Tensor):
-            raise InputError(f"argument {leaf.name!r}", expected="a tensor", got=type(value).__name__)
+            fix = "torch.from_numpy(x)" if type(value).__module__ == "numpy" else ""
+            raise InputError(f"argument {leaf.name!r}", expected="a tensor", got=type(value).__name__, fix=fix)
         if leaf.kind == TENSOR:
             return value
         if not value.is_complex():
