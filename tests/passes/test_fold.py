@@ -78,3 +78,15 @@ def test_with_simplify_a_mask_becomes_small() -> None:
     out = fold_constants(simplify(fold_constants(g)))
     assert count(out, ops.Sqrt) == 0
     same_values(g, out)
+
+
+def test_what_would_be_a_kernel_of_its_own_may_grow() -> None:
+    """Distances between positions, written into a tensor and multiplied by weights: no constant is as large."""
+    far = ops.sub(ops.broadcast_to(ops.arange(128), (64, 128)), ops.expand_dims(ops.arange(64), 1))
+    counted = ops.Iota(TensorType(i64, (64, 1)), 0)()
+    rows = ops.Scatter("set", (1,), (0,), (), (), (0,), 1)(ops.full((96, 128), 1, i64), counted, far)
+    g = graph(ops.DotGeneral(((), ()), ((1,), (0,)))(ops.cast(rows, f32), const(np.ones((128, 4), np.float32))), far)
+    out = fold_constants(g)
+    assert isinstance(out.outputs[0].op, Const)
+    assert not isinstance(out.outputs[1].op, Const)
+    same_values(g, out)
