@@ -123,21 +123,31 @@ def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
     return replace(plain, blocks=_blocks(c, machine, plan, run), prefetch=prefetch)
 
 
+# Rows that a run-time number of them may well be, and how much slower a tile may be for as many than the best: likely
+# is a batch of 1, but tiles of a single row would read B again for each of a batch of 64.
+_MANY, _SLOWER = 64, 1.25
+
+
 def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
-    """All register tiles (lines, width, vectors), the one with the fewest modelled cycles first."""
-    return [tile for _, tile in sorted(_costs(c, machine), key=lambda x: x[0])]
+    """All register tiles (lines, width, vectors), the one with the fewest modelled cycles first; those that are slow
+    for more rows than are likely come last."""
+    costs = {tile: cost for cost, tile in _costs(c, machine, estimate(c.rows[-1].extent))}
+    if isinstance(c.rows[-1].extent, int) or estimate(c.rows[-1].extent) >= _MANY:
+        return sorted(costs, key=lambda tile: costs[tile])
+    many = {tile: cost for cost, tile in _costs(c, machine, _MANY)}
+    slow = _SLOWER * min(many.values())
+    return sorted(costs, key=lambda tile: (many[tile] > slow, costs[tile]))
 
 
 def least_cycles(c: Contraction, machine: Machine) -> float:
     """What the model expects of the best register tile, for one batch entry on one core."""
     outer = product(estimate(x.extent) for x in (*c.rows[:-2], *c.cols[:-1]))
-    return min(cost for cost, _ in _costs(c, machine)) * estimate(outer)
+    return min(cost for cost, _ in _costs(c, machine, estimate(c.rows[-1].extent))) * estimate(outer)
 
 
-def _costs(c: Contraction, machine: Machine) -> Iterator[tuple[float, tuple[int, int, int]]]:
-    """Register tiles (lines, width, vectors) with modelled cycles."""
+def _costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[float, tuple[int, int, int]]]:
+    """Register tiles (lines, width, vectors) with modelled cycles for `inner` rows along the last axis."""
     lanes = machine.lanes(c.acc)
-    inner = estimate(c.rows[-1].extent)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
     k = max(1, estimate(c.k))
@@ -263,7 +273,8 @@ def _row_bytes(c: Contraction) -> int:
 
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
     """Tiles of one line, or of several whole lines."""
-    out = [(1, w) for w in range(1, machine.registers) if _held(c, w, nv, machine) and w <= max(inner, 1)]
+    most = max(inner, 1) if isinstance(c.rows[-1].extent, int) else machine.registers  # there may be more than likely
+    out = [(1, w) for w in range(1, machine.registers) if _held(c, w, nv, machine) and w <= most]
     # a run-time number of lines would leave any number of them over
     if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
         out += [(n, inner) for n in range(2, outer + 1) if _held(c, n * inner, nv, machine)]
