@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import symbol, symbols_of
+from ingot.ir.dims import likely_sizes, symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
@@ -274,3 +274,18 @@ def test_half_operands_accumulate_in_f32(dtype: DType) -> None:
     out = place(np.full((19, 50), np.nan, np.float32))
     run(kernel, [a, place(panels(1, c, plan).apply(b)), out])
     np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_unknown_number_share_a_panel() -> None:
+    """Likely is a single row; but a batch of many must not read B for each of its rows."""
+    with likely_sizes({"m": 1}):
+        c = matmul(symbol("m"), 256, 256)
+        plan = plan_contraction(c, AVX512)
+        assert plan.width >= 4
+        assert isinstance(plan.row_block, int)
+        assert plan.row_block >= 32
+        kernel, _ = build(c, AVX512, (256, 1), plan=plan)
+    for m in (1, 37):
+        a, b, out = random(m, 256), random(256, 256), place(np.full((m, 256), np.nan, np.float32))
+        run(kernel, [a, place(panels(1, c, plan).apply(b)), out], {"m": m})
+        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)

@@ -126,6 +126,7 @@ def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
 # Rows that a run-time number of them may well be, and how much slower a tile may be for as many than the best: likely
 # is a batch of 1, but tiles of a single row would read B again for each of a batch of 64.
 _MANY, _SLOWER = 64, 1.25
+_CHUNK_ROWS = 32  # of which a chunk takes at least so many
 
 
 def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
@@ -223,7 +224,8 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     if isinstance(c.rows[-1].extent, int) and choice.tiles >= across:
         block = c.rows[-1].extent
     elif choice.tiles >= across:
-        block = across * choice.width  # a fixed size: rows beyond the estimate are more chunks
+        # a fixed size, and no few rows that would each read B again; rows beyond it are more chunks
+        block = max(across, -(-_CHUNK_ROWS // choice.width)) * choice.width
     run = tiles_at_once(c, machine, choice.width, choice.tiles)
     p = Plan(
         lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
