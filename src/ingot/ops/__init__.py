@@ -4,9 +4,7 @@
 
 from ingot.ops.build import (
     add,
-    all_of,
     and_,
-    any_of,
     apply,
     arange,
     arg_reduce,

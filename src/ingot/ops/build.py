@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, negative, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DType, Shape, TensorType, boolean, f32, i64
+from ingot.ir.types import DType, Shape, TensorType, f32, i64
 from ingot.ops.core.base import show_shape
 from ingot.ops.core.binary import (
     Add,
@@ -411,14 +411,6 @@ def arg_reduce(kind: str, x: Node, axis: int, keepdims: bool = False, last: bool
 def cumulative(kind: str, x: Node, axis: int, reverse: bool = False, exclusive: bool = False, loc: str = "") -> Node:
     """kind: sum prod max min."""
     return CumReduce(kind, _axis(axis, len(x.shape)), reverse, exclusive)(x, loc=loc)
-
-
-def any_of(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
-    return reduce("or", cast(x, boolean, loc), axes, keepdims, loc)
-
-
-def all_of(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
-    return reduce("and", cast(x, boolean, loc), axes, keepdims, loc)
 
 
 # --- products

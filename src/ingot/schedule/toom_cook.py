@@ -47,14 +47,6 @@ class Transform:
     def alpha(self) -> int:
         return self.m + self.r - 1
 
-    @property
-    def amplification(self) -> float:
-        """How much larger than max|d| * sum|g| a rounding error's carrier may get, two-dimensional: the norm product
-        |A^T| |G| |B^T| of the absolute matrices, squared. 1 would be a direct convolution."""
-        at, g, bt = (np.abs(array(x)) for x in (self.at, self.g, self.bt))
-        one = np.einsum("ij,jk,jl->ikl", at, g, bt).sum(axis=2).max()
-        return float(one) ** 2
-
 
 def array(matrix: Matrix) -> np.ndarray:
     return np.array(matrix, np.float64)

@@ -12,6 +12,7 @@ from ingot.ir.kernel import Expr
 from ingot.ir.types import DType, TensorType, boolean, dtype_of
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
+from ingot.ops.core import trigonometry as tr
 from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import finish, widen
 from ingot.ops.core.elementwise import Elementwise, Samples, widen_expr
@@ -172,7 +173,7 @@ class Atan2(BinaryOp):
         return np.arctan2(a, b)
 
     def rule(self, a: Expr, b: Expr) -> Expr:
-        return vm.atan2(a, b)
+        return tr.atan2(a, b)
 
 
 @dataclass(frozen=True)

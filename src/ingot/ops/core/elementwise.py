@@ -20,6 +20,7 @@ from ingot.ir.node import Cropped, Op
 from ingot.ir.types import DTYPES, Box, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
+from ingot.ops.core import trigonometry as tr
 from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
 
@@ -291,12 +292,12 @@ class IsNan(Predicate):
         return k.binary("ne", x, x)
 
 
-# --- unary: transcendental functions; the rules and their error bounds are in vecmath
+# --- unary: transcendental functions; the rules are in vecmath and trigonometry
 
 
 @dataclass(frozen=True)
 class Transcendental(Elementwise):
-    """Base: a float function from vecmath."""
+    """Base: a function of floats."""
 
     exact: ClassVar[bool] = True
 
@@ -377,7 +378,7 @@ class Sin(Transcendental):
         return np.sin(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.sin(x)
+        return tr.sin(x)
 
 
 @dataclass(frozen=True)
@@ -388,7 +389,7 @@ class Cos(Transcendental):
         return np.cos(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.cos(x)
+        return tr.cos(x)
 
 
 @dataclass(frozen=True)
@@ -399,7 +400,7 @@ class Tan(Transcendental):
         return np.tan(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.tan(x)
+        return tr.tan(x)
 
 
 @dataclass(frozen=True)
@@ -410,7 +411,7 @@ class Asin(Transcendental):
         return np.arcsin(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.asin(x)
+        return tr.asin(x)
 
 
 @dataclass(frozen=True)
@@ -421,7 +422,7 @@ class Acos(Transcendental):
         return np.arccos(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.acos(x)
+        return tr.acos(x)
 
 
 @dataclass(frozen=True)
@@ -432,7 +433,7 @@ class Atan(Transcendental):
         return np.arctan(x)
 
     def rule(self, x: Expr) -> Expr:
-        return vm.atan(x)
+        return tr.atan(x)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Vector math: elementary functions as kernel expressions on f32 and f64, any lanes, no branches, no calls.
+"""Vector math: exponentials, logarithms and powers as kernel expressions on f32 and f64, any lanes, no branches, no
+calls. Circular functions and their inverses: trigonometry.py.
 
 Each is a range reduction and a polynomial or rational function; the coefficients come from tools/vecmath_fit.py. Error
 bounds are measured by tests/ops/test_vecmath.py and listed in docs/ops.md. NaN, infinities, zeros with their sign and
@@ -16,7 +17,7 @@ from math import inf, nan
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Lit
-from ingot.ir.types import f32, f64, i32, i64
+from ingot.ir.types import f32, f64, i64
 from ingot.ops.core import coefficients as c
 from ingot.ops.core.scalars import power_by_squaring
 from ingot.ops.core.words import (
@@ -197,11 +198,6 @@ def _split_normal(x: Expr) -> tuple[Expr, Expr]:
     return n, plus(mantissa, -1.0)
 
 
-def _positive(x: Expr) -> Expr:
-    """0 < x < inf."""
-    return k.binary("and", above(x, 0.0), below(x, inf))
-
-
 def _log_domain(x: Expr, value: Expr) -> Expr:
     """`value` for 0 < x < inf; -inf at 0, NaN below, inf at inf."""
     edge = k.select(k.binary("eq", x, lit(0.0, x)), lit(-inf, x), lit(nan, x))
@@ -275,203 +271,6 @@ def atanh(x: Expr) -> Expr:
     a = absolute(x)
     value = scaled_by(log1p(quotient(k.add(a, a), k.sub(lit(1.0, x), a))), 0.5)
     return with_sign(k.select(below(a, 2.0**-28), a, value), x)
-
-
-# --- trigonometry
-
-
-def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
-    """(quadrant, r) of an f32: x = quadrant * pi/2 + r, in f64; exact enough on the whole range of f32.
-
-    24 significant bits spread over at most two of the windows of 26 bits that lie above 2^24. Each window's integer
-    times (its unit modulo 2 pi) is exact in f64, and so is their sum.
-    """
-    rest = k.cast(x, f64)
-    turned, low = lit(0.0, rest), lit(0.0, rest)
-    for unit, high_part, low_part in c.TURNS:
-        count = k.unary("trunc", scaled_by(rest, 1 / unit))
-        rest = k.fma(count, lit(-unit, rest), rest)
-        turned = k.fma(count, lit(high_part, rest), turned)
-        low = k.fma(count, lit(low_part, rest), low)
-    total = k.add(rest, turned)
-    shifted = k.fma(k.add(total, low), lit(c.TWO_OVER_PI, rest), lit(F64.shift, rest))
-    j = plus(shifted, -F64.shift)
-    r = k.fma(j, lit(-c.HALF_PI[1], rest), k.fma(j, lit(-c.HALF_PI[0], rest), total))
-    return k.bitcast(shifted, i64), k.add(r, low)
-
-
-def _near_f32(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """(quadrant, sine, cosine) of an f32 up to 2^15 in f32, pi/2 in three parts: what the first leaves is exact, and
-    the last counts for sines of small r only."""
-    high, middle, low = c.HALF_PI_F32
-    shifted = k.fma(x, lit(c.TWO_OVER_PI, x), lit(F32.shift, x))
-    j = plus(shifted, -F32.shift)
-    r = k.fma(j, lit(-middle, x), k.fma(j, lit(-high, x), x))
-    z = k.mul(r, r)
-    sine = k.add(r, k.fma(k.mul(z, r), polynomial(z, c.SIN_F32), scaled_by(j, -low)))
-    return k.bitcast(shifted, i32), sine, polynomial(z, (1.0, -0.5, *c.COS_F32))
-
-
-def _reduce_f64(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """(quadrant, r, tail): x = quadrant * pi/2 + r + tail for |x| <= 2^51."""
-    shifted = k.fma(x, lit(c.TWO_OVER_PI, x), lit(F64.shift, x))
-    j = plus(shifted, -F64.shift)
-    first = k.fma(j, lit(-c.HALF_PI[0], x), x)  # exact: a multiple of 2^-52 below 2
-    product = scaled_by(j, c.HALF_PI[1])
-    product_low = k.fma(j, lit(c.HALF_PI[1], x), negated(product))
-    r = k.sub(first, product)
-    lost = k.sub(k.sub(first, r), product)
-    return k.bitcast(shifted, i64), r, k.fma(j, lit(-c.HALF_PI[2], x), k.sub(lost, product_low))
-
-
-def _sine_and_cosine(r: Expr, narrow: bool) -> tuple[Expr, Expr]:
-    """For |r| <= pi/4. `narrow`: to f32's precision."""
-    z = k.mul(r, r)
-    sine = k.fma(k.mul(z, r), polynomial(z, c.SIN_F32 if narrow else c.SIN_F64), r)
-    quartic = k.mul(k.mul(z, z), polynomial(z, c.COS_F32 if narrow else c.COS_F64))
-    half = scaled_by(z, 0.5)
-    one = lit(1.0, r)
-    rounded = k.sub(one, half)
-    cosine = k.add(rounded, k.add(k.sub(k.sub(one, rounded), half), quartic))
-    return sine, cosine
-
-
-def _in_domain(x: Expr, value: Expr) -> Expr:
-    """f64: NaN beyond |x| = 2^51, where the reduction would be wrong."""
-    return k.select(k.binary("le", absolute(x), lit(2.0**51, x)), value, lit(nan, x))
-
-
-def _bit(quadrant: Expr, mask: int) -> Expr:
-    zero = k.lit(0, quadrant.dtype, quadrant.lanes)
-    return k.binary("ne", k.binary("and", quadrant, k.lit(mask, quadrant.dtype, quadrant.lanes)), zero)
-
-
-def _circular(x: Expr, quarter: int) -> Expr:
-    """sin(x + quarter * pi/2)."""
-    if x.dtype == f32:
-        quadrant, wide = _reduce_f32(x)
-        far = _by_quadrant(k.cast(quadrant, i32), *_sine_and_cosine(k.cast(wide, f32), True), quarter)
-        near = _by_quadrant(*_near_f32(x), quarter)
-        value = k.choose(k.binary("le", absolute(x), lit(2.0**15, x)), near, far)
-    else:
-        quadrant, r, tail = _reduce_f64(x)
-        sine, cosine = _sine_and_cosine(r, False)
-        half = k.fma(k.mul(r, r), lit(-0.5, x), lit(1.0, x))
-        value = _by_quadrant(quadrant, k.fma(tail, half, sine), k.fma(negated(tail), r, cosine), quarter)
-    if not quarter:
-        value = k.select(below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
-    return value if x.dtype == f32 else _in_domain(x, value)
-
-
-def _by_quadrant(quadrant: Expr, sine: Expr, cosine: Expr, quarter: int) -> Expr:
-    if quarter:
-        quadrant = k.add(quadrant, k.lit(quarter, quadrant.dtype, quadrant.lanes))
-    value = k.select(_bit(quadrant, 1), cosine, sine)
-    return k.select(_bit(quadrant, 2), negated(value), value)
-
-
-def sin(x: Expr) -> Expr:
-    """f32: every argument; f64: |x| <= 2^51, NaN beyond."""
-    return _circular(x, 0)
-
-
-def cos(x: Expr) -> Expr:
-    """f32: every argument; f64: |x| <= 2^51, NaN beyond."""
-    return _circular(x, 1)
-
-
-def tan(x: Expr) -> Expr:
-    """sin / cos or -cos / sin by quadrant, in f64. f64: |x| <= 2^51, NaN beyond."""
-    narrow = x.dtype == f32
-    if narrow:
-        quadrant, r = _reduce_f32(x)
-        sine, cosine = _sine_and_cosine(r, True)
-    else:
-        quadrant, r, tail = _reduce_f64(x)
-        sine, cosine = _sine_and_cosine(r, False)
-        half = k.fma(k.mul(r, r), lit(-0.5, x), lit(1.0, x))
-        sine, cosine = k.fma(tail, half, sine), k.fma(negated(tail), r, cosine)
-    odd = _bit(quadrant, 1)
-    value = quotient(k.select(odd, negated(cosine), sine), k.select(odd, sine, cosine))
-    value = k.select(below(absolute(x), 2.0**-13 if narrow else 2.0**-28), x, k.cast(value, x.dtype))
-    return value if narrow else _in_domain(x, value)
-
-
-def _atan_core(top: Expr, bottom: Expr) -> Expr:
-    """atan(top / bottom) for 0 <= top, 0 <= bottom, with one division: brought below tan(pi/8)."""
-    dtype = top.dtype
-    steep = k.binary("gt", top, scaled_by(bottom, 2.414213562373095))
-    middle = k.binary("gt", top, scaled_by(bottom, 0.41421356237309503))
-    upper = k.select(steep, negated(bottom), k.select(middle, k.sub(top, bottom), top))
-    lower = k.select(steep, top, k.select(middle, k.add(top, bottom), bottom))
-    t = quotient(upper, lower)
-    z = k.mul(t, t)
-    series = k.fma(k.mul(z, t), polynomial(z, table(t, c.ATAN_F32, c.ATAN_F64)), t)
-    half, quarter = (c.HALF_PI_F32, c.QUARTER_PI_F32) if dtype == f32 else (c.HALF_PI, c.QUARTER_PI)
-    zero = lit(0.0, top)
-    high = k.select(steep, lit(half[0], top), k.select(middle, lit(quarter[0], top), zero))
-    low = k.select(steep, lit(half[1], top), k.select(middle, lit(quarter[1], top), zero))
-    return k.add(high, k.add(series, low))
-
-
-def atan(x: Expr) -> Expr:
-    return with_sign(_atan_core(absolute(x), lit(1.0, x)), x)
-
-
-def atan2(y: Expr, x: Expr) -> Expr:
-    """The angle of (x, y). f32 in f64, where nothing over- or underflows; f64 operands are scaled off the limits."""
-    if y.dtype == f32:
-        top, bottom = k.cast(y, f64), k.cast(x, f64)
-        usual = k.binary("and", _positive(absolute(y)), _positive(absolute(x)))
-        near = _in_quadrant(_atan_core(absolute(top), absolute(bottom)), top, bottom)
-        return k.choose(usual, k.cast(near, f32), k.cast(atan2(top, bottom), f32))
-    a, b = absolute(y), absolute(x)
-    both_infinite = k.binary("and", k.binary("eq", a, lit(inf, a)), k.binary("eq", b, lit(inf, b)))
-    a, b = k.select(both_infinite, lit(1.0, a), a), k.select(both_infinite, lit(1.0, b), b)
-    larger = k.select(k.binary("gt", a, b), a, b)
-    one = lit(1.0, a)
-    up_or_down = k.select(below(larger, 2.0**-500), lit(2.0**500, a), one)
-    scale = k.select(above(larger, 2.0**500), lit(2.0**-200, a), up_or_down)
-    a, b = k.mul(a, scale), k.mul(b, scale)
-    origin = k.binary("and", k.binary("eq", a, lit(0.0, a)), k.binary("eq", b, lit(0.0, b)))
-    angle = _in_quadrant(_atan_core(a, k.select(origin, one, b)), y, x)
-    # a NaN x takes part in nothing but b
-    return k.select(k.binary("ne", x, x), x, angle)
-
-
-def _in_quadrant(angle: Expr, y: Expr, x: Expr) -> Expr:
-    """The angle of (x, y) from that of (|x|, |y|)."""
-    negative = k.binary("lt", k.bitcast(x, i64), bits_lit(0, x))
-    back = k.add(k.sub(lit(c.PI[0], angle), angle), lit(c.PI[1], angle))
-    return with_sign(k.select(negative, back, angle), y)
-
-
-def _asin_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """(a, small, s): small: a <= 1/2; s = asin(a) when small, else asin(sqrt((1 - a) / 2))."""
-    a = absolute(x)
-    small = k.binary("le", a, lit(0.5, x))
-    z = k.select(small, k.mul(a, a), scaled_by(k.sub(lit(1.0, x), a), 0.5))
-    base = k.select(small, a, root(z))
-    s = k.fma(k.mul(z, base), polynomial(z, table(x, c.ASIN_F32, c.ASIN_F64)), base)
-    return a, small, s
-
-
-def asin(x: Expr) -> Expr:
-    """pi/2 - 2 asin(sqrt((1 - a) / 2)) beyond 1/2; NaN beyond 1."""
-    _, small, s = _asin_parts(x)
-    half = c.HALF_PI_F32 if x.dtype == f32 else c.HALF_PI
-    large = k.sub(lit(half[0], x), k.sub(k.add(s, s), lit(half[1], x)))
-    return with_sign(k.select(small, s, large), x)
-
-
-def acos(x: Expr) -> Expr:
-    """pi/2 - asin(x); 2 asin(sqrt((1 - a) / 2)) beyond 1/2, from pi on the negative side."""
-    _, small, s = _asin_parts(x)
-    half, whole = (c.HALF_PI_F32, c.PI_F32) if x.dtype == f32 else (c.HALF_PI, c.PI)
-    near = k.sub(lit(half[0], x), k.sub(with_sign(s, x), lit(half[1], x)))
-    twice = k.add(s, s)
-    far = k.select(below(x, 0.0), k.sub(lit(whole[0], x), k.sub(twice, lit(whole[1], x))), twice)
-    return k.select(small, near, far)
 
 
 # --- powers
