@@ -67,7 +67,7 @@ class LevelPanels:
         low = mul(part, integer(turns)) if blocks.extent != 1 else ZERO
 
         def turn(b: Block, t: Expr) -> None:
-            zeros, scales = self._parameters(b, at, t)
+            zeros, scales = self._zeros(b, at, t), self._rows(b, at, t, self.b.scales)
             start = mul(k.sub(t, low), dim_expr(inner.extent))
 
             def word(x: Block, first: Expr, words: Words, count: int) -> None:
@@ -91,7 +91,7 @@ class LevelPanels:
             block.store(acc, integer(v), zero)
 
         def turn(b: Block, t: Expr) -> None:
-            zeros, scales = self._parameters(b, at, t)
+            zeros = self._zeros(b, at, t)
             start = b.let(add(base, mul(t, dim_expr(blocks.a))), "ab")
             for v in range(vectors):
                 b.store(part, integer(v), zero)
@@ -105,8 +105,8 @@ class LevelPanels:
                         x.store(part, integer(v), sums)
 
             self._words(b, at, t, (ZERO, 1), word, ahead=True)
-            for v in range(vectors):
-                b.store(acc, integer(v), k.fma(scales[v], k.load(part, integer(v)), k.load(acc, integer(v))))
+            for v, scale in enumerate(self._rows(b, at, t, self.b.scales)):
+                b.store(acc, integer(v), k.fma(scale, k.load(part, integer(v)), k.load(acc, integer(v))))
 
         block.loop("t", ZERO, dim_expr(blocks.extent), 1, turn)
 
@@ -133,26 +133,22 @@ class LevelPanels:
         if count % each:
             some(block, integer(count // each), count % each)
 
-    def _parameters(self, block: Block, at: Place, turn: Expr) -> tuple[list[list[Expr]], list[Expr]]:
-        """For each vector of columns what is to be taken off its levels, and its scales."""
-        lanes = self.plan.lanes
+    def _rows(self, block: Block, at: Place, turn: Expr, p: Buffer | Lit) -> list[Expr]:
+        """A block's zeros or scales, for each vector of columns."""
+        lanes, columns = self.plan.lanes, range(0, at.width, self.plan.lanes)
+        if isinstance(p, Lit):
+            return [k.lit(p.value, p.dtype, lanes) for _ in columns]
         line = block.let(add(at.parameters, mul(turn, integer(at.width))), "p")
+        return [block.let(k.cast(k.load(p, add(line, integer(v)), lanes), f32), "p") for v in columns]
 
-        def rows(p: Buffer | Lit, v: int) -> Expr:
-            if isinstance(p, Lit):
-                return k.lit(p.value, p.dtype, lanes)
-            return block.let(k.cast(k.load(p, add(line, integer(v)), lanes), f32), "p")
-
-        def offset(v: int) -> list[Expr]:
-            zero = rows(self.b.zeros, v)
-            if not self.b.exact:
-                return [k.lit(float(_MAGIC + self.b.bias), f32, lanes), zero]
-            if isinstance(zero, Lit):
-                return [k.lit(_MAGIC + zero.value, f32, lanes)]
-            return [block.let(k.add(zero, k.lit(float(_MAGIC), f32, lanes)), "z")]
-
-        columns = range(0, at.width, lanes)
-        return [offset(v) for v in columns], [rows(self.b.scales, v) for v in columns]
+    def _zeros(self, block: Block, at: Place, turn: Expr) -> list[list[Expr]]:
+        """For each vector of columns what is to be taken off its levels."""
+        lanes, zeros = self.plan.lanes, self._rows(block, at, turn, self.b.zeros)
+        if not self.b.exact:
+            return [[k.lit(float(_MAGIC + self.b.bias), f32, lanes), zero] for zero in zeros]
+        if isinstance(self.b.zeros, Lit):
+            return [[k.lit(_MAGIC + self.b.zeros.value, f32, lanes)] for _ in zeros]
+        return [[block.let(k.add(zero, k.lit(float(_MAGIC), f32, lanes)), "z")] for zero in zeros]
 
     def _value(self, words: Expr, h: int, zeros: list[Expr]) -> Expr:
         """level - zero, of the h-th level of each word."""

@@ -242,7 +242,8 @@ def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
     before = ops.sub(ops.add(last, 1), length)
     if isinstance(total, int) and isinstance(length, int):
         return before
-    prompt = ops.compare("EQ", *(ops.DimValue(d)() if isinstance(d, Dim) else ops.scalar(d) for d in (length, total)))
+    sizes = [ops.DimValue(d)() if isinstance(d, Dim) else ops.scalar(d, T.i64) for d in (length, total)]
+    prompt = ops.compare("EQ", sizes[0], sizes[1])
     return ops.where(prompt, ops.scalar(0, T.i64), before)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, Value, find_row, onnx_op, register
 from ingot.frontends.onnx.rows.attention import self_attention
+from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.quant import (
     centred,
     channels_last,
@@ -130,7 +131,10 @@ def matmul_nbits(c: Call) -> Result:
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
     if bits not in _LEVELS or c.has(4):
         raise Unsupported(f"{bits}-bit blocks" if bits not in _LEVELS else "a permutation of the rows")
-    blocks, dtype = -(-k // block), _LEVELS[bits]
+    blocks, dtype = -(-k // max(block, 1)), _LEVELS[bits]
+    whole = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
+    if not whole or c.array(1).dtype != np.uint8:
+        raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
     packed = c.array(1).reshape(n, blocks, -1)
     levels = deferred(T.TensorType(dtype, (n, blocks, block)), lambda: _unpacked(packed, bits, block))
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
@@ -155,7 +159,7 @@ def gather_block_quantized(c: Call) -> Result:
     if bits not in _LEVELS or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
         raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
     count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
-    blocks = scales.shape[-1]
+    (blocks,) = ints_of(scales.shape[-1:], "the blocks of a row")
     default = 1 << (bits - 1) if table.dtype == np.uint8 else 0
     zero = _rows_of(c.array(3), axis, at, bits, blocks) if c.has(3) else ops.scalar(default, T.u8)
     if not c.has(3) and table.dtype == T.i4.numpy:
