@@ -171,8 +171,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.15, help="length of a burst")
     parser.add_argument("--no-deploy", action="store_true", help="skip saving and loading artifacts")
     parser.add_argument("--limit", type=float, default=900, help="seconds that one step of one peer may take")
-    parser.add_argument("--quantized", choices=("static", "dynamic"), default="", metavar="STYLE",
-                        help="models in 8 bits, static or dynamic (benchmarks/quantize.py)")  # fmt: skip
+    parser.add_argument("--quantized", choices=("static", "dynamic", "weights"), default="", metavar="STYLE",
+                        help="models in 8 bits, or of weights in 4 (benchmarks/quantize.py)")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     return parser.parse_args(arguments)
 

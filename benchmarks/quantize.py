@@ -1,7 +1,8 @@
-"""Models of the zoo in 8 bits, as ONNX Runtime's quantizer makes them: what its users deploy.
+"""Models of the zoo in 8 and 4 bits, as ONNX Runtime's quantizer makes them: what its users deploy.
 
 static: activations in u8, calibrated on two seeded inputs, weights in i8 with a scale for each output channel, as
 QuantizeLinear and DequantizeLinear around each op. dynamic: matmuls alone, activations by their range in each call.
+weights: those of matmuls alone, in 4 bits, blocks of 32 with a scale each (MatMulNBits), activations as they are.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnxruntime.quantization import (  # pyright: ignore[reportMissingImports]
     CalibrationDataReader,
     QuantFormat,
     QuantType,
     quantize_dynamic,
     quantize_static,
+)
+from onnxruntime.quantization.matmul_nbits_quantizer import (  # pyright: ignore[reportMissingImports]
+    MatMulNBitsQuantizer,
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process  # pyright: ignore[reportMissingImports]
 
@@ -46,6 +51,10 @@ def quantized(model: zoo.Model, style: str) -> Path:
         quant_pre_process(model.to_onnx(), plain, skip_symbolic_shape=True)
         if style == "dynamic":
             quantize_dynamic(plain, target, weight_type=QuantType.QInt8)
+        elif style == "weights":
+            quantizer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
+            quantizer.process()
+            quantizer.model.save_model_to_file(str(target))
         else:
             quantize_static(
                 plain, target, _Seeded(model), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
