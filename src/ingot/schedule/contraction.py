@@ -28,7 +28,7 @@ from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.levels import LevelPanels, Place
-from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write
+from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write, one_by_one
 from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.row_loads import Columns, RowLoads
 from ingot.schedule.tile import Plan, pieces
@@ -394,17 +394,33 @@ class Nest:
             clear(block)
         else:
             block.when(columns.first, clear, resume)
+        ahead = self._ahead(block, columns, tile)
+        if self.fetch is not None and columns.last is None:
+            self._fetch_rows(block, columns, tile, self.fetch)
+        self._products(block, columns, tile, acc, bv, ahead)
+        if columns.last is None:
+            self._epilogue(block, columns, tile, acc)
+        else:
+            block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
+
+    def _ahead(self, block: Block, columns: Columns, tile: _Tile) -> Expr | None:
+        """Where the tile's share of the next panel begins, which it prefetches."""
+        if columns.ahead is None:
+            return None
+        share = self._ahead_per_k()
+        # tiles beyond the panel's end prefetch its last part again, which costs nothing
+        most = ceildiv(columns.width, share) - 1
+        number = k.binary("div", tile.row, integer(self.plan.width))
+        part = k.binary("min", number, dim_expr(most))
+        turns = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
+        return block.let(add(columns.ahead, mul(part, dim_expr(turns * share))), "pf")
+
+    def _products(
+        self, block: Block, columns: Columns, tile: _Tile, acc: Buffer, bv: Buffer, ahead: Expr | None
+    ) -> None:
+        """The loops over k."""
         each = self.c.per_lane
         step: DimLike = columns.width  # between neighbouring k of a packed panel
-        ahead = None
-        if columns.ahead is not None:
-            share = self._ahead_per_k()
-            # tiles beyond the panel's end prefetch its last part again, which costs nothing
-            most = ceildiv(columns.width, share) - 1
-            number = k.binary("div", tile.row, integer(self.plan.width))
-            part = k.binary("min", number, dim_expr(most))
-            turns = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
-            ahead = block.let(add(columns.ahead, mul(part, dim_expr(turns * share))), "pf")
 
         def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
             axis = axes[0]
@@ -439,13 +455,7 @@ class Nest:
             if rest:
                 once(b, dim_expr(extent - rest), rest)
 
-        if self.fetch is not None and columns.last is None:
-            self._fetch_rows(block, columns, tile, self.fetch)
         nest(block, self.reduce, tile.a, columns.base, ZERO)
-        if columns.last is None:
-            self._epilogue(block, columns, tile, acc)
-        else:
-            block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
 
     def _turns(self, block: Block, tile: _Tile, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
         """The turns of a window's loop in which some row of the tile reads more than padding."""
@@ -586,13 +596,4 @@ class Nest:
         return (k.ramp(n, lanes) if lanes > 1 else n), None
 
 
-def one_by_one(block: Block, before: Index, n: Expr, value: Expr, columns: DimLike, write: Write) -> None:
-    """Write a vector from column n on that may go beyond the last one, without mask registers: through memory, one
-    column at a time."""
-    spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
-    block.store(spill, ZERO, value)
-    end = k.binary("min", add(n, integer(value.lanes)), dim_expr(columns))
-    block.loop("n", n, end, 1, lambda b, e: write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
-
-
-__all__ = ["Nest", "emit_contraction", "one_by_one"]
+__all__ = ["Nest", "emit_contraction"]

@@ -26,12 +26,11 @@ from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import static_shape
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
-from ingot.schedule.contraction import one_by_one
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.schedule.loops import Loops, contiguous_last
 from ingot.schedule.lowered import Pack
 from ingot.schedule.machine import STREAM, Machine
-from ingot.schedule.operands import Index, Operand, Write
+from ingot.schedule.operands import Index, Operand, Write, one_by_one
 from ingot.schedule.pack import stepped
 from ingot.schedule.tile import least_cycles
 from ingot.schedule.transpose import fold_lanes

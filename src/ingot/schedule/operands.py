@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.schedule.block import Block
+from ingot.schedule.index import ZERO, add, dim_expr
 
 Index = tuple[Expr, ...]
 Write = Callable[[Block, Index, Expr, Expr | None], None]
@@ -58,4 +60,13 @@ class Levels:
         return self.words
 
 
-__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write"]
+def one_by_one(block: Block, before: Index, n: Expr, value: Expr, columns: DimLike, write: Write) -> None:
+    """Write a vector from column n on that may go beyond the last one, without mask registers: through memory, one
+    column at a time."""
+    spill = block.alloc("spill", value.dtype, value.lanes, stack=True)
+    block.store(spill, ZERO, value)
+    end = k.binary("min", add(n, integer(value.lanes)), dim_expr(columns))
+    block.loop("n", n, end, 1, lambda b, e: write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
+
+
+__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write", "one_by_one"]

@@ -97,18 +97,8 @@ class _Scattering:
         outer = [d for d in self.own if d != axis]
         rows = product(shape[d] for d in outer)
         columns: DimLike = 1 if axis is None else shape[axis]
-        depth = max(1, estimate(product(shape[d] for d in serial)))
-        # columns of a chunk: whole vectors, enough work, and no more chunks than help
-        block = max(64, CHUNK // depth)
-        if isinstance(columns, int):
-            share = -(-columns * max(1, estimate(rows)) // (8 * self.machine.threads))
-            block = max(64, min(columns, max(block, share)))
-        block = -(-block // 64) * 64
+        run, block = self._chunk(rows, columns, max(1, estimate(product(shape[d] for d in serial))))
         blocks = ceildiv(columns, block)
-        # rows of a chunk, where they are many and short
-        run = max(1, CHUNK // (depth * max(1, estimate(columns)))) if blocks == 1 else 1
-        if isinstance(rows, int):
-            run = max(1, min(run, rows // (4 * self.machine.threads)))
         part = top.let(k.binary("rem", chunk, dim_expr(blocks)), "part")
         low = top.let(k.mul(part, integer(block)), "low")
         top.multiples[getattr(low, "name", "")] = 64
@@ -153,6 +143,20 @@ class _Scattering:
         chunks = dim_expr(ceildiv(rows, run) * blocks)
         kernel = Kernel("scatter", self.operands.params, self.dims, chunk, chunks, top.body)
         return Step(kernel, self.operands.args)
+
+    def _chunk(self, rows: DimLike, columns: DimLike, depth: int) -> tuple[int, int]:
+        """(rows, columns) of a chunk, each with `depth` updates."""
+        # whole vectors, enough work, and no more chunks than help
+        block = max(64, CHUNK // depth)
+        if isinstance(columns, int):
+            share = -(-columns * max(1, estimate(rows)) // (8 * self.machine.threads))
+            block = max(64, min(columns, max(block, share)))
+        block = -(-block // 64) * 64
+        # several rows, where they are many and short
+        run = max(1, CHUNK // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
+        if isinstance(rows, int):
+            run = max(1, min(run, rows // (4 * self.machine.threads)))
+        return run, block
 
     def _axis(self, shape: tuple[DimLike, ...]) -> int | None:
         """The dimension of the updates that lines run along: one in which they lie side by side and do not meet."""
