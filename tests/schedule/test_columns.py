@@ -12,11 +12,13 @@ from ingot.ir.dims import symbol
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType, bf16, f32, f64, i8
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.schedule.machine import AVX512
 from ingot.schedule.reduction import lower_rows
-from ingot.schedule.row_loops import WIDE
+from ingot.schedule.row_loops import WIDE, columns_near
+from ingot.schedule.rows import rows_of
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
 both = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -99,3 +101,35 @@ def test_columns_from_memory_ask_for_the_next() -> None:
         (step,) = lower_rows(graph, lay, lay, replace(AVX512, l3=l3)).steps
         asked[l3] = show_kernel(step.kernel).count("prefetch")
     assert asked == {64: 3 * WIDE, 1 << 30: 0}
+
+
+@both
+@pytest.mark.parametrize("dtype", [f32, bf16, f64, i8], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_columns_folded_in_a_cache(dtype: DType, threads: int, machine) -> None:
+    """Long lines from memory: whole and cut pieces, several, fewer lines than are read at once, parts, none."""
+    machine = replace(machine, l3=64, threads=threads)
+    for shape, dims in (
+        ((9, 4096), (0,)), ((41, 4999), (0,)), ((3, 7, 2101), (1,)), ((2, 3, 9, 2100), (0, 2)),
+        ((0, 4096), (0,)), ((900, 2112), (0,)),
+    ):  # fmt: skip
+        x = (np.random.default_rng(sum(shape)).standard_normal(shape) * 9).astype(dtype.numpy)
+        if x.size and dtype.is_float:
+            x.reshape(-1)[[3, 7, 11, -1]] = np.nan, np.inf, -np.inf, 6e4
+        (a,) = inputs_like([x])
+        for tree in (op.reduce_sum(a, dims), op.sub(op.reduce_max(a, dims), op.cast(op.reduce_sum(a, dims), dtype))):
+            check(Graph((a,), (tree,)), [x], machine=machine, rtol=1e-2 if dtype == bf16 else 4e-6)
+
+
+def test_which_columns_are_folded_in_a_cache() -> None:
+    """Of long lines from memory that nothing reads again."""
+    for shape, tree, near in (
+        ((6144, 4096), "sum", True), ((6144, 64), "sum", False), ((60, 4096), "sum", False),
+        ((1 << 10, 32, 1 << 12), "sum", True), ((6144, 4096), "variance", False), ((6144, 4096), "centred", False),
+    ):  # fmt: skip
+        (a,) = inputs_like([np.broadcast_to(np.float32(0), shape)])
+        made = op.reduce_sum(a, len(shape) - 2) if tree == "sum" else TREES[tree](a, len(shape) - 2)
+        body = Graph((a,), (made,))
+        rows = rows_of(body)
+        assert rows is not None
+        assert (columns_near(body, rows, AVX512) is not None) == near

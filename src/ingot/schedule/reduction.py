@@ -17,7 +17,7 @@ from ingot.schedule.joined import box_inside, join_box, reshapes
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for, lower_pointwise
-from ingot.schedule.row_loops import WIDE, RowLoops
+from ingot.schedule.row_loops import WIDE, RowLoops, columns_near
 from ingot.schedule.row_parts import Cut, join_parts
 from ingot.schedule.rows import Rows, reductions_of, rows_of
 from ingot.support.errors import CompileError
@@ -25,6 +25,7 @@ from ingot.support.errors import CompileError
 Lower = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
 
 PART = 4096  # elements that a part of a row should have at least
+PART_LINES = 64  # lines of columns, where these are folded in a cache
 
 
 def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
@@ -32,12 +33,13 @@ def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
     a core's cache before."""
     rest = product(rows.shape[d] for d in rows.reduced)
     outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
-    columns = 1 if rows.horizontal else WIDE * lanes_for(body, machine)
+    near = columns_near(body, rows, machine)
+    columns = 1 if rows.horizontal else near or WIDE * lanes_for(body, machine)
     across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
-    units, goal = estimate(outer) * across, 4 * machine.threads
+    units, goal = estimate(outer) * across, (16 if near else 4) * machine.threads
     if not isinstance(rest, int):
         return None
-    least, shortest = -(-goal // max(units, 1)) if machine.threads > 1 else 1, PART
+    least, shortest = -(-goal // max(units, 1)) if machine.threads > 1 else 1, PART_LINES if near else PART
     nbytes = rest * columns * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=0)
     if again and nbytes > machine.l2 and comes_from_memory(body, machine):
         least, shortest = max(least, -(-4 * nbytes // machine.l2)), PART // columns

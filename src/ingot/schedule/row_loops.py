@@ -12,32 +12,55 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import DType, boolean
 from ingot.ops import ArgReduce
+from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import AHEAD, Operands, body_dims, comes_from_memory, leaves_caches, symbol_params
-from ingot.schedule.chunks import CHUNK, LONG, STREAMED, Line
+from ingot.schedule.chunks import CHUNK, LONG, STREAMED, Line, vector_loop
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
 from ingot.schedule.fold import Fold, accumulator, combining, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
+from ingot.schedule.pointwise import lanes_for
 from ingot.schedule.row_columns import dense_rows, in_columns, read_columns
 from ingot.schedule.row_passes import RowPasses, Visit
-from ingot.schedule.rows import Rows
+from ingot.schedule.rows import Rows, reductions_of
 from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
 from ingot.schedule.transpose import fold_lanes
 
 SHORT = 16  # vectors of a row up to which folding the lanes of one counts
+TOGETHER = 16  # bytes of a column that are read together where the folds of columns lie in a cache
+NEXT = 512  # bytes along a line that are asked for ahead there
 WIDE = 8  # vectors of neighbouring rows that are read together where the reduced dimension is an outer one
+
+
+def columns_near(body: Graph, rows: Rows, machine: Machine) -> int | None:
+    """How many columns to fold in the first-level cache, so that lines from memory are read from end to end; None where
+    lines are short, or passes that read them again."""
+    found, lanes = reductions_of(body), lanes_for(body, machine)
+    if rows.horizontal or lanes == 1 or not comes_from_memory(body, machine):
+        return None
+    if any(isinstance(n.op, ArgReduce) or boolean in (n.dtype, n.inputs[0].dtype) for n in found):
+        return None
+    # so many operations for each element that registers do better
+    slow = any(reduction(n).kind in ("max", "min") and accumulator(d := n.inputs[0].dtype) != d for n in found)
+    waiting = any(n in found for r in found for n in topological([r.inputs[0]]))
+    extent = estimate(rows.shape[rows.axis])
+    line = extent * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=4)
+    if slow or waiting or line < 4 * NEXT or any(n.shape == rows.shape for n in body.outputs):
+        return None
+    most = machine.l1 // 2 // sum(accumulator(n.inputs[0].dtype).nbytes for n in found)
+    return -(-extent // -(-extent // most) // lanes) * lanes
 
 
 class RowLoops(RowPasses):
@@ -54,6 +77,10 @@ class RowLoops(RowPasses):
         # the vectors of the last turn, where those of the others do not go into the extent
         self.last = several % self.across if isinstance(extent, int) else 0
         self.columns = 1 if rows.horizontal else self.lanes * self.across
+        near = columns_near(body, rows, machine)
+        self.near = near is not None
+        if near is not None:
+            self.columns, self.last = near, 0
         self.stream = leaves_caches(body, machine)
         self.lines: dict[int, Buffer] = {}  # results of rows whose passes are done in turn
 
@@ -86,6 +113,9 @@ class RowLoops(RowPasses):
         def visit(block: Block, at: Expr, across: int) -> None:
             # values that are bound in one branch are none of another's
             self.em, self.scratch = self.operands.emitter(self.body, self.ins), 0
+            if self.near:
+                self._columns_near(block, at)
+                return
             self.visits, far = self._visits(block, at, across), self._ahead()
             self.next = self._visits(block, k.add(at, integer(far)), across) if far else ()
             self._row(block)
@@ -119,14 +149,8 @@ class RowLoops(RowPasses):
 
     def _visits(self, block: Block, turn: Expr, across: int) -> tuple[Visit, ...]:
         """The row of a turn, or its vectors of rows side by side: `across` of them."""
-        rows, lanes, number = self.rows, self.lanes, ZERO
-        if not rows.horizontal:
-            blocks = dim_expr(self._blocks())
-            number = block.let(k.binary("rem", turn, blocks), "vb")
-            turn = block.let(k.binary("div", turn, blocks), "row")
-        outer = [d for d in rows.kept if d != rows.axis]
-        coordinates = ix.delinearize(turn, tuple(rows.shape[d] for d in outer), block.multiples) if outer else ()
-        index = {d: block.let(e, "i") for d, e in zip(outer, coordinates, strict=True)}
+        rows, lanes = self.rows, self.lanes
+        number, index = self._place(block, turn)
         if rows.horizontal:
             return (Visit(tuple(index[d] for d in rows.kept)),)
         extent, found = rows.shape[rows.axis], list[Visit]()
@@ -140,6 +164,76 @@ class RowLoops(RowPasses):
                 mask = block.let(k.binary("lt", at, dim_expr(extent)), "live")
             found.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept), mask))
         return tuple(found)
+
+    def _place(self, block: Block, turn: Expr) -> tuple[Expr, dict[int, Expr]]:
+        """The number of a turn's columns, and its coordinates in the other kept dimensions."""
+        rows, number = self.rows, ZERO
+        if not rows.horizontal:
+            blocks = dim_expr(self._blocks())
+            number = block.let(k.binary("rem", turn, blocks), "vb")
+            turn = block.let(k.binary("div", turn, blocks), "row")
+        outer = [d for d in rows.kept if d != rows.axis]
+        coordinates = ix.delinearize(turn, tuple(rows.shape[d] for d in outer), block.multiples) if outer else ()
+        return number, {d: block.let(e, "i") for d, e in zip(outer, coordinates, strict=True)}
+
+    def _columns_near(self, block: Block, turn: Expr) -> None:
+        """Columns whose folds lie in the first-level cache, several lines at a time."""
+        rows, lanes = self.rows, self.lanes
+        together = max(1, TOGETHER // max((n.dtype.nbytes for n in self._streams()), default=4))
+        number, outer = self._place(block, turn)
+        low = block.let(k.mul(number, integer(self.columns)), "lo")
+        high = block.let(k.binary("min", k.add(low, integer(self.columns)), dim_expr(rows.shape[rows.axis])), "hi")
+        folds = {n: self.room(block, accumulator(n.inputs[0].dtype), self.columns) for n in self.found}
+
+        def each(b: Block, body: Callable[[Block, Index, Expr, Expr | None], None]) -> None:
+            def vector(c: Block, at: Expr, mask: Expr | None) -> None:
+                row = tuple(at if d == rows.axis else outer[d] for d in rows.kept)
+                body(c, row, k.ramp(ix.sub(ix.first_lane(at), low), at.lanes), mask)
+
+            vector_loop(b, low, high, lanes, self.machine, vector, multiple=lanes)
+
+        def start(b: Block, row: Index, place: Expr, mask: Expr | None) -> None:
+            for n, buffer in folds.items():
+                zero = Lit(buffer.dtype, place.lanes, identity_of(reduction(n).kind, buffer.dtype))
+                store_at(b, buffer, place, zero, mask)
+
+        def lines(b: Block, at: tuple[Expr, ...], count: int) -> None:
+            def fold(c: Block, row: Index, place: Expr, mask: Expr | None) -> None:
+                for stream, i in itertools.product(self._streams() if mask is None else (), range(count)):
+                    far = integer(NEXT // stream.dtype.nbytes)
+                    ahead = tuple(ix.add(e, far) if d == rows.axis else e for d, e in zip(rows.kept, row, strict=True))
+                    self._prefetch(c, stream, (*at[:-1], ix.add(at[-1], integer(i))), ahead)
+                for n, buffer in folds.items():
+                    values = [load_at(c, buffer, place, mask)]
+                    for i in range(count):
+                        index = self.full_index((*at[:-1], ix.add(at[-1], integer(i))), row)
+                        value = self.em.value(c, n.inputs[0], index, mask)
+                        values.append(k.splat(k.cast(value, buffer.dtype), place.lanes))
+                    fn = combining(reduction(n).kind, buffer.dtype)
+                    store_at(c, buffer, place, reduce(lambda x, y: c.let(k.binary(fn, y, x)), values), mask)
+
+            each(b, fold)
+
+        def nest(b: Block, at: tuple[Expr, ...]) -> None:
+            extent = rows.shape[rows.reduced[len(at)]]
+            if len(at) + 1 < len(rows.reduced):
+                b.loop("k", 0, extent, 1, lambda c, e: nest(c, (*at, e)))
+                return
+            whole = b.let(k.mul(k.binary("div", dim_expr(extent), integer(together)), integer(together)), "m")
+            b.loop("k", 0, whole, together, lambda c, e: lines(c, (*at, e), together))
+            b.loop("k", whole, extent, 1, lambda c, e: lines(c, (*at, e), 1))
+
+        def finish(b: Block, row: Index, place: Expr, mask: Expr | None) -> None:
+            self.em, self.visits = self.operands.emitter(self.body, self.ins), (Visit(row, mask),)
+            for n, buffer in folds.items():
+                result = b.let(k.cast(load_at(b, buffer, place, mask), n.dtype), "red")
+                self.em.bind(n, self.row_leaf(b, n, [result]))
+            for i, root in enumerate(self.body.outputs):
+                self._store_row(b, i, root)
+
+        each(block, start)
+        nest(block, ())
+        each(block, finish)
 
     def _together(self) -> Callable[[Block, Expr], None] | None:
         """A way to do as many short rows at once as a vector has lanes, from a given one on."""
@@ -359,4 +453,4 @@ class RowLoops(RowPasses):
             store_at(block, self.operands.outs[i], flat, value, visit.mask, stream=self.stream)
 
 
-__all__ = ["WIDE", "RowLoops"]
+__all__ = ["WIDE", "RowLoops", "columns_near"]
