@@ -16,6 +16,7 @@ from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import DType, bf16, boolean, f16, f32, i8, i64
 from ingot.ops import Tanh
 from ingot.ops import build as op
+from ingot.ops.nn.resize import PadMode
 from ingot.ops.nn.softmax import Softmax
 from ingot.schedule.joined import join_dims
 from ingot.schedule.machine import AVX512
@@ -413,7 +414,7 @@ def test_a_reduction_over_everything_feeds_all_threads() -> None:
 
 @both
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("sizes", [(3, 5, 1), (16, 32), (0, 4), (17, 16)])
+@pytest.mark.parametrize("sizes", [(3, 5, 1), (16, 32), (0, 4), (17, 16), (3, 61, 2), (1, 33, 0, 40)])
 def test_concats(sizes: tuple[int, ...], axis: int, machine) -> None:
     """Of inputs, and of values that are computed on the way, read by what follows in the same kernel."""
     xs = [values(*(n if d == axis else 19 for d in range(3))) for n in sizes]
@@ -428,6 +429,25 @@ def test_concats(sizes: tuple[int, ...], axis: int, machine) -> None:
         symbols = {i: (symbol(f"n{i}"), 19, 19) for i, x in enumerate(xs) if len(x)}
     dynamic = inputs_like(xs, symbols)
     check(Graph(tuple(dynamic), (op.apply(Tanh(), op.concat(dynamic, axis)),)), xs, machine=machine)
+
+
+@both
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_images_padded_from_their_own_elements(mode: str, machine) -> None:
+    """Lines longer and shorter than vectors, pads on one side, as long as lines and longer; symbolic lines."""
+    for shape, low, high in (
+        ((2, 3, 9, 41), (0, 0, 1, 1), (0, 0, 1, 1)), ((2, 5, 64), (0, 0, 3), (0, 2, 0)), ((3, 70), (0, 69), (2, 69)),
+        ((2, 1, 20), (0, 0, 19), (0, 0, 1)), ((3, 7), (2, 20), (1, 9)), ((2, 40), (0, -3), (1, 5)),
+        ((0, 40), (0, 2), (0, 1)),
+    ):  # fmt: skip
+        x = values(*shape)
+        (a,) = inputs_like([x])
+        padded = PadMode(low, high, mode).lower(a)
+        check(Graph((a,), (padded,)), [x], machine=machine)
+        check(Graph((a,), (op.add(Tanh()(padded), 1.0),)), [x], machine=machine)
+    x = values(3, 45)
+    (a,) = inputs_like([x], {0: (3, symbol("n"))})
+    check(Graph((a,), (PadMode((1, 2), (0, 1), mode).lower(a),)), [x], machine=machine)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, mod
+from ingot.ir.dims import DimLike, estimate, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
@@ -320,12 +320,22 @@ def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None)
 
 
 def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
+    op, pieces = node.op, node.inputs
     assert isinstance(op, ops.Concat)
-    axis = op.dimension
-    if len(node.inputs) > 1 and _in_one_piece(block, node.inputs, index[axis], axis):
+    if not pieces:
+        raise CompileError("concat of nothing")
+    at = index[op.dimension]
+    if len(pieces) > 1 and _in_one_piece(block, pieces, at, op.dimension):
         return _chosen(em, block, node, index, mask)
-    start: DimLike = 0
+    sizes = [estimate(x.shape[op.dimension]) for x in pieces]
+    if len(pieces) > 1 and isinstance(at, Ramp) and at.step == 1 and max(sizes) >= 2 * at.lanes:
+        return _mostly(em, block, node, index, mask, sizes.index(max(sizes)))
+    return _by_masks(em, block, node, index, mask)
+
+
+def _by_masks(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    """A concat's value lane by lane: each piece is read where it is."""
+    axis, start = _axis(node), 0
     result: Expr | None = None
     for x in node.inputs:
         at = ix.sub(index[axis], dim_expr(start))
@@ -335,8 +345,7 @@ def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
         value = em.value(block, x, (*index[:axis], at, *index[axis + 1 :]), both(mask, here))
         result = value if result is None else block.let(k.select(here, value, result))
         start = start + x.shape[axis]
-    if result is None:
-        raise CompileError("concat of nothing")
+    assert result is not None
     return result
 
 
@@ -348,15 +357,51 @@ def _in_one_piece(block: Block, pieces: Sequence[Node], at: Expr, axis: int) -> 
     return aligned and all(isinstance(n := x.shape[axis], int) and n % at.lanes == 0 for x in pieces[:-1])
 
 
+def _axis(concat: Node) -> int:
+    assert isinstance(concat.op, ops.Concat)
+    return concat.op.dimension
+
+
+def _starts(concat: Node) -> list[DimLike]:
+    """Where its pieces start, and where the last one ends."""
+    return list(itertools.accumulate((x.shape[_axis(concat)] for x in concat.inputs), initial=0))
+
+
+def _all_lanes(index: Index, mask: Expr | None) -> int:
+    """A scalar position under a mask of many lanes is read in as many."""
+    return max(e.lanes for e in (*index, *(() if mask is None else (mask,))))
+
+
+def _moved(block: Block, index: Index, axis: int, by: DimLike) -> Index:
+    """The index `by` further up along `axis`, by a name of this block's own, so that no load moves out of it."""
+    first, own = ix.first_lane(index[axis]), block.fresh("at")
+    block.stmts.append(k.Let(own, k.sub(first, dim_expr(by))))
+    return (*index[:axis], k.ramp(own, index[axis].lanes), *index[axis + 1 :])
+
+
+def _mostly(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, piece: int) -> Expr:
+    """A concat's value where most vectors lie in one long `piece`: these are plain reads, the others masked."""
+    axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
+    result, first = block.alloc("concat", node.dtype, 1, lanes=lanes), ix.first_lane(index[axis])
+    behind = k.add(first, integer(index[axis].lanes))
+    inside = [k.binary("ge", first, dim_expr(starts[piece]))] if piece else []
+    inside += [k.binary("le", behind, dim_expr(starts[piece + 1]))] if piece + 1 < len(node.inputs) else []
+
+    def plain(b: Block) -> None:
+        value = em.value(b, node.inputs[piece], _moved(b, index, axis, starts[piece]), mask)
+        b.store(result, ZERO, k.splat(value, lanes))
+
+    def masked(b: Block) -> None:
+        b.store(result, ZERO, k.splat(_by_masks(em, b, node, _moved(b, index, axis, 0), mask), lanes))
+
+    block.when(inside[0] if len(inside) == 1 else k.binary("and", *inside), plain, masked)
+    return block.let(k.load(result, ZERO), "c")
+
+
 def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     """A concat's value by branches: loads that are off are slow where they would fall outside of mapped memory."""
-    op = node.op
-    assert isinstance(op, ops.Concat)
-    axis = op.dimension
-    # a scalar position under a mask of many lanes is read in as many
-    lanes = max(e.lanes for e in (*index, *(() if mask is None else (mask,))))
+    axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
     first = ix.first_lane(index[axis])
-    starts = list(itertools.accumulate((x.shape[axis] for x in node.inputs), initial=0))
     known = [at for at in starts if isinstance(at, int)]
     if isinstance(first, Lit) and len(known) == len(starts):
         piece = max(i for i, at in enumerate(known[:-1]) if at <= first.value)
@@ -371,13 +416,9 @@ def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
             below = k.binary("lt", first, dim_expr(starts[middle]))
             b.when(below, lambda c: among(c, low, middle), lambda c: among(c, middle, high))
             return
-        # a name of this branch's own, so that no load moves out of it
-        own = b.fresh("at")
-        b.stmts.append(k.Let(own, k.sub(first, dim_expr(starts[low]))))
-        b.multiples[own.name] = index[axis].lanes
-        at = k.ramp(own, index[axis].lanes)
-        value = em.value(b, node.inputs[low], (*index[:axis], at, *index[axis + 1 :]), mask)
-        b.store(result, ZERO, k.splat(value, lanes))
+        at = _moved(b, index, axis, starts[low])
+        b.multiples[getattr(ix.first_lane(at[axis]), "name", "")] = index[axis].lanes
+        b.store(result, ZERO, k.splat(em.value(b, node.inputs[low], at, mask), lanes))
 
     among(block, 0, len(node.inputs))
     return block.let(k.load(result, ZERO), "c")

@@ -17,6 +17,7 @@ from ingot.ir.dims import Dim, DimLike, divides, negative
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
 from ingot.ops.core.base import check_count, check_dims, finish, known
+from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 
@@ -415,9 +416,35 @@ class PadMode(Op):
             size = x.shape[axis]
             if low == 0 and high == 0:
                 continue
-            out = size + low + high
-            x = t.take(x, self._source(size, low, out), axis)
+            pieces = self._pieces(x, axis, low, high)
+            x = t.concat(pieces, axis) if pieces else t.take(x, self._source(size, low, size + low + high), axis)
         return x.node
+
+    def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:
+        """x between what lies before and behind it along `axis`: lines that are copied, where a lookup would gather.
+        Nothing where it would take more than one piece on a side, or sizes are not known."""
+        size = x.shape[axis]
+        if not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int) or min(low, high) < 0:
+            return []
+
+        def part(start: int, stop: int) -> Term:
+            piece = x.slice(axis, start, stop)
+            return piece.map(Reverse((axis,))) if self.mode == "reflect" else piece
+
+        def edge(at: int, count: int) -> Term:
+            shape = tuple(count if d == axis else n for d, n in enumerate(x.shape))
+            return x.slice(axis, at, at + 1).broadcast(shape)
+
+        match self.mode:
+            case "edge" if size > 0:
+                around = edge(0, low), edge(size - 1, high)
+            case "wrap" if max(low, high) <= size:
+                around = part(size - low, size), part(0, high)
+            case "reflect" if max(low, high) < size:
+                around = part(1, low + 1), part(size - 1 - high, size - 1)
+            case _:
+                return []
+        return [p for p in (around[0], x, around[1]) if p.shape[axis] != 0]
 
     @classmethod
     def samples(cls) -> Samples:
