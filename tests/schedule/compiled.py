@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
@@ -23,6 +24,11 @@ HOST = host_features()
 NATIVE = machine_of(HOST.arch, HOST.features, 2)
 # the schedules of a narrow machine run on any x86 that has its vectors
 MACHINES = [NATIVE] + ([replace(AVX2, threads=2)] if "avx512f" in HOST.features else [])
+
+
+def slow(*values: object) -> list[object]:
+    """Values of a parameter that only the slow set takes."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def fuse_all(graph: Graph) -> Graph:
