@@ -215,7 +215,7 @@ def test_arg_reductions_of_types_and_values(kind: str, last: bool, machine) -> N
 
 
 @both
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", [True, *slow(False)])
 def test_long_arg_reductions(last: bool, machine) -> None:
     """Cut in parts: the first or the last of the parts with the best value counts."""
     for shape, axis in (((1, 65536), 1), ((2, 49152), 1), ((131072,), 0), ((65536, 3), 0), ((1, 50257), 1)):
