@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Const, Node, topological
 from ingot.ir.types import boolean
 
 
@@ -23,13 +23,19 @@ def is_constant(node: Node) -> bool:
     return isinstance(node.op, Const)
 
 
+def results_of(node: Node) -> tuple[np.ndarray, ...]:
+    """The results of a node that is computed from constants alone; what is on the way is made once."""
+    values: dict[Node, tuple[np.ndarray, ...]] = {}
+    with np.errstate(all="ignore"):
+        for n in topological([node]):
+            got = n.op.value if isinstance(n.op, Const) else n.op.reference(*(values[i][0] for i in n.inputs))
+            values[n] = tuple(np.asarray(r) for r in (got if isinstance(got, tuple) else (got,)))
+    return values[node]
+
+
 def value_of(node: Node) -> np.ndarray:
-    """The value of a node that is computed from constants alone."""
-    if isinstance(node.op, Const):
-        return node.op.value
-    result = node.op.reference(*map(value_of, node.inputs))
-    assert isinstance(result, np.ndarray)
-    return result
+    """The first, or only, of `results_of`."""
+    return results_of(node)[0]
 
 
 def is_finite(mask: Node) -> bool:

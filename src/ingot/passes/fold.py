@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ingot import ops
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferred, topological
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
 from ingot.ops.core.base import Category, category
+from ingot.passes.constants import results_of, value_of
 
 # A result of this size may always be kept: shape arithmetic, position ids.
 SMALL = 4096
@@ -54,8 +53,8 @@ class _Folder:
             return None
         self.budget -= size
         if size > DEFERRED and len(n.types) == 1:
-            return deferred(n.type, lambda: _results(n)[0], n.loc)
-        results = tuple(const(r, loc=n.loc) for r in _results(n))
+            return deferred(n.type, lambda: value_of(n), n.loc)
+        results = tuple(const(r, loc=n.loc) for r in results_of(n))
         return results[0] if len(results) == 1 else results
 
     def is_known(self, n: Node) -> bool:
@@ -86,13 +85,3 @@ def _nbytes(t: TensorType) -> int:
     size = t.nbytes
     assert isinstance(size, int)
     return size
-
-
-def _results(n: Node) -> tuple[np.ndarray, ...]:
-    """The values of `n`; those of ops on the way are made once each."""
-    values: dict[Node, tuple[np.ndarray, ...]] = {}
-    with np.errstate(all="ignore"):
-        for m in topological([n]):
-            got = m.op.value if isinstance(m.op, Const) else m.op.reference(*(values[i][0] for i in m.inputs))
-            values[m] = tuple(np.asarray(r) for r in (got if isinstance(got, tuple) else (got,)))
-    return values[n]

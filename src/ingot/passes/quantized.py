@@ -117,7 +117,7 @@ def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
     if not isinstance(n.op, ops.Dequantize):
         return n.with_inputs(inputs)
     if all(map(is_constant, inputs)):
-        return deferred(n.type, lambda: n.op.reference(*map(value_of, inputs)), n.loc)  # type: ignore[arg-type]
+        return deferred(n.type, lambda: value_of(n.with_inputs(inputs)), n.loc)
     lowered = n.op.lower(*inputs)
     assert isinstance(lowered, Node)
     return lowered

@@ -129,19 +129,11 @@ class _Sorting:
         run = max(1, CHUNK // work)
         if isinstance(self.rows, int):
             run = max(1, min(run, self.rows // (4 * together * self.machine.threads)))
-        # words, two copies where they are moved, and the order that further digits start from
-        sizes: list[DimLike] = [n * together] if self.network else [2 * n]
-        if len(self.digits) > 1:
-            sizes.append(n * together)
-        if self.heaped:
-            # the heap's keys and places, and the order
-            sizes = [self.kept] * 3
-        elif not self.network:
-            sizes.append(BYTES * VALUES)
         temps: list[DimLike] = []
         extra: list[Buffer] = []
         buffers: list[Buffer] = []
         scratch = 0
+        sizes = self._areas()
         for i, size in enumerate(sizes):
             if isinstance(size, int) and size <= SCRATCH:
                 buffers.append(top.alloc("area", i64, max(size, 1), scratch=scratch))
@@ -174,6 +166,16 @@ class _Sorting:
         kernel = Kernel("sort", params, dims, chunk, chunks, top.body, scratch)
         args = (*self.operands.args, *(Arg("temp", i) for i in range(len(extra))))
         return Lowered((Step(kernel, args),), tuple(temps))
+
+    def _areas(self) -> list[DimLike]:
+        """Sizes of what a row, or rows together, need: the heap's keys and places, and the order; or words, the order
+        that further digits start from, and counts."""
+        if self.heaped:
+            return [self.kept] * 3
+        orders = [self.length * self.together] if len(self.digits) > 1 else []
+        if self.network:
+            return [self.length * self.together, *orders]
+        return [2 * self.length, *orders, BYTES * VALUES]  # words are moved from one half to the other
 
     def _row(self, block: Block, r: Expr) -> Index:
         """The indices of row `r` in the dimensions that are not sorted."""

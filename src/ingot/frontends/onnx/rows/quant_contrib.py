@@ -141,8 +141,9 @@ def matmul_nbits(c: Call) -> Result:
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
         given = c.array(3)
-        wide = given.reshape(n, -1) if given.dtype == np.uint8 else given.reshape(n, blocks).astype(np.float32)
-        zeros = const((_unpacked(wide, bits, blocks) if given.dtype == np.uint8 else wide).reshape(n, blocks, 1))
+        packs = given.dtype == np.uint8
+        plain = _unpacked(given.reshape(n, -1), bits, blocks) if packs else given.astype(np.float32)
+        zeros = const(plain.reshape(n, blocks, 1))
     weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)
     y = ops.cast(ops.linear(ops.cast(x, T.f32), ops.slice_axis(weight, 1, 0, k)), x.dtype)
@@ -160,10 +161,9 @@ def gather_block_quantized(c: Call) -> Result:
         raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
     count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
     (blocks,) = ints_of(scales.shape[-1:], "the blocks of a row")
-    default = 1 << (bits - 1) if table.dtype == np.uint8 else 0
-    zero = _rows_of(c.array(3), axis, at, bits, blocks) if c.has(3) else ops.scalar(default, T.u8)
-    if not c.has(3) and table.dtype == T.i4.numpy:
-        zero = ops.scalar(8, T.u8)
+    # of i4 the sign bit is flipped, so that 0 is in the middle, too
+    default = ops.scalar(0 if table.dtype == T.u4.numpy else 1 << (bits - 1), T.u8)
+    zero = _rows_of(c.array(3), axis, at, bits, blocks) if c.has(3) else default
     scale = ops.expand_dims(ops.Take(axis)(scales, at), -1)
     q = _rows_of(table, axis, at, bits, count)
     rank = q.type.rank

@@ -393,15 +393,15 @@ def embedding_bag(
         ones = ops.Select()(padding, filled((count,), 0, i64), ones)
         rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
+    # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
+    begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
 
     def folded(kind: str, values: Node) -> Node:
         if size is not None and bags * size == count:
             return ops.Reduce(kind, (1,))(reshape(values, (bags, size, *values.shape[1:])))
-        # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
-        begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
-        bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
         initial = filled((bags, *values.shape[1:]), start if kind == "max" else 0, values.dtype)
-        return _write_rows(initial, 0, bag, values, {"sum": "add", "max": "max"}[kind])
+        return _write_rows(initial, 0, bag, values, "add" if kind == "sum" else kind)
 
     total = folded("max" if mode == 2 else "sum", rows)
     if mode == 0:
