@@ -8,12 +8,9 @@ Each engine holds the model once, in its own process, and takes bursts in turns 
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,8 +22,7 @@ from rich.table import Table  # noqa: E402
 
 from benchmarks import zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
-from benchmarks.peer_report import PeerRun  # noqa: E402
-from benchmarks.peers import Settings, prepare, start_peers  # noqa: E402
+from benchmarks.peers import Settings, running  # noqa: E402
 from ingot.debug.turns import Worker, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime"]
@@ -45,23 +41,17 @@ class Row:
 
 def measure(name: str, settings: Settings, callers: Sequence[int]) -> list[Row]:
     """The rows of one model. Raises WorkerFailed."""
-    folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
-    try:
-        prepare(name, settings, folder)
-        with ExitStack() as stack:
-            workers = start_peers(stack, settings, folder, {peer: PeerRun() for peer in settings.peers})
 
-            def each(worker: Worker) -> list[float]:
-                asked = (worker.ask(do="callers", seconds=settings.seconds, count=count) for count in callers)
-                return [answer["calls_per_s"] for answer in asked]
+    def each(worker: Worker) -> list[float]:
+        asked = (worker.ask(do="callers", seconds=settings.seconds, count=count) for count in callers)
+        return [answer["calls_per_s"] for answer in asked]
 
-            turns = in_turns(workers, settings.rounds, each)
-        return [
-            Row(name, peer, dict(zip(callers, map(statistics.median, zip(*found, strict=True)), strict=True)))
-            for peer, found in turns.items()
-        ]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running(name, settings) as workers:
+        turns = in_turns(workers, settings.rounds, each)
+    return [
+        Row(name, peer, dict(zip(callers, map(statistics.median, zip(*found, strict=True)), strict=True)))
+        for peer, found in turns.items()
+    ]
 
 
 def show(rows: Sequence[Row], callers: Sequence[int]) -> None:

@@ -13,15 +13,13 @@ more than few long ones. The mean is what throughput loses, the median and the 9
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,8 +31,7 @@ from rich.table import Table  # noqa: E402
 
 from benchmarks import zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
-from benchmarks.peer_report import PeerRun  # noqa: E402
-from benchmarks.peers import Settings, prepare, start_peers  # noqa: E402
+from benchmarks.peers import Settings, running  # noqa: E402
 from ingot.debug.turns import Worker, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino"]
@@ -91,25 +88,18 @@ class Neighbour:
 
 def measure(name: str, settings: Settings) -> list[Row]:
     """The rows of one model. Raises WorkerFailed."""
-    folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
-    try:
-        prepare(name, settings, folder)
-        with ExitStack() as stack:
-            workers = start_peers(stack, settings, folder, {peer: PeerRun() for peer in settings.peers})
-            neighbour = stack.enter_context(Neighbour())
+    with running(name, settings) as workers, Neighbour() as neighbour:
 
-            def both(worker: Worker) -> tuple[list[float], list[float]]:
-                alone = burst(worker, settings)
-                with neighbour.awake():
-                    return alone, burst(worker, settings)
+        def both(worker: Worker) -> tuple[list[float], list[float]]:
+            alone = burst(worker, settings)
+            with neighbour.awake():
+                return alone, burst(worker, settings)
 
-            turns = in_turns(workers, settings.rounds, both)
-        return [
-            Row(name, peer, [t for alone, _ in found for t in alone], [t for _, beside in found for t in beside])
-            for peer, found in turns.items()
-        ]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        turns = in_turns(workers, settings.rounds, both)
+    return [
+        Row(name, peer, [t for alone, _ in found for t in alone], [t for _, beside in found for t in beside])
+        for peer, found in turns.items()
+    ]
 
 
 def burst(worker: Worker, settings: Settings) -> list[float]:

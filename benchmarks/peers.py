@@ -16,8 +16,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,6 +79,18 @@ def start_peers(stack: ExitStack, settings: Settings, folder: Path, runs: dict[s
         runs[peer].error = started["error"]
         workers[peer] = process
     return workers
+
+
+@contextmanager
+def running(name: str, settings: Settings) -> Iterator[dict[str, Worker]]:
+    """Workers that hold model `name`, by peer. Raises WorkerFailed."""
+    folder = Path(tempfile.mkdtemp(prefix="ingot-bench-"))
+    try:
+        prepare(name, settings, folder)
+        with ExitStack() as stack:
+            yield start_peers(stack, settings, folder, {peer: PeerRun() for peer in settings.peers})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def deploy(workers: dict[str, Worker], settings: Settings, folder: Path, runs: dict[str, PeerRun]) -> None:
