@@ -9,7 +9,7 @@ from ingot.runtime import lane
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError
 from tests.runtime import models
-from tests.runtime.test_pool import run
+from tests.runtime.side_by_side import run, wrong_calls
 
 X = np.ones(1000, np.float32)
 WANT = (X + np.arange(1000, dtype=np.float32)) * 8
@@ -72,23 +72,7 @@ def test_a_refused_call_gives_its_lane_back(threads: int):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.usefixtures("four_cores")
 def test_callers_of_one_model_at_many_sizes(threads: int):
-    model = CompiledModel(models.dynamic(), threads=threads)
-    wrong: list[int] = []
-
-    def call(number: int) -> None:
-        rng = np.random.default_rng(number)
-        for _ in range(300):
-            x, z = rng.standard_normal((2, int(rng.integers(0, 3000)))).astype(np.float32)
-            y, d = model(x, z)  # type: ignore[misc]
-            if not (np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x + x)):
-                wrong.append(len(x))
-
-    callers = [threading.Thread(target=call, args=(number,)) for number in range(6)]
-    for thread in callers:
-        thread.start()
-    for thread in callers:
-        thread.join()
-    assert not wrong
+    assert not wrong_calls([CompiledModel(models.dynamic(), threads=threads)], calls=300)
 
 
 def test_lanes_in_the_child_of_a_fork():

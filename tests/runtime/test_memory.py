@@ -1,13 +1,13 @@
 import gc
 import os
 import random
-import threading
 
 import numpy as np
 import pytest
 
 from ingot.runtime.memory import Region, Request, Results, align, aligned_bytes, place
 from ingot.support.errors import IngotError
+from tests.runtime.side_by_side import in_threads
 
 
 def test_places_reuse_dead_memory():
@@ -109,9 +109,5 @@ def test_results_of_many_threads_never_share_memory():
             if not (array == number).all():
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(4, work)
     assert not wrong

@@ -14,6 +14,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import thread_count
 from ingot.support.errors import InputError
 from tests.runtime import models
+from tests.runtime.side_by_side import run, wrong_calls
 
 
 def workers() -> int:
@@ -109,40 +110,7 @@ def test_threads_that_keep_apart_stay_free_to_run_anywhere(monkeypatch: pytest.M
 
 def test_many_callers_many_models():
     """Callers of two pools and of single-thread models at once; dynamic shapes fight over one arena."""
-    moving = [CompiledModel(models.dynamic(), threads=n) for n in (1, 2, 3)]
-    wrong: list[str] = []
-
-    def call(number: int) -> None:
-        rng = np.random.default_rng(number)
-        for i in range(250):
-            model = moving[(number + i) % 3]
-            n = int(rng.integers(0, 3000))
-            x, z = rng.standard_normal((2, n)).astype(np.float32)
-            y, d = model(x, z)  # type: ignore[misc]
-            if not (np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x + x)):
-                wrong.append(f"{number} {i} {n}")
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def run(body: str, timeout: float = 60.0) -> str:
-    setup = (
-        "import os, sys, threading, time\n"
-        "import numpy as np\n"
-        "from ingot.runtime.executor import CompiledModel\n"
-        "from tests.runtime import models\n"
-        "x = np.ones(1000, np.float32)\n"
-        "want = (x + np.arange(1000, dtype=np.float32)) * 8\n"
-    )
-    command = [sys.executable, "-c", setup + body]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=models.environment())
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    assert not wrong_calls([CompiledModel(models.dynamic(), threads=n) for n in (1, 2, 3)], calls=250)
 
 
 def test_fork_makes_new_workers_in_the_child():
