@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.dims import symbol
+from ingot.ir.dims import DimLike, at_most, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType, boolean, f32, i64
 from ingot.passes.simplify import simplify
@@ -90,3 +90,32 @@ def test_what_is_added_beside_stays(hidden: float) -> None:
     found = attention(after)
     assert found.op.causal == "upper_left" and len(found.inputs) == 4  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=5)
+
+
+def test_only_zeros_are_idle() -> None:
+    """Of scores that -1e9 is added to, little or nothing is left."""
+    for value, stays in ((0.0, False), (-1e9, True), (LOWEST, True)):
+        mask = ops.full(SHAPE, value)
+        after = simplify(graph(ops.Attention("none", 0.5)(Q, K, V, mask)))
+        assert (len(attention(after).inputs) == 4) == stays
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(5, 3), (3, 5), (S, S + 2), (S + 2, S)])
+def test_a_finite_minus_infinity_hides_nothing_from_rows_that_see_no_key(rows: DimLike, cols: DimLike) -> None:
+    q, k, v = (arg(label, 1, 2, n, 4) for label, n in (("q", rows), ("k", cols), ("v", cols)))
+    row, col = (ops.Iota(TensorType(i64, (1, 1, rows, cols)), d)() for d in (2, 3))
+    seen = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
+    g = graph(ops.Attention("none", 0.5)(q, k, v, added(seen, LOWEST)))
+    after = simplify(g)
+    assert (attention(after).op.causal == "lower_right") == at_most(rows, cols)  # type: ignore[attr-defined]
+    same_values(g, after, 1e-6, s=4)
+
+
+@pytest.mark.parametrize(("low", "causal"), [(-1e4, "upper_left"), (-3e38, "none")])
+def test_what_is_added_to_a_finite_minus_infinity_is_small(low: float, causal: str) -> None:
+    """Else keys that the order hides are no further away than others."""
+    keep = arg("m", B, S, dtype=boolean)
+    padding = ops.where(keep, ops.full(keep.shape, 0.0), ops.full(keep.shape, low))
+    padding = ops.broadcast_to(ops.reshape(padding, (B, 1, 1, S)), SHAPE)
+    g = graph(ops.Attention("none", 0.5)(Q, K, V, ops.add(added(CAUSAL, LOWEST), padding)))
+    assert attention(simplify(g)).op.causal == causal  # type: ignore[attr-defined]

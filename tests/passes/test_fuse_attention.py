@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean, f32, i64
+from ingot.ir.types import boolean, f16, f32, i64
 from ingot.passes.fuse_attention import fuse_attention
 from tests.passes.check import arg, count, graph, same_values
 
@@ -94,3 +94,21 @@ def test_heads_are_views_of_a_packed_projection() -> None:
     after = fuse_attention(graph(chain))
     assert [n.op.name for n in after.nodes()[1:]] == ["reshape", "transpose"]
     same_values(graph(chain), after, b=2, s=5)
+
+
+def test_masks_that_overflow_on_the_way_are_infinite() -> None:
+    """What is finite in the end may have been an infinity between: 1e30 in f16, twice 3e38 in f32."""
+    keep = arg("m", B, 1, 1, S, dtype=boolean)
+
+    def mask(low: float) -> Node:
+        return ops.where(keep, ops.full(keep.shape, 0.0), ops.full(keep.shape, low))
+
+    for added in (ops.cast(ops.cast(mask(-1e30), f16), f32), ops.mul(ops.add(mask(-3e38), mask(-3e38)), 0.5)):
+        g = written_out(added)
+        after = fuse_attention(g)
+        assert count(after, ops.Attention) == 1
+        given = [np.zeros((2, 1, 1, 3), bool), *(np.ones((2, 2, 3, 4), np.float32),) * 3]
+        given = [given[0] if n.dtype == boolean else given[1] for n in g.inputs]
+        with np.errstate(all="ignore"):
+            (want,), (got,) = interpret(g, given), interpret(after, given)
+        assert np.isnan(want).all() and np.isnan(got).all()

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, at_most
 from ingot.ir.node import Node
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
 from ingot.passes.affine import Affine, Positions
-from ingot.passes.constants import is_finite, splat_of
+from ingot.passes.constants import interval, splat_of
 
 View = Callable[[Node], Node]
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def mask_rules(positions: Positions) -> RuleSet:
@@ -33,9 +34,10 @@ def mask_rules(positions: Positions) -> RuleSet:
 
 
 def _idle(n: Node) -> Node | None:
-    """attention with a mask that is true, or one finite number, everywhere -> attention without"""
+    """attention with a mask that is true, or 0, everywhere -> attention without"""
     value = splat_of(n.inputs[3]) if len(n.inputs) == 4 else None
-    if value is None or not (bool(value) if n.inputs[3].dtype == boolean else np.isfinite(value)):
+    # another number, if a large one, leaves nothing of the scores that it is added to
+    if value is None or bool(value) != (n.inputs[3].dtype == boolean):
         return None
     return n.op(*n.inputs[:3], loc=n.loc)
 
@@ -53,11 +55,20 @@ def _causal(n: Node, positions: Positions) -> Node | None:
     kinds = {t: _kind(t, rows, cols, positions) for t in found.terms}
     kind = next((kind for kind in kinds.values() if kind), None)
     rest = [t for t, other in kinds.items() if other != kind]
-    # a finite "minus infinity" differs from a real one in rows that see no key; causal rows all see one
-    if kind is None or (found.soft and (rest or not all(map(is_finite, found.added)))):
+    if kind is None or (found.soft and not (_sees_keys(kind, rows, cols) and not rest and _is_small(found.added))):
         return None
     operands = [q, k, v, *_joined(rest, found.added)]
     return replace(op, causal=kind)(*operands, loc=n.loc)
+
+
+def _sees_keys(kind: str, rows: DimLike, cols: DimLike) -> bool:
+    """Whether each row of a causal order sees a key: in one that sees none, a finite "minus infinity" hides none."""
+    return kind == "upper_left" or at_most(rows, cols)
+
+
+def _is_small(added: tuple[Node, ...]) -> bool:
+    """Whether keys that a finite "minus infinity" hides stay far below the others, whatever else is added."""
+    return sum(high - low for low, high in map(interval, added)) < -_LOWEST / 2
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,7 @@ def _parts(mask: Node, view: View) -> _Parts:
     if isinstance(op, ops.Select) and mask.dtype.is_float:
         keep, zero, hidden = mask.inputs
         low = splat_of(hidden)
-        lowest = np.finfo(np.float32).min
-        hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == lowest))
+        hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == _LOWEST))
         if splat_of(zero) == 0 and hides:
             return replace(_parts(keep, view), soft=bool(low != -np.inf))
     if isinstance(op, ops.Compare):

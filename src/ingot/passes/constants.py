@@ -40,34 +40,43 @@ def value_of(node: Node) -> np.ndarray:
 
 def is_finite(mask: Node) -> bool:
     """Whether no element of an added mask can be an infinity or NaN, for any input, so that no row loses every key."""
-    if mask.dtype == boolean:
-        return False
-    low, high = _interval(mask)
-    largest = {"f16": 65504.0, "bf16": 3.3e38}.get(mask.dtype.name, float(np.finfo(np.float32).max))
-    return -largest <= low and high <= largest
+    return mask.dtype != boolean and bool(np.isfinite(interval(mask)).all())
 
 
-def _interval(n: Node, depth: int = 16) -> tuple[float, float]:
+_ANYTHING = (-np.inf, np.inf)
+
+
+def interval(n: Node, depth: int = 16) -> tuple[float, float]:
     """Bounds of the elements of a mask, infinite where nothing is known; NaN counts as unknown."""
-    anything = (-np.inf, np.inf)
+    low, high = _interval(n, depth)
+    most = _LARGEST.get(n.dtype.name, float(np.finfo(np.float32).max))
+    # what may leave the range of its type may be an infinity
+    return (low, high) if not n.dtype.is_float or (-most <= low and high <= most) else _ANYTHING
+
+
+_LARGEST = {"f16": 65504.0, "bf16": 3.3e38}
+
+
+def _interval(n: Node, depth: int) -> tuple[float, float]:
+    """Bounds as exact arithmetic would have them."""
     op = n.op
     if n.dtype == boolean:
         return 0.0, 1.0
     if depth == 0:
-        return anything
+        return _ANYTHING
     if isinstance(op, Const):
         value = op.value.astype(np.float64)
-        return (float(value.min()), float(value.max())) if value.size and not np.isnan(value).any() else anything
+        return (float(value.min()), float(value.max())) if value.size and not np.isnan(value).any() else _ANYTHING
     if isinstance(op, ops.Iota | ops.DimValue) or n.dtype.is_integer:
         return -(2.0**n.dtype.bits), 2.0**n.dtype.bits
     if isinstance(op, ops.Gather | ops.Neg | ops.Convert) or (op.rearranges and n.inputs):
-        low, high = _interval(n.inputs[0], depth - 1)
+        low, high = interval(n.inputs[0], depth - 1)
         return (-high, -low) if isinstance(op, ops.Neg) else (low, high)
     if not isinstance(op, ops.Select | ops.Add | ops.Sub | ops.Mul):
-        return anything
-    (a, b), (c, d) = (_interval(i, depth - 1) for i in n.inputs[-2:])
+        return _ANYTHING
+    (a, b), (c, d) = (interval(i, depth - 1) for i in n.inputs[-2:])
     if not np.isfinite([a, b, c, d]).all():
-        return anything
+        return _ANYTHING
     match op:
         case ops.Select():
             return min(a, c), max(b, d)
