@@ -155,6 +155,19 @@ def test_what_stays() -> None:
     assert not in_integers(lowered(matmul_of(value(long, 0, 0.1), depth=70000)))
 
 
+@pytest.mark.parametrize("depth", [32768, 40000])
+def test_long_sums_of_weights_that_fit_no_i8(depth: int) -> None:
+    """Each product may be as large as 255 * 255."""
+    w = np.full((depth, 2), 255, np.uint8)
+    w[0] = 0
+    x = np.full((4, depth), 255, np.uint8)
+    g = matmul_of(value(w, 0, 0.1), depth)
+    assert in_integers(lowered(g)) == (depth == 32768)
+    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    for got in (interpret(lowered(g), [x])[0], np.asarray(model(x))):
+        np.testing.assert_allclose(got, np.full((4, 2), 255 * 255 * 0.05 * (depth - 1)), rtol=1e-3)
+
+
 def test_constants_without_products_are_what_they_stand_for() -> None:
     """Nothing is left to be done at run time, also of a large table."""
     table = levels(600, 500, dtype=i8)

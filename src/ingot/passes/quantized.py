@@ -243,7 +243,8 @@ def _multiplied(n: Node, a: _Levels, b: _Levels) -> Node | None:
     rows, columns = op.free(a.q.type.rank, b.q.type.rank)
     depth = product(b.q.shape[d] for d in op.contract[1])
     scaled = b.axis is None or b.axis in columns
-    if any(op.batch) or not scaled or not isinstance(depth, int) or depth > MOST_TERMS:
+    most = MOST_TERMS if _is_zero(b.zero) else MOST_TERMS // 2  # of weights from -255 to 255
+    if any(op.batch) or not scaled or not isinstance(depth, int) or depth > most:
         return None
     sums = replace(op, dtype=i32)(a.q, b.q, loc=n.loc)
     if not _is_zero(a.zero):
