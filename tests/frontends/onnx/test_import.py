@@ -160,6 +160,16 @@ def test_a_table_sliced_by_a_size_bounds_it() -> None:
     assert graph.bounds == (("length", 1, 512),)
 
 
+def test_a_slice_before_the_end_bounds_nothing() -> None:
+    """x[-3:-1] of eight elements, and of one."""
+    constants = {"starts": np.array([-3]), "ends": np.array([-1])}
+    graph = import_onnx(model([node("Slice", ["x", "starts", "ends"])], [("x", F, ["n"])], constants=constants))
+    assert graph.bounds == ()
+    for size in (1, 2, 3, 8):
+        x = np.arange(size, dtype=np.float32)
+        np.testing.assert_array_equal(interpret(graph, [x])[0], x[-3:-1])
+
+
 def test_different_symbols_do_not_broadcast() -> None:
     with pytest.raises(ShapeError, match=r"the_Add \(Add\)"):
         import_onnx(model([node("Add", ["a", "b"])], [("a", F, ["n"]), ("b", F, ["m"])]))

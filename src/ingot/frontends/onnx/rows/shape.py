@@ -131,8 +131,10 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
     if step > 0:
         low = _start(start, size)
         high = _end(c, end, size)
-        # a negative end is there to meet what is shorter by as much: no empty slice
-        high = high if low == 0 or (isinstance(high, Dim) and c.importer.assume(high - low)) else dim_max(high, low)
+        # a negative end is there to meet what is shorter by as much: no empty slice. As 0 <= high, low <= high wherever
+        # that holds of the start before it is clamped
+        known = low == 0 or (isinstance(high, Dim) and c.importer.assume(high - _from_end(start, size)))
+        high = high if known else dim_max(high, low)
         return _cut(x, axis, low, high, step)
     first = _last(c, start, size)
     last = _last(c, end, size)
