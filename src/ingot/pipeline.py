@@ -26,7 +26,7 @@ from ingot.ir.verify import verify
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize
 from ingot.passes.bodies import in_bodies
-from ingot.passes.bound_positions import bound_positions
+from ingot.passes.bound_sizes import bound_sizes
 from ingot.passes.crop import crop_unread
 from ingot.passes.dce import dce
 from ingot.passes.fold import fold_constants
@@ -82,7 +82,7 @@ def cpu_passes(
 
     return (
         # on MODEL ops, while they still have their names
-        ("bound_positions", bound_positions),
+        ("bound_sizes", bound_sizes),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("order_linear", order_linear),  # behind norms, which are then a constant that is added

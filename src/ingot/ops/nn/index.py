@@ -360,7 +360,7 @@ class TopK(Op):
 
     name: ClassVar[str] = "top_k"
     k: DimLike
-    axis: int = -1
+    axis: int
     largest: bool = True
     sorted: bool = True
 

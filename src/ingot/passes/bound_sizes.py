@@ -1,9 +1,11 @@
-"""Bounds of sizes from tables whose rows positions select.
+"""Bounds of sizes from ops that need so many rows or elements.
 
     take(table[512, 768], iota[n])           ->   the same, and n <= 512
     take(table[512, 768], iota[n] + past)    ->   the same, and 512 - n - past is not negative
+    top_k(x[n], 5)                           ->   the same, and n >= 5
 
-A longer input is then refused by name. Without the bound, the table's last row would stand for all positions beyond it.
+A longer or shorter input is then refused by name. Without the bound, the table's last row would stand for all positions
+beyond it, and what is no element of x be among the largest.
 """
 
 from __future__ import annotations
@@ -18,30 +20,38 @@ from ingot.support.errors import ShapeError
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each has every value of its operand
 
 
-def bound_positions(graph: Graph) -> Graph:
-    """take(table[rows], positions) with a largest position p(n) -> a bound of n by which p(n) < rows, or a condition"""
+def bound_sizes(graph: Graph) -> Graph:
+    """A bound, or a condition, for what each op needs (see module). Raises ShapeError where no size gives that."""
     limits = {name: (low, high) for name, low, high in graph.bounds}
     conditions = dict.fromkeys(graph.conditions)
     for n in graph.nodes():
-        if not isinstance(n.op, ops.Take):
+        room = _room(n)
+        if not isinstance(room, Dim):
             continue
-        table, positions = n.inputs
-        rows, last = table.shape[n.op.axis], _largest(positions)
-        if not isinstance(rows, int) or not isinstance(last, Dim):
-            continue
-        room = rows - 1 - last
         most = bounds(room, limits)[1]
         if most is not None and most < 0:
-            raise ShapeError(f"positions in a table of {rows} rows", expected=f"{last} < {rows}", where=n.loc or None)
+            where = n.loc or None
+            raise ShapeError(f"{n.op.name}: no size fits", expected=f"{room} >= 0", got=f"{most} at most", where=where)
         bounded = narrowed(room, limits)
         if bounded is not None:
             limits = bounded
-        elif isinstance(room, Dim):
+        else:
             conditions[room] = None
     found = tuple((name, low, high) for name, (low, high) in sorted(limits.items()))
     if found == graph.bounds and len(conditions) == len(graph.conditions):
         return graph
     return replace(graph, bounds=found, conditions=tuple(conditions))
+
+
+def _room(n: Node) -> DimLike | None:
+    """How many rows or elements are left beyond those that `n` surely needs; None where it needs none."""
+    if isinstance(n.op, ops.TopK):
+        return n.inputs[0].shape[n.op.axis] - n.op.k
+    if not isinstance(n.op, ops.Take):
+        return None
+    table, positions = n.inputs
+    rows, last = table.shape[n.op.axis], _largest(positions)
+    return rows - 1 - last if isinstance(rows, int) and last is not None else None
 
 
 def _largest(n: Node) -> DimLike | None:

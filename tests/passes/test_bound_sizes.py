@@ -1,4 +1,4 @@
-"""Tables bound the sizes that positions come from."""
+"""Tables bound the sizes that positions come from, the first k elements those that they are of."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.dims import symbol
+from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import TensorType, i64
-from ingot.passes.bound_positions import bound_positions
-from ingot.support.errors import ShapeError
+from ingot.passes.bound_sizes import bound_sizes
+from ingot.pipeline import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError, ShapeError
+from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
 N, PAST = symbol("n"), symbol("past")
@@ -38,7 +41,7 @@ def iota(size: object, *leading: object) -> Node:
     ],
 )
 def test_positions_bound_their_size(positions: Node, most: int) -> None:
-    assert bound_positions(taken(positions)).bounds == (("n", 1, most),)
+    assert bound_sizes(taken(positions)).bounds == (("n", 1, most),)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_positions_bound_their_size(positions: Node, most: int) -> None:
 )
 def test_what_may_fit_bounds_nothing(positions: Node) -> None:
     g = taken(positions)
-    assert bound_positions(g) is g
+    assert bound_sizes(g) is g
 
 
 @pytest.mark.parametrize(
@@ -64,17 +67,32 @@ def test_what_may_fit_bounds_nothing(positions: Node) -> None:
     ],
 )
 def test_positions_behind_others_are_a_condition(positions: Node) -> None:
-    g = bound_positions(taken(positions))
+    g = bound_sizes(taken(positions))
     assert (g.bounds, g.conditions) == ((), (16 - N - PAST,))
-    assert bound_positions(g) is g
+    assert bound_sizes(g) is g
 
 
 def test_narrower_bounds_stay() -> None:
     g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 2, 8),))
-    assert bound_positions(g) is g
+    assert bound_sizes(g) is g
 
 
 def test_a_table_that_no_size_fits_is_refused() -> None:
     g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 20, None),))
-    with pytest.raises(ShapeError, match=r"positions in a table of 16 rows: expected n-1 < 16"):
-        bound_positions(g)
+    with pytest.raises(ShapeError, match=r"take: no size fits: expected -1\*n\+16 >= 0, got -4 at most"):
+        bound_sizes(g)
+
+
+@pytest.mark.parametrize(("size", "bounds"), [(N, (("n", 5, None),)), (8, ()), (2 * N, (("n", 3, None),))])
+def test_the_largest_are_as_many_as_wanted(size: DimLike, bounds: tuple[object, ...]) -> None:
+    values, _ = ops.TopK(5, 1)(arg("x", 3, size)).results
+    assert bound_sizes(graph(values)).bounds == bounds
+
+
+def test_fewer_elements_than_wanted_are_refused() -> None:
+    values, _ = ops.TopK(5, 1)(arg("x", 3, N)).results
+    model = CompiledModel(build_program(graph(values), host_features(), 1), threads=1)
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.testing.assert_array_equal(model(x), x[:, ::-1])
+    with pytest.raises(InputError, match=r"expected n >= 5, got 4"):
+        model(x[:, :4].copy())
