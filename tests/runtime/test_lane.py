@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from ingot.runtime import lane
+from ingot.runtime import lane, memory
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 from tests.runtime import models
 from tests.runtime.side_by_side import run, wrong_calls
 
@@ -69,6 +69,29 @@ def test_a_refused_call_gives_its_lane_back(threads: int):
     assert np.array_equal(y, X + X + np.float32(1) + np.float32(1))
 
 
+def test_a_call_that_there_is_no_memory_for_leaves_the_others_theirs():
+    """The arena of the call before is gone by then."""
+
+    class Full(memory.Region):
+        def __init__(self, nbytes: int) -> None:
+            super().__init__(nbytes if nbytes < 1 << 20 else 1 << 60)
+
+    model = CompiledModel(models.dynamic(), threads=1)
+    want = X + X + np.float32(1) + np.float32(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "Region", Full)
+        large = np.zeros(1 << 20, np.float32)
+        for _ in range(2):
+            y, _ = model(X, X)  # type: ignore[misc]
+            assert np.array_equal(y, want)
+            (own,) = model._lanes._lanes
+            with pytest.raises(IngotError, match="out of memory"):
+                model(large, large)
+            assert own.current is None
+    y, _ = model(X, X)  # type: ignore[misc]
+    assert np.array_equal(y, want)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.usefixtures("four_cores")
 def test_callers_of_one_model_at_many_sizes(threads: int):
@@ -77,7 +100,7 @@ def test_callers_of_one_model_at_many_sizes(threads: int):
 
 def test_lanes_in_the_child_of_a_fork():
     out = run("""
-from ingot.runtime import lane
+from ingot.runtime import lane, memory
 lane.available_cores = lambda: 4
 model = CompiledModel(models.static(), threads=2)
 taken = [model._lanes.claim() for _ in range(2)]

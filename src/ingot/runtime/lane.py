@@ -71,7 +71,9 @@ class Lane:
         layout = instance.layout
         fresh = layout.nbytes > self.arena.nbytes
         if fresh:
-            self.arena = memory.Region(1)  # let the old one go first: peak memory is one arena
+            # let the old one go first: peak memory is one arena. Whatever was bound to it is to be activated anew, also
+            # where there is no memory for another
+            self.current, self.arena = None, memory.Region(1)
             self.arena = memory.Region(layout.nbytes)
         for offset, nbytes, byte in layout.filled:
             # fresh memory is zero; elsewhere another instance's buffers may have lain
