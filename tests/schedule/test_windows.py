@@ -8,8 +8,8 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import f32, static_shape
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, f32, f64, static_shape
 from ingot.ops.core.base import Pairs
 from ingot.schedule.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph, inputs_like
@@ -87,6 +87,20 @@ def test_windows_that_share_nothing_compute_what_they_read() -> None:
     height, width = static_shape(x.shape[1:3])
     graph = Graph((x,), (pool(first, "max", (3, 4), (3, 4), ((1, 0), (2, 0))), pool(x, "max", (height, width), (1, 1))))
     check(graph, [values(2, 12, 10, 24)])
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_rows_of_images_that_lie_one_behind_the_other(dtype: DType, machine: Machine) -> None:
+    """Where an image's padded lines are as many as its strides pass over, a tile has lines of several images, of which
+    each has padding of its own."""
+    x = Input("x", TensorType(dtype, (6, 6, 1, 3)))()
+    lines = ops.Pad((0, 1, 0, 0), (0, 1, 1, 0), (0,) * 4)(x, const(np.zeros((), dtype.numpy)))
+    kernel = const(np.random.default_rng(0).integers(-4, 5, (16, 3, 2, 2)).astype(dtype.numpy))
+    known = ops.Convolution(
+        (2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "OIHW", "NHWC", zeros=((1, 1), (0, 1))
+    )
+    check(Graph((x,), (known(lines, kernel),)), [values(6, 6, 1, 3).astype(dtype.numpy)], machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")

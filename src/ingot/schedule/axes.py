@@ -11,14 +11,20 @@ from ingot.ir.types import DType, bf16, f32, i8, i32, u8
 
 @dataclass(frozen=True)
 class Inside:
-    """Which turns of a window's loop read more than zeros: at position p of the row axis with stride `row` in A, those
-    i with low <= p * step + i * dilation < high."""
+    """Which turns of a window's loop read more than zeros: at position p of the row axis of extent `positions` with
+    stride `row` in A, those i with low <= p * step + i * dilation < high. An axis that others are joined with has the
+    stride, but not the extent."""
 
+    positions: int
     row: DimLike
     step: int
     dilation: int
     low: int
     high: DimLike
+
+    def along(self, rows: Axis) -> bool:
+        """Whether `rows` is the axis of its positions."""
+        return rows.a == self.row and rows.extent == self.positions
 
 
 @dataclass(frozen=True)

@@ -462,9 +462,9 @@ class Nest:
         low, high, inside = ZERO, dim_expr(extent), axis.inside
         if inside is None or self.plan.k_block:
             return low, high
-        if tile.at and self.lines.a == inside.row:
+        if tile.at and inside.along(self.lines):
             first, count = tile.at[-1], tile.lines
-        elif self.inner.a == inside.row:
+        elif inside.along(self.inner):
             first, count = tile.w, tile.rows
         else:
             return low, high

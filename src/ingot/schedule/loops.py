@@ -122,7 +122,9 @@ def _inside(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, taps: D
     if not isinstance(high, int) or (dilation == 1 and axis == len(op.spatial) - 1):
         return None
     useful = sum(before <= p * step + i * dilation < high for p in range(outputs) for i in range(taps))
-    return Inside(a.strides[at] * step, step, dilation, before, high) if useful < WORTH * outputs * taps else None
+    if useful >= WORTH * outputs * taps:
+        return None
+    return Inside(outputs, a.strides[at] * step, step, dilation, before, high)
 
 
 def _sized(
