@@ -84,6 +84,12 @@ def sliced_and_reversed() -> Node:
     return ops.Reverse((1,))(ops.Slice((1, 2), (4, 33), (2, 3))(arg("x", 5, 37)))
 
 
+def added_to_its_own_rows() -> Node:
+    x = arg("x", 3, 1, 16)
+    row = ops.Slice((1, 0, 0), (3, 1, 16), (2, 1, 1))(x)
+    return ops.add(x, ops.BroadcastInDim((3, 1, 16), (0, 1, 2))(row))
+
+
 def padded() -> Node:
     return ops.Pad((1, 2), (0, 3), (1, 0))(arg("x", 3, S), const(np.float32(2)))
 
@@ -170,7 +176,7 @@ def depthwise() -> Node:
 
 
 MAKERS: tuple[Callable[[], Node], ...] = (
-    bias_and_tanh, transposed, reshaped, sliced_and_reversed, padded, joined, joined_of_many,
+    bias_and_tanh, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined, joined_of_many,
     joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ingot.ir.dims import product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import ArgReduce, BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
@@ -168,7 +168,8 @@ def _whole(body: Graph) -> Places | None:
             return None
         if any(found.setdefault(i, below) != below for i in n.inputs):
             return None
-    return None if any(n in found for n in spread) else found
+    beneath = topological(tuple(spread))
+    return None if any(n in found for n in beneath) else found
 
 
 def _rows(body: Graph, rows: Rows) -> Places | None:
