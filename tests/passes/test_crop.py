@@ -149,3 +149,10 @@ def test_heads_that_nobody_reads() -> None:
     after = crop_unread(g)
     assert [n.shape for n in after.nodes() if isinstance(n.op, ops.Attention)] == [(2, 1, 5, 8)]
     same_values(g, after, 1e-5)
+
+
+def test_nothing_of_axes_that_a_reshape_adds() -> None:
+    x = op.reshape(ops.Tanh()(op.linear(arg("x", 4, WIDTH), weights(6, WIDTH))), (1, 4, 6))
+    same_values(g := graph(op.slice_axis(x, 0, 0, 0)), crop_unread(g), 1e-5)
+    one = op.reshape(op.linear(arg("x", 1, WIDTH), weights(1, WIDTH)), (1,))
+    same_values(g := graph(op.slice_axis(one, 0, 0, 0)), crop_unread(g), 1e-5)

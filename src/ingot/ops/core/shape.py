@@ -174,8 +174,10 @@ class Reshape(CoreOp):
         for olds, news in reshape_groups(x.shape, self.shape) or [((), range(len(self.shape)))]:
             if is_whole(box, self.shape, news):
                 continue
-            sized, (first, *inner) = [d for d in olds if x.shape[d] != 1], [d for d in news if self.shape[d] != 1]
-            if len(sized) != 1 or not is_whole(box, self.shape, inner):
+            sized = [d for d in olds if x.shape[d] != 1]
+            first = next((d for d in news if self.shape[d] != 1), None)
+            inner = [d for d in news if d != first]
+            if len(sized) != 1 or first is None or not is_whole(box, self.shape, inner):
                 return None
             each = product(self.shape[d] for d in inner)
             read[sized[0]] = (box[first][0] * each, box[first][1] * each)

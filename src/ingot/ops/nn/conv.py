@@ -11,6 +11,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, mod
 from ingot.ir.node import Node, Op
 from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, finish, known
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reverse
@@ -177,6 +178,8 @@ class ConvTranspose(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x, w = inputs
+        if 0 in x.shape[2:]:  # no element of x, between which there are holes
+            return full(self.infer(x.type, w.type).shape, 0, x.dtype)
         spatial = len(self.strides)
         core = self._core(w.shape)
         kernel = Term(w).map(Reverse(tuple(range(2, 2 + spatial))))
@@ -196,6 +199,7 @@ class ConvTranspose(Op):
         yield cls((2, 1, 2), ((1, 1), (0, 0), (0, 1)), (1, 0, 0), (1, 1, 1)), _data((1, 2, 3, 2, 3), (2, 2, 3, 2, 2))
         yield cls((2,), ((1, 1),), (0,), (1,), 3), _data((2, 3, 4), (3, 1, 4), np.float16)
         yield cls((2,), ((0, 0),), (0,), (1,)), _data((0, 3, 4), (3, 2, 2))
+        yield cls((2,), ((0, 0),), (0,), (1,)), _data((1, 3, 0), (3, 2, 4))
 
 
 def _data(x: tuple[int, ...], w: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
