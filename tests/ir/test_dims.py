@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ingot.ir.dims import dim_max, dim_min, floordiv, substitute, symbol
+from ingot.ir.dims import bounds, dim_max, dim_min, floordiv, substitute, symbol
 
 S = symbol("s")
 
@@ -25,3 +25,8 @@ def test_no_size_is_as_large_as_an_end_that_means_all() -> None:
     end = 2**63 - 1
     assert dim_min(end, S + 1) == S + 1 == dim_min(S + 1, end)
     assert dim_max(S, end) == end
+
+
+def test_bounds_of_sums_with_extremes() -> None:
+    assert bounds(S - 1 - dim_max(0, S - 3)) == (0, 2)
+    assert dim_min(dim_max(0, S - 3), S) == dim_max(0, S - 3)

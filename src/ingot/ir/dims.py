@@ -269,7 +269,7 @@ def mod(a: int | Dim, b: int | Dim) -> int | Dim:
 def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
     """The larger of a and b, settled at compile time where their difference has a constant sign."""
     for d in (a, b):
-        if isinstance(d, int) and d >= _MOST:
+        if isinstance(d, int) and d >= MOST:
             return d
     difference = a - b
     lo, hi = bounds(difference)
@@ -301,7 +301,27 @@ def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
             mlo, mhi = _interval_mul((mlo, mhi), _atom_bounds(atom, of))
         lo = None if lo is None or mlo is None else lo + mlo
         hi = None if hi is None or mhi is None else hi + mhi
-    return lo, hi
+    sides = _sides(d) if lo is None or hi is None else None
+    if sides is None:
+        return lo, hi
+    fn, a, b = sides
+    least, most = _of_either(fn, bounds(a, of), bounds(b, of))
+    return least if lo is None else lo, most if hi is None else hi
+
+
+_EXTREMES = 4  # of as many, the sides are looked at: each doubles the work
+
+
+def _sides(d: Dim) -> tuple[str, int | Dim, int | Dim] | None:
+    """A sum with a maximum or minimum as that of two sums, in which more terms meet.   n - max(0, n - 3)   ->
+    min(n, 3)"""
+    found = [t for t in d.terms if len(t[0]) == 1 and isinstance(t[0][0], Apply) and t[0][0].fn in ("max", "min")]
+    if not found or len(found) > _EXTREMES or len(d.terms) == 1:
+        return None
+    (atom,), c = found[0]
+    assert isinstance(atom, Apply)
+    rest = _from_terms({mono: n for mono, n in d.terms if mono != (atom,)})
+    return "max" if (atom.fn == "max") == (c > 0) else "min", rest + c * atom.a, rest + c * atom.b
 
 
 def at_most(a: int | Dim, b: int | Dim) -> bool:
@@ -334,16 +354,16 @@ def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[
         return limits
     if len(names) != 1:
         return None
-    if holds(_MOST, high) and (high is None or high >= _MOST):
-        limits[name] = (_first(lambda v: holds(v, high), low, _MOST), high)
+    if holds(MOST, high) and (high is None or high >= MOST):
+        limits[name] = (_first(lambda v: holds(v, high), low, MOST), high)
     elif holds(low, low):
-        limits[name] = (low, _first(lambda v: not holds(low, v), low, _MOST if high is None else high) - 1)
+        limits[name] = (low, _first(lambda v: not holds(low, v), low, MOST if high is None else high) - 1)
     else:
         return None
     return limits
 
 
-_MOST = 1 << 40  # no size is larger
+MOST = 1 << 40  # no size is larger
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -374,12 +394,15 @@ def _atom_bounds(atom: Atom, of: Mapping[str, Interval] | None) -> Interval:
             return None, None
         lo = None if alo is None else (alo // blo if alo < 0 else 0 if bhi is None else alo // bhi)
         return lo, (None if ahi is None else ahi // blo if ahi >= 0 else -1)
-    pick: Callable[[int, int], int] = max if atom.fn == "max" else min
-    lows = [v for v in (alo, blo) if v is not None]
-    highs = [v for v in (ahi, bhi) if v is not None]
-    if atom.fn == "max":
-        return (max(lows) if lows else None), (pick(*highs) if len(highs) == 2 else None)
-    return (pick(*lows) if len(lows) == 2 else None), (min(highs) if highs else None)
+    return _of_either(atom.fn, (alo, ahi), (blo, bhi))
+
+
+def _of_either(fn: str, a: Interval, b: Interval) -> Interval:
+    """Where the maximum or minimum of two lies."""
+    lows, highs = ([v for v in pair if v is not None] for pair in zip(a, b, strict=True))
+    if fn == "max":
+        return (max(lows) if lows else None), (max(highs) if len(highs) == 2 else None)
+    return (min(lows) if len(lows) == 2 else None), (min(highs) if highs else None)
 
 
 def symbols_of(d: int | Dim) -> frozenset[str]:

@@ -12,7 +12,7 @@ from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, product
+from ingot.ir.dims import MOST, Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
@@ -100,10 +100,16 @@ def _start(at: DimLike, size: DimLike) -> DimLike:
     return dim_min(dim_max(_from_end(at, size), 0), size)
 
 
+def _is_behind(at: DimLike) -> bool:
+    """Whether a place is counted from an axis's end."""
+    hi = bounds(at)[1]
+    return hi is not None and hi < 0
+
+
 def _from_end(at: DimLike, size: DimLike) -> DimLike:
-    lo, hi = bounds(at)
-    if hi is not None and hi < 0:
+    if _is_behind(at):
         return at + size
+    lo = bounds(at)[0]
     if lo is None or lo < 0:
         raise Unsupported(f"a slice at {at}, which may be negative or not")
     return at
@@ -131,23 +137,22 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
     if step > 0:
         low = _start(start, size)
         high = _end(c, end, size)
-        # a negative end is there to meet what is shorter by as much: no empty slice. As 0 <= high, low <= high wherever
-        # that holds of the start before it is clamped
-        known = low == 0 or (isinstance(high, Dim) and c.importer.assume(high - _from_end(start, size)))
-        high = high if known else dim_max(high, low)
+        # ends are there to meet what is shorter by as much: no empty slice, but where they are counted crosswise
+        crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
+        meets = low == 0 or (isinstance(high, Dim) and not crosswise and c.importer.assume(high - low))
+        high = high if meets else dim_max(high, low)
         return _cut(x, axis, low, high, step)
-    first = _last(c, start, size)
-    last = _last(c, end, size)
-    # x[first:last:-s] is the reversed x from its other end
-    return _cut(ops.flip(x, (axis,)), axis, size - 1 - first, dim_max(size - 1 - last, size - 1 - first), -step)
+    # the same elements forwards, then from their other end
+    high = dim_min(dim_max(_backwards(start, size) + 1, 1), size)
+    low = dim_min(dim_max(_backwards(end, size) + 1, 0), high)
+    return _cut(ops.flip(_cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
 
 
-def _last(c: Call, at: DimLike, size: DimLike) -> DimLike:
-    """A bound of a slice that goes backwards, as -1 <= at <= size - 1."""
-    _, hi = bounds(at)
-    if hi is not None and hi < 0:
-        at = at + size
-    return dim_min(dim_max(at, -1), size - 1)
+def _backwards(at: DimLike, size: DimLike) -> DimLike:
+    """A bound of a slice that goes backwards, from the front; -1 where it is in front of an axis of any size."""
+    if not _is_behind(at):
+        return at
+    return -1 if isinstance(at, int) and at <= -MOST else at + size
 
 
 def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
