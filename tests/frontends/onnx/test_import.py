@@ -160,14 +160,34 @@ def test_a_table_sliced_by_a_size_bounds_it() -> None:
     assert graph.bounds == (("length", 1, 512),)
 
 
-def test_a_slice_before_the_end_bounds_nothing() -> None:
-    """x[-3:-1] of eight elements, and of one."""
-    constants = {"starts": np.array([-3]), "ends": np.array([-1])}
-    graph = import_onnx(model([node("Slice", ["x", "starts", "ends"])], [("x", F, ["n"])], constants=constants))
-    assert graph.bounds == ()
-    for size in (1, 2, 3, 8):
-        x = np.arange(size, dtype=np.float32)
-        np.testing.assert_array_equal(interpret(graph, [x])[0], x[-3:-1])
+def _clamped(at: int, size: int, low: int, high: int) -> int:
+    return min(max(at + size if at < 0 else at, low), high)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step"),
+    [
+        (-3, -1, 1), (-3, 4, 1), (-5, 2, 2), (1, 3, 2), (-(2**31), 2**31 - 1, 1), (0, -(2**63) + 1, 1),
+        (-1, -(2**63) + 1, -1), (2**31 - 1, -(2**31), -1), (2, -(2**31), -1), (-4, -(2**63) + 1, -2), (3, 1, -1),
+        (-2, 1, -1), (-1, -6, -3), (1, 5, -1),
+    ],
+)  # fmt: skip
+def test_slices_of_a_dynamic_size(start: int, end: int, step: int) -> None:
+    """For all of its sizes, clamped as ONNX has it: a start that goes backwards to the first and last element."""
+    constants = {k: np.asarray([v], np.int64) for k, v in (("s", start), ("e", end), ("a", 0), ("p", step))}
+    graph = import_onnx(model([node("Slice", ["x", "s", "e", "a", "p"])], [("x", F, ["n"])], constants=constants))
+    assert not graph.bounds
+    for n in (1, 2, 3, 4, 5, 9):
+        x = np.arange(n, dtype=np.float32)
+        ends = (0, n, 0, n) if step > 0 else (0, n - 1, -1, n - 1)
+        at = range(_clamped(start, n, *ends[:2]), _clamped(end, n, *ends[2:]), step)
+        np.testing.assert_array_equal(interpret(graph, [x])[0], x[list(at)])
+
+
+def test_a_reversed_axis_keeps_its_size() -> None:
+    constants = {k: np.asarray([v], np.int64) for k, v in (("s", -1), ("e", -(2**63) + 1), ("a", 0), ("p", -1))}
+    nodes = [node("Slice", ["x", "s", "e", "a", "p"], ["r"]), node("Add", ["x", "r"])]
+    assert types(import_onnx(model(nodes, [("x", F, ["n"])], constants=constants))) == ["f32[n]"]
 
 
 def test_different_symbols_do_not_broadcast() -> None:
@@ -260,7 +280,7 @@ def _loop_body() -> onnx.GraphProto:
     return helper.make_graph(nodes, "body", *infos)
 
 
-@pytest.mark.parametrize("trips", [3, 200])
+@pytest.mark.parametrize("trips", [0, 3, 200])
 def test_loop_of_known_length(trips: int) -> None:
     call = node("Loop", ["m", "", "v0"], ["v", "stack"], body=_loop_body())
     constants = {"m": np.int64(trips), "v0": np.zeros(2, np.float32)}

@@ -159,12 +159,25 @@ def _unroll(it: _Iteration) -> Result | None:
                 return None
             go = known
         step += 1
-    if step == 0 and stacks:
-        return None
+    if step == 0:
+        return [*_results(carried), *_unstacked(it)]
     out: list[Node | Value | Sequence_ | None] = _results(carried)
     for items, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
         parts = [v.node for v in (items[::-1] if back else items)]
         out.append(ops.stack(parts, axis))
+    return out
+
+
+def _unstacked(it: _Iteration) -> list[Node]:
+    """What a loop of no turns stacks: nothing, of the types that a turn would give."""
+    if not it.axes:
+        return []
+    slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
+    turn = it.call.importer.run(it.body, it.call, it.inputs(_index(0), _true(), it.carried, slices), lambda v: v)
+    out: list[Node] = []
+    for r, axis in zip(_tensors(it.split(turn)[2], "a loop that stacks"), it.axes, strict=True):
+        place = normal_axis(axis, len(r.shape) + 1)
+        out.append(ops.full((*r.shape[:place], 0, *r.shape[place:]), 0, r.dtype))
     return out
 
 
