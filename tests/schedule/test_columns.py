@@ -133,3 +133,23 @@ def test_which_columns_are_folded_in_a_cache() -> None:
         rows = rows_of(body)
         assert rows is not None
         assert (columns_near(body, rows, AVX512) is not None) == near
+
+
+@both
+@pytest.mark.parametrize("dtype", [f32, bf16, f64, i8])
+@pytest.mark.parametrize("cols", [2, 3])
+def test_sums_of_few_terms_across_short_lines(cols: int, dtype: DType, machine) -> None:
+    """Points times a matrix of few columns: terms of a pointwise kernel; symbolic rows, other folds, none at all."""
+    rng = np.random.default_rng(cols)
+    for rows, dynamic in ((0, False), (5, False), (70, False), (70, True)):
+        xs = [rng.integers(-9, 9, s).astype(dtype.numpy) for s in ((rows, 3, 1), (3, cols))]
+        a, b = ins = inputs_like(xs, {0: (symbol("n"), 3, 1)} if dynamic and rows else None)
+        terms = op.mul(a, b)
+        outs = (op.reduce_sum(terms, 1), op.reduce_max(terms, 1), op.reduce_min(terms, 1), op.reduce_prod(terms, 1))
+        for out in outs:
+            check(Graph(tuple(ins), (out,)), xs, machine=machine)
+    (a, b) = inputs_like([np.zeros((70, 3, 1), np.float32), np.zeros((3, cols), np.float32)])
+    body = Graph((a, b), (op.reduce_sum(op.mul(a, b), 1),))
+    lays = tuple(Layout.contiguous(n.shape) for n in (a, b))
+    (step,) = lower_rows(body, lays, (Layout.contiguous((70, cols)),), machine).steps
+    assert step.kernel.name == "pointwise"

@@ -6,13 +6,18 @@ are few and long, as several that all threads share: the reductions of parts of 
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ops import Reduce, Slice
+from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
 from ingot.schedule.buffers import comes_from_memory
+from ingot.schedule.fold import accumulator
 from ingot.schedule.joined import box_inside, join_box, reshapes
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.machine import Machine
@@ -26,6 +31,8 @@ Lower = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lower
 
 PART = 4096  # elements that a part of a row should have at least
 PART_LINES = 64  # lines of columns, where these are folded in a cache
+TERMS = 8  # of a reduction that is written out
+COMBINED = {"sum": add, "prod": mul, "max": maximum, "min": minimum}
 
 
 def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
@@ -54,6 +61,38 @@ def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
     return None
 
 
+def _in_terms(body: Graph, rows: Rows, machine: Machine) -> Graph | None:
+    """Reductions of few elements across lines shorter than a vector, as pointwise work on the terms of each: products
+    with matrices of 2 or 3 columns.
+
+        y[n, j] = sum over i of x[n, i, j]   ->   y[n, j] = x[n, 0, j] + x[n, 1, j] + x[n, 2, j]
+    """
+    found, ends = reductions_of(body), {n.shape for n in body.outputs}
+    short = not rows.horizontal and estimate(rows.shape[rows.axis]) < lanes_for(body, machine)
+    extents = [n for d in rows.reduced if isinstance(n := rows.shape[d], int)]
+    if not short or len(extents) < len(rows.reduced) or not 0 < math.prod(extents) <= TERMS:
+        return None
+    if len(ends) > 1 or product(*ends) != product(rows.kept_shape) or _firsts(body) != found:
+        return None
+    if not all(isinstance(n.op, Reduce) and n.op.kind in COMBINED for n in found):
+        return None
+
+    def written(n: Node, inputs: Sequence[Node]) -> Node:
+        if n not in found:
+            return n.with_inputs(inputs) if inputs else n
+        assert isinstance(n.op, Reduce)
+        (x,), terms = inputs, []
+        for at in itertools.product(*map(range, extents)):
+            own = dict(zip(rows.reduced, at, strict=True))
+            start = tuple(own.get(d, 0) for d in range(x.type.rank))
+            stop = tuple(own[d] + 1 if d in own else size for d, size in enumerate(x.shape))
+            term = Slice(start, stop, (1,) * x.type.rank)(x)
+            terms.append(cast(reshape(term, n.shape), accumulator(n.dtype)))
+        return cast(functools.reduce(COMBINED[n.op.kind], terms), n.dtype)
+
+    return Graph(body.inputs, rebuilt(body.outputs, rule=written))
+
+
 def _firsts(body: Graph) -> list[Node]:
     """The reductions that wait for no other."""
     found = set(reductions_of(body))
@@ -61,7 +100,11 @@ def _firsts(body: Graph) -> list[Node]:
 
 
 def lower_first(
-    body: Graph, firsts: Sequence[Node], ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine,
+    body: Graph,
+    firsts: Sequence[Node],
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    machine: Machine,
     lower: Lower | None = None,
 ) -> Lowered:
     """Kernels for `firsts`, which are stored, then kernels for what comes behind them. lower: the first ones'."""
@@ -123,6 +166,9 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     joined = join_box(body, rows, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
+    terms = _in_terms(body, rows, machine)
+    if terms is not None:
+        return lower_pointwise(terms, ins, outs, machine)
     found, firsts = reductions_of(body), _firsts(body)
     ends = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
     cut = _cut(body, rows, machine, again=ends and len(firsts) < len(found))
