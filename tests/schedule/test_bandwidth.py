@@ -87,6 +87,20 @@ def test_copies_past_the_caches(order: tuple[int, ...], machine) -> None:
             check(Graph(tuple(ins), (op.transpose(op.mul(a, 2.0), order),)), [x], machine=small)
 
 
+@both
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_turned_by_90_degrees(dims: tuple[int, ...], machine) -> None:
+    """Blocks whose rows are read backwards, from the caches and from memory; edges that cut blocks off."""
+    for x in (values(64, 48), values(37, 53), np.arange(70 * 131).reshape(70, 131).astype("i1")):
+        for small in (machine, replace(machine, l1=512, l3=256)):
+            (a,) = inputs_like([x])
+            b = op.flip(a, dims)
+            check(Graph((a,), (op.transpose(b, (1, 0)),)), [x], machine=small)
+    a = inputs_like([values(64, 48)])[0]
+    (kernel,) = lowered(Graph((a,), (op.transpose(op.flip(a, dims), (1, 0)),)), machine)
+    assert "[ramp" not in show_kernel(kernel)
+
+
 def test_neighbouring_dimensions_are_joined() -> None:
     """Also below a transpose; not where a value is wanted in both orders."""
     x = inputs_like([values(4, 6, 5, 8)])[0]
@@ -448,6 +462,15 @@ def test_images_padded_from_their_own_elements(mode: str, machine) -> None:
     x = values(3, 45)
     (a,) = inputs_like([x], {0: (3, symbol("n"))})
     check(Graph((a,), (PadMode((1, 2), (0, 1), mode).lower(a),)), [x], machine=machine)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padded_images_are_read_without_gathers(mode: str) -> None:
+    """Each of the image's lines by one place of its own, edges by loads and shuffles."""
+    (a,) = inputs_like([values(3, 40, 50)])
+    (kernel,) = lowered(Graph((a,), (PadMode((0, 3, 3), (0, 3, 3), mode).lower(a),)), NATIVE)
+    shown = show_kernel(kernel)
+    assert "[ramp" not in shown and "if" not in shown.split(" in 0..46:")[1].split("for")[0]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,11 @@ class Block:
         self.stmts.append(For(v, lo, hi, step, inner.body, unroll))
 
     def when(self, cond: Expr, then: Callable[[Block], None], orelse: Callable[[Block], None] | None = None) -> None:
+        """if cond: then(block) else: orelse(block). Of a known condition its branch."""
+        if isinstance(cond, Lit):
+            if (taken := then if cond.value else orelse) is not None:
+                taken(self)
+            return
         a, b = Block(self), Block(self)
         then(a)
         if orelse:

@@ -10,13 +10,12 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, estimate, mod
+from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
@@ -25,10 +24,9 @@ from ingot.ops.core import vecmath
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.concats import concat_at
+from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
 from ingot.support.errors import CompileError
-
-Index = tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
@@ -52,28 +50,38 @@ def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) 
     """The cheapest read of a flat index: a scalar and a splat, consecutive elements, every other one or all backwards
     out of whole vectors, or a gather."""
     step = ix.lane_step(flat)
-    if flat.lanes == 1 and (mask is None or mask.lanes == 1):
-        return block.let(k.load(buffer, flat, 1, mask))
-    if step == 0 and (mask is None or mask.lanes == 1):
-        return k.splat(block.let(k.load(buffer, ix.first_lane(flat), 1, mask)), flat.lanes)
     lanes = max(flat.lanes, mask.lanes if mask is not None else 1)
+    if step == 0 or lanes == 1:
+        some = mask if mask is None or mask.lanes == 1 else block.let(k.reduce("or", mask))
+        return k.splat(block.let(k.load(buffer, ix.first_lane(flat), 1, some)), lanes)
     mask = k.splat(mask, lanes) if mask is not None else None
     if step == 1:
         return block.let(k.load(buffer, ix.first_lane(flat), lanes, mask))
-    if mask is None and step in (-2, -1, 2):
-        return _apart(block, buffer, ix.first_lane(flat), lanes, step)
+    if step in (-2, -1, 2):
+        return _apart(block, buffer, ix.first_lane(flat), lanes, step, mask)
     return block.let(k.gather(buffer, k.splat(flat, lanes), mask))
 
 
-def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int) -> Expr:
-    """Elements first, first + step, ...: all between the first and the last are read, and nothing else."""
+def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int, mask: Expr | None) -> Expr:
+    """Elements first, first + step, ...: all between the first and the last are read, and nothing else; under a mask
+    those alone whose lanes are on."""
     span = (lanes - 1) * step
     low = block.let(ix.add(first, integer(min(span, 0))), "v")
     starts = (0,) if abs(step) == 1 else (0, abs(span) - lanes + 1)
-    vectors = [block.let(k.load(buffer, ix.add(low, integer(at)), lanes)) for at in starts]
     # a place behind the first vector is in the second, which ends with the last element
     places = [i * step - min(span, 0) for i in range(lanes)]
     pick = tuple(at if at < lanes else lanes + at - starts[-1] for at in places)
+
+    def load(number: int) -> Expr:
+        live = mask
+        if mask is not None:
+            lane = {at % lanes: i for i, at in enumerate(pick) if at // lanes == number}
+            off = k.lit(False, boolean, lanes)
+            own = tuple(lane.get(at, lanes) for at in range(lanes))
+            live = block.let(k.Shuffle(boolean, lanes, mask, off, own))
+        return block.let(k.load(buffer, ix.add(low, integer(starts[number])), lanes, live))
+
+    vectors = [load(number) for number in range(len(starts))]
     return block.let(k.Shuffle(buffer.dtype, lanes, vectors[0], vectors[-1], pick))
 
 
@@ -85,10 +93,6 @@ def store_at(
     lanes = max(flat.lanes, value.lanes)
     at = ix.first_lane(flat) if lanes == 1 or ix.lane_step(flat) == 1 else k.splat(flat, lanes)
     block.store(buffer, at, k.splat(value, lanes), mask, stream=stream)
-
-
-def both(a: Expr | None, b: Expr) -> Expr:
-    return b if a is None else k.binary("and", a, b)
 
 
 class Emitter:
@@ -319,111 +323,6 @@ def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None)
     return block.let(k.select(inside, value, em.value(block, fill, (), mask)))
 
 
-def _concat(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op, pieces = node.op, node.inputs
-    assert isinstance(op, ops.Concat)
-    if not pieces:
-        raise CompileError("concat of nothing")
-    at = index[op.dimension]
-    if len(pieces) > 1 and _in_one_piece(block, pieces, at, op.dimension):
-        return _chosen(em, block, node, index, mask)
-    sizes = [estimate(x.shape[op.dimension]) for x in pieces]
-    if len(pieces) > 1 and isinstance(at, Ramp) and at.step == 1 and max(sizes) >= 2 * at.lanes:
-        return _mostly(em, block, node, index, mask, sizes.index(max(sizes)))
-    return _by_masks(em, block, node, index, mask)
-
-
-def _by_masks(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    """A concat's value lane by lane: each piece is read where it is."""
-    axis, start = _axis(node), 0
-    result: Expr | None = None
-    for x in node.inputs:
-        at = ix.sub(index[axis], dim_expr(start))
-        after = k.binary("ge", index[axis], dim_expr(start))
-        before = k.binary("lt", index[axis], dim_expr(start + x.shape[axis]))
-        here = block.let(k.binary("and", after, before), "in")
-        value = em.value(block, x, (*index[:axis], at, *index[axis + 1 :]), both(mask, here))
-        result = value if result is None else block.let(k.select(here, value, result))
-        start = start + x.shape[axis]
-    assert result is not None
-    return result
-
-
-def _in_one_piece(block: Block, pieces: Sequence[Node], at: Expr, axis: int) -> bool:
-    """Whether all lanes of the position `at` along `axis` surely lie in the same piece of a concat."""
-    if ix.lane_step(at) == 0:
-        return True
-    aligned = isinstance(at, Ramp) and at.step == 1 and ix.multiple_of(at.base, block.multiples) % at.lanes == 0
-    return aligned and all(isinstance(n := x.shape[axis], int) and n % at.lanes == 0 for x in pieces[:-1])
-
-
-def _axis(concat: Node) -> int:
-    assert isinstance(concat.op, ops.Concat)
-    return concat.op.dimension
-
-
-def _starts(concat: Node) -> list[DimLike]:
-    """Where its pieces start, and where the last one ends."""
-    return list(itertools.accumulate((x.shape[_axis(concat)] for x in concat.inputs), initial=0))
-
-
-def _all_lanes(index: Index, mask: Expr | None) -> int:
-    """A scalar position under a mask of many lanes is read in as many."""
-    return max(e.lanes for e in (*index, *(() if mask is None else (mask,))))
-
-
-def _moved(block: Block, index: Index, axis: int, by: DimLike) -> Index:
-    """The index `by` further up along `axis`, by a name of this block's own, so that no load moves out of it."""
-    first, own = ix.first_lane(index[axis]), block.fresh("at")
-    block.stmts.append(k.Let(own, k.sub(first, dim_expr(by))))
-    return (*index[:axis], k.ramp(own, index[axis].lanes), *index[axis + 1 :])
-
-
-def _mostly(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, piece: int) -> Expr:
-    """A concat's value where most vectors lie in one long `piece`: these are plain reads, the others masked."""
-    axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
-    result, first = block.alloc("concat", node.dtype, 1, lanes=lanes), ix.first_lane(index[axis])
-    behind = k.add(first, integer(index[axis].lanes))
-    inside = [k.binary("ge", first, dim_expr(starts[piece]))] if piece else []
-    inside += [k.binary("le", behind, dim_expr(starts[piece + 1]))] if piece + 1 < len(node.inputs) else []
-
-    def plain(b: Block) -> None:
-        value = em.value(b, node.inputs[piece], _moved(b, index, axis, starts[piece]), mask)
-        b.store(result, ZERO, k.splat(value, lanes))
-
-    def masked(b: Block) -> None:
-        b.store(result, ZERO, k.splat(_by_masks(em, b, node, _moved(b, index, axis, 0), mask), lanes))
-
-    block.when(inside[0] if len(inside) == 1 else k.binary("and", *inside), plain, masked)
-    return block.let(k.load(result, ZERO), "c")
-
-
-def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    """A concat's value by branches: loads that are off are slow where they would fall outside of mapped memory."""
-    axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
-    first = ix.first_lane(index[axis])
-    known = [at for at in starts if isinstance(at, int)]
-    if isinstance(first, Lit) and len(known) == len(starts):
-        piece = max(i for i, at in enumerate(known[:-1]) if at <= first.value)
-        at = ix.sub(index[axis], integer(known[piece]))
-        return em.value(block, node.inputs[piece], (*index[:axis], at, *index[axis + 1 :]), mask)
-    result = block.alloc("concat", node.dtype, 1, lanes=lanes)
-
-    def among(b: Block, low: int, high: int) -> None:
-        """The value where the position lies in one of the pieces low ... high - 1."""
-        if high - low > 1:
-            middle = (low + high) // 2
-            below = k.binary("lt", first, dim_expr(starts[middle]))
-            b.when(below, lambda c: among(c, low, middle), lambda c: among(c, middle, high))
-            return
-        at = _moved(b, index, axis, starts[low])
-        b.multiples[getattr(ix.first_lane(at[axis]), "name", "")] = index[axis].lanes
-        b.store(result, ZERO, k.splat(em.value(b, node.inputs[low], at, mask), lanes))
-
-    among(block, 0, len(node.inputs))
-    return block.let(k.load(result, ZERO), "c")
-
-
 def _iota(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     op = node.op
     assert isinstance(op, ops.Iota)
@@ -527,7 +426,7 @@ _RULES: dict[type, Rule] = {
     ops.Windows: _windows,
     ops.Reverse: _reverse,
     ops.Pad: _pad,
-    ops.Concat: _concat,
+    ops.Concat: concat_at,
     ops.Iota: _iota,
     ops.DimValue: _dim_value,
     ops.Gather: _gather,

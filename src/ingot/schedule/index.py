@@ -15,6 +15,8 @@ from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mo
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
+Index = tuple[Expr, ...]  # one expression per dimension
+
 ZERO = integer(0)
 LOCAL = "%"  # names of variables inside a kernel start so; names of symbols cannot
 
@@ -64,6 +66,11 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 def sub(a: Expr, b: Expr) -> Expr:
     return add(a, mul(b, integer(-1)))
+
+
+def both(a: Expr | None, b: Expr) -> Expr:
+    """Where two masks are on; None: a mask that is on everywhere."""
+    return b if a is None else k.binary("and", a, b)
 
 
 def div(a: Expr, d: Expr, multiples: Mapping[str, int]) -> Expr:
@@ -226,6 +233,6 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
 
 
 __all__ = [
-    "ZERO", "add", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "lane_step",
+    "ZERO", "Index", "add", "both", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "lane_step",
     "linear", "mul", "multiple_of", "rem", "split", "sub",
 ]  # fmt: skip

@@ -194,7 +194,7 @@ def _turning(
     leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.turned:
-            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn.turned[n], turn, ahead).read)
+            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn, *turn.turned[n], ahead).read)
     return Emitter(leaves)
 
 
@@ -376,7 +376,7 @@ def _cost(stmts: list[Stmt], lanes: int) -> float:
             case For():
                 total += 1 + _cost(list(s.body), lanes)
             case If():
-                total += 1 + _cost([*s.then, *s.orelse], lanes)
+                total += 1 + (_cost(list(s.then), lanes) + _cost(list(s.orelse), lanes)) / 2  # one of the two
     return total
 
 

@@ -27,9 +27,9 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import chunked_loops
-from ingot.schedule.emit import Index, both
+from ingot.schedule.emit import Index
 from ingot.schedule.fold import accumulator, combining
-from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for

@@ -23,8 +23,8 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import CHUNK, chunked_loops, vector_loop
-from ingot.schedule.emit import Index, both, load_at, store_at
-from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.emit import Index, load_at, store_at
+from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise

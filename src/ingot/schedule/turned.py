@@ -27,12 +27,13 @@ from ingot.schedule.transpose import transpose_block
 
 @dataclass(frozen=True)
 class Turn:
-    """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`, and
-    so many elements apart along `out`. side, height: elements of a block along `out` and along `across`."""
+    """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`,
+    forwards or backwards, and so many elements apart along `out`: (elements apart, 1 or -1). side, height: elements of
+    a block along `out` and along `across`."""
 
     out: int
     across: int
-    turned: dict[Node, int]
+    turned: dict[Node, tuple[int, int]]
     side: int
     height: int
 
@@ -109,26 +110,30 @@ def find_turn(
         if across == out or not (short or across in long):
             continue
         other = reads_along(body, ins, buffers, shape, across, lanes)
-        if other is not None and all(other[n] == [1] for n in turned):
-            return Turn(out, across, turned, lanes, height)
+        ways = [[1]] if short else [[1], [-1]]
+        if other is not None and all(other[n] in ways for n in turned):
+            steps = {n: (apart, step) for n, apart in turned.items() for step in other[n] if step is not None}
+            return Turn(out, across, steps, lanes, height)
     return None
 
 
 class TurnedLeaf:
-    """An operand in one block, whose rows are asked for one after another, from the first on. `ahead`: prefetch the
-    block so many blocks on."""
+    """An operand in one block, whose rows are asked for one after another, from the first on. stride, way: how far
+    apart its elements are along `out` and along `across`. `ahead`: prefetch the block so many blocks on."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, stride: int, turn: Turn, ahead: int):
-        self.buffer, self.layout, self.stride, self.turn, self.ahead = buffer, layout, stride, turn, ahead
+    def __init__(self, buffer: Buffer, layout: Layout, turn: Turn, stride: int, way: int, ahead: int):
+        self.buffer, self.layout, self.turn, self.ahead = buffer, layout, turn, ahead
+        self.stride, self.way = stride, way
         self.rows: list[Expr] = []
 
     def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
         if not self.rows:
-            at = block.let(ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset)), "t")
             lanes, size = self.turn.side, self.turn.height
+            first = ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset))
+            at = block.let(first if self.way > 0 else k.sub(first, integer(size - 1)), "t")
             whole = size == lanes  # rows of a block are vectors
             rows = lanes if whole else size  # places that vectors are read from
-            step, far = (self.stride, self.ahead * lanes) if whole else (lanes, self.ahead * lanes * size)
+            step, far = (self.stride, self.way * self.ahead * lanes) if whole else (lanes, self.ahead * lanes * size)
 
             def load(place: int) -> Expr:
                 return block.let(k.load(self.buffer, k.add(at, integer(place)), lanes), "t")
@@ -136,7 +141,7 @@ class TurnedLeaf:
             for i in range(rows if self.ahead else 0):
                 block.stmts.append(k.Prefetch(self.buffer, k.add(at, integer(i * step + far))))
             columns = transpose_block(block, [load(i * step) for i in range(lanes)]) if whole else []
-            self.rows = (columns or read_columns(block, load, size, lanes))[::-1]
+            self.rows = (columns or read_columns(block, load, size, lanes))[:: -self.way]
         return self.rows.pop()
 
 
