@@ -4,6 +4,8 @@ small transform in the place of each butterfly ("An algorithm for the machine ca
 
 Complex values are pairs (real, imaginary) of nodes of one shape. Inside, a pair lies in one node [..., 2, n], so that a
 complex product of length n is a real one of length 2n; a real signal is [..., 1, n].
+
+A length known only at run time has one plan, the matrix, whose elements the program takes from a table of n angles.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ from functools import cache
 
 import numpy as np
 
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
-from ingot.ir.types import DType
+from ingot.ir.types import DType, TensorType, f64, i64
 from ingot.ops import build as ops
+from ingot.ops.core.elementwise import Cos, Neg, Sin
+from ingot.ops.core.shape import Iota
+from ingot.ops.nn.index import Take
 from ingot.ops.nn.matmul import MatMul
 
 Pair = tuple[Node, Node]
+Scale = float | Node  # a node: a scalar that is known only at run time, as the length is
 
 # the largest first factor: a table of angles has as many columns
 WIDEST_STEP = 128
@@ -28,18 +35,27 @@ _WIDEST = 2048
 _STEP = 64
 
 
-def fourier(x: Sequence[Node], inverse: bool = False, scale: float = 1.0) -> Pair:
+def fourier(x: Sequence[Node], inverse: bool = False, scale: Scale = 1.0) -> Pair:
     """scale * sum_j x[j] exp(-+2 pi i jk / n), + where `inverse` (which has no 1/n of its own).
 
     `x` is a pair, or the one part of a real signal.
     """
-    return _parts(_transform(ops.stack(x, -2), _size(x[0]), inverse, scale))
+    n = x[0].shape[-1]
+    if isinstance(scale, Node):
+        return _scaled(fourier(x, inverse), scale)
+    if not isinstance(n, int):
+        return _scaled(_measured(x, n, n, inverse), scale)
+    return _parts(_transform(ops.stack(x, -2), n, inverse, scale))
 
 
-def real_fourier(x: Node, scale: float = 1.0) -> Pair:
+def real_fourier(x: Node, scale: Scale = 1.0) -> Pair:
     """The first n // 2 + 1 results of the transform of a real signal; the others are their conjugates, mirrored."""
-    n = _size(x)
+    n = x.shape[-1]
     count = n // 2 + 1
+    if isinstance(scale, Node):
+        return _scaled(real_fourier(x), scale)
+    if not isinstance(n, int):
+        return _scaled(_measured((x,), n, count, False), scale)
     if _plan(n) == n:
         angle = _angles(n, n)[:, :count]
         matrix = np.concatenate([np.cos(angle), -np.sin(angle)], 1) * scale
@@ -49,12 +65,21 @@ def real_fourier(x: Node, scale: float = 1.0) -> Pair:
     return _parts(ops.slice_axis(y, -1, 0, count))
 
 
-def real_inverse(x: Pair, n: int, scale: float = 1.0) -> Node:
+def real_inverse(x: Pair, n: DimLike, scale: Scale = 1.0) -> Node:
     """The real signal of length n whose transform begins with the n // 2 + 1 values of `x`, times n * scale.
 
     The imaginary parts of the first value, and of the last where n is even, do not count.
     """
     count = n // 2 + 1
+    if isinstance(scale, Node):
+        return ops.mul(real_inverse(x, n), ops.cast(scale, x[0].dtype))
+    if not isinstance(n, int):
+        k = ops.arange(count)
+        alone = ops.or_(ops.compare("EQ", k, 0), ops.compare("EQ", ops.mul(k, 2), ops.scalar(n, i64)))
+        angles = _measured_angles(n, count, n, x[0].dtype)
+        weight = ops.cast(ops.where(alone, ops.scalar(scale, f64), ops.scalar(2 * scale, f64)), x[0].dtype)
+        cos, sin = (MatMul()(ops.mul(v, weight), t) for v, t in zip(x, angles, strict=True))
+        return ops.sub(cos, sin)
     # every value but the first and, of an even n, the last stands for its mirrored conjugate too: the real part of
     # twice its own share is the share of both
     weight = np.full(count, 2 * scale)
@@ -68,6 +93,32 @@ def real_inverse(x: Pair, n: int, scale: float = 1.0) -> Node:
     angle = _angles(n, n)[:count]
     matrix = np.concatenate([np.cos(angle) * weight[:, None], -np.sin(angle) * weight[:, None]], 0)
     return MatMul()(_joined(ops.stack(x, -2)), _constant(matrix, x[0].dtype))
+
+
+def _measured(x: Sequence[Node], n: DimLike, count: DimLike, inverse: bool) -> Pair:
+    """The first `count` results of a transform of length n, which is known only at run time."""
+    both = MatMul()(ops.stack(x, -2), ops.concat(_measured_angles(n, n, count, x[0].dtype), 1))
+    # the parts of x times cosines, and times sines, which go the other way round in a forward transform
+    cos, sin = (ops.slice_axis(both, -1, at, at + count) for at in (0, count))
+    (a, b), (c, d) = ([ops.index_axis(v, -2, i % len(x)) for i in (0, 1)] for v in (cos, sin))
+    if len(x) == 1:
+        return a, d if inverse else Neg()(d)
+    return (ops.sub(a, d), ops.add(b, c)) if inverse else (ops.add(a, d), ops.sub(b, c))
+
+
+def _measured_angles(n: DimLike, rows: DimLike, columns: DimLike, dtype: DType) -> Pair:
+    """Cosines and sines of 2 pi jk / n, [rows, columns]."""
+    size = ops.scalar(n, i64)
+    angle = ops.div(ops.mul(ops.cast(ops.arange(n), f64), 2 * np.pi), ops.cast(size, f64))
+    j, k = (Iota(TensorType(i64, (rows, columns)), axis)() for axis in (0, 1))
+    at = ops.rem(ops.mul(j, k), size)
+    cos, sin = (Take(0)(ops.cast(table, dtype), at) for table in (Cos()(angle), Sin()(angle)))
+    return cos, sin
+
+
+def _scaled(x: Pair, scale: Scale) -> Pair:
+    by = ops.cast(scale, x[0].dtype) if isinstance(scale, Node) else scale
+    return ops.mul(x[0], by), ops.mul(x[1], by)
 
 
 def _transform(x: Node, n: int, inverse: bool, scale: float) -> Node:

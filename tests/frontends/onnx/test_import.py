@@ -365,6 +365,32 @@ def test_malformed_nodes_are_refused_without_much_time_or_memory(bad: onnx.NodeP
         import_onnx(model([bad], [("x", F, [4, 1])], constants=constants, opset=19))
 
 
+@pytest.mark.parametrize(("inverse", "onesided", "parts"), [(0, 0, 1), (0, 1, 1), (0, 0, 2), (1, 0, 2), (1, 1, 2)])
+def test_fourier_transforms_of_symbolic_length(inverse: int, onesided: int, parts: int) -> None:
+    op = node("DFT", ["x", "", "axis"], inverse=inverse, onesided=onesided)
+    graph = import_onnx(model([op], [("x", F, [2, "n", parts])], constants={"axis": np.int64(1)}))
+    for n in (2, 7, 48):
+        x = np.random.default_rng(n).standard_normal((2, n, parts)).astype(np.float32)
+        z = x[..., 0] + 1j * x[..., -1] if parts == 2 else x[..., 0]
+        if inverse and onesided:
+            want = np.fft.irfft(z, 2 * (n - 1), 1)[..., None]
+        else:
+            z = (np.fft.ifft if inverse else np.fft.fft)(z, axis=1)[:, : n // 2 + 1 if onesided else n]
+            want = np.stack([z.real, z.imag], -1)
+        (got,) = interpret(graph, [x])
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_fourier_transforms_cut_or_pad_to_a_symbolic_length() -> None:
+    nodes = [node("Shape", ["like"], ("shape",)), node("Squeeze", ["shape"], ("n",)), node("DFT", ["x", "n", "axis"])]
+    graph = import_onnx(model(nodes, [("x", F, [2, 8, 1]), ("like", F, ["n"])], constants={"axis": np.int64(1)}))
+    x = np.random.default_rng(0).standard_normal((2, 8, 1)).astype(np.float32)
+    for n in (3, 8, 13):
+        (got,) = interpret(graph, [x, np.zeros(n, np.float32)])
+        np.testing.assert_allclose(got[..., 0] + 1j * got[..., 1], np.fft.fft(x[..., 0], n, 1), rtol=0, atol=1e-5)
+
+
 def test_empty_constants_keep_their_shape() -> None:
     empty = np.zeros((2, 0, 4), np.int64)
     graph = import_onnx(model([node("Concat", ["empty", "empty"], axis=0)], [], constants={"empty": empty}))

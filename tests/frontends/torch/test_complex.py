@@ -88,6 +88,21 @@ def test_length_of_the_batch_is_dynamic() -> None:
         close(run(model, x), net(x))
 
 
+class Spectra(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        mixed = torch.fft.fft2(x, norm="ortho")
+        back = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])
+        return mixed.real, mixed.imag, torch.fft.ifft(mixed).imag, back, torch.view_as_real(torch.fft.rfft(x, dim=1))
+
+
+def test_length_is_dynamic() -> None:
+    net = Spectra().eval()
+    model = import_exported(export_module(net, (torch.randn(2, 6, 8),), dynamic={"x": {1: "rows", 2: "columns"}}))
+    for shape in ((2, 6, 8), (2, 7, 2), (2, 96, 129)):
+        x = torch.randn(shape)
+        close(run(model, x), net(x))
+
+
 def test_refusals_name_the_op() -> None:
     with pytest.raises(UnsupportedOpError, match=r"aten.sinh.*on complex numbers"):
         agree(lambda z: z.sinh(), torch.randn(3, dtype=torch.complex64))

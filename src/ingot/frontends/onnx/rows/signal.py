@@ -8,26 +8,30 @@ from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
+from ingot.ir.types import f64
 
 
-def fourier(x: Node, axis: int, length: int, inverse: bool, onesided: bool) -> Node:
+def fourier(x: Node, axis: int, length: DimLike, inverse: bool, onesided: bool) -> Node:
     """The discrete Fourier transform along `axis` of [..., 1 | 2] (real | real, imaginary)."""
-    if length < 1:
-        raise Unsupported(f"a transform of length {length}")
-    check_table(length, ops.WIDEST_STEP)
-    have = x.shape[axis]
+    if isinstance(length, int):
+        if length < 1:
+            raise Unsupported(f"a transform of length {length}")
+        check_table(length, ops.WIDEST_STEP)
     want = length // 2 + 1 if inverse and onesided else length
-    if isinstance(have, int) and have > want:
-        x = ops.slice_axis(x, axis, 0, want)
-    elif have != want:
+    x = ops.slice_axis(x, axis, 0, want)
+    have = x.shape[axis]
+    if have != want:
         rank = len(x.shape)
         x = ops.pad(x, (0,) * rank, tuple(want - have if i == axis else 0 for i in range(rank)))
     (count,) = ints_of(x.shape[-1:], "the last axis")
     if count not in ((2,) if inverse and onesided else (1, 2)):
         raise Unsupported(f"a transform of numbers of {count} parts")
     parts = [_axis_last(ops.index_axis(x, -1, i), axis) for i in range(count)]
-    scale = 1.0 / length if inverse else 1.0
+    scale = 1.0
+    if inverse:
+        scale = 1.0 / length if isinstance(length, int) else ops.div(1.0, ops.scalar(length, f64))
     if inverse and onesided:
         result = (ops.real_inverse((parts[0], parts[1]), length, scale),)
     elif onesided and count == 1:
@@ -54,8 +58,7 @@ def _dft(c: Call, axis: int) -> Result:
     axis = normal_axis(axis, c.rank())
     inverse, onesided = c.flag("inverse"), c.flag("onesided")
     natural = 2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis]
-    (length,) = ints_of((c.dims(1)[0] if c.has(1) else natural,), "the transform's length")
-    return fourier(x, axis, length, inverse, onesided)
+    return fourier(x, axis, c.dims(1)[0] if c.has(1) else natural, inverse, onesided)
 
 
 @onnx_op("DFT", since=17)

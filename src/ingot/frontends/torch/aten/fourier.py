@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Complex, Context, Unsupported, axis_of
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node, const
+from ingot.ir.types import f64
 
 aten = Table()
 
@@ -38,10 +40,15 @@ def _axes(x: Node, dim: Sequence[int]) -> list[int]:
     return [axis_of(d, x.type.rank) for d in dim]
 
 
-def _scale(shape: Sequence[DimLike], axes: Sequence[int], normalization: int) -> float:
+def _scale(shape: Sequence[DimLike], axes: Sequence[int], normalization: int) -> float | Node:
     """torch's fft_norm_mode: 0 none, 1 by the root of the length, 2 by the length."""
-    length = math.prod(_length(shape[a]) for a in axes)
-    return (1.0, length**-0.5, 1.0 / length)[normalization]
+    power = (0.0, -0.5, -1.0)[normalization]
+    lengths = [shape[a] for a in axes]
+    known = math.prod(n for n in lengths if isinstance(n, int)) ** power
+    measured = [ops.scalar(n, f64) for n in lengths if not isinstance(n, int)]
+    if not measured or not power:
+        return known
+    return functools.reduce(ops.mul, (ops.pow(n, power) for n in measured), const(known, np.float64))
 
 
 def _length(n: DimLike) -> int:
@@ -50,10 +57,9 @@ def _length(n: DimLike) -> int:
     return n
 
 
-def _forth(z: Complex, axes: Sequence[int], scale: float, inverse: bool) -> Complex:
+def _forth(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
     """Transforms along `axes`, one after the other."""
     for axis in axes:
-        _length(z.real.shape[axis])
         z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
         scale = 1.0
     return z
@@ -80,7 +86,7 @@ def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forw
 def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Node:
     *rest, last = _axes(z.real, dim)
     scale = _scale(c.shape, (*rest, last), normalization)
-    z, n = _forth(z, rest, 1.0, True), _length(c.shape[last])
+    z, n = _forth(z, rest, 1.0, True), c.shape[last]
     back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
     return back.real
 
