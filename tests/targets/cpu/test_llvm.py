@@ -137,7 +137,7 @@ def test_quotients_of_many_bits(dtype: DType, features: HostFeatures, lanes: int
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 4, 5, 8, 16, 64])
 @pytest.mark.parametrize("features", [host_features(), without("avx512f", "avx512vl")], ids=["host", "two factors"])
 @pytest.mark.parametrize("dtype", [f32, f64])
 def test_ldexp(dtype: DType, features: HostFeatures, lanes: int) -> None:
@@ -236,7 +236,9 @@ def test_float_casts(source: DType, target: DType) -> None:
             [x, [1 + 2**-11, 1 + 2**-11 + 2**-40, 2**-15, 2**-25, 448.0, 464.0, 465.0, 57344.0, 61440.0]]
         )
         x = x.astype(source.numpy)
-        got, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=16), x.astype(target.numpy)
+        wide, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=64), x.astype(target.numpy)
+        got = evaluate(target, lambda a: k.cast(a, target), x, lanes=16)
+    same(got, wide)
     if target == boolean:
         want = x.astype(np.float64) != 0
     same(got, want)
@@ -484,6 +486,23 @@ def test_bfloat_and_ml_dtypes_agree_on_every_f16() -> None:
     made = place(np.zeros(1 << 16, ml_dtypes.bfloat16))
     Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
     same(made, x.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("features", [host_features(), without("avx512bf16")], ids=["host", "by bits"])
+def test_bfloat_rounds_all_exponents(features: HostFeatures, lanes: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
+    x[::3] |= 0x8000  # ties and what is next to them
+    x[::3] &= 0xFFFF8001
+    x[1 << 12 : 1 << 13] &= 0x80FFFFFF  # subnormal, or barely not
+    x[1 << 13 : 1 << 14] |= 0x7F800000  # infinite or NaN
+    x = x.view(np.float32)
+    out, source, i = Buffer("out", bf16, writable=True), Buffer("x", f32), k.var("i")
+    body = (For(i, integer(0), integer(x.size), lanes, (Store(out, i, k.cast(k.load(source, i, lanes), bf16)),)),)
+    made = place(np.zeros(x.size, ml_dtypes.bfloat16))
+    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body), features)([place(x), made])
+    same(made, x.astype(ml_dtypes.bfloat16))
 
 
 def test_literals() -> None:

@@ -6,8 +6,11 @@ does not have; these are written out here in integer arithmetic, rounding to nea
 
 from __future__ import annotations
 
+from functools import reduce
+
 from ingot.ir.types import DTYPES, DType, f32
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.lanes import join, split
 
 
 def cast(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
@@ -188,6 +191,8 @@ def _round_to_odd(b: Builder, x: str, lanes: int) -> str:
 
 def _to_half(b: Builder, x: str, lanes: int) -> str:
     """By the instruction's own name where there is one: LLVM 22 stores no vector of halves past the caches."""
+    if lanes > 16 and lanes & (lanes - 1) == 0 and "avx512f" in b.features:
+        return join(b, [_to_half(b, y, 16) for y in split(b, x, "float", lanes, 16)], "half", 16)
     if lanes == 16 and "avx512f" in b.features:
         floats, shorts = vector_of("float", lanes), vector_of("i16", lanes)
         given = ((floats, x), ("i32", "4"), (shorts, "zeroinitializer"), ("i16", "-1"))
@@ -197,7 +202,26 @@ def _to_half(b: Builder, x: str, lanes: int) -> str:
 
 
 def _to_bfloat(b: Builder, x: str, lanes: int) -> str:
-    """Round to nearest even on the bits: add 0x7fff and the bit that will be last, keep the upper half; keep NaN."""
+    """Round to nearest even: by the instruction where there is one and no lane is subnormal, which it makes zero."""
+    if lanes < 16 or lanes & (lanes - 1) or "avx512bf16" not in b.features:
+        return _bfloat_bits(b, x, lanes)
+    floats, flags, parts = vector_of("float", 16), vector_of("i1", 16), split(b, x, "float", lanes, 16)
+    subnormal = [b.call("llvm.x86.avx512.fpclass.ps.512", flags, ((floats, y), ("i32", "32"))) for y in parts]
+    some = reduce(lambda p, q: b.emit(f"or {flags} {p}, {q}", (p, q)), subnormal)
+    word = b.emit(f"bitcast {flags} {some} to i16", (some,))
+    none = b.emit(f"icmp eq i16 {word}, 0", (word,))
+    taken: list[str] = []
+
+    def fast() -> None:
+        rounded = (b.call("llvm.x86.avx512bf16.cvtneps2bf16.512", "<16 x bfloat>", ((floats, y),)) for y in parts)
+        taken.append(join(b, [_op(b, "bitcast", z, "bfloat", "i16", 16) for z in rounded], "i16", 16))
+
+    quick, slow = b.branch(none, fast, lambda: taken.append(_bfloat_bits(b, x, lanes)))
+    return b.effect(f"phi {vector_of('i16', lanes)} [ {taken[0]}, %{quick.label} ], [ {taken[1]}, %{slow.label} ]")
+
+
+def _bfloat_bits(b: Builder, x: str, lanes: int) -> str:
+    """On the bits: add 0x7fff and the bit that will be last, keep the upper half; keep NaN."""
     ints, flags = vector_of("i32", lanes), vector_of("i1", lanes)
     floats = vector_of("float", lanes)
     sixteen = b.splat("16", "i32", lanes)

@@ -31,6 +31,7 @@ from ingot.targets.cpu import values
 from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast, low_bits
+from ingot.targets.cpu.lanes import extract, shuffle
 
 
 class Expressions:
@@ -182,10 +183,10 @@ class Expressions:
         return values.reduce(self.b, e.fn, self.value(e.a), e.a.dtype, e.a.lanes)
 
     def _shuffle(self, e: Shuffle) -> str:
-        return values.shuffle(self.b, self.value(e.a), self.value(e.b), e.pick, value_type(e.dtype), e.a.lanes)
+        return shuffle(self.b, self.value(e.a), self.value(e.b), e.pick, value_type(e.dtype), e.a.lanes)
 
     def _extract(self, e: Extract) -> str:
-        return values.extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
+        return extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
 
     # Memory
 

@@ -31,13 +31,13 @@ from ingot.ir.kernel import (
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.support.native import HostFeatures
-from ingot.targets.cpu import values
 from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.buffers import allocated, stored_registers
 from ingot.targets.cpu.builder import Builder, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.expressions import Expressions
+from ingot.targets.cpu.lanes import extract
 
-_STREAMS = (16, 32, 64)  # bytes of vectors that can be stored past the caches
+_STREAMS = (16, 32, 64)  # bytes of registers that can be stored past the caches
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
@@ -175,15 +175,16 @@ class _Function(Expressions):
             return
         pointer, align = self.address(buffer, s.index)
         size = buffer.dtype.nbytes * lanes
-        if s.stream and s.mask is None and size in _STREAMS:
-            self._stream(f"store {kind} {x}, ptr {pointer}, align", pointer, align, size, meta)
+        register = min(size, _STREAMS[-1])
+        if s.stream and s.mask is None and register in _STREAMS and size % register == 0:
+            self._stream(f"store {kind} {x}, ptr {pointer}, align", pointer, align, register, meta)
         elif s.mask is None:
             b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}")
         elif lanes == 1:
             self._guarded(self.value(s.mask), lambda: b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}"))
         elif (mask := self.value(s.mask)) in self.single:
             # LLVM 22 narrows `trunc` into a masked store of one lane and then writes the wide lane
-            one = values.extract(b, x, 0, storage_type(buffer.dtype), lanes)
+            one = extract(b, x, 0, storage_type(buffer.dtype), lanes)
             b.line(f"store {storage_type(buffer.dtype)} {one}, ptr {pointer}, align {align}{meta}")
         else:
             name = f"llvm.masked.store.{mangle(storage_type(buffer.dtype), lanes)}.p0"
@@ -191,7 +192,7 @@ class _Function(Expressions):
             b.line(f"call void @{name}({kind} {x}, ptr align {align} {pointer}, <{lanes} x i1> {mask}){meta}")
 
     def _stream(self, store: str, pointer: str, align: int, size: int, meta: str) -> None:
-        """A store past the caches, where the address is a multiple of the vector's `size` as those stores demand."""
+        """A store past the caches, where the address is a multiple of the register's `size` as those stores demand."""
         b = self.b
         past = f"{store} {size}{meta}, !nontemporal !{self.one}"
         self.streams = True

@@ -13,6 +13,7 @@ from ingot.support.errors import CompileError
 from ingot.targets.cpu import division
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.casts import cast
+from ingot.targets.cpu.lanes import extract, join, part, split
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
@@ -202,36 +203,6 @@ def reduce(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
     return x
 
 
-def part(b: Builder, x: str, scalar: str, lanes: int, start: int, count: int) -> str:
-    """`count` lanes of x from `start`."""
-    if count == 1:
-        return extract(b, x, start, scalar, lanes)
-    return shuffle(b, x, x, tuple(range(start, start + count)), scalar, lanes)
-
-
-def extract(b: Builder, x: str, lane: int, scalar: str, lanes: int) -> str:
-    return x if lanes == 1 else b.emit(f"extractelement {vector_of(scalar, lanes)} {x}, i64 {lane}", (x,))
-
-
-def shuffle(b: Builder, x: str, y: str, pick: tuple[int, ...], scalar: str, lanes: int) -> str:
-    """Lanes `pick` of the concatenation of x and y."""
-    if lanes == 1 and len(pick) == 1:
-        return (x, y)[pick[0]]
-    if lanes == 1:
-        kind = f"<{len(pick)} x {scalar}>"
-        out = "poison"
-        for at, source in enumerate(pick):
-            value = (x, y)[source]
-            out = b.emit(f"insertelement {kind} {out}, {scalar} {value}, i64 {at}", (out, value))
-        return out
-    kind = f"<{lanes} x {scalar}>"
-    if len(pick) == 1:
-        source = (x, y)[pick[0] // lanes]
-        return b.emit(f"extractelement {kind} {source}, i64 {pick[0] % lanes}", (source,))
-    picks = ", ".join(f"i32 {p}" for p in pick)
-    return b.emit(f"shufflevector {kind} {x}, {kind} {y}, <{len(pick)} x i32> <{picks}>", (x, y))
-
-
 def ldexp_shift(dtype: DType) -> float:
     """What turns an even float n, added to it, into one whose low bits are n/2 + bias."""
     fraction, bias = (23, 127) if dtype == f32 else (52, 1023)
@@ -241,6 +212,10 @@ def ldexp_shift(dtype: DType) -> float:
 def ldexp(b: Builder, x: str, n: str, shifted: Callable[[], str], dtype: DType, lanes: int) -> str:
     """x * 2^n; `shifted` prints n + ldexp_shift. Without the instruction: two factors 2^(n/2)."""
     kind, bits = value_type(dtype, lanes), dtype.bits * lanes
+    if "avx512f" in b.features and bits > 512 and lanes & (lanes - 1) == 0:
+        scalar, most = value_type(dtype), 512 // dtype.bits
+        pairs = zip(*(split(b, v, scalar, lanes, most) for v in (x, n)), strict=True)
+        return join(b, [ldexp(b, y, m, shifted, dtype, most) for y, m in pairs], scalar, most)
     if "avx512f" in b.features and (bits == 512 or (bits in (128, 256) and "avx512vl" in b.features)):
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if dtype == f32 else 'd'}.{bits}"
         all_lanes = (f"i{max(8, lanes)}", "-1")
