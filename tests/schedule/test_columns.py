@@ -121,6 +121,18 @@ def test_columns_folded_in_a_cache(dtype: DType, threads: int, machine) -> None:
             check(Graph((a,), (tree,)), [x], machine=machine, rtol=1e-2 if dtype == bf16 else 4e-6)
 
 
+@both
+@pytest.mark.parametrize("rows", [3, 41])
+def test_extrema_of_columns_in_a_cache_keep_nan(rows: int, machine) -> None:
+    """Whichever of the lines that are folded together has one."""
+    x = np.random.default_rng(0).standard_normal((rows, 4999)).astype(np.float32)
+    x[np.arange(rows), 100 * np.arange(rows)] = np.nan
+    x[:, 4200], x[:, 4300] = np.inf, -np.inf
+    (a,) = inputs_like([x])
+    for tree in (op.reduce_max(a, 0), op.reduce_min(a, 0)):
+        check(Graph((a,), (tree,)), [x], machine=replace(machine, l3=64, threads=2))
+
+
 def test_which_columns_are_folded_in_a_cache() -> None:
     """Of long lines from memory that nothing reads again."""
     for shape, tree, near in (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from math import nan
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
@@ -137,6 +140,16 @@ class Fold:
         return [block.let(k.load(buffer, integer(i)), "o") for i in range(self.slots)]
 
 
+def fold_into(block: Block, fn: str, old: Expr, values: Sequence[Expr]) -> Expr:
+    """`old` folded with `values`. Extrema of floats test two of them for NaN at once, and keep that of `old`."""
+    if fn not in ("max", "min") or not old.dtype.is_float:
+        return reduce(lambda x, y: block.let(k.binary(fn, y, x)), values, old)
+    plain = fn + "num"  # the second operand where either is NaN
+    best = reduce(lambda x, y: k.binary(plain, y, x), values)
+    none = reduce(lambda x, y: k.binary("or", x, y), (k.binary("ne", v, v) for v in values))
+    return block.let(k.select(none, Lit(old.dtype, old.lanes, nan), k.binary(plain, best, old)))
+
+
 def _folded(block: Block, fn: str, values: list[Expr]) -> Expr:
     while len(values) > 1:
         values = [block.let(k.binary(fn, a, b), "o") for a, b in zip(values[::2], values[1::2], strict=True)]
@@ -158,4 +171,4 @@ def _narrowed(at: Expr, like: Expr) -> Expr:
     return k.splat(k.cast(at, like.dtype), like.lanes)
 
 
-__all__ = ["Fold", "accumulator", "combining", "reduction"]
+__all__ = ["Fold", "accumulator", "combining", "fold_into", "reduction"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -27,7 +27,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import AHEAD, Operands, body_dims, comes_from_memory, leaves_caches, symbol_params
 from ingot.schedule.chunks import CHUNK, LONG, STREAMED, Line, vector_loop
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
-from ingot.schedule.fold import Fold, accumulator, combining, reduction
+from ingot.schedule.fold import Fold, accumulator, combining, fold_into, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
@@ -204,13 +204,13 @@ class RowLoops(RowPasses):
                     ahead = tuple(ix.add(e, far) if d == rows.axis else e for d, e in zip(rows.kept, row, strict=True))
                     self._prefetch(c, stream, (*at[:-1], ix.add(at[-1], integer(i))), ahead)
                 for n, buffer in folds.items():
-                    values = [load_at(c, buffer, place, mask)]
+                    values, old = list[Expr](), load_at(c, buffer, place, mask)
                     for i in range(count):
                         index = self.full_index((*at[:-1], ix.add(at[-1], integer(i))), row)
                         value = self.em.value(c, n.inputs[0], index, mask)
                         values.append(k.splat(k.cast(value, buffer.dtype), place.lanes))
                     fn = combining(reduction(n).kind, buffer.dtype)
-                    store_at(c, buffer, place, reduce(lambda x, y: c.let(k.binary(fn, y, x)), values), mask)
+                    store_at(c, buffer, place, fold_into(c, fn, old, values), mask)
 
             each(b, fold)
 
@@ -410,8 +410,11 @@ class RowLoops(RowPasses):
 
     def ask_for(self, block: Block, at: tuple[Expr, ...], i: int) -> None:
         """Ask for what is at `at` in visit `i` of the turn that comes next."""
+        lanes = max(e.lanes for e in at) if self.rows.horizontal else 1
         for stream in self._streams():
-            self._prefetch(block, stream, at, self.next[i].row)
+            for far in range(0, lanes, LINE // stream.dtype.nbytes):
+                ahead = (ix.add(e, integer(far)) if e.lanes > 1 else e for e in at)
+                self._prefetch(block, stream, tuple(ahead), self.next[i].row)
 
     def ask_below(self, block: Block, at: tuple[Expr, ...]) -> None:
         """Where vectors run across rows that come from memory: ask for the same columns of a row further on. Each row
