@@ -13,9 +13,10 @@ from ingot.ir.kernel import Kernel, integer
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import DType, bf16, boolean, f16, f32, i8, i64
+from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i64
 from ingot.ops import Tanh
 from ingot.ops import build as op
+from ingot.ops.nn.activation import Gelu, Softplus
 from ingot.ops.nn.resize import PadMode
 from ingot.ops.nn.softmax import Softmax
 from ingot.schedule.joined import join_dims
@@ -396,6 +397,25 @@ def test_lines_that_start_off_a_vector(cols: int, dtype: DType, dynamic: bool, m
         check(Graph(tuple(ins), (sliced,)), [x, row], machine=small)
         for out in (Softmax(axis=1).lower(a), op.sub(a, op.mean(a, 1, keepdims=True))):
             check(Graph((a,), (out,)), [x], machine=small, rtol=4e-6 if dtype == f32 else 1e-2)
+
+
+@both
+@pytest.mark.parametrize("dtype", [f32, bf16, f16], ids=str)
+@pytest.mark.parametrize("n", [5, 64, 1031, *slow(4096, 33_001)])
+def test_several_vectors_at_once(n: int, dtype: DType, machine) -> None:
+    """Chains of many operations; what is left behind vectors of 64 elements, and in front of them past the caches."""
+    with np.errstate(over="ignore"):
+        xs = [(values(n) * np.exp2(np.arange(n) % 280 - 140)).astype(dtype.numpy), values(n).astype(dtype.numpy)]
+    for size, own in ((n, machine), (symbol("n"), replace(machine, l3=64))):
+        a, b = ins = inputs_like(xs, {0: (size,), 1: (size,)})
+        for out in (Gelu().lower(b), Softplus().lower(a), op.atan2(a, b), op.mul(ops.Exp()(b), a)):
+            check(Graph(tuple(ins), (out,)), xs, machine=own, rtol=4e-6 if dtype == f32 else 1e-2)
+
+
+def test_many_operations_take_several_vectors_at_once() -> None:
+    (x,) = inputs_like([values(4096)])
+    for out, lanes in ((ops.Exp()(x), 64), (op.cast(ops.Exp()(op.cast(x, f64)), f32), 32), (op.mul(x, 2.0), 16)):
+        assert f":{lanes}] =" in show_kernel(lowered(Graph((x,), (out,)), AVX512)[0])
 
 
 def test_whole_vectors_are_streamed() -> None:

@@ -40,11 +40,12 @@ def chunked_loops(
     order: Sequence[int] | None = None,
     line: Line | None = None,
     size: int = CHUNK,
+    several: int = 1,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
     `work`: operations an element costs. `order`: the dimensions, outermost first. `line`: what should be written in
-    whole vectors. `size`: operations of a chunk.
+    whole vectors. `size`: operations of a chunk. `several`: vectors that are computed as one of as many lanes.
     """
     if not shape:
         write(top, (), None)
@@ -58,7 +59,7 @@ def chunked_loops(
     if cut.pieces != 1:
         which = top.let(k.binary("div", chunk, dim_expr(cut.pieces)), "row")
         low = top.let(k.mul(k.binary("rem", chunk, dim_expr(cut.pieces)), dim_expr(cut.piece)), "lo")
-    nest = _Nest(top, shape, axis, lanes, machine, write, line, cut, low)
+    nest = _Nest(top, shape, axis, lanes, machine, write, line, cut, low, several)
     chunks = dim_expr(ceildiv(rows, cut.run) * cut.pieces)
     if isinstance(rows, int) and rows <= 1:
         nest.row(top, ZERO)
@@ -119,6 +120,7 @@ class _Nest:
     line: Line | None
     cut: _Cut
     low: Expr
+    several: int
 
     def row(self, block: Block, row: Expr) -> None:
         rows = self.cut.rows
@@ -146,7 +148,7 @@ class _Nest:
         def at(b: Block, e: Expr, mask: Expr | None) -> None:
             write(b, self.at(index, self.axis, e), mask)
 
-        vector_loop(block, low, high, self.lanes, self.machine, at, multiple=multiple, whole=start)
+        vector_loop(block, low, high, self.lanes, self.machine, at, multiple, whole=start, several=self.several)
 
     @staticmethod
     def at(index: Index, dim: int, e: Expr) -> Index:
@@ -163,10 +165,12 @@ def vector_loop(
     multiple: int | None = None,
     reverse: bool = False,
     whole: Expr | None = None,
+    several: int = 1,
 ) -> None:
     """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks.
     reverse: several lanes from the end, the tail first; without masks there may be none. whole: the first position of
-    a whole vector (none in reverse); what lies before it is done as the tail is."""
+    a whole vector (none in reverse); what lies before it is done as the tail is. several: so many vectors at a time,
+    as one of as many lanes, while there are (not in reverse)."""
     end = high if isinstance(high, Expr) else dim_expr(high)
     if lanes == 1:
         block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
@@ -184,6 +188,11 @@ def vector_loop(
 
     if reverse:
         _cut_vector(block, main, end, lanes, machine, body)
+    if several > 1:
+        wide = several * lanes
+        wides = k.binary("div", k.sub(end, low), integer(wide))
+        begin, low = low, block.let(k.add(low, k.mul(wides, integer(wide))), "n")
+        block.loop("j", begin, low, wide, lambda b, e: body(b, k.ramp(e, wide), None), multiple=known)
     block.loop("j", low, main, lanes, vector, multiple=known)
     if not reverse:
         _cut_vector(block, main, end, lanes, machine, body)

@@ -18,6 +18,7 @@ from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import Shape, boolean
 from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
+from ingot.schedule.at_once import vectors_at_once
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import AHEAD, Leaves, Operands, body_dims, leaves_caches, symbol_params
 from ingot.schedule.chunks import CHUNK, STREAMED, Line, Write, chunked_loops, vector_loop
@@ -27,10 +28,12 @@ from ingot.schedule.joined import join_dims
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.short_lines import ShortLines
+from ingot.schedule.short_rows import LINE
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
 TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
+
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have one shape."""
@@ -109,8 +112,18 @@ class _Loops:
         line = Line(self.outs[0], axis) if self.stream else None
         write = partial(self.write, Emitter(self.leaves))
         return chunked_loops(
-            top, chunk, self.shape, axis, self.lanes, self.machine, write, order=order, line=line, size=self.size
-        )
+            top, chunk, self.shape, axis, self.lanes, self.machine, write,
+            order=order, line=line, size=self.size, several=self._several(axis),
+        )  # fmt: skip
+
+    def _several(self, axis: int) -> int:
+        """How many vectors along `axis` to compute as one."""
+        block, places = Block(), [k.var(f"x{d}") for d in range(len(self.shape))]
+        block.multiples |= {e.name: self.lanes for e in places}
+        index = tuple(k.ramp(e, self.lanes) if d == axis else e for d, e in enumerate(places))
+        self.write(Emitter(self.leaves), block, index, None)
+        several = vectors_at_once(block.stmts, self.lanes, self.machine)
+        return several if estimate(self.shape[axis]) >= 4 * several * self.lanes else 1
 
     def short_lines(self, top: Block, chunk: k.Var, short: ShortLines) -> Expr:
         """Vectors across as many lines as they have lanes; what is left of the lines one by one."""
@@ -261,7 +274,8 @@ def _read_on(buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr
     flat = ix.linear(index, lay.strides, lay.offset)
     if flat.lanes > 1 and ix.lane_step(flat) == 1:
         far = integer(AHEAD // buffer.dtype.nbytes)
-        block.stmts.append(k.Prefetch(buffer, k.add(ix.first_lane(flat), far)))
+        for i in range(0, flat.lanes, LINE // buffer.dtype.nbytes):
+            block.stmts.append(k.Prefetch(buffer, k.add(k.add(ix.first_lane(flat), far), integer(i))))
     return load_at(block, buffer, flat, mask)
 
 

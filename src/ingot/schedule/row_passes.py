@@ -18,8 +18,10 @@ from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, boolean
+from ingot.ops import ArgReduce
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
+from ingot.schedule.at_once import vectors_at_once
 from ingot.schedule.block import Block
 from ingot.schedule.chunks import Line, vector_loop
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
@@ -108,9 +110,11 @@ class RowPasses:
         unroll: int = 1,
         again: bool = False,
         line: Line | None = None,
+        at_once: bool = False,
     ) -> None:
         """Loops over the reduced dimensions: body(block, index in the box, mask, number). The vectorized one innermost,
-        `unroll` vectors at a time, which the number tells apart; where none is, it tells the visits apart.
+        `unroll` vectors at a time, which the number tells apart (`at_once`: as one); where none is, it tells the visits
+        apart.
         `again`: an earlier pass has read the row. `line`: what should be written in whole vectors."""
         asks, lanes = again and bool(self.next), self.lanes if self.rows.horizontal else 0
         loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
@@ -137,8 +141,9 @@ class RowPasses:
                 body(c, self.full_index(full, self.visits[0].row), mask, slot)
 
             def several(c: Block, e: Expr) -> None:
-                for u in range(unroll):
-                    vector(c, k.ramp(ix.add(e, integer(u * lanes)), lanes), None, u)
+                width = unroll * lanes if at_once else lanes
+                for u in range(0, unroll * lanes, width):
+                    vector(c, k.ramp(ix.add(e, integer(u)), width), None, u // lanes)
 
             extent, start = self.rows.shape[self.rows.axis], ZERO
             if unroll > 1:
@@ -164,10 +169,13 @@ class RowPasses:
     def fold_level(self, block: Block, level: list[Node], again: bool) -> list[Fold]:
         """The loop over the row that folds all reductions of a level; what later passes need of it is cached."""
         lanes, horizontal = self.lanes, self.rows.horizontal
-        unroll = 1
+        unroll, at_once = 1, False
         if horizontal and lanes > 1:
             unroll = UNROLL if self.reads_only(level) else UNROLL // 2
+            several = self._at_once(block, level)
+            unroll = max(unroll, several)
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
+            at_once = unroll == several > 1
         folds = [Fold.of(n, block, lanes, unroll if horizontal else len(self.visits)) for n in level]
         keep = self.cached.keys() & {n.inputs[0] for n in level}
 
@@ -181,10 +189,26 @@ class RowPasses:
                     store_at(b, self.cached[operand], where, value, mask if horizontal else None)
                 if horizontal and lanes > index[self.rows.axis].lanes:
                     value = fold.alone(value)  # one by one, behind the last whole vector
-                fold.add(b, value, self._position(at), mask if horizontal else None, slot)
+                for i in range(0, value.lanes, lanes):
+                    part = value
+                    if value.lanes > lanes:
+                        part = k.Shuffle(value.dtype, lanes, value, value, tuple(range(i, i + lanes)))
+                    fold.add(b, part, self._position(at), mask if horizontal else None, slot + i // lanes)
 
-        self.over_row(block, body, unroll, again)
+        self.over_row(block, body, unroll, again, at_once=at_once)
         return folds
+
+    def _at_once(self, block: Block, level: list[Node]) -> int:
+        """How many vectors of the operands of a level to compute as one."""
+        if any(isinstance(n.op, ArgReduce) for n in level):
+            return 1
+        trial, axis = Block(block), self.rows.axis
+        places = {d: trial.fresh("j") for d in self.rows.reduced}
+        trial.multiples |= {e.name: self.lanes for e in places.values()}
+        at = tuple(k.ramp(e, self.lanes) if d == axis else e for d, e in places.items())
+        for n in level:
+            self.em.value(trial, n.inputs[0], self.full_index(at, self.visits[0].row))
+        return vectors_at_once(trial.stmts, self.lanes, self.machine)
 
     def caches_of(self, block: Block, level: list[Node]) -> dict[Node, Buffer]:
         """Room for the operands of a level that later passes need."""
