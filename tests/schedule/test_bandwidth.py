@@ -77,6 +77,20 @@ def test_blocks_of_narrow_elements(shape: tuple[int, int], dtype: DType, machine
 
 
 @both
+@pytest.mark.parametrize("dtype", [f16, i8], ids=str)
+def test_blocks_of_narrow_elements_past_the_caches(dtype: DType, machine) -> None:
+    """Strips of blocks through scratch, two results of different widths; strips that edges cut off."""
+    x = np.arange(300 * 130).reshape(300, 130).astype(dtype.numpy)
+    for symbols in (None, {0: (symbol("n"), 130)}):
+        (a,) = inputs_like([x], symbols)
+        turned = op.transpose(a, (1, 0))
+        check(Graph((a,), (op.cast(turned, f32), turned)), [x], machine=replace(machine, l3=64))
+    (a,) = inputs_like([x])
+    (kernel,) = lowered(Graph((a,), (op.transpose(a, (1, 0)),)), replace(machine, l3=64))
+    assert kernel.scratch_bytes > 0
+
+
+@both
 @pytest.mark.parametrize("order", [(1, 0), (0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (1, 2, 3, 0), (3, 2, 1, 0)])
 def test_copies_past_the_caches(order: tuple[int, ...], machine) -> None:
     """The order of memory, strips of blocks and requests ahead, which only large results have."""

@@ -5,7 +5,8 @@ out[i, j] = f(a[i, j], b[j])   ->   for i in chunk: for j in 0..n step 16: store
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +30,7 @@ from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.short_lines import ShortLines
 from ingot.schedule.short_rows import LINE
+from ingot.schedule.transpose import stored_as
 from ingot.schedule.turned import Turn, TurnedLeaf, find_turn, reads_along
 
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
@@ -45,15 +47,16 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     loops, chunk, top = _Loops.of(body, ins, outs, operands, machine), k.var("chunk"), Block()
     turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
-    short = ShortLines.of(body, ins, outs, operands.ins, lanes)
+    short, scratch = ShortLines.of(body, ins, outs, operands.ins, lanes), 0
     if short is not None:
         chunks = loops.short_lines(top, chunk, short)
     elif turn is not None:
         chunks = loops.turned(top, chunk, turn)
+        scratch = sum(loops.held_bytes(turn))
     else:
         chunks = loops.lines(top, chunk)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
-    kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body)
+    kernel = Kernel("pointwise", operands.params, dims, chunk, chunks, top.body, scratch)
     return Lowered((Step(kernel, operands.args),))
 
 
@@ -157,8 +160,7 @@ class _Loops:
 
     def turned(self, top: Block, chunk: k.Var, turn: Turn) -> Expr:
         """Blocks that are transposed in registers, in strips along the results' lines."""
-        body, shape = self.body, self.shape
-        strip = max(1, STRIP // (turn.side * min(n.dtype.nbytes for n in body.outputs))) if self.stream else 1
+        body, shape, strip = self.body, self.shape, self.strip(turn)
         blocks, ahead = turn.blocks(shape), TURNS_AHEAD if self.stream else 0
         strips = tuple(ceildiv(n, strip) if d == turn.out else n for d, n in enumerate(blocks))
         plain = partial(self.write, Emitter(self.leaves))
@@ -171,10 +173,57 @@ class _Loops:
 
             begin = block.let(ix.mul(index[turn.out], integer(strip)), "s")
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
-            block.loop("s", begin, end, 1, one)
+            if not any(self.held_bytes(turn)):
+                return block.loop("s", begin, end, 1, one)
+            return _where_whole(
+                block, index, {**turn.sides, turn.out: strip * turn.side}, shape,
+                lambda b, start: self.held(b, index, start, turn, ahead), lambda b: b.loop("s", begin, end, 1, one),
+            )
 
         work = turn.side * turn.height * strip
         return chunked_loops(top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, size=self.size)
+
+
+    def strip(self, turn: Turn) -> int:
+        """Blocks that are done one after another along the results' lines."""
+        return max(1, STRIP // (turn.side * min(n.dtype.nbytes for n in self.body.outputs))) if self.stream else 1
+
+    def held_bytes(self, turn: Turn) -> list[int]:
+        """Scratch for all blocks of a strip but the last, by result: narrow elements have so many lines in a block that
+        the memory would get the next block's parts of them too late to take them together."""
+        sizes = [n.dtype.nbytes for n in self.body.outputs]
+        count = (self.strip(turn) - 1) * turn.side * turn.height if min(sizes) < 4 else 0
+        return [count * size for size in sizes]
+
+    def held(self, block: Block, index: Index, start: Mapping[int, Expr], turn: Turn, ahead: int) -> None:
+        """A whole strip: its blocks but the last go to scratch, and into each line in front of what the last adds."""
+        side, last, sizes = turn.side, self.strip(turn) - 1, self.held_bytes(turn)
+        places = itertools.accumulate(sizes, initial=0)
+        kept = [
+            block.alloc("held", stored_as(n.dtype), last * side * turn.height, scratch=at)
+            for n, at in zip(self.body.outputs, places, strict=False)
+        ]
+
+        def write(number: int, emitter: Emitter, rows: Iterator[int], b: Block, at: Index, mask: Expr | None) -> None:
+            row = next(rows) * last * side
+            for root, own, buffer, lay in zip(self.body.outputs, kept, self.operands.outs, self.outs, strict=True):
+                value, flat = emitter.value(b, root, at, mask), ix.linear(at, lay.strides, lay.offset)
+                if number < last:
+                    held = k.bitcast(k.splat(value, side), own.dtype)
+                    b.store(own, integer(row + number * side), held)
+                    continue
+                for i in range(last):
+                    part = k.bitcast(k.load(own, integer(row + i * side), side), root.dtype)
+                    store_at(b, buffer, ix.add(flat, integer((i - last) * side)), part, stream=True)
+                store_at(b, buffer, flat, value, stream=True)
+
+        for number in range(last + 1):
+            emitter = _turning(self.operands, self.body, self.ins, self.leaves, turn, ahead)
+            along = block.let(ix.add(start[turn.out], integer(number * side)), "t")
+            if isinstance(along, k.Var):
+                block.multiples[along.name] = side
+            own = partial(write, number, emitter, itertools.count())
+            _block_rows(block, index, {**start, turn.out: along}, turn, own)
 
 
 def _before_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tuple[Layout, ...]]:
@@ -215,31 +264,41 @@ def _turned_block(
     block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
 ) -> None:
     """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
-    sides = {turn.out: turn.side, turn.across: turn.height}
+
+    def cut(b: Block) -> None:
+        begin = {d: b.let(ix.mul(number[d], integer(side)), "t") for d, side in turn.sides.items()}
+        ends = {d: k.binary("min", k.add(e, integer(turn.sides[d])), dim_expr(shape[d])) for d, e in begin.items()}
+        end = b.let(ends[turn.out], "t")
+
+        def row(c: Block, e: Expr) -> None:
+            def at(x: Block, v: Expr, m: Expr | None) -> None:
+                plain(x, _placed(number, {turn.across: e, turn.out: v}), m)
+
+            vector_loop(c, begin[turn.out], end, lanes, machine, at, multiple=lanes)
+
+        b.loop("r", begin[turn.across], ends[turn.across], 1, row)
+
+    def whole(b: Block, start: Mapping[int, Expr]) -> None:
+        _block_rows(b, number, start, turn, turned)
+
+    _where_whole(block, number, turn.sides, shape, whole, cut)
+
+
+def _where_whole(
+    block: Block, number: Index, sides: Mapping[int, int], shape: Shape,
+    whole: Callable[[Block, Mapping[int, Expr]], None], cut: Callable[[Block], None],
+) -> None:
+    """whole(block, where it begins) where the block `number`, of so long `sides`, lies in the box; else cut(block)."""
     begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d, side in sides.items()}
 
-    def at(row: Expr, along: Expr) -> Index:
-        own = {turn.across: row, turn.out: along}
-        return tuple(own.get(d, e) for d, e in enumerate(number))
-
-    def whole(b: Block) -> None:
+    def there(b: Block) -> None:
         start: dict[int, Expr] = {}
         for d, e in begin.items():
             # names of this branch's own, so that no load moves out of it
             own = start[d] = b.fresh("t")
             b.stmts.append(Let(own, e))
             b.multiples[own.name] = sides[d]
-        for i in range(turn.height):
-            turned(b, at(ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], turn.side)), None)
-
-    def cut(b: Block) -> None:
-        ends = {d: k.binary("min", k.add(e, integer(sides[d])), dim_expr(shape[d])) for d, e in begin.items()}
-        end = b.let(ends[turn.out], "t")
-
-        def row(c: Block, e: Expr) -> None:
-            vector_loop(c, begin[turn.out], end, lanes, machine, lambda x, v, m: plain(x, at(e, v), m), multiple=lanes)
-
-        b.loop("r", begin[turn.across], ends[turn.across], 1, row)
+        whole(b, start)
 
     fits = [
         k.binary("le", k.add(e, integer(sides[d])), dim_expr(shape[d]))
@@ -247,9 +306,20 @@ def _turned_block(
         if not isinstance(extent := shape[d], int) or extent % sides[d]
     ]
     if fits:
-        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), whole, cut)
+        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), there, cut)
     else:
-        whole(block)
+        there(block)
+
+
+def _block_rows(block: Block, number: Index, start: Mapping[int, Expr], turn: Turn, write: Write) -> None:
+    """The rows of a whole block, from `start` on."""
+    for i in range(turn.height):
+        row, along = ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], turn.side)
+        write(block, _placed(number, {turn.across: row, turn.out: along}), None)
+
+
+def _placed(index: Index, own: Mapping[int, Expr]) -> Index:
+    return tuple(own.get(d, e) for d, e in enumerate(index))
 
 
 def lanes_for(body: Graph, machine: Machine) -> int:

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.types import f16, i16
+from ingot.ir.types import DType, f16, i16
 from ingot.schedule.block import Block
 
 SEGMENT = 16  # bytes within which all machines interleave two vectors by one instruction
+
+
+def stored_as(dtype: DType) -> DType:
+    """What elements of `dtype` are moved as: LLVM 22 stores halves past the caches only as integers."""
+    return i16 if dtype == f16 else dtype
 
 
 def transpose_block(block: Block, rows: Sequence[Expr]) -> list[Expr]:
@@ -23,8 +28,8 @@ def transpose_block(block: Block, rows: Sequence[Expr]) -> list[Expr]:
     shuffles; Stone 1971). Elements are interleaved within segments, then segments taken apart: one instruction each.
     """
     n, dtype = len(rows), rows[0].dtype
-    if dtype == f16:  # LLVM 22 stores halves past the caches only as integers
-        return [block.let(k.bitcast(v, f16), "t") for v in transpose_block(block, [k.bitcast(v, i16) for v in rows])]
+    if (bits := stored_as(dtype)) != dtype:
+        return [block.let(k.bitcast(v, dtype), "t") for v in transpose_block(block, [k.bitcast(v, bits) for v in rows])]
     own = min(n, max(1, SEGMENT // dtype.nbytes))
     zipped = [_rotated(block, rows[i : i + own], own, 1) for i in range(0, n, own)]
     columns = [_rotated(block, [part[j] for part in zipped], own, -1) for j in range(own)]

@@ -37,14 +37,17 @@ class Turn:
     side: int
     height: int
 
+    @property
+    def sides(self) -> dict[int, int]:
+        return {self.out: self.side, self.across: self.height}
+
     def in_registers(self, bits: int) -> bool:
         """Whether a row of a block is at most one vector of so many bits."""
         return all(8 * n.dtype.nbytes * self.side <= bits for n in self.turned)
 
     def blocks(self, shape: Shape) -> Shape:
         """The box, counted in blocks."""
-        own = {self.out: self.side, self.across: self.height}
-        return tuple(ceildiv(d, own.get(i, 1)) for i, d in enumerate(shape))
+        return tuple(ceildiv(d, self.sides.get(i, 1)) for i, d in enumerate(shape))
 
 
 Reads = dict[Node, list[int | None]]

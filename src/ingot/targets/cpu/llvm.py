@@ -16,6 +16,7 @@ from functools import partial
 
 from ingot.ir.kernel import (
     Alloc,
+    Bitcast,
     Body,
     Buffer,
     Comment,
@@ -158,11 +159,14 @@ class _Function(Expressions):
         if buffer.space == "register":
             self._registers(buffer)[self._register_index(buffer, s.index)] = self.value(value)
             return
+        lanes, dtype = value.lanes, buffer.dtype
+        if s.stream and s.mask is None and isinstance(value, Bitcast) and value.a.lanes == lanes:
+            # its bits as they are: LLVM 22 stores no vector of halves past the caches
+            value, dtype = value.a, value.a.dtype
         x = self.value(value)
-        lanes = value.lanes
         if buffer.dtype.kind == "b":
             x = b.emit(f"zext {value_type(buffer.dtype, lanes)} {x} to {vector_of('i8', lanes)}", (x,))
-        kind = storage_type(buffer.dtype, lanes)
+        kind = storage_type(dtype, lanes)
         meta = self.scopes_of[buffer]
         if s.index.lanes > 1:
             scalar = storage_type(buffer.dtype)
