@@ -28,6 +28,7 @@ from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.levels import LevelPanels, Place
+from ingot.schedule.long_sums import LongSums
 from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write, one_by_one
 from ingot.schedule.pack import Strip, turn_panel
 from ingot.schedule.row_loads import Columns, RowLoads
@@ -381,23 +382,22 @@ class Nest:
         def partial(i: Expr) -> Expr:
             return add(place, mul(i, integer(lanes)))
 
-        def clear(x: Block) -> None:
-            x.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
+        def join(x: Block) -> None:
+            def one(b: Block, i: Expr) -> None:
+                b.store(acc, i, k.add(k.load(self.sums, partial(i), lanes), k.load(acc, i)))
 
-        def resume(x: Block) -> None:
-            x.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, k.load(self.sums, partial(i), lanes)), unroll=True)
+            x.loop("i", 0, size, 1, one, unroll=True)
 
         def suspend(x: Block) -> None:
             x.loop("i", 0, size, 1, lambda b, i: b.store(self.sums, partial(i), k.load(acc, i)), unroll=True)
 
-        if columns.first is None:
-            clear(block)
-        else:
-            block.when(columns.first, clear, resume)
+        block.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
         ahead = self._ahead(block, columns, tile)
         if self.fetch is not None and columns.last is None:
             self._fetch_rows(block, columns, tile, self.fetch)
         self._products(block, columns, tile, acc, bv, ahead)
+        if columns.first is not None:
+            block.when(k.unary("not", columns.first), join)
         if columns.last is None:
             self._epilogue(block, columns, tile, acc)
         else:
@@ -421,14 +421,16 @@ class Nest:
         """The loops over k."""
         each = self.c.per_lane
         step: DimLike = columns.width  # between neighbouring k of a packed panel
+        extents = [self.plan.k_block or self.reduce[0].extent, *(x.extent for x in self.reduce[1:])]
+        sums = LongSums.of(block, (acc,), extents, self.plan.unroll)
 
         def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
-            axis = axes[0]
+            axis, level = axes[0], len(extents) - len(axes)
             inside = product(x.extent for x in axes[1:])
             if each > 1 and len(axes) > 1:
                 # rows of a panel
                 inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, each) * each
-            extent = self.plan.k_block if self.plan.k_block and axis is self.reduce[0] else axis.extent
+            extent = extents[level]
             b_step: DimLike = inside * step if self.loads.in_panels else axis.b
 
             def turn(x: Block, i: Expr) -> None:
@@ -448,14 +450,15 @@ class Nest:
                 self._multiply(x, columns, tile, at)
 
             if len(axes) > 1:
-                b.loop("k", *self._turns(b, tile, axis, extent), 1, turn)
+                sums.loop(b, level, "k", *self._turns(b, tile, axis, extent), 1, turn)
                 return
             rest = 0 if isinstance(extent, Dim) else extent % each
-            b.loop("k", 0, extent - rest, self.plan.unroll, innermost)
+            sums.loop(b, level, "k", 0, extent - rest, self.plan.unroll, innermost)
             if rest:
                 once(b, dim_expr(extent - rest), rest)
 
         nest(block, self.reduce, tile.a, columns.base, ZERO)
+        sums.finish(block)
 
     def _turns(self, block: Block, tile: _Tile, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
         """The turns of a window's loop in which some row of the tile reads more than padding."""

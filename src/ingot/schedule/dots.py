@@ -27,6 +27,7 @@ from ingot.ir.types import static_shape
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
+from ingot.schedule.long_sums import LongSums
 from ingot.schedule.loops import Loops, contiguous_last
 from ingot.schedule.lowered import Pack
 from ingot.schedule.machine import STREAM, Machine
@@ -262,20 +263,25 @@ class _Nest:
                     x.store(acc, own, k.fma(row[r], column, k.load(acc, own)))
 
         def nest(x: Block, axes: tuple[Axis, ...], at: tuple[Expr, Expr]) -> None:
-            axis, inner = axes[0], axes[1:]
+            axis, inner, level = axes[0], axes[1:], len(self.reduce) - len(axes)
 
             def inside(i: Expr) -> tuple[Expr, Expr]:
                 return add(at[0], mul(i, dim_expr(axis.a))), add(at[1], mul(i, dim_expr(axis.b)))
 
             if inner:
-                x.loop("k", 0, axis.extent, 1, lambda y, i: nest(y, inner, inside(i)))
+                sums.loop(x, level, "k", 0, axis.extent, 1, lambda y, i: nest(y, inner, inside(i)))
             else:
-                self._innermost(x, axis.extent, lambda y, i, read, slot: multiply(y, inside(i), read, slot))
+                self._innermost(x, axis.extent, sums, lambda y, i, read, slot: multiply(y, inside(i), read, slot))
 
+        turn = self.lanes * d.slots
+        sums = LongSums.of(block, (acc,), [x.extent for x in self.reduce], turn, turn)
         nest(block, self.reduce, (ZERO, ZERO))
+        sums.finish(block)
         self._finish(block, place, acc, rows)
 
-    def _innermost(self, block: Block, extent: DimLike, step: Callable[[Block, Expr, Read, int], None]) -> None:
+    def _innermost(
+        self, block: Block, extent: DimLike, sums: LongSums, step: Callable[[Block, Expr, Read, int], None]
+    ) -> None:
         """Whole vectors of the reduction, several at once where there are slots for them, then what is left."""
         lanes, acc = self.lanes, self.c.acc
         turn, done = lanes * self.d.slots, floordiv(extent, lanes) * lanes
@@ -288,7 +294,7 @@ class _Nest:
             for slot in range(self.d.slots):
                 step(x, add(i, integer(slot * lanes)), whole, slot)
 
-        block.loop("k", 0, turns, turn, several)
+        sums.loop(block, len(self.reduce) - 1, "k", 0, turns, turn, several)
         block.loop("k", turns, done, lanes, lambda x, i: step(x, i, whole, 0))
         if done == extent:
             return

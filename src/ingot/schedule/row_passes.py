@@ -25,8 +25,9 @@ from ingot.schedule.at_once import vectors_at_once
 from ingot.schedule.block import Block
 from ingot.schedule.chunks import Line, vector_loop
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
-from ingot.schedule.fold import Fold
+from ingot.schedule.fold import Fold, reduction
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.long_sums import FEW, SHORT, LongSums
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for
 from ingot.schedule.rows import Rows, reductions_of
@@ -103,6 +104,10 @@ class RowPasses:
             index[d] = e
         return tuple(index)
 
+    def _around(self) -> list[int]:
+        """The reduced dimensions but that of the vectors: those of the loops of a row, outermost first."""
+        return [d for d in self.rows.reduced if not (self.rows.horizontal and d == self.rows.axis)]
+
     def over_row(
         self,
         block: Block,
@@ -111,17 +116,20 @@ class RowPasses:
         again: bool = False,
         line: Line | None = None,
         at_once: bool = False,
+        sums: LongSums = SHORT,
     ) -> None:
         """Loops over the reduced dimensions: body(block, index in the box, mask, number). The vectorized one innermost,
         `unroll` vectors at a time, which the number tells apart (`at_once`: as one); where none is, it tells the visits
         apart.
-        `again`: an earlier pass has read the row. `line`: what should be written in whole vectors."""
+        `again`: an earlier pass has read the row. `line`: what should be written in whole vectors. `sums`: what is
+        added up along the loops."""
         asks, lanes = again and bool(self.next), self.lanes if self.rows.horizontal else 0
-        loops = [d for d in self.rows.reduced if not (lanes and d == self.rows.axis)]
+        loops = self._around()
 
         def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
             if left:
-                b.loop("k", 0, self.rows.shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
+                level, extent = len(loops) - len(left), self.rows.shape[left[0]]
+                sums.loop(b, level, "k", 0, extent, 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
                 return
             if not lanes:
                 full = tuple(at[d] for d in self.rows.reduced)
@@ -146,10 +154,10 @@ class RowPasses:
                     vector(c, k.ramp(ix.add(e, integer(u)), width), None, u // lanes)
 
             extent, start = self.rows.shape[self.rows.axis], ZERO
-            if unroll > 1:
+            if unroll > 1 or sums.level == len(loops):
                 step = integer(unroll * lanes)
                 start = b.let(k.mul(k.binary("div", dim_expr(extent), step), step), "m")
-                b.loop("j", 0, start, unroll * lanes, several)
+                sums.loop(b, len(loops), "j", 0, start, unroll * lanes, several)
             first = tuple(at.get(d, ZERO) for d in self.rows.reduced)
             whole = None if line is None else line.begin(b, self.full_index(first, self.visits[0].row), lanes)
             vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes, whole=whole)
@@ -195,8 +203,18 @@ class RowPasses:
                         part = k.Shuffle(value.dtype, lanes, value, value, tuple(range(i, i + lanes)))
                     fold.add(b, part, self._position(at), mask if horizontal else None, slot + i // lanes)
 
-        self.over_row(block, body, unroll, again, at_once=at_once)
+        sums = self._long_sums(block, level, folds)
+        self.over_row(block, body, unroll, again, at_once=at_once, sums=sums)
+        sums.finish(block)
         return folds
+
+    def _long_sums(self, block: Block, level: list[Node], folds: list[Fold]) -> LongSums:
+        """The sums of a level over the loops of `over_row`."""
+        added = [f for n, f in zip(level, folds, strict=True) if reduction(n).kind == "sum"]
+        axes, apart = self._around(), 1
+        if self.rows.horizontal:
+            axes, apart = [*axes, self.rows.axis], folds[0].slots * self.lanes
+        return LongSums.of(block, [f.value for f in added], [self.rows.shape[d] for d in axes], apart, apart, FEW)
 
     def _at_once(self, block: Block, level: list[Node]) -> int:
         """How many vectors of the operands of a level to compute as one."""
