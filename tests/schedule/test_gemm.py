@@ -109,3 +109,14 @@ def test_a_constant_from_a_place_of_the_run(columns: int, machine) -> None:
         (x,) = inputs_like(xs, {0: (n, 40)})
         product = ops.DotGeneral(((), ()), ((1,), (0,)))(x, part)
         check(Graph((x,), (product,), bounds=(("n", 1, 60),)), xs, machine=machine)
+
+
+def test_constants_repeated_to_sizes_of_run_time() -> None:
+    """They are read where they lie: packed, they would need those sizes."""
+    steps, n = const(np.arange(5, dtype=np.float32)), symbol("n")
+    xs = [np.ones((3, 5), np.float32), np.ones((2, 7), np.float32)]
+    x, y = inputs_like(xs, {0: (n, 5), 1: (2, symbol("m"))})
+    product = ops.DotGeneral(contract=((1,), (0,)))
+    columns = product(x, ops.BroadcastInDim((5, n), (0,))(steps))
+    rows = product(y, ops.BroadcastInDim((symbol("m"), 5), (1,))(steps))
+    check(Graph((x, y), (columns, rows)), xs)

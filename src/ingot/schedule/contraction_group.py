@@ -64,7 +64,8 @@ class ContractionGroup:
             blocks = tuple(replace(x, apart=True) for x in loops.reduce[:-1])
             loops = replace(loops, reduce=(*blocks, *loops.reduce[-1:]))
         # a B that is repeated along an axis of unknown size, or begins at an unknown place, is read where it lies
-        known = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in loops.batch)
+        axes = (*loops.batch, *loops.cols, *loops.reduce)
+        known = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in axes)
         packed = constant[b_at] and known
         operands = Operands.of(body)
         em = operands.emitter(body, ins)
