@@ -151,6 +151,14 @@ INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
         x.index_fill(1, i, 3.0),
         x.index_copy(0, i[:2], x),
     ),
+    "scatter of booleans": lambda x, i, j: (
+        (x > 4).scatter_add(2, j.reshape(1, 1, 3).expand(2, 3, 3), x < 7),
+        (x > 4).scatter_reduce(2, j.reshape(1, 1, 3).expand(2, 3, 3), x < 7, "prod"),
+        (x > 4).index_add(2, j, x[..., :3] > 2),
+        torch.index_put(x > 4, (i, j), x[i, j] > 2, accumulate=True),
+        torch.index_put(x > 4, (x > 2,), torch.tensor(True), accumulate=True),
+    ),
+    "diagonals": lambda x, i, j: (torch.diag(x[0]), torch.diag(x[1], -1), torch.diag(x[0, 0], 2), torch.diag(x[0], 9)),
     "put between": lambda x, i, j: put_between(x, i),
     "mask": lambda x, i, j: (x.index_put((x > 4,), torch.tensor(-1.0)), x.masked_fill(x > 4, 2.0)),
     "masked scatter": lambda x, i, j: (

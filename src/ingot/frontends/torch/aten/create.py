@@ -145,10 +145,8 @@ def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
     return cast(ops.Compare("EQ")(cast(spread, i64), index_along(shape, lead)), c.dtype)
 
 
-@aten("diag_embed.default", "diag.default")
+@aten("diag_embed.default")
 def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
-    if len(c.shape) <= x.type.rank:
-        raise Unsupported("the diagonal of a matrix; use diagonal()")
     if (dim1, dim2) != (-2, -1):
         raise Unsupported(f"axes {dim1}, {dim2}; only the last two")
     # columns hold x shifted by the offset, rows pick the one that is theirs

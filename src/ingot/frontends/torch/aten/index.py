@@ -90,6 +90,11 @@ def take_along_dim(c: Context, x: Node, indices: Node, dim: int | None = None) -
 _REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
+def _combining(x: Node, reduction: str) -> str:
+    """How a scatter combines: a sum of booleans is whether any is true, their product whether all are."""
+    return {"add": "max", "mul": "min"}.get(reduction, reduction) if x.dtype == boolean else reduction
+
+
 def _scatter(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
     if not x.type.rank:
         return reshape(
@@ -102,7 +107,7 @@ def _scatter(x: Node, dim: int, index: Node, source: Node, reduction: str) -> No
         index, source = reshape(index, (1,)), reshape(source, (1,))
     axis = axis_of(dim, x.type.rank)
     updates = _cropped(cast(source, x.dtype), index.shape, None)
-    return ops.ScatterElements(axis, reduction)(x, index, updates)
+    return ops.ScatterElements(axis, _combining(x, reduction))(x, index, updates)
 
 
 @aten("scatter.src", "scatter.reduce")
@@ -177,7 +182,7 @@ def _write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) ->
     if not x.type.rank:
         return reshape(_write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
     rows = reshape(index, (index.type.size, 1))
-    return _back(ops.ScatterND(reduction)(_front(x, axis), rows, _front(source, axis)), axis)
+    return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
 
 
 @aten("index_add.default")
@@ -263,7 +268,7 @@ def index_put(
     # values broadcast against x[indices], whose indexed axes lie in their place
     updates = expand(values, (*rest[:at], *lead, *rest[at:]))
     updates = transpose(updates, (*range(at, at + len(lead)), *range(at), *range(at + len(lead), updates.type.rank)))
-    written = ops.ScatterND("add" if accumulate else "none")(_indexed_first(x, axes), grid, updates)
+    written = ops.ScatterND(_combining(x, "add") if accumulate else "none")(_indexed_first(x, axes), grid, updates)
     order = (*axes, *(i for i in range(x.type.rank) if i not in axes))
     return transpose(written, tuple(order.index(i) for i in range(x.type.rank)))
 
@@ -278,7 +283,8 @@ def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node,
         mask = with_size(c, mask, i, x.shape[axis + i])
     mask = reshape(mask, (*mask.shape, *((1,) * (x.type.rank - axis - mask.type.rank))))
     value = reshape(values, ())
-    new = ops.Add()(x, expand(value, x.shape)) if accumulate else value
+    sums = ops.Or() if x.dtype == boolean else ops.Add()
+    new = sums(x, expand(value, x.shape)) if accumulate else value
     return select(mask, new, x)
 
 

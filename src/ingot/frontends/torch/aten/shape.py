@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import diag_embed, filled, index_along
 from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -484,7 +484,7 @@ def circular_pad(c: Context, x: Node, pad: Sequence[DimLike]) -> Node:
 
 
 @aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")
-def diagonal(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
     rank = x.type.rank
     a, b = axis_of(dim1, rank), axis_of(dim2, rank)
     x = transpose(x, [*(i for i in range(rank) if i not in (a, b)), a, b])
@@ -500,6 +500,12 @@ def diagonal(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1)
     # no slice has a step that is known only at run time
     steps = ops.Mul()(index_along((length,), 0), filled((length,), columns + 1, i64))
     return ops.Take(rank - 2)(flat, ops.Add()(steps, filled((length,), start, i64)))
+
+
+@aten("diag.default")
+def diag(c: Context, x: Node, diagonal: int = 0) -> Node:
+    """Of a matrix its diagonal, of a vector the matrix."""
+    return diag_embed(c, x, diagonal) if x.type.rank == 1 else diagonal_of(c, x, diagonal)
 
 
 @aten("diff.default")
