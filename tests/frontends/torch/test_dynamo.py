@@ -259,3 +259,17 @@ def test_a_graph_without_inputs_gives_tensors() -> None:
     x = torch.randn(3, 3)
     with torch.no_grad():
         assert torch.equal(torch.compile(masked, backend="ingot")(x), masked(x))
+
+
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        doubled = x * 2
+        return x.chunk(2, 1)[-1], x[1:].mT, x, doubled, doubled.chunk(2, 1)[-1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_inputs(dynamic: bool) -> None:
+    compiled = torch.compile(Views().eval(), backend=Spy().backend, dynamic=dynamic)
+    with torch.no_grad():
+        for x in (torch.randn(4, 6), torch.randn(5, 8), torch.randn(6, 4).mT):
+            close(compiled(x), Views()(x))

@@ -8,6 +8,7 @@ graph itself writes (a counter, a cache of keys and values) stays an input: torc
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -115,6 +116,7 @@ class _Specialized:
 
     def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
         self._graph, self._fixed, self._compile = graph, sorted(fixed), compile_model
+        self._seen, self._views = _input_views(graph)
         self._state: tuple[tuple[int, int], ...] | None = None
         self._held: list[torch.Tensor] = []
         self._kept: list[int] = []
@@ -127,7 +129,11 @@ class _Specialized:
             self._state = state
         assert self._run is not None
         result = self._run(*(args if not self._fixed else [args[i] for i in self._kept]))
-        return result if isinstance(result, tuple | list) else (result,)
+        result = result if isinstance(result, tuple | list) else (result,)
+        if self._views is None:
+            return result
+        views = dict(zip(self._seen, self._views(*args), strict=True))
+        return tuple([views.get(i, r) for i, r in enumerate(result)])
 
     def _specialize(self, args: Sequence[Any]) -> None:
         # held, so that no other tensor takes an id over
@@ -135,6 +141,36 @@ class _Specialized:
         self._kept = [i for i in range(len(args)) if i not in set(self._fixed)]
         held = dict(zip(self._fixed, self._held, strict=True))
         self._run = self._compile(import_flat(self._graph, held))
+
+
+def _input_views(module: fx.GraphModule) -> tuple[list[int], fx.GraphModule | None]:
+    """(which results are views of inputs, the graph of these views alone); ([], None) for static sizes.
+
+    AOTAutograd makes such a result from the input again: of static sizes by the views' own ops, else by the strides and
+    the offset of what the backend returned, which have to be the view's.
+    """
+    (end,) = (n for n in module.graph.nodes if n.op == "output")
+    found = [i for i, n in enumerate(end.args[0]) if isinstance(n, fx.Node) and _is_view_of_input(n)]
+    if not found or _environment(module.graph) is None:
+        return [], None
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for n in module.graph.nodes:
+        if n is not end:
+            copies[n] = graph.node_copy(n, lambda old: copies[old])
+    graph.output([copies[end.args[0][i]] for i in found])
+    graph.eliminate_dead_code()
+    return found, fx.GraphModule(module, graph)
+
+
+def _is_view_of_input(node: fx.Node) -> bool:
+    views = 0
+    while node.op == "call_function":
+        split = node.target is operator.getitem
+        if not (split or getattr(node.target, "is_view", False)) or not isinstance(node.args[0], fx.Node):
+            return False
+        node, views = node.args[0], views + 1
+    return node.op == "placeholder" and views > 0
 
 
 def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> ImportedModel:
