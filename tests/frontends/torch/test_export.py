@@ -285,3 +285,22 @@ def test_parameters_are_not_written() -> None:
 
     close(run(import_exported(export_module(Adds().eval(), (torch.ones(3),))), torch.ones(3)), torch.full((3,), 2.0))
     assert np.array_equal(before, weight.detach().numpy())
+
+
+class Resized(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, scale_factor=self.scale, mode="bilinear")
+
+
+@pytest.mark.parametrize("scale", [1.5, 0.5, 1.3])
+def test_parts_of_dynamic_sizes(scale: float) -> None:
+    """int(n * scale), which torch computes in floats."""
+    net = Resized(scale).eval()
+    model = import_exported(export_module(net, (torch.randn(1, 2, 6, 8),), {"x": {2: "h", 3: "w"}}))
+    for size in ((9, 11), (10, 30), (5, 4)):
+        x = torch.randn(1, 2, *size)
+        close(run(model, x), net(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TypeGuard
 
@@ -165,11 +166,44 @@ class Sizes:
             for _ in range(int(e.exp) - 1):
                 out = out * base
             return out
+        if type(e).__name__ in ("TruncToInt", "FloorToInt"):  # alike, as no size is negative
+            found = self._part(e.args[0])
+            if found is not None:
+                return found
         apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
         if apply is None:
             raise ImportModelError(f"size {e}: {type(e).__name__} is no operation on sizes that Ingot has")
         values = [self.expression(a) for a in e.args]
         return apply(*values)
+
+    def _part(self, e: sympy.Basic) -> DimLike | None:
+        """The whole part of a size times or divided by a number: `int(n * 0.7)`, `int(n / 2)`. None for other floats.
+
+        Products are rounded, so a ratio that is not exact holds for the sizes that it was tried at.
+        """
+        match type(e).__name__, e.args:
+            case "IntTrueDiv", (size, sympy.Integer() as by) if by > 0:
+                return floordiv(self.expression(size), int(by))
+            case "Mul", (sympy.Number() as factor, product) if type(product).__name__ == "ToFloat" and factor > 0:
+                ratio = _ratio(float(factor))
+                if ratio is None:
+                    return None
+                size = self.expression(product.args[0])
+                if ratio != Fraction(float(factor)):
+                    self.require(size, _TRIED)
+                return floordiv(size * ratio.numerator, ratio.denominator)
+        return None
+
+
+_TRIED = 1 << 16  # sizes that a ratio stands for a float at
+
+
+def _ratio(factor: float) -> Fraction | None:
+    """What int(factor * n) is the whole part of n times of, for n to _TRIED; None if there is no such ratio."""
+    ratio = Fraction(factor).limit_denominator(1000)
+    n = np.arange(_TRIED + 1)
+    same = np.array_equal((factor * n).astype(np.int64), n * ratio.numerator // ratio.denominator)
+    return ratio if same else None
 
 
 def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
