@@ -266,6 +266,8 @@ def test_grids_and_losses() -> None:
 def test_resizes_of_other_ranks() -> None:
     agree(lambda x: (F.interpolate(x, size=7, mode="linear"), F.interpolate(x, scale_factor=2)), torch.randn(1, 2, 5))
     agree(lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), torch.randn(1, 2, 3, 2, 3))
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):  # 3 * 1.3 is 3
+        agree(lambda x, mode=mode: F.interpolate(x, scale_factor=1.3, mode=mode), torch.randn(1, 2, 3, 5))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

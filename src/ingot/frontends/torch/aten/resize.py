@@ -20,6 +20,9 @@ def _resize(
 ) -> Node:
     axes = tuple(range(2, x.type.rank))
     sizes = tuple(c.shape[a] for a in axes)
+    if scales and not antialias and (mode == "linear" or coordinates == "asymmetric"):
+        # an axis that keeps its size is copied, whatever the scale
+        scales = tuple(1.0 if x.shape[a] == n else s for a, n, s in zip(axes, sizes, scales, strict=True))
     # -0.75: PyTorch's cubic coefficient; with antialias PIL's -0.5
     a = -0.5 if antialias else -0.75
     return ops.Resize(
