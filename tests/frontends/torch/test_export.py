@@ -296,11 +296,11 @@ class Resized(nn.Module):
         return nn.functional.interpolate(x, scale_factor=self.scale, mode="bilinear")
 
 
-@pytest.mark.parametrize("scale", [1.5, 0.5, 1.3])
+@pytest.mark.parametrize("scale", [1.5, 0.5, 0.75])
 def test_parts_of_dynamic_sizes(scale: float) -> None:
     """int(n * scale), which torch computes in floats."""
     net = Resized(scale).eval()
     model = import_exported(export_module(net, (torch.randn(1, 2, 6, 8),), {"x": {2: "h", 3: "w"}}))
-    for size in ((9, 11), (10, 30), (5, 4)):
+    for size in ((9, 11), (10, 30), (7, 4)):
         x = torch.randn(1, 2, *size)
         close(run(model, x), net(x))

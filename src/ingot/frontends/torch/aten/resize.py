@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Unsupported
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node
 
 aten = Table()
@@ -21,7 +21,9 @@ def _resize(
     axes = tuple(range(2, x.type.rank))
     sizes = tuple(c.shape[a] for a in axes)
     if scales and not antialias and (mode == "linear" or coordinates == "asymmetric"):
-        # an axis that keeps its size is copied, whatever the scale
+        # an axis that keeps its size is copied, whatever the scale; one element is the same by any scale
+        if any(isinstance(x.shape[a], Dim) and 1 < s < 1.5 for a, s in zip(axes, scales, strict=True)):
+            raise Unsupported("a scale below 1.5 of a dynamic size, which PyTorch ignores where the size stays")
         scales = tuple(1.0 if x.shape[a] == n else s for a, n, s in zip(axes, sizes, scales, strict=True))
     # -0.75: PyTorch's cubic coefficient; with antialias PIL's -0.5
     a = -0.5 if antialias else -0.75
