@@ -72,6 +72,10 @@ def bias_and_tanh() -> Node:
     return ops.Tanh()(ops.add(arg("x", 3, 37), arg("b", 37)))
 
 
+def one_number() -> Node:
+    return ops.Tanh()(ops.Exp()(arg("x")))
+
+
 def transposed() -> Node:
     return ops.Transpose((0, 2, 1))(ops.Exp()(arg("x", 2, 5, S)))
 
@@ -176,7 +180,7 @@ def depthwise() -> Node:
 
 
 MAKERS: tuple[Callable[[], Node], ...] = (
-    bias_and_tanh, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined, joined_of_many,
+    bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined, joined_of_many,
     joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,

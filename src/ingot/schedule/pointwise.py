@@ -121,6 +121,8 @@ class _Loops:
 
     def _several(self, axis: int) -> int:
         """How many vectors along `axis` to compute as one."""
+        if not self.shape:
+            return 1
         block, places = Block(), [k.var(f"x{d}") for d in range(len(self.shape))]
         block.multiples |= {e.name: self.lanes for e in places}
         index = tuple(k.ramp(e, self.lanes) if d == axis else e for d, e in enumerate(places))
