@@ -180,8 +180,8 @@ def depthwise() -> Node:
 
 
 MAKERS: tuple[Callable[[], Node], ...] = (
-    bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined, joined_of_many,
-    joined_rows_padded, gathered, softmax_rows, softmax_columns,
+    bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined,
+    joined_of_many, joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,
 )  # fmt: skip
