@@ -18,6 +18,7 @@ from ingot.ir.types import Shape, TensorType, dtype_of, i64
 from ingot.ops.core.base import Pairs, check_count, finish, identity_of, widen
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, IsNan
+from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
@@ -409,6 +410,30 @@ class AdaptivePool(Op):
             out = split.reduce(kind, (d + 1,), keepdims=False)
         return out
 
+    def gather(self, x: Term, d: int, kind: str) -> tuple[Term, Term]:
+        """The windows along dimension d as rows of one length, dimension d + 1, in which nothing but a window's own
+        elements counts in a reduction by `kind`; and how many these are."""
+        size, out = x.shape[d], self.output_size[d - 2]
+        first, end = _bounds(size, out)
+        if isinstance(size, int) and isinstance(out, int):
+            longest: DimLike = max((b - a for a, b in _spans(size, out)), default=1)
+        else:
+            longest = dim_min(dim_max((size + out - 1) // out + 1, 1), size)
+        start = t.as_term(t.minimum(first, t.size(size - longest)))
+        rows = Gather(
+            offset_dims=(*range(d), *range(d + 1, x.rank + 1)),
+            collapsed_slice_dims=(),
+            operand_batching_dims=(),
+            start_indices_batching_dims=(),
+            start_index_map=(d,),
+            index_vector_dim=1,
+            slice_sizes=(*x.shape[:d], longest, *x.shape[d + 1 :]),
+        )
+        x = Term(rows(x.node, start.node))
+        places, f, e = start.expand(1) + t.as_term(t.arange(longest)), t.as_term(first), t.as_term(end)
+        own = (places >= f.expand(1)) & (places < e.expand(1))
+        return t.as_term(t.where(own.spread(x.shape, (d, d + 1)), x, identity_of(kind, x.dtype))), e - f
+
     def windows(self, shape: Shape) -> tuple[list[tuple[int, DimLike]], list[int]]:
         """Dimensions with windows of one size (and that size), and the others."""
         regular: list[tuple[int, DimLike]] = []
@@ -452,6 +477,7 @@ def _adaptive_samples(cls: type[AdaptivePool]) -> Samples:
     yield cls((2, 1, 2)), (_data(1, 2, 4, 3, 5),)
     yield cls((2,)), (_data(0, 2, 5),)
     yield cls((3,)), (_data(2, 2, 7).astype(np.float64),)
+    yield cls((3, 4)), (np.where(x > x.max() - 0.2, np.nan, np.where(x < x.min() + 0.2, np.inf, x)),)
 
 
 @dataclass(frozen=True)
@@ -475,29 +501,15 @@ class AdaptiveAvgPool(AdaptivePool):
         if regular:
             x = self.fold(x, "sum", regular) / t.size(product(f for _, f in regular), x.dtype)
         for d in general:
-            # a product with the [out, size] matrix that averages
-            size, out = node.shape[d], self.output_size[d - 2]
-            first, end = _bounds(size, out)
-            column = t.arange(size)
-            matrix = _averaging(first, end, column, x)
-            moved = t.contract(x, matrix, [(d, 1)])
-            order = [*range(d), x.rank - 1, *range(d, x.rank - 1)]
-            x = moved.transpose(order)
+            # not a product with a matrix that averages: its zeros would spread NaN and infinities to all windows
+            held, count = self.gather(x, d, "sum")
+            total = held.sum((d + 1,), keepdims=False)
+            x = total / count.cast(x.dtype).spread(total.shape, (d,))
         return x.cast(node.dtype).node
 
     @classmethod
     def samples(cls) -> Samples:
         yield from _adaptive_samples(cls)
-
-
-def _averaging(first: Value, end: Value, column: Value, x: Term) -> Term:
-    if isinstance(first, Term) or isinstance(end, Term):
-        f, e = t.as_term(first).expand(1), t.as_term(end).expand(1)
-        c = t.as_term(column)
-        inside = (c >= f) & (c < e)
-        return inside.cast(x.dtype) / (e - f).cast(x.dtype)
-    f, e, c = np.asarray(first)[:, None], np.asarray(end)[:, None], np.asarray(column)
-    return t.as_term(((c >= f) & (c < e)) / (e - f), x.dtype)
 
 
 @dataclass(frozen=True)
@@ -514,19 +526,8 @@ class AdaptiveMaxPool(AdaptivePool):
         regular, general = self.windows(node.shape)
         x = self.fold(Term(node), "max", regular)
         for d in general:
-            # each window as a row of indices, the last one repeated to the longest window's length
-            size, out = node.shape[d], self.output_size[d - 2]
-            first, end = _bounds(size, out)
-            if isinstance(size, int) and isinstance(out, int):
-                longest: DimLike = max((b - a for a, b in _spans(size, out)), default=1)
-            else:
-                longest = dim_max((size + out - 1) // out + 1, 1)
-            f, e = t.as_term(first).expand(1), t.as_term(end).expand(1)
-            if isinstance(first, np.ndarray) and isinstance(end, np.ndarray) and isinstance(longest, int):
-                rows: Value = np.minimum(first[:, None] + np.arange(longest), end[:, None] - 1)
-            else:
-                rows = t.minimum(f + t.as_term(t.arange(longest)), e - 1)
-            x = t.take(x, rows, d).max((d + 1,), keepdims=False)
+            windows, _ = self.gather(x, d, "max")
+            x = windows.max((d + 1,), keepdims=False)
         return x.node
 
     @classmethod
