@@ -232,7 +232,7 @@ def test_promotion(left: torch.dtype) -> None:
         out = []
         for b in others:
             out += [a + b, a * b[0], torch.where(a > 1, a, b), a == b, torch.maximum(a, b), torch.cat([a, b])]
-        return [*out, a + 1, a * 1.5, a / 2, a * True, 2 - a.to(torch.int32)]
+        return [*out, a + 1, a * 1.5, a / 2, a * True, 2 - a.to(torch.int32), a.square()]
 
     agree(mixed, a, *(torch.tensor([1, 0, 2]).to(d) for d in DTYPES), tolerance=1e-2)
 

@@ -178,6 +178,7 @@ def reciprocal(c: Context, x: Node) -> Node:
 
 @aten("square.default")
 def square(c: Context, x: Node) -> Node:
+    x = cast(x, c.dtype)
     return mul(x, x)
 
 

@@ -457,15 +457,16 @@ def pads(pad: Sequence[DimLike], rank: int) -> tuple[tuple[DimLike, ...], tuple[
     return tuple(low), tuple(high)
 
 
-_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+_MODES = {"reflect": "reflect", "replicate": "edge"}
 
 
 @aten("pad.default")
 def pad_(c: Context, x: Node, pad: Sequence[DimLike], mode: str = "constant", value: Operand | None = None) -> Node:
     if mode == "constant":
         return constant_pad(c, x, pad, 0 if value is None else value)
-    low, high = pads(pad, x.type.rank)
-    return ops.PadMode(low, high, _MODES[mode])(x)
+    if mode == "circular":
+        return circular_pad(c, x, pad)
+    return ops.PadMode(*pads(pad, x.type.rank), _MODES[mode])(x)
 
 
 @aten("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
@@ -480,7 +481,10 @@ def replication_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
 
 @aten("_pad_circular.default")
 def circular_pad(c: Context, x: Node, pad: Sequence[DimLike]) -> Node:
-    return ops.PadMode(*pads(pad, x.type.rank), "wrap")(x)
+    """What negative pads cut off is not in the circle."""
+    cut = [min(p, 0) if isinstance(p, int) else 0 for p in pad]
+    more = [p - q for p, q in zip(pad, cut, strict=True)]
+    return ops.PadMode(*pads(more, x.type.rank), "wrap")(constant_pad(c, x, cut) if any(cut) else x)
 
 
 @aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")
@@ -517,6 +521,8 @@ def diff(
     x = parts[0] if len(parts) == 1 else ops.Concat(axis)(*promoted(parts))
     for _ in range(n):
         size = x.shape[axis]
+        if size == 0:
+            return x
         upper, lower = slice_axis(x, axis, 1, size), slice_axis(x, axis, 0, size - 1)
         x = ops.Xor()(upper, lower) if x.dtype.kind == "b" else ops.Sub()(upper, lower)
     return x
