@@ -44,7 +44,7 @@ def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
     columns = 1 if rows.horizontal else near or WIDE * lanes_for(body, machine)
     across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
     units, goal = estimate(outer) * across, (16 if near else 4) * machine.threads
-    if not isinstance(rest, int):
+    if not isinstance(rest, int) or rest == 0:
         return None
     least, shortest = -(-goal // max(units, 1)) if machine.threads > 1 else 1, PART_LINES if near else PART
     nbytes = rest * columns * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=0)

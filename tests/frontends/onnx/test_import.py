@@ -119,6 +119,29 @@ def test_shape_arithmetic_stays_symbolic() -> None:
     assert not any("dim" in n.op.name for n in graph.nodes())
 
 
+def test_reshapes_of_all_multiples_of_a_size() -> None:
+    """[b, n] -> [b, n // 16, 16] -> [b, n]: n is a multiple of 16, of which asked sizes and bounds say how many."""
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Slice", ["s", "one", "two"], ["n"]),
+        node("Div", ["n", "each"], ["blocks"]),
+        node("Concat", ["zero", "blocks", "each"], ["target"], axis=0),
+        node("Reshape", ["x", "target"], ["y"]),
+        node("Reshape", ["y", "s"], ["back"]),
+        node("Add", ["back", "x"], ["z"]),
+    ]
+    constants = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "each": np.array([16])}
+    made = model(nodes, [("x", F, ["b", "n"])], ("y", "z"), constants)
+    graph = import_onnx(made, dynamic={"n": (17, 100)})
+    assert types(graph) == ["f32[b,n,16]", "f32[b,16*n]"]
+    assert graph.bounds == (("n", 2, 6),)
+    assert types(import_onnx(made, dynamic={"n": 48})) == ["f32[b,3,16]", "f32[b,48]"]
+    with pytest.raises(ShapeError, match="40"):
+        import_onnx(made, dynamic={"n": 40})
+    rest = model([node("Reshape", ["x", "target"])], [("x", F, ["b", "n"])], constants={"target": np.array([-1, 1, 8])})
+    assert types(import_onnx(rest)) == ["f32[b*n,1,8]"]
+
+
 def test_a_size_needed_as_a_value() -> None:
     nodes = [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=F), node("Div", ["total", "f"])]
     graph = import_onnx(model(nodes, [("x", F, ["n", 4])], constants={"total": np.float32(12)}))

@@ -119,6 +119,14 @@ def materialize(sym: Sym | None) -> Node:
     return line if len(sym.shape) == 1 else ops.Reshape(sym.shape)(line)
 
 
+class Multiple(Exception):
+    """A symbol of the model turns out to be a multiple `of` a number: the import starts again with that."""
+
+    def __init__(self, symbol: str, of: int) -> None:
+        super().__init__(f"{symbol} is a multiple of {of}")
+        self.symbol, self.of = symbol, of
+
+
 class Importer(Protocol):
     """What control-flow rows need of the importer."""
 

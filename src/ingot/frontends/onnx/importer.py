@@ -19,7 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx import rows  # noqa: F401 - fills the table
-from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, find_row
+from ingot.frontends.onnx.call import AnyValue, Call, Missing, Multiple, Result, Sequence_, Value, find_row
 from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
@@ -77,12 +77,18 @@ def import_onnx(
     versions = _opsets(model.opset_import, where)
     if not model.opset_import:
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
-    walk = _Walk(external, {(_domain(f.domain), f.name): f for f in model.functions}, where)
-    scope = _Scope(versions, None, {}, "")
-    if isinstance(dynamic, Mapping):
-        walk.limits.update({k: b for k, b in dynamic.items() if isinstance(b, tuple)})
-    inputs = _bind_inputs(walk, scope, model.graph, cuts, _Requests(dynamic, shapes or {}, constants or {}))
-    outputs = walk.graph(model.graph, scope)
+    functions = {(_domain(f.domain), f.name): f for f in model.functions}
+    multiples: dict[str, int] = {}
+    while True:
+        walk, scope = _Walk(external, functions, where), _Scope(versions, None, {}, "")
+        requests = _Requests(dynamic, shapes or {}, constants or {}, multiples)
+        walk.limits.update(requests.limits())
+        inputs = _bind_inputs(walk, scope, model.graph, cuts, requests)
+        try:
+            outputs = walk.graph(model.graph, scope)
+            break
+        except Multiple as e:
+            multiples[e.symbol] = multiples.get(e.symbol, 1) * e.of
     results: list[Node] = []
     names: list[str] = []
     for info, v in zip(model.graph.output, outputs, strict=True):
@@ -168,9 +174,27 @@ def _opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
+    """What is asked for about inputs. multiples: symbols of the model that stand for so many times a symbol."""
+
     dynamic: Mapping[str, Bound] | bool | None
     shapes: Mapping[str, Sequence[int | str]]
     constants: Mapping[str, np.ndarray]
+    multiples: Mapping[str, int]
+
+    def limits(self) -> dict[str, tuple[int, int | None]]:
+        """The bounds asked for, of the graph's symbols."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for name, bound in self.dynamic.items() if isinstance(self.dynamic, Mapping) else ():
+            if isinstance(bound, tuple):
+                (low, high), of = bound, self.multiples.get(name, 1)
+                found[name] = (-(-low // of), None if high is None else high // of)
+        return found
+
+    def size(self, d: DimLike) -> DimLike:
+        """A size of the model's as one of the graph's."""
+        dynamic = self.dynamic if isinstance(self.dynamic, Mapping) else {}
+        known: dict[str, DimLike] = {name: of * symbol(name) for name, of in self.multiples.items()}
+        return substitute(d, known | {name: size for name, size in dynamic.items() if isinstance(size, int)})
 
 
 @dataclass(slots=True)
@@ -272,10 +296,7 @@ def _input(walk: _Walk, info: onnx.ValueInfoProto, requests: _Requests) -> Node 
         dims = [d if isinstance(d, int) else dim_of_name(d) for d in asked]
     for d in dims:
         walk.symbols |= symbols_of(d)
-    if isinstance(requests.dynamic, Mapping):
-        sizes = {k: v for k, v in requests.dynamic.items() if isinstance(v, int)}
-        dims = [substitute(d, sizes) for d in dims]
-    return Input(info.name, TensorType(dtype, tuple(dims)))(loc=info.name)
+    return Input(info.name, TensorType(dtype, tuple(map(requests.size, dims))))(loc=info.name)
 
 
 def _model_dim(dim: onnx.TensorShapeProto.Dimension, fresh: str) -> DimLike:

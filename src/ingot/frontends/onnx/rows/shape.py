@@ -7,12 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
+from ingot.frontends.onnx.call import Call, Multiple, Result, normal_axes, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.ir import types as T
-from ingot.ir.dims import MOST, Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, product
+from ingot.ir.dims import (
+    MOST,
+    Dim,
+    DimLike,
+    bounds,
+    ceildiv,
+    dim_max,
+    dim_min,
+    divides,
+    product,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
@@ -29,7 +42,27 @@ def reshape(c: Call) -> Result:
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         rest = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(rest) != 0 else shape
+    _divisible(x.shape, shape)
     return ops.reshape(x, tuple(shape))
+
+
+def _divisible(old: Shape, new: Sequence[DimLike]) -> None:
+    """Raise Multiple where a reshape is one of all sizes that are multiples of a size in it: exporters that knew as
+    much write `[b, n] -> [b, n // 16, 16]`, and nothing of it at the input."""
+    rest = any(d == -1 for d in new)
+    have, want = product(old), product(d for d in new if d != -1)
+
+    def fits(have: DimLike, want: DimLike) -> bool:
+        return have == want or (rest and divides(have, want) is not None)
+
+    if fits(have, want):
+        return
+    sizes = [d for d in new if isinstance(d, int) and d > 1]
+    for of in dict.fromkeys((*sizes, product(sizes))):
+        for name in sorted(symbols_of(have)):
+            more = {name: of * symbol(name)}
+            if fits(substitute(have, more), substitute(want, more)):
+                raise Multiple(name, int(of))
 
 
 @onnx_op("Flatten")
