@@ -69,3 +69,11 @@ def test_windows(machine) -> None:
         (a,) = inputs_like([x])
         y = WINDOW(a, const(full(7, 7, channels, 16)))
         check([a], y, [x], float(VALUE) ** 2 * 49 * channels, 49 * channels, machine)
+
+
+def test_sums_of_nothing() -> None:
+    """A row of a symbolic and an empty dimension has no parts."""
+    x = np.zeros((5, 0, 1), np.float32)
+    (node,) = inputs_like([x], {0: (symbol("n"), 0, 1)})
+    got = compile_graph(Graph((node,), (build.minimum(build.reduce("sum", node, (0, 1, 2)), 0.5),)))(x)
+    assert np.asarray(got) == 0
