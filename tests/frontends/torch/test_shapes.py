@@ -259,6 +259,7 @@ def test_places_among_boundaries() -> None:
         )  # fmt: skip
 
     agree(places, torch.rand(5).sort().values, torch.rand(5))
+    agree(places, torch.tensor([-torch.inf, -1, 0, 1, torch.inf]), torch.tensor([torch.nan, -torch.inf, torch.inf, 0, 2]))
 
 
 @pytest.mark.parametrize("include", [True, False])

@@ -162,9 +162,13 @@ def searchsorted(
 
 
 def _places(c: Context, boundaries: Node, x: Operand, after: bool) -> Node:
-    """How many of a row of `boundaries`, one row or a row per row of `x`, lie below each value (or are it: `after`)."""
+    """How many of a row of `boundaries`, one row or a row per row of `x`, lie below each value (or are it: `after`);
+    all below NaN."""
     edges, values = promoted((boundaries, x), result_type((boundaries, x)))
     if boundaries.type.rank > 1:
         edges = ops.expand_dims(edges, -2)
-    below = compare("LE" if after else "LT", edges, ops.expand_dims(values, -1))
+    values = ops.expand_dims(values, -1)
+    below = compare("LE" if after else "LT", edges, values)
+    if values.dtype.is_float:
+        below = ops.Or()(*aligned((below, ops.IsNan()(values))))
     return cast(ops.Reduce("sum", (below.type.rank - 1,))(cast(below, i64)), c.dtype)
