@@ -259,7 +259,8 @@ def test_places_among_boundaries() -> None:
         )  # fmt: skip
 
     agree(places, torch.rand(5).sort().values, torch.rand(5))
-    agree(places, torch.tensor([-torch.inf, -1, 0, 1, torch.inf]), torch.tensor([torch.nan, -torch.inf, torch.inf, 0, 2]))
+    special = torch.tensor([torch.nan, -torch.inf, torch.inf, 0, 2])
+    agree(places, torch.tensor([-torch.inf, -1, 0, 1, torch.inf]), special)
 
 
 @pytest.mark.parametrize("include", [True, False])
