@@ -16,62 +16,24 @@ vector.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
-from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import boolean, static_shape, u8, u16, u32
-from ingot.schedule.axes import Axis, Contraction, merge_axes
+from ingot.ir.dims import DimLike, ceildiv, floordiv, product
+from ingot.ir.kernel import Expr, Lit
+from ingot.ir.types import boolean, static_shape
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.index import add, delinearize, dim_expr, integer, linear, mul
+from ingot.schedule.index import ZERO, add, delinearize, dim_expr, integer, linear, mul
 from ingot.schedule.levels import LevelPanels, Place
-from ingot.schedule.long_sums import LongSums
-from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write, one_by_one
+from ingot.schedule.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write
 from ingot.schedule.pack import Strip, turn_panel
-from ingot.schedule.row_loads import Columns, RowLoads
-from ingot.schedule.tile import Plan, pieces
+from ingot.schedule.register_tile import RegisterTiles, TileRows
+from ingot.schedule.row_loads import Columns
+from ingot.schedule.tile import Plan
 
-ZERO = integer(0)
 Rows = Callable[[Block, Columns, Expr], None]  # of a panel, from a place in A
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Rows of one register tile: `lines` of the last but one row axis by `rows` of the last, from (*at, w).
-
-    a: its first element in A. row: its first row, counted along the last axis from the start of the chunk. first:
-    whether it is the first of its lines in the chunk.
-    """
-
-    at: Index
-    w: Expr
-    lines: int
-    rows: int
-    a: Expr
-    row: Expr
-    first: Expr
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One step of the reduction: where its elements of A and B start, the stride of k in A, and how many k it takes."""
-
-    acc: Buffer
-    bv: Buffer
-    a: Expr
-    b: Expr
-    stride: DimLike
-    count: int
-
-
-def _each_row(block: Block, tile: _Tile, body: Callable[[Block, Expr, Expr], None]) -> None:
-    def line(b: Block, i: Expr) -> None:
-        b.loop("j", 0, tile.rows, 1, lambda x, j: body(x, i, j), unroll=True)
-
-    block.loop("i", 0, tile.lines, 1, line, unroll=True)
 
 
 def emit_contraction(
@@ -88,32 +50,22 @@ def emit_contraction(
     return Nest(c, plan, a, b, write, fetch, fold).emit(top, chunk)
 
 
-class Nest:
+class Nest(RegisterTiles):
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
     def __init__(
         self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | Levels, write: Write,
         fetch: Fetch | None = None, fold: Fold | None = None,
     ) -> None:
+        super().__init__(c.widened, plan, a, b.buffer, write, fetch, fold)
         self.levels = LevelPanels(c, plan, b) if isinstance(b, Levels) else None
-        self.c = c = c.widened
-        self.plan, self.a, self.b, self.write, self.fetch, self.fold = plan, a, b, write, fetch, fold
-        self.reduce = merge_axes(c.reduce)
-        self.columns = c.cols[-1].extent
+        self.a, self.b, c = a, b, c.widened
         self.full_panels = floordiv(self.columns, plan.panel)
         self.all_panels = ceildiv(self.columns, plan.panel)
-        self.inner = c.rows[-1]
-        self.lines = c.rows[-2] if len(c.rows) > 1 else Axis(1)
         self.groups = (*(x.extent for x in c.rows[:-2]), ceildiv(self.lines.extent, plan.lines))
         self.group_count = product(self.groups)
-        self.batch: Index = ()
-        self.outer: Index = ()
         self.a_base: Expr = ZERO
-        self.sums = Buffer("none", c.acc)  # partial sums of a blocked reduction
         self.turned = plan.panel_at >= 0 and self.levels is None
-        self.pieces = pieces(c) if isinstance(a, Operand) else 0
-        self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)  # where tiles read A
-        self.loads = RowLoads(c, plan, b.buffer)
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
@@ -247,7 +199,7 @@ class Nest:
             top.when(mine, lambda b: panel(b, last, plan.vectors, 0, True))
             return
         vectors = -(-rest // plan.lanes)
-        self._maybe(top, k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
+        top.when(k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
 
     def _of_levels(self, block: Block, levels: LevelPanels, at: Place, columns: Columns, rows: Rows) -> None:
         """A panel of levels: times one row as they are, times several widened, one part of the reduction at a time."""
@@ -257,15 +209,12 @@ class Nest:
             acc = b.alloc("acc", self.c.acc, columns.vectors, lanes=self.plan.lanes)
             levels.row(b, at, self.a_tile, self.a_base, acc)
             at_row = (ZERO,) * (len(self.c.rows) - 1)
-            self._epilogue(b, columns, _Tile(at_row, ZERO, 1, 1, self.a_base, ZERO, k.lit(True, boolean)), acc)
+            self.epilogue(b, columns, TileRows(at_row, ZERO, 1, 1, self.a_base, ZERO, k.lit(True, boolean)), acc)
 
         def several(b: Block) -> None:
             self._blocks(b, columns, rows, lambda x, i, n: levels.widen(x, at, i, n, self.loads.buffer))
 
-        if isinstance(one, Lit):
-            (single if one.value else several)(block)
-        else:
-            block.when(one, single, several)
+        block.when(one, single, several)
 
     def _turned_rows(self) -> int:
         """Rows of a transposed panel: k, in whole vectors."""
@@ -298,14 +247,6 @@ class Nest:
 
         block.loop("kb", 0, blocks, 1, one)
 
-    @staticmethod
-    def _maybe(block: Block, condition: Expr, then: Callable[[Block], None]) -> None:
-        if isinstance(condition, Lit):
-            if condition.value:
-                then(block)
-            return
-        block.when(condition, then)
-
     # Rows
 
     def _rows(
@@ -331,10 +272,7 @@ class Nest:
                 lines(plan.lines)(b)
                 return
             whole = k.binary("le", add(at[-1], integer(plan.lines)), dim_expr(self.lines.extent))
-            if isinstance(whole, Lit):
-                lines(plan.lines if whole.value else left)(b)
-            else:
-                b.when(whole, lines(plan.lines), lines(left))
+            b.when(whole, lines(plan.lines), lines(left))
 
         block.loop("g", *groups, 1, group)
 
@@ -346,7 +284,7 @@ class Nest:
 
         def tile(b: Block, w: Expr, rows: int) -> None:
             row = b.let(add(base, mul(w, dim_expr(self.inner.a))), "r")
-            self._tile(b, columns, _Tile(at, w, lines, rows, row, add(first, k.sub(w, low)), k.binary("eq", w, low)))
+            self.tile(b, columns, TileRows(at, w, lines, rows, row, add(first, k.sub(w, low)), k.binary("eq", w, low)))
 
         if isinstance(self.inner.extent, int):
             # a chunk's block of rows is a multiple of the width, but for the last
@@ -356,7 +294,7 @@ class Nest:
             if whole:
                 block.loop("w", low, end, width, lambda b, w: tile(b, w, width))
             if rest:
-                self._maybe(block, k.binary("gt", high, integer(whole)), lambda b: tile(b, integer(whole), rest))
+                block.when(k.binary("gt", high, integer(whole)), lambda b: tile(b, integer(whole), rest))
             return
         count = block.let(k.binary("div", k.sub(high, low), integer(width)), "t")
         start = block.let(add(low, k.mul(count, integer(width))), "w")
@@ -368,235 +306,6 @@ class Nest:
             block.when(has, lambda b, here=here, rows=rows: tile(b, here, rows))
             start = block.let(k.select(has, add(here, integer(rows)), here), "w")
             power //= 2
-
-    # One register tile
-
-    def _tile(self, block: Block, columns: Columns, tile: _Tile) -> None:
-        acc_type, lanes = self.c.acc, self.plan.lanes
-        size = tile.lines * tile.rows * columns.vectors
-        acc = block.alloc("acc", acc_type, size, lanes=lanes)
-        bv = self.loads.registers(block, columns.vectors)
-        zero = k.lit(0.0 if acc_type.is_float else 0, acc_type, lanes)
-        place = mul(tile.row, integer(self.plan.lines * self.plan.panel))
-
-        def partial(i: Expr) -> Expr:
-            return add(place, mul(i, integer(lanes)))
-
-        def join(x: Block) -> None:
-            def one(b: Block, i: Expr) -> None:
-                b.store(acc, i, k.add(k.load(self.sums, partial(i), lanes), k.load(acc, i)))
-
-            x.loop("i", 0, size, 1, one, unroll=True)
-
-        def suspend(x: Block) -> None:
-            x.loop("i", 0, size, 1, lambda b, i: b.store(self.sums, partial(i), k.load(acc, i)), unroll=True)
-
-        block.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
-        ahead = self._ahead(block, columns, tile)
-        if self.fetch is not None and columns.last is None:
-            self._fetch_rows(block, columns, tile, self.fetch)
-        self._products(block, columns, tile, acc, bv, ahead)
-        if columns.first is not None:
-            block.when(k.unary("not", columns.first), join)
-        if columns.last is None:
-            self._epilogue(block, columns, tile, acc)
-        else:
-            block.when(columns.last, lambda b: self._epilogue(b, columns, tile, acc), suspend)
-
-    def _ahead(self, block: Block, columns: Columns, tile: _Tile) -> Expr | None:
-        """Where the tile's share of the next panel begins, which it prefetches."""
-        if columns.ahead is None:
-            return None
-        share = self._ahead_per_k()
-        # tiles beyond the panel's end prefetch its last part again, which costs nothing
-        most = ceildiv(columns.width, share) - 1
-        number = k.binary("div", tile.row, integer(self.plan.width))
-        part = k.binary("min", number, dim_expr(most))
-        turns = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
-        return block.let(add(columns.ahead, mul(part, dim_expr(turns * share))), "pf")
-
-    def _products(
-        self, block: Block, columns: Columns, tile: _Tile, acc: Buffer, bv: Buffer, ahead: Expr | None
-    ) -> None:
-        """The loops over k."""
-        each = self.c.per_lane
-        step: DimLike = columns.width  # between neighbouring k of a packed panel
-        extents = [self.plan.k_block or self.reduce[0].extent, *(x.extent for x in self.reduce[1:])]
-        sums = LongSums.of(block, (acc,), extents, self.plan.unroll)
-
-        def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
-            axis, level = axes[0], len(extents) - len(axes)
-            inside = product(x.extent for x in axes[1:])
-            if each > 1 and len(axes) > 1:
-                # rows of a panel
-                inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, each) * each
-            extent = extents[level]
-            b_step: DimLike = inside * step if self.loads.in_panels else axis.b
-
-            def turn(x: Block, i: Expr) -> None:
-                a_next, b_next = add(a_index, mul(i, dim_expr(axis.a))), add(b_index, mul(i, dim_expr(b_step)))
-                nest(x, axes[1:], a_next, b_next, add(at_k, mul(i, dim_expr(inside))))
-
-            def innermost(x: Block, i: Expr) -> None:
-                if ahead is not None:
-                    self._prefetch(x, ahead, add(at_k, i))
-                if self.pieces:
-                    self._prefetch_pieces(x, tile, a_index, i)
-                x.loop("u", 0, self.plan.unroll, each, lambda y, u: once(y, add(i, u), each), unroll=True)
-
-            def once(x: Block, here: Expr, count: int) -> None:
-                a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
-                at = _Turn(acc, bv, add(a_index, a_next), add(b_index, b_next), axis.a, count)
-                self._multiply(x, columns, tile, at)
-
-            if len(axes) > 1:
-                sums.loop(b, level, "k", *self._turns(b, tile, axis, extent), 1, turn)
-                return
-            rest = 0 if isinstance(extent, Dim) else extent % each
-            sums.loop(b, level, "k", 0, extent - rest, self.plan.unroll, innermost)
-            if rest:
-                once(b, dim_expr(extent - rest), rest)
-
-        nest(block, self.reduce, tile.a, columns.base, ZERO)
-        sums.finish(block)
-
-    def _turns(self, block: Block, tile: _Tile, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
-        """The turns of a window's loop in which some row of the tile reads more than padding."""
-        low, high, inside = ZERO, dim_expr(extent), axis.inside
-        if inside is None or self.plan.k_block:
-            return low, high
-        if tile.at and inside.along(self.lines):
-            first, count = tile.at[-1], tile.lines
-        elif inside.along(self.inner):
-            first, count = tile.w, tile.rows
-        else:
-            return low, high
-        dilation, start = integer(inside.dilation), mul(first, integer(inside.step))
-        end = add(start, integer((count - 1) * inside.step))
-        before = k.sub(integer(inside.low + inside.dilation - 1), end)
-        behind = k.sub(dim_expr(inside.high - 1), start)
-        low = k.binary("max", low, k.binary("div", before, dilation))
-        high = k.binary("min", high, add(k.binary("div", behind, dilation), integer(1)))
-        return block.let(low, "k"), block.let(high, "k")
-
-    def _fetch_rows(self, block: Block, columns: Columns, tile: _Tile, fetch: Fetch) -> None:
-        def row(b: Block, i: Expr, j: Expr) -> None:
-            line = (*tile.at[:-1], add(tile.at[-1], i)) if tile.at else ()
-            place = (*self.batch, *line, add(tile.w, j), *self.outer, columns.start)
-            fetch(b, place, columns.vectors * self.plan.lanes)
-
-        _each_row(block, tile, row)
-
-    def _prefetch_pieces(self, block: Block, tile: _Tile, a_index: Expr, i: Expr) -> None:
-        """Some of the pieces that the tile one line group further on reads where this one is in the reduction."""
-        each = -(-tile.rows // -(-self.pieces // self.plan.unroll))
-        first = add(a_index, dim_expr(self.plan.lines * self.lines.a))
-        at = mul(k.binary("div", i, integer(self.plan.unroll)), dim_expr(self.inner.a * each))
-        for line in range(tile.lines):
-            for r in range(each):
-                place = add(add(first, dim_expr(self.lines.a * line + self.inner.a * r)), at)
-                block.stmts.append(k.Prefetch(self.a_tile, place))
-
-    def _ahead_per_k(self) -> int:
-        """Elements of the next panel that a tile prefetches for each k."""
-        return max(1, self.plan.prefetch * (64 // self.c.b.nbytes) // self.plan.unroll)
-
-    def _prefetch(self, block: Block, ahead: Expr, at_k: Expr) -> None:
-        line = 64 // self.c.b.nbytes
-        start = add(ahead, mul(at_k, integer(self._ahead_per_k())))
-        for i in range(self.plan.prefetch):
-            block.stmts.append(k.Prefetch(self.loads.buffer, add(start, integer(i * line))))
-
-    def _multiply(self, block: Block, columns: Columns, tile: _Tile, at: _Turn) -> None:
-        """acc += the outer product of one column of A's tile and one row of B's panel, or of the k of a lane."""
-        nv = columns.vectors
-        self.loads.load(block, columns, at.b, at.count, at.bv)
-
-        def row(x: Block, i: Expr, j: Expr) -> None:
-            r = add(mul(i, integer(tile.rows)), j)
-            offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
-            place = add(at.a, offset)
-            if self.loads.dots:
-                own = x.let(self._lane_of_a(place, at.count), "s")
-
-                def both(y: Block, v: Expr) -> None:
-                    slot = add(mul(r, integer(nv)), v)
-                    y.store(at.acc, slot, k.dot(own, k.load(at.bv, v), k.load(at.acc, slot)))
-
-                x.loop("v", 0, nv, 1, both, unroll=True)
-                return
-            for h in range(at.count):
-                value = k.cast(k.load(self.a_tile, add(place, mul(integer(h), dim_expr(at.stride)))), self.c.acc)
-                value = x.let(k.splat(value, self.plan.lanes), "s")
-
-                def one(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
-                    slot = add(mul(r, integer(nv)), v)
-                    own = k.load(at.bv, add(integer(h * nv), v))
-                    y.store(at.acc, slot, k.fma(value, own, k.load(at.acc, slot)))
-
-                x.loop("v", 0, nv, 1, one, unroll=True)
-
-        _each_row(block, tile, row)
-
-    def _lane_of_a(self, place: Expr, count: int) -> Expr:
-        """`count` neighbouring k of A, and zeros behind them, in all lanes."""
-        a, whole = self.a_tile, self.c.per_lane
-        if count == whole:
-            word = k.bitcast(k.load(a, place, whole), u32)
-        else:
-            bits = u16 if a.dtype.bits == 16 else u8
-            found = (k.cast(k.bitcast(k.load(a, add(place, integer(i))), bits), u32) for i in range(count))
-            shifted = (k.binary("shl", x, k.lit(i * bits.bits, u32)) for i, x in enumerate(found))
-            word = functools.reduce(lambda x, y: k.binary("or", x, y), shifted)
-        return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
-
-    def _epilogue(self, block: Block, columns: Columns, tile: _Tile, acc: Buffer) -> None:
-        lanes, nv, at = self.plan.lanes, columns.vectors, tile.at
-
-        def finish(b: Block, v: Expr, full: bool) -> None:
-            n = add(columns.start, mul(v, integer(lanes)))
-
-            def row(x: Block, i: Expr, j: Expr) -> None:
-                value = k.load(acc, add(mul(add(mul(i, integer(tile.rows)), j), integer(nv)), v))
-                self._finish(x, place(i, j), n, value, columns, full)
-
-            def place(i: Expr, j: Expr) -> Index:
-                line = (*at[:-1], add(at[-1], i)) if at else ()
-                return (*self.batch, *line, add(tile.w, j), *self.outer)
-
-            if self.fold is None:
-                _each_row(b, tile, row)
-                return
-            fold, index, mask = self.fold, *self._lanes(b, n, columns, full)
-
-            def line(x: Block, i: Expr) -> None:
-                fold.begin(x, index.lanes)
-                x.loop("j", 0, tile.rows, 1, lambda y, j: row(y, i, j), unroll=True)
-                fold.end(x, (*place(i, ZERO), index), mask, tile.first)
-
-            b.loop("i", 0, tile.lines, 1, line, unroll=True)
-
-        whole = nv - 1 if columns.tail else nv
-        block.loop("v", 0, whole, 1, lambda b, v: finish(b, v, True), unroll=True)
-        if columns.tail:
-            finish(block, integer(whole), False)
-
-    def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: Columns, full: bool) -> None:
-        if (columns.masked or not full) and not self.plan.masks and not columns.tail:
-            one_by_one(block, place, n, value, self.columns, self.write)
-            return
-        index, mask = self._lanes(block, n, columns, full)
-        if index.lanes < value.lanes:
-            value = k.Shuffle(value.dtype, index.lanes, value, value, tuple(range(index.lanes)))
-        self.write(block, (*place, index), value, mask)
-
-    def _lanes(self, block: Block, n: Expr, columns: Columns, full: bool) -> tuple[Expr, Expr | None]:
-        """The columns of a vector from `n`, and which exist, None for all: without mask registers, those are fewer."""
-        lanes = self.plan.lanes
-        if (columns.masked or not full) and self.plan.masks:
-            return k.ramp(n, lanes), block.let(k.binary("lt", k.ramp(n, lanes), dim_expr(self.columns)), "mask")
-        lanes = lanes if full else columns.tail
-        return (k.ramp(n, lanes) if lanes > 1 else n), None
 
 
 __all__ = ["Nest", "emit_contraction"]

@@ -185,7 +185,6 @@ class _Loops:
         work = turn.side * turn.height * strip
         return chunked_loops(top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, size=self.size)
 
-
     def strip(self, turn: Turn) -> int:
         """Blocks that are done one after another along the results' lines."""
         return max(1, STRIP // (turn.side * min(n.dtype.nbytes for n in self.body.outputs))) if self.stream else 1

@@ -13,6 +13,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import bf16, i8, static_shape
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.contraction import emit_contraction
@@ -67,14 +68,7 @@ def lower_tiled(
         return lower_apart(low, whole, ins, places, machine)
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
-    packs: tuple[Pack, ...] = ()
-    own: tuple[Param, ...] = ((b.buffer, b_arg),)
-    if c.of_levels:
-        b, own, packs = level_operand(g, c, plan)
-    elif g.packed:
-        packs = (panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,))),)
-        b = Operand(Buffer("b", b_node.dtype))
-        own = ((b.buffer, Arg("pack", 0)),)
+    b, own, packs = _operand_b(g, c, plan, b, b_arg)
     params, scratch = g.params(*own), plan.scratch_bytes
     if made is not None:
         a, pack, scratch = made.rows(a_node, loops, plan)
@@ -110,6 +104,19 @@ def lower_tiled(
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _operand_b(
+    g: ContractionGroup, c: Contraction, plan: Plan, b: Operand | Levels, arg: Arg
+) -> tuple[Operand | Levels, tuple[Param, ...], tuple[Pack, ...]]:
+    """(B, its parameters, what of it is packed): as it is, or a constant in the panels of the plan."""
+    if c.of_levels:
+        return level_operand(g, c, plan)
+    if not g.packed:
+        return b, ((b.buffer, arg),), ()
+    buffer = Buffer("b", g.anchor.inputs[1].dtype)
+    pack = panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,)))
+    return Operand(buffer), ((buffer, Arg("pack", 0)),), (pack,)
 
 
 def _with_inner(params: list[Param], made: InnerRows, body: Graph, packs: int) -> list[Param]:
