@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import Shape, TensorType
@@ -69,8 +69,6 @@ class LineFolds:
 
         if first is None:
             store(block)
-        elif isinstance(first, Lit):
-            (store if first.value else join)(block)
         else:
             block.when(first, store, join)
 

@@ -10,9 +10,8 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.schedule.block import Block
-from ingot.schedule.index import ZERO, add, dim_expr
+from ingot.schedule.index import ZERO, Index, add, dim_expr
 
-Index = tuple[Expr, ...]
 Write = Callable[[Block, Index, Expr, Expr | None], None]
 Fetch = Callable[[Block, Index, int], None]
 

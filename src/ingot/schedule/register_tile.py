@@ -84,6 +84,7 @@ class RegisterTiles:
         self.loads = RowLoads(c, plan, b)
 
     def tile(self, block: Block, columns: Columns, tile: TileRows) -> None:
+        """One tile: its sums, or those of this part of a blocked reduction, and behind the last the epilogue."""
         acc_type, lanes = self.c.acc, self.plan.lanes
         size = tile.lines * tile.rows * columns.vectors
         acc = block.alloc("acc", acc_type, size, lanes=lanes)
@@ -263,6 +264,7 @@ class RegisterTiles:
         return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
     def epilogue(self, block: Block, columns: Columns, tile: TileRows, acc: Buffer) -> None:
+        """Hands the sums in `acc`, vector by vector, to `write`."""
         lanes, nv, at = self.plan.lanes, columns.vectors, tile.at
 
         def finish(b: Block, v: Expr, full: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.elementwise import compare, select
+from ingot.frontends.torch.aten.elementwise import add, compare, select
 from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -283,8 +283,7 @@ def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node,
         mask = with_size(c, mask, i, x.shape[axis + i])
     mask = reshape(mask, (*mask.shape, *((1,) * (x.type.rank - axis - mask.type.rank))))
     value = reshape(values, ())
-    sums = ops.Or() if x.dtype == boolean else ops.Add()
-    new = sums(x, expand(value, x.shape)) if accumulate else value
+    new = add(x, expand(value, x.shape)) if accumulate else value
     return select(mask, new, x)
 
 
