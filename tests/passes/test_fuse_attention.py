@@ -49,6 +49,17 @@ def test_rows_that_see_no_key_keep_their_meaning() -> None:
         assert np.isnan(got[1, :, 2]).all() != guard
 
 
+def test_rows_of_nan_are_zero_under_a_guard() -> None:
+    q, k, v = (np.random.default_rng(i).standard_normal((2, 2, 3, 4)).astype(np.float32) for i in range(3))
+    q[0, 1, 2, 0], k[1, 0, 1, 1] = np.nan, np.inf
+    for guard in (False, True):
+        g = written_out(None, guard)
+        with np.errstate(all="ignore"):
+            (want,), (got,) = interpret(g, [q, k, v]), interpret(fuse_attention(g), [q, k, v])
+        np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
+        assert np.isnan(want[0, 1, 2]).all() != guard
+
+
 def test_softcap_and_two_masks() -> None:
     scores = ops.mul(ops.Tanh()(ops.div(ops.MatMul()(Q, ops.swap_axes(K, 2, 3)), 6.0)), 3.0)
     shape = scores.shape

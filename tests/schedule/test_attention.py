@@ -72,6 +72,9 @@ def test_decode_splits_keys_over_threads() -> None:
     check(op_graph(Attention("none", 0.2), hidden), hidden)
     nothing = [*xs, np.zeros((1, 3000), bool)]
     check(op_graph(Attention("none", 0.2), nothing), nothing)
+    xs[1][0, 0, 2000, 5] = np.nan
+    for guarded in (False, True):
+        check(op_graph(Attention("none", 0.2, guarded=guarded), xs), xs)
 
 
 def test_narrow_storage() -> None:
@@ -88,7 +91,8 @@ def test_nan_and_infinity(sq: int) -> None:
     k[0, 1, 5, 7] = np.inf
     v[0, 0, 30, 2] = np.inf
     v[0, 0, 31, 3] = np.nan
-    check(op_graph(Attention("none", 0.2), (q, k, v)), (q, k, v))
+    for guarded in (False, True):
+        check(op_graph(Attention("none", 0.2, guarded=guarded), (q, k, v)), (q, k, v))
     mask = np.ones((sq, 40), bool)
     mask[:, 5] = False
     check(op_graph(Attention("none", 0.2), (q, k, v, mask)), (q, k, v, mask))

@@ -3,8 +3,8 @@
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
 Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, or capped by
-tanh; masks may be added or selected; softmax may be guarded against rows without any key (NaN -> 0). Keys and values
-that are repeated for groups of query heads are read once.
+tanh; masks may be added or selected; softmax may be guarded (NaN -> 0). Keys and values that are repeated for groups
+of query heads are read once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _attention(n: Node) -> Node | None:
     if q.type.rank != 4 or not fits:
         return None
     operands = (q, k, v) if mask is None else (q, k, v, mask)
-    out = ops.Attention("none", scores.scale, scores.softcap)(*operands, loc=n.loc)
+    out = ops.Attention("none", scores.scale, scores.softcap, guarded)(*operands, loc=n.loc)
     return ops.reshape(out, n.shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingot import ops
@@ -114,6 +115,16 @@ class AttentionGroup:
             return head
         assert isinstance(self.heads, int) and isinstance(self.shared, int)
         return block.let(k.binary("div", head, integer(self.heads // self.shared)), "kh")
+
+    def normalizer(self, block: Block, total: Expr, lanes: int) -> Callable[[Expr], Expr]:
+        """x -> x / the sum of a row's weights. A row without any keeps its zeros; one of NaN is 0 under a guard."""
+        one, zero = (k.lit(c, self.dtype, total.lanes) for c in (1.0, 0.0))
+        none = k.binary("eq", total, zero)
+        inverse = k.splat(block.let(k.binary("div", one, k.select(none, one, total)), "l"), lanes)
+        if not self.op.guarded:
+            return lambda x: k.mul(x, inverse)
+        poisoned = k.splat(block.let(k.binary("ne", total, total), "n"), lanes)
+        return lambda x: k.select(poisoned, k.lit(0.0, self.dtype, lanes), k.mul(x, inverse))
 
     def capped(self, value: Expr) -> Expr:
         """softcap(score)."""

@@ -307,19 +307,13 @@ class Decode:
 
     # --- results
 
-    def _inverse(self, block: Block, total: Expr) -> Expr:
-        """1 / the sum of a row's weights; a row without any keeps its zeros."""
-        one = k.lit(1.0, self.dtype)
-        none = k.binary("eq", total, k.lit(0.0, self.dtype))
-        return k.splat(block.let(k.binary("div", one, k.select(none, one, total)), "l"), self.lanes)
-
     def _write(self, block: Block, r: Expr) -> None:
-        inverse = self._inverse(block, block.let(k.load(self.sum, r), "l"))
+        normalized = self.low.normalizer(block, block.let(k.load(self.sum, r), "l"), self.lanes)
         head, query = self._place(block, r)
         own = block.let(k.mul(r, integer(self.cols * self.lanes)), "own")
 
         def put(b: Block, c: Expr, mask: Expr | None) -> None:
-            value = k.mul(k.load(self.o, k.add(own, c), self.lanes), inverse)
+            value = normalized(k.load(self.o, k.add(own, c), self.lanes))
             self.low.store(b, (self.b, head, query, k.ramp(c, self.lanes)), value, mask)
 
         self._vectors(block, self.cols, self.low.cols, put)
@@ -380,13 +374,13 @@ class Decode:
                 x.store(acc, integer(c), k.fma(k.splat(factor, lanes), value, k.load(acc, integer(c))))
 
         top.loop("i", 0, self.splits, 1, add)
-        inverse = self._inverse(top, top.let(k.load(state, total), "l"))
+        normalized = low.normalizer(top, top.let(k.load(state, total), "l"), lanes)
         tail = low.cols % lanes
         for c in range(self.cols):
             mask = None
             if tail and c == self.cols - 1:
                 mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
-            value = k.mul(k.load(acc, integer(c)), inverse)
+            value = normalized(k.load(acc, integer(c)))
             low.store(top, (b, head, query, k.ramp(integer(c * lanes), lanes)), value, mask)
         dims = symbol_params(*low.dims)
         chunks = dim_expr(low.batch * low.heads * self.queries)

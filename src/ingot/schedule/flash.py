@@ -448,13 +448,11 @@ class Flash:
         def vector(block: Block, v: Expr) -> None:
             first = block.let(k.add(self.row, k.mul(v, integer(lanes))), "q")
             total = block.let(k.load(self.sum, k.mul(v, integer(lanes)), lanes), "l")
-            one = k.lit(1.0, self.dtype, lanes)
-            none = k.binary("eq", total, k.lit(0.0, self.dtype, lanes))
-            inverse = block.let(k.binary("div", one, k.select(none, one, total)), "l")
+            normalized = low.normalizer(block, total, lanes)
 
             def value(b: Block, c: Expr) -> Expr:
                 at = ix.add(ix.mul(c, integer(t.width)), ix.mul(v, integer(lanes)))
-                return b.let(k.mul(k.load(self.ot, at, lanes), inverse), "o")
+                return b.let(normalized(k.load(self.ot, at, lanes)), "o")
 
             def square(b: Block, c: Expr, count: int) -> None:
                 columns = [value(b, ix.add(c, integer(min(j, count - 1)))) for j in range(lanes)]

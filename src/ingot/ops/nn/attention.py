@@ -13,6 +13,7 @@ from ingot.ir.node import Cropped, Node, Op
 from ingot.ir.types import Box, TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish, known
+from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
 
@@ -26,13 +27,15 @@ class Attention(Op):
 
     Query head h reads key head h // (Hq / Hk). mask broadcasts to [B,Hq,Sq,Sk]: bool (True keeps) or float (added).
     causal: "upper_left" lets query i see keys up to i, "lower_right" up to i + Sk - Sq. softcap c > 0: c tanh(s / c).
-    A row with no key left gives 0 (as flash kernels and ONNX 24 do). Computed in f32 (f64 for f64), rounded once.
+    A row with no key left gives 0 (as flash kernels and ONNX 24 do), and, if `guarded`, one whose weights are NaN.
+    Computed in f32 (f64 for f64), rounded once.
     """
 
     name: ClassVar[str] = "attention"
     causal: str = "none"
     scale: float = 1.0
     softcap: float = 0.0
+    guarded: bool = False
 
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) in (3, 4), f"expected q, k, v and maybe a mask, got {len(inputs)} operands")
@@ -107,6 +110,8 @@ class Attention(Op):
             e = np.exp(s - np.where(top == -_INF, 0, top))
             total = e.sum(3, keepdims=True)
             y = (e / np.where(total == 0, 1, total)) @ v
+            if self.guarded:
+                y = np.where(np.isnan(total), 0, y)
         return finish(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
@@ -131,6 +136,8 @@ class Attention(Op):
         total = e.sum((n - 1,), keepdims=False)
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / _term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
+        if self.guarded:
+            y = _term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
         return y.reshape((batch, heads, rows, v.shape[3])).cast(inputs[0].dtype).node
 
     def _masked(self, s: Term, mask: Term, group: DimLike) -> Term:
@@ -169,6 +176,9 @@ class Attention(Op):
         yield cls("none", 0.35), (q, k, v, np.asarray([True, False, True, True, True, False, True]))
         yield cls("none", 0.35), (q, k, v, _data(5, 1))
         yield cls("none", 0.35), (q, k[:, :, :0], v[:, :, :0])
+        poisoned = np.array(added)
+        poisoned[:, 0, 3], poisoned[2, 4, 0] = np.nan, _INF
+        yield cls("none", 0.35, guarded=True), (q, k2, v2, poisoned)
         yield cls("upper_left", 0.35), tuple(x.astype(np.float16) for x in (q, k2, v2))
         yield cls("none", 0.35), tuple(x.astype(np.float64) for x in (q, k, v))
 
