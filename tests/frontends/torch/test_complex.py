@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import UnsupportedOpError
@@ -29,6 +30,12 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "reduced": lambda z, x: (z.sum(), z.mean(1), z.cumsum(0)),
     "chosen": lambda z, x: (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1), torch.where(x > 0, z, x)),
     "products": lambda z, x: (z @ z.mT, torch.einsum("ij,kj->ik", z, z), torch.mv(z, z[0])),
+    "added to products": lambda z, x: (
+        torch.addmm(z @ z.mT, z, z.mT, beta=2, alpha=0.5),
+        F.linear(z, z),
+        F.linear(z, z, z[:, 0]),
+        F.linear(x.to(z.dtype), x.to(z.dtype), z[:, 1]),
+    ),
 }
 
 
@@ -41,6 +48,27 @@ def test_magnitude_neither_overflows_nor_loses_infinity() -> None:
     inf, nan = torch.inf, torch.nan
     parts = [[3e30, 4e30], [1e-30, 1e-30], [0.0, 0.0], [inf, 1.0], [-inf, inf], [-0.0, -2.0], [inf, nan], [nan, -inf]]
     agree(lambda x: (torch.view_as_complex(x).abs(), torch.view_as_complex(x[:3]).reciprocal()), torch.tensor(parts))
+
+
+def test_exponential_of_infinities_and_nan() -> None:
+    values = torch.tensor([0.0, -0.0, 1, -2, torch.inf, -torch.inf, torch.nan, 1e3, -1e3])
+    grid = torch.cartesian_prod(values, values)
+    agree(lambda x: torch.view_as_complex(x).exp(), grid)
+    agree(lambda x: torch.view_as_complex(x).exp(), grid.double())
+
+
+CONVOLUTIONS: dict[str, nn.Module] = {
+    "1d": nn.Conv1d(4, 6, 3, padding=1, dtype=torch.complex64),
+    "same": nn.Conv1d(4, 6, 4, padding="same", bias=False, dtype=torch.complex64),
+    "grouped": nn.Conv1d(4, 6, 3, groups=2, stride=2, dtype=torch.complex64),
+    "transposed": nn.ConvTranspose1d(4, 6, 3, stride=2, dtype=torch.complex64),
+    "2d": nn.Sequential(nn.Unflatten(2, (3, 3)), nn.Conv2d(4, 2, 2, dtype=torch.complex64)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str) -> None:
+    agree(CONVOLUTIONS[name], torch.randn(2, 4, 9, dtype=torch.complex64))
 
 
 FOURIER: dict[str, Callable[[Tensor], Any]] = {

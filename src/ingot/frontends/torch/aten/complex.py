@@ -91,7 +91,28 @@ _MULTILINEAR: dict[str, tuple[int, ...]] = {
     "kron.default": (0, 1),
     "einsum.default": (1,),
     "convolution.default": (0, 1),
+    "conv1d.default": (0, 1),
+    "conv2d.default": (0, 1),
+    "conv3d.default": (0, 1),
+    "conv1d.padding": (0, 1),
+    "conv2d.padding": (0, 1),
+    "conv3d.padding": (0, 1),
+    "conv_transpose1d.default": (0, 1),
+    "conv_transpose2d.input": (0, 1),
+    "conv_transpose3d.input": (0, 1),
+    "linear.default": (0, 1),
+    "bilinear.default": (0, 1, 2),
+    "addmm.default": (1, 2),
+    "baddbmm.default": (1, 2),
+    "addmv.default": (1, 2),
 }
+# op -> position of the operand that is added to its product
+_ADDED: dict[str, int] = {
+    "addmm.default": 0, "baddbmm.default": 0, "addmv.default": 0, "bilinear.default": 3, "linear.default": 2,
+    "convolution.default": 2, "conv1d.default": 2, "conv2d.default": 2, "conv3d.default": 2, "conv1d.padding": 2,
+    "conv2d.padding": 2, "conv3d.padding": 2, "conv_transpose1d.default": 2, "conv_transpose2d.input": 2,
+    "conv_transpose3d.input": 2,
+}  # fmt: skip
 
 
 def is_complex(value: object) -> bool:
@@ -109,7 +130,7 @@ def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
     if (short in _LINEAR or short in _MOVES) and name in rows:
         return _linear(rows[name], _LINEAR.get(short, (0,)))
     if short in _MULTILINEAR and name in rows:
-        return _multilinear(rows[name], _MULTILINEAR[short])
+        return _multilinear(rows[name], _MULTILINEAR[short], _ADDED.get(short))
     raise Unsupported("on complex numbers")
 
 
@@ -137,10 +158,10 @@ def _with(args: Sequence[object], places: Sequence[int], parts: Sequence[object]
     return [of.get(i, a) for i, a in enumerate(args)]
 
 
-def _checked(args: Sequence[object], places: Sequence[int], named: Mapping[str, object]) -> list[int]:
+def _checked(args: Sequence[object], places: Sequence[int | None], named: Mapping[str, object]) -> list[int]:
     if any(is_complex(a) for i, a in enumerate(args) if i not in places) or any(map(is_complex, named.values())):
         raise Unsupported("a complex number as this argument")
-    return [i for i in places if i < len(args)]
+    return [i for i in places if i is not None and i < len(args)]
 
 
 def _linear(handler: Handler, places: tuple[int, ...]) -> Handler:
@@ -163,21 +184,30 @@ def _paired(real: object, imag: object) -> object:
     return Complex(real, imag)
 
 
-def _multilinear(handler: Handler, places: tuple[int, ...]) -> Handler:
-    """(a + bi)(c + di) = ac + (ad + bc) i - bd: a term per choice of parts, times i for each imaginary one."""
+def _multilinear(handler: Handler, places: tuple[int, ...], added: int | None) -> Handler:
+    """(a + bi)(c + di) = ac + (ad + bc) i - bd: a term per choice of parts, times i for each imaginary one. The operand
+    `added` to the product goes to the first term of either part."""
 
     def terms(c: Context, *args: object, **named: object) -> object:
-        at = _checked(args, places, named)
+        base = None if added is None or added >= len(args) else args[added]
+        at = [i for i in _checked(args, (*places, added), named) if i != added]
         spread = [args[i] for i in at]
         # einsum has its operands in a list
         flat = [v for s in spread for v in (s if isinstance(s, tuple | list) else (s,))]
         sums: list[Node | None] = [None, None]
-        for choice in itertools.product(*((False,) if _is_real(v) else (False, True) for v in flat)):
+        free = [not _is_real(v) for v in flat]
+        free[0] |= not _is_real(base)
+        for choice in itertools.product(*((False, True) if f else (False,) for f in free)):
             parts = iter([_part(v, imaginary) for v, imaginary in zip(flat, choice, strict=True)])
             chosen = [tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in spread]
-            term = handler(c, *_with(args, at, chosen), **named)
-            assert isinstance(term, Node)
             odd, negative = sum(choice) % 2, sum(choice) % 4 > 1
+            given = _with(args, at, chosen)
+            if base is not None:
+                part = _part(base, bool(odd))
+                assert isinstance(part, Node) and added is not None
+                given[added] = part if sums[odd] is None else filled(part.shape, 0, part.dtype)
+            term = handler(c, *given, **named)
+            assert isinstance(term, Node)
             sums[odd] = _added(sums[odd], term, negative)
         real, imag = sums
         assert real is not None
@@ -329,8 +359,14 @@ def power(c: Context, z: Complex, exponent: Operand) -> Complex:
 
 @on_complex("exp.default")
 def exp(c: Context, z: Complex) -> Complex:
+    """As C's cexp: an infinite radius or none at all needs no angle, and an angle of 0 has no imaginary part."""
     radius = ops.Exp()(z.real)
-    return Complex(radius) if z.imag is None else polar(c, radius, z.imag)
+    if z.imag is None:
+        return Complex(radius)
+    zero = scalar_like(0, z.imag)
+    far = ops.And()(compare("EQ", ops.Abs()(z.real), scalar_like(math.inf, z.real)), ops.Not()(ops.IsFinite()(z.imag)))
+    out = polar(c, radius, select(far, zero, z.imag))
+    return Complex(out.real, select(compare("EQ", z.imag, zero), z.imag, out.imaginary))
 
 
 @on_complex("log.default")
