@@ -69,6 +69,25 @@ def test_dynamic_shapes() -> None:
     assert len(spy.models) == 1
 
 
+def test_slices_that_only_their_source_sizes() -> None:
+    def halves(x: Tensor, y: Tensor) -> Tensor:
+        z = x.clone()
+        z[:, x.shape[1] // 2 :] = y[:, : (x.shape[1] + 1) // 2]
+        return z
+
+    def last(x: Tensor, y: Tensor) -> Tensor:
+        return torch.slice_scatter(x, y, 1, x.shape[1] - y.shape[1], None)
+
+    for f in (halves, last):
+        spy = Spy()
+        compiled = torch.compile(f, backend=spy.backend, dynamic=True)
+        with torch.no_grad():
+            for sizes in ((12, 6), (21, 11), (5, 3)):
+                x, y = (torch.randn(2, n) for n in sizes)
+                close(compiled(x, y), f(x, y))
+        assert len(spy.models) == 1
+
+
 class Attends(nn.Module):
     """What torch runs as single ops: an encoder layer, attention of other keys with its weights, a bilinear layer."""
 

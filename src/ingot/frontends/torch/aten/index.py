@@ -312,11 +312,11 @@ def slice_scatter(
 ) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
-    lo, hi = clipped(start, end, size)
+    lo, hi = clipped(start, end, step, size, src.shape[axis])
     if lo == 0 and hi == size and step == 1:
         return src
     if step == 1:
-        parts = [slice_axis(x, axis, 0, lo), src, slice_axis(x, axis, lo + src.shape[axis], size)]
+        parts = [slice_axis(x, axis, 0, lo), src, slice_axis(x, axis, hi, size)]
         return ops.Concat(axis)(*(p for p in parts if p.shape[axis] != 0))
     reach = (src.shape[axis] - 1) * step + 1
     low = tuple(lo if i == axis else 0 for i in range(x.type.rank))

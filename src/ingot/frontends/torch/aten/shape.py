@@ -327,11 +327,17 @@ def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
     return ops.Take(axis)(x, index)
 
 
-def clipped(start: DimLike | None, end: DimLike | None, size: DimLike) -> tuple[DimLike, DimLike]:
-    """Python's slice rules for x[start:end] on a size: negative ends count from the end, all is clamped."""
-    lo = 0 if start is None else _clamped(start, size)
+def clipped(
+    start: DimLike | None, end: DimLike | None, step: int, size: DimLike, length: DimLike
+) -> tuple[DimLike, DimLike]:
+    """Python's slice rules for x[start:end:step], which has `length` elements: negative ends count from the end, all is
+    clamped. Of x[-n:] with n a size, torch has settled on which side of 0 the start lies: `length` tells."""
+    signed = start is None or _is_signed(start)
+    lo = 0 if start is None else _clamped(start, size) if signed or step != 1 else None
+    if step == 1 and lo is not None:
+        return lo, lo + length
     hi = size if end is None or _is_all(end, size) else _clamped(end, size)
-    return lo, dim_max(lo, hi)
+    return (hi - length, hi) if lo is None else (lo, dim_max(lo, hi))
 
 
 def _is_all(end: DimLike | None, size: DimLike) -> bool:
@@ -351,13 +357,7 @@ def slice_(
     c: Context, x: Node, dim: int = 0, start: DimLike | None = None, end: DimLike | None = None, step: int = 1
 ) -> Node:
     axis = axis_of(dim, x.type.rank)
-    length = c.shape[axis]
-    if step == 1 and start is not None and not _is_signed(start) and _is_all(end, x.shape[axis]):
-        # x[-n:] with n a size: torch has settled on which side of 0 the start lies
-        return slice_axis(x, axis, x.shape[axis] - length, x.shape[axis])
-    lo, hi = clipped(start, end, x.shape[axis])
-    if step == 1:
-        hi = lo + length
+    lo, hi = clipped(start, end, step, x.shape[axis], c.shape[axis])
     return slice_axis(x, axis, lo, hi, step)
 
 
