@@ -19,13 +19,16 @@ def value(e: k.Expr, **env: int) -> int:
     return int(evaluate(e, {n: np.asarray(v, np.int64) for n, v in env.items()}))
 
 
+BELOW_ZERO = [(1 - dim_max(0, S - 5)) // 2, (S - 4) // T, (S - 1) // T + 1, (S - 4) % T]  # floors, not whole parts
+
+
 @pytest.mark.parametrize(
-    "d", [7, S * 3 + T - 2, (S * T + 5) // 4, ceildiv(S, 16), (S + 3) % 4, -1 % S, dim_max(S, T * 2)]
+    "d", [7, S * 3 + T - 2, (S * T + 5) // 4, ceildiv(S, 16), (S + 3) % 4, -1 % T, dim_max(S, T * 2), *BELOW_ZERO]
 )
 def test_dimensions(d: object) -> None:
     from ingot.ir.dims import substitute
 
-    for s, t in ((1, 1), (9, 4), (16, 3)):
+    for s, t in ((0, 2), (1, 1), (1, 3), (9, 4), (16, 3)):
         assert value(ix.dim_expr(d), s=s, t=t) == substitute(d, {"s": s, "t": t})  # type: ignore[arg-type]
 
 

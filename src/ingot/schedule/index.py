@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 
@@ -35,13 +35,15 @@ def dim_expr(d: DimLike) -> Expr:
 
 
 def _apply_expr(atom: Apply) -> Expr:
-    fn = {"floordiv": "div", "mod": "rem", "max": "max", "min": "min"}[atom.fn]
     a, b = dim_expr(atom.a), dim_expr(atom.b)
-    lowest, _ = bounds(atom.a)
-    if atom.fn == "mod" and (lowest is None or lowest < 0):
-        # -1 % n = n - 1, where the machine's remainder has the sign of the dividend
-        return k.binary("rem", k.add(k.binary("rem", a, b), b), b)
-    return k.binary(fn, a, b)
+    if atom.fn in ("max", "min"):
+        return k.binary(atom.fn, a, b)
+    lowest, _ = bounds(atom.a, dict.fromkeys(symbols_of(atom.a), (0, None)))
+    if lowest is not None and lowest >= 0:
+        return k.binary("div" if atom.fn == "floordiv" else "rem", a, b)
+    # -1 % n = n - 1 and -1 // n = -1, where the machine's remainder has the sign of the dividend and its quotient is 0
+    rest = k.binary("rem", k.add(k.binary("rem", a, b), b), b)
+    return rest if atom.fn == "mod" else k.binary("div", k.sub(a, rest), b)
 
 
 def add(a: Expr, b: Expr) -> Expr:
