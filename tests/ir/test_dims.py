@@ -30,3 +30,4 @@ def test_no_size_is_as_large_as_an_end_that_means_all() -> None:
 def test_bounds_of_sums_with_extremes() -> None:
     assert bounds(S - 1 - dim_max(0, S - 3)) == (0, 2)
     assert dim_min(dim_max(0, S - 3), S) == dim_max(0, S - 3)
+    assert bounds(S - dim_min(5, S), {"s": (0, 64)}) == (0, 59)

@@ -301,12 +301,14 @@ def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
             mlo, mhi = _interval_mul((mlo, mhi), _atom_bounds(atom, of))
         lo = None if lo is None or mlo is None else lo + mlo
         hi = None if hi is None or mhi is None else hi + mhi
-    sides = _sides(d) if lo is None or hi is None else None
+    sides = _sides(d)
     if sides is None:
         return lo, hi
     fn, a, b = sides
     least, most = _of_either(fn, bounds(a, of), bounds(b, of))
-    return least if lo is None else lo, most if hi is None else hi
+    return max((v for v in (lo, least) if v is not None), default=None), min(
+        (v for v in (hi, most) if v is not None), default=None
+    )
 
 
 _EXTREMES = 4  # of as many, the sides are looked at: each doubles the work

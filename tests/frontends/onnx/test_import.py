@@ -192,7 +192,7 @@ def _clamped(at: int, size: int, low: int, high: int) -> int:
     [
         (-3, -1, 1), (-3, 4, 1), (-5, 2, 2), (1, 3, 2), (-(2**31), 2**31 - 1, 1), (0, -(2**63) + 1, 1),
         (-1, -(2**63) + 1, -1), (2**31 - 1, -(2**31), -1), (2, -(2**31), -1), (-4, -(2**63) + 1, -2), (3, 1, -1),
-        (-2, 1, -1), (-1, -6, -3), (1, 5, -1),
+        (-2, 1, -1), (-1, -6, -3), (1, 5, -1), (3, 2**40, 1), (3, 2**63 - 1, 2), (3, 100, 3),
     ],
 )  # fmt: skip
 def test_slices_of_a_dynamic_size(start: int, end: int, step: int) -> None:
@@ -205,6 +205,22 @@ def test_slices_of_a_dynamic_size(start: int, end: int, step: int) -> None:
         ends = (0, n, 0, n) if step > 0 else (0, n - 1, -1, n - 1)
         at = range(_clamped(start, n, *ends[:2]), _clamped(end, n, *ends[2:]), step)
         np.testing.assert_array_equal(interpret(graph, [x])[0], x[list(at)])
+
+
+def test_a_slice_that_may_be_empty_keeps_the_bounds_asked_for() -> None:
+    constants = {k: np.asarray([v], np.int64) for k, v in (("s", 5), ("e", 2**40), ("a", 0), ("p", 1))}
+    m = model([node("Slice", ["x", "s", "e", "a", "p"])], [("x", F, ["n"])], constants=constants)
+    assert import_onnx(m, dynamic={"n": (0, 64)}).bounds == (("n", 0, 64),)
+
+
+def test_casts_of_floats_keep_the_low_bits() -> None:
+    """As C compilers have it, and with them ONNX Runtime and PyTorch; ONNX leaves it open."""
+    x = np.array([-1.0, -1.7, 255.9, 256.0, 300.0, -129.0, -40000.0, 70000.0], np.float32)
+    kinds = {np.uint8: TensorProto.UINT8, np.int8: TensorProto.INT8, np.int16: TensorProto.INT16}
+    nodes = [node("Cast", ["x"], [kind.__name__], to=code) for kind, code in kinds.items()]
+    graph = import_onnx(model(nodes, [("x", F, [8])], outputs=[kind.__name__ for kind in kinds]))
+    for kind, got in zip(kinds, interpret(graph, [x]), strict=True):
+        np.testing.assert_array_equal(got, x.astype(np.int32).astype(kind))
 
 
 def test_a_reversed_axis_keeps_its_size() -> None:
