@@ -108,6 +108,16 @@ def test_a_chain_behind_a_matmul_is_its_epilogue() -> None:
     assert only.kind == "contraction"
 
 
+def test_long_chains_are_several_kernels() -> None:
+    """An unrolled loop: kernels are lowered recursively, and compile the slower the longer they are."""
+    x = arg("x", 8)
+    y = x
+    for _ in range(400):
+        y = ops.Tanh()(ops.Add()(y, x))
+    sizes = [len(g.body.nodes()) for g in groups(pipeline(y))]
+    assert sum(sizes) >= 800 and max(sizes) <= 140
+
+
 def test_softmax_is_one_group() -> None:
     (only,) = groups(pipeline(softmax()))
     assert only.kind == "rows"

@@ -37,6 +37,7 @@ _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
 _COPIES = 3  # groups that may each compute a cheap value again
+_MEMBERS = 128  # of a group that takes no more: longer kernels (unrolled loops) gain nothing and compile slowly
 
 
 def _source(node: Node) -> Node:
@@ -44,6 +45,10 @@ def _source(node: Node) -> Node:
     while isinstance(node.op, FREE) and node.inputs:
         node = node.inputs[0]
     return node
+
+
+def _is_full(g: OpenGroup) -> bool:
+    return len(g.members) >= _MEMBERS
 
 
 class _Fusion:
@@ -89,7 +94,7 @@ class _Fusion:
         if is_free(node):
             self._place_free(node, homes, must)
             return
-        if not must and homes and all(self.homes.get(u) for u in users):
+        if not must and homes and all(self.homes.get(u) for u in users) and not any(map(_is_full, homes)):
             if len(homes) == 1 and self._join(homes[0], node):
                 return
             if len(homes) > 1 and self._join_all(homes, node):
@@ -109,6 +114,8 @@ class _Fusion:
         if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
             return f"{len(homes)} kernels read it: each would have to compute it again"
         (g,) = homes
+        if _is_full(g):
+            return f"the kernel of {g.root.op.name} has {_MEMBERS} ops already"
         if isinstance(node.op, REDUCTIONS):
             return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
         if not is_pointwise(node):
