@@ -11,6 +11,7 @@ from ingot.ops.build import (
     atan2,
     broadcast_shapes,
     broadcast_to,
+    c_cast,
     cast,
     clip,
     compare,

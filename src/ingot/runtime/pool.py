@@ -36,8 +36,8 @@ def thread_count(asked: int | None) -> int:
     CPU quota. Raises InputError for less than one."""
     if asked is None:
         return flags.threads() or available_cores()
-    if asked < 1:
-        raise InputError("threads", expected="at least 1", got=asked)
+    if not isinstance(asked, int) or asked < 1:
+        raise InputError("threads", expected="a whole number, at least 1", got=asked)
     return asked
 
 

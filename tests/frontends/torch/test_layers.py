@@ -117,6 +117,7 @@ PRODUCT: dict[str, Callable[..., Any]] = {
     "einsum": lambda a, b, v: (
         torch.einsum("bij,bjk->bik", a, b),
         torch.einsum("bij,j->b", a, v),
+        torch.einsum("bij->j", a.short()),
         torch.einsum("...ij,...jk->...ki", a, b),
         torch.einsum("i,j->ij", v, v),
     ),

@@ -143,7 +143,7 @@ def float_type(values: Iterable[Operand]) -> DType:
 
 def cast(x: Node, dtype: DType) -> Node:
     """`x` as `dtype` with C's conversions (floats truncate to integers, nonzero is True)."""
-    return x if x.dtype == dtype else ops.Convert(dtype)(x)
+    return ops.c_cast(x, dtype)
 
 
 def node_of(value: Operand, dtype: DType | None = None) -> Node:

@@ -107,8 +107,8 @@ class Resize(Op):
         return x.with_shape(tuple(shape))
 
     def _identity(self, i: int, size: DimLike) -> bool:
-        """Whether the i-th axis stays as it is."""
-        unscaled = self.scales is None or self.scales[i] == 1
+        """Whether the i-th axis stays as it is; one without elements does at any scale."""
+        unscaled = self.scales is None or self.scales[i] == 1 or size == 0
         return size == self.sizes[i] and unscaled and self.coordinates != "tf_crop_and_resize"
 
     def _position(self, i: int, size: DimLike, dtype: DType) -> Value:
@@ -328,6 +328,7 @@ class Resize(Op):
             yield cls((9,), (2,), mode), (_data(1, 2, 4).astype(np.float64),)
             yield cls((5,), (1,), mode, "asymmetric"), (np.arange(0, 240, 30, dtype=np.uint8).reshape(1, 4, 2),)
             yield cls((3,), (1,), mode), (np.zeros((0, 4), np.float32),)
+            yield cls((0, 3), (1, 2), mode, "asymmetric", scales=(2.0, 1.5)), (np.zeros((4, 0, 2), np.float32),)
         for nearest in NEAREST:
             for coordinates in COORDINATES[:-1]:
                 yield cls((7, 12), (2, 3), "nearest", coordinates, nearest), (x,)

@@ -150,12 +150,9 @@ def convert(x: Node, dtype: DType, saturate: bool) -> Node:
         most = 448.0 if dtype == T.f8e4m3fn else 57344.0
         bounded = ops.minimum(ops.maximum(x, -most), most)
         x = ops.where(ops.IsNan()(x), x, bounded)
-    if dtype.bits < 8 and x.dtype.is_float:
-        # the low bits of the whole number, as every integer cast
-        x = ops.cast(x, T.i32)
     if dtype is T.boolean and x.dtype != T.boolean:
         return ops.compare("NE", x, ops.scalar(0, x.dtype))
-    return ops.cast(x, dtype)
+    return ops.c_cast(x, dtype)
 
 
 @onnx_op("Cast")

@@ -123,7 +123,8 @@ def outer(c: Context, a: Node, b: Node) -> Node:
 
 @aten("einsum.default")
 def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence[int] | None = None) -> Node:
-    return ops.Einsum(equation.replace(" ", ""))(*tensors)
+    # narrow integers: sums are i64 where torch multiplies and sums, as they are where it calls a product
+    return ops.Einsum(equation.replace(" ", ""))(*promoted(tensors, c.dtype))
 
 
 @aten("tensordot.default")
