@@ -195,3 +195,15 @@ def test_resized_images_stay_channels_last() -> None:
     g = pipeline(conv(y, 8, 3, 0))
     inner = [n for p in groups(g)[:-1] for n in p.body.nodes()]
     assert not any(isinstance(n.op, ops.Transpose) for n in inner)
+
+
+def test_a_transposed_value_that_a_box_repeats_is_stored() -> None:
+    """Graph attention: scores of pairs from a row's and a column's part, of which the latter lies across the rows."""
+    n = symbol("n")
+    x, y = arg("x", n, 8), arg("y", n, 8)
+    rows = ops.BroadcastInDim((8, n, n), (0, 1))(ops.Transpose((1, 0))(x))
+    columns = ops.BroadcastInDim((8, n, n), (0, 2))(ops.Transpose((1, 0))(y))
+    g = pipeline(ops.Softmax(2)(ops.add(rows, columns)))
+    made = [[m.op.name for m in p.body.nodes() if m.inputs] for p in groups(g)]
+    assert made[0] == ["transpose"] and len(made) == 2
+    assert made[1].count("transpose") == 1  # what a row reads once is read where it lies

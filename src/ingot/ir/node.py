@@ -179,7 +179,8 @@ class Node:
                 inferred = op.infer(*[n.type for n in inputs])
             except ShapeError as e:
                 where = loc or next((n.loc for n in inputs if n.loc), "")
-                raise ShapeError(f"{e} at {where}") if where and " at " not in str(e) else e from None
+                located = where and " at " not in str(e)
+                raise ShapeError(f"{e} at {where}").between(e.sizes) if located else e from None
             types = inferred if isinstance(inferred, tuple) else (inferred,)
         node = object.__new__(Node)
         node.op = op

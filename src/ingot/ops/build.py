@@ -94,7 +94,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
                     expected=f"{out[i]} or 1",
                     got=d,
                     fix=f"shapes are {', '.join(show_shape(s) for s in shapes)}",
-                )
+                ).between((out[i], d))
     return tuple(out)
 
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, Project
+from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
-from ingot.ops.views import pull_back, strided_view
+from ingot.ops.views import pull_back, strided, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.groups import FREE, REDUCTIONS, Axes, OpenGroup, is_free, is_leaf, is_pointwise, reduced_dims
 from ingot.passes.pools import pool_in_producers
@@ -38,6 +38,9 @@ _COSTLY = (
 )  # fmt: skip
 _COPIES = 3  # groups that may each compute a cheap value again
 _MEMBERS = 128  # of a group that takes no more: longer kernels (unrolled loops) gain nothing and compile slowly
+_LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
+_LOOKUPS = 1 << 14  # elements of a group from which on looking up each of a view's costs more than a kernel
+_AGAIN = 4  # times that each is looked up, from which on storing them pays
 
 
 def _source(node: Node) -> Node:
@@ -134,7 +137,7 @@ class _Fusion:
             for i in node.inputs:
                 self.forced.add(i)
             must = False
-        if must or not homes:
+        if must or not homes or any(self._looked_up_again(g, node) for g in homes):
             self.apart[node] = self._why_apart(node, homes)
             self._open(node)
             return
@@ -142,6 +145,19 @@ class _Fusion:
             g.members.add(node)
             g.axes[node] = self._axes_in(g, node)
         self.homes[node] = homes
+
+    def _looked_up_again(self, g: OpenGroup, node: Node) -> bool:
+        """Whether vectors along the group's rows would look up each element of a view on its own, and its elements many
+        times: stored in the order of the rows, they are loaded."""
+        axes = self._axes_in(g, node)
+        sized, rows = _sized(node.shape), _sized(g.box)
+        work = estimate(product(g.box))
+        if g.anchor is not None or axes is None or work < max(_LOOKUPS, _AGAIN * estimate(node.type.size)):
+            return False
+        if not sized or axes[sized[-1]] != rows[-1]:
+            return False
+        found = strided(node, {})
+        return found is not None and not isinstance(found[0].op, Const) and found[1].strides[sized[-1]] not in _LOADED
 
     def _is_storage(self, node: Node) -> bool:
         """Concats and pads whose operands are computed and which are read as memory."""
@@ -402,6 +418,10 @@ class _Fusion:
         if isinstance(node.op, ops.Pad):
             return node.op(inputs[0], node.inputs[1], loc=node.loc)
         return node.op(*inputs, loc=node.loc)
+
+
+def _sized(shape: Shape) -> list[int]:
+    return [d for d, size in enumerate(shape) if size != 1]
 
 
 def _turns_rows(node: Node) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 def message(
@@ -52,7 +53,16 @@ class IngotError(Exception):
 
 
 class ShapeError(IngotError):
-    """Shapes or dtypes inside a model do not fit together (type rules, shape inference)."""
+    """Shapes or dtypes inside a model do not fit together (type rules, shape inference).
+
+    `sizes`: the two that would have to be equal, if that is what is wrong.
+    """
+
+    sizes: tuple[object, object] | None = None
+
+    def between(self, sizes: tuple[object, object] | None) -> Self:
+        self.sizes = sizes
+        return self
 
 
 class InputError(IngotError):

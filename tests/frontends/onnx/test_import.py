@@ -142,6 +142,26 @@ def test_reshapes_of_all_multiples_of_a_size() -> None:
     assert types(import_onnx(rest)) == ["f32[b*n,1,8]"]
 
 
+@pytest.mark.parametrize("meet", ["Add", "Concat"])
+def test_images_cut_in_half_and_enlarged_again(meet: str) -> None:
+    """They meet themselves where their size is a multiple of what they were cut by."""
+    half = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        node("MaxPool", ["x"], ["a"], **half),
+        node("MaxPool", ["a"], ["b"], **half),
+        node("Resize", ["b", "", "scales"], ["c"]),
+        node(meet, ["a", "c"], ["d"], **({"axis": 1} if meet == "Concat" else {})),
+        node("Resize", ["d", "", "scales"], ["e"]),
+        node(meet, ["x", "e"], ["f"], **({"axis": 1} if meet == "Concat" else {})),
+    ]
+    made = model(nodes, [("x", F, ["b", 3, "h", "w"])], ("f",), {"scales": np.array([1, 1, 2, 2], np.float32)})
+    (x,) = import_onnx(made).inputs
+    assert str(x.type) == "f32[b,3,4*h,4*w]"
+    assert import_onnx(made, dynamic={"h": 8, "w": 12}).inputs[0].shape[2:] == (8, 12)
+    with pytest.raises(ShapeError, match="expected 5"):
+        import_onnx(made, dynamic={"h": 10})
+
+
 def test_a_size_needed_as_a_value() -> None:
     nodes = [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=F), node("Div", ["total", "f"])]
     graph = import_onnx(model(nodes, [("x", F, ["n", 4])], constants={"total": np.float32(12)}))

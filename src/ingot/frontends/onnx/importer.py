@@ -44,6 +44,8 @@ STANDARD = ("", "ai.onnx")
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
+# of sizes that networks halve time and again
+_LARGEST_FACTOR = 128
 
 
 def import_onnx(
@@ -406,6 +408,7 @@ class _Walk:
             self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
             results = [Missing()] * len(proto.output)
         except ShapeError as e:
+            _equal_for_multiples(e)
             if loc in str(e):
                 raise
             raise ShapeError(str(e), where=f"{loc} ({_full_name(proto)})") from e
@@ -506,6 +509,17 @@ class _Walk:
         if found is not None:
             self.limits = found
         return found is not None
+
+
+def _equal_for_multiples(e: ShapeError) -> None:
+    """Raise Multiple where the sizes that differ are equal for all multiples of a number: an image cut in half several
+    times and enlarged again meets itself."""
+    sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
+    for of in range(2, _LARGEST_FACTOR + 1) if len(sizes) == 2 else ():
+        for name in sorted(symbols_of(sizes[0]) & symbols_of(sizes[1])):
+            one, other = (substitute(d, {name: of * symbol(name)}) for d in sizes)
+            if one == other:
+                raise Multiple(name, of) from e
 
 
 def _full_name(proto: onnx.NodeProto) -> str:

@@ -27,6 +27,7 @@ from ingot.ops.core.base import (
     sizes,
     whole,
 )
+from ingot.support.errors import ShapeError
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
@@ -415,8 +416,9 @@ class Concat(CoreOp):
             self.expect(t.dtype == first.dtype, f"operand {i}: expected {first.dtype}, got {t.dtype}")
             self.expect(t.rank == first.rank, f"operand {i}: expected rank {first.rank}, got {t}")
             for axis, (want, got) in enumerate(zip(first.shape, t.shape, strict=True)):
-                where = f"operand {i} differs on axis {axis}: expected {want}, got {got}"
-                self.expect(axis == self.dimension or want == got, f"{where}; only axis {self.dimension} may differ")
+                if axis != self.dimension and want != got:
+                    where = f"{self.name}: operand {i} differs on axis {axis}: expected {want}, got {got}"
+                    raise ShapeError(f"{where}; only axis {self.dimension} may differ").between((want, got))
             total = total + t.shape[self.dimension]
         return first.with_shape((*first.shape[: self.dimension], total, *first.shape[self.dimension + 1 :]))
 
