@@ -142,8 +142,6 @@ def fit_exp() -> None:
     relative = lambda r: mp.expm1(r) / (r * r) if abs(r) > 1e-9 else mp.mpf(1e9)  # noqa: E731
     show("EXPM1_F32", polynomial(_exp_tail, -narrow, narrow, 5, F32, relative))
     show("EXPM1_F64", polynomial(_exp_tail, -narrow, narrow, 10, F64, relative))
-    relative = lambda r: mp.exp(r) / max(r * r, mp.mpf(2) ** -30)  # noqa: E731
-    show("EXP_NARROW", polynomial(_exp_tail, -narrow, narrow, 6, F64, relative))
 
 
 def fit_log() -> None:
@@ -153,7 +151,46 @@ def fit_log() -> None:
     rest = lambda z: (_atanh_tail(z) - mp.mpf(1) / 3) / z if z > 1e-12 else mp.mpf(1) / 5  # noqa: E731
     show("LOG_F64_REST", polynomial(rest, 0, 0.02944, 9, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40) ** 2))
     show("LOG_F64", polynomial(_atanh_tail, 0, 0.02944, 8, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40)))
-    show("LOG_NARROW", polynomial(_atanh_tail, 0, 0.02944, 4, F64, lambda z: 1 / max(z, mp.mpf(2) ** -40)))
+
+
+LOG_STEP, LOG_START = 1 << 18, 0x3F800000 - (1 << 19) // 3 - 18 * (1 << 18)
+
+
+def fit_power() -> None:
+    """log of f32 by a table: x c = 1 + r exactly, and -log c in two parts. The first is a multiple of 2^-17, as that of
+    ln 2 is: sums of it and of multiples of ln 2 are exact. 2^(j/16) in two parts."""
+    inverses, most = [], 0.0
+    for i in range(32):
+        ends = [float(np.uint32(LOG_START + at).view(F32)) for at in (i * LOG_STEP, (i + 1) * LOG_STEP - 1)]
+        found = []
+        for bits in (5, 6, 7, 8):
+            # the product's last bit must not fall below that of the largest r
+            last = bits + (24 if ends[0] < 0.999 else 23)
+            for n in range(2**bits // 2, 2 * 2**bits):
+                r = max(abs(end * n / 2**bits - 1) for end in ends)
+                if r < 2.0 ** (24 - last):
+                    found.append((r, n / 2**bits))
+        r, c = (max(abs(end - 1) for end in ends), 1.0) if ends[0] < 1 <= ends[1] else min(found)
+        inverses.append(c)
+        most = max(most, r)
+    logs = [-mp.log(c) for c in inverses]
+    high = [float(mp.nint(v * 2**17) / 2**17) for v in logs]
+    show("LOG_INVERSES", inverses)
+    show("LOG_HIGH", high)
+    show("LOG_LOW", [rounded(v - h, F32) for v, h in zip(logs, high, strict=True)])
+    first = float(mp.nint(mp.log(2) * 2**17) / 2**17)
+    show("LN2_SHORT", (first, rounded(mp.log(2) - first, F32)))
+    print(f"#   |r| <= {most}")
+    relative = lambda r: mp.log1p(r) / r**3 if abs(r) > 1e-9 else mp.mpf(1e18)  # noqa: E731
+    show("LOG_TABLE_TAIL", polynomial(_log_tail, -most, most, 4, F32, relative))
+    powers = [mp.mpf(2) ** (mp.mpf(j) / 16) for j in range(16)]
+    show("EXP2_HIGH", [rounded(v, F32) for v in powers])
+    show("EXP2_LOW", [rounded(v - rounded(v, F32), F32) for v in powers])
+    step = mp.log(2) / 16
+    show("LN2_16", (rounded(step, F32), rounded(step - rounded(step, F32), F32)))
+    half = float(step) / 2 * 1.0001
+    relative = lambda r: mp.exp(r) / max(r * r, mp.mpf(2) ** -30)  # noqa: E731
+    show("EXP_TABLE_TAIL", polynomial(_exp_tail, -half, half, 3, F32, relative))
 
 
 def fit_trig() -> None:
@@ -171,6 +208,18 @@ def fit_inverse_trig() -> None:
     top = float(mp.tan(mp.pi / 8) ** 2) * 1.0001
     show("ATAN_F32", polynomial(_odd(mp.atan), 0, top, 5, F32, relative))
     show("ATAN_F64", polynomial(_odd(mp.atan), 0, top, 13, F64, relative))
+
+
+def fit_atan2() -> None:
+    """atan(i/16), i <= 16, and pi/2 in two parts, the first a multiple of 2^-21."""
+    angles = [mp.atan(mp.mpf(i) / 16) if i <= 16 else mp.mpf(0) for i in range(32)]
+    half = mp.pi / 2
+    *high, first = (float(mp.nint(v * 2**21) / 2**21) for v in (*angles, half))
+    show("ATAN_HIGH", high)
+    show("ATAN_LOW", [rounded(v - h, F32) for v, h in zip(angles, high, strict=True)])
+    show("HALF_PI_SHORT", (first, rounded(half - first, F32)))
+    tail = lambda z: _odd(mp.atan)(max(z, mp.mpf(2) ** -40))  # noqa: E731
+    show("ATAN_TABLE_TAIL", polynomial(tail, 0, 1.001 / 32**2, 2, F32, lambda z: 1 / max(z, mp.mpf(2) ** -30)))
 
 
 def fit_tanh() -> None:

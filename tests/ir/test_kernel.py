@@ -168,6 +168,16 @@ def test_ldexp_beyond_its_domain(n: float) -> None:
         value_of(k.ldexp(k.lit(1.0, f32), k.lit(n, f32)))
 
 
+def test_lookup() -> None:
+    at = vec([-1, 6], "i32")
+    np.testing.assert_array_equal(value_of(k.lookup((1.0, 2.0, 4.0, 8.0), at, f32)), [8, 4])
+    assert "[1.0, 2.0][shuffle(" in show_kernel(store1(k.lookup((1.0, 2.0), at, f32)))
+    with pytest.raises(VerifyError, match="lookup: expected a power of two of entries, got 3"):
+        value_of(k.lookup((1.0, 2.0, 4.0), at, f32))
+    with pytest.raises(VerifyError, match="lookup: expected 1 integers, got f32"):
+        value_of(k.lookup((1.0, 2.0), k.lit(1.0, f32), f32))
+
+
 def test_unary_and_bits() -> None:
     assert value_of(k.unary("not", k.lit(True, boolean)))[0] == False  # noqa: E712
     assert value_of(k.unary("not", k.lit(5, u8)))[0] == 250

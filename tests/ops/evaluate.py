@@ -106,6 +106,8 @@ def _apply(e: k.Expr, xs: list[np.ndarray], env: Mapping[str, np.ndarray]) -> np
             return np.asarray(xs[0]).view(e.dtype.numpy)
         case k.Splat():
             return xs[0]
+        case k.Lookup():
+            return np.asarray(e.table, e.dtype.numpy)[xs[0] & (len(e.table) - 1)]
     raise AssertionError(f"no value for {type(e).__name__}")
 
 

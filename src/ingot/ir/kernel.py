@@ -7,7 +7,7 @@
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
-             | Shuffle(a, b, pick) | Extract(a, lane)
+             | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
@@ -193,6 +193,14 @@ class Shuffle(Expr):
 class Extract(Expr):
     a: Expr
     lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Expr):
+    """table[index mod its length, a power of two] for each lane of the integer `index`."""
+
+    table: tuple[float, ...]
+    index: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +408,10 @@ def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) 
 
 def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
     return Gather(buffer.dtype, index.lanes, buffer, index, mask)
+
+
+def lookup(table: tuple[float, ...], index: Expr, dtype: DType) -> Expr:
+    return Lookup(dtype, index.lanes, table, index)
 
 
 def reduce(fn: str, a: Expr) -> Expr:

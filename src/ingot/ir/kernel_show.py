@@ -168,6 +168,8 @@ class _Texts:
                 return f"shuffle({self.of(e.a)}, {self.of(e.b)}, {list(e.pick)})", 9
             case k.Extract():
                 return f"{self.of(e.a, 9)}.{e.lane}", 9
+            case k.Lookup():
+                return f"{list(e.table)}[{self.of(e.index)} % {len(e.table)}]", 9
         raise TypeError(f"unknown expression {type(e).__name__}")
 
     def binary(self, e: k.Binary) -> tuple[str, int]:

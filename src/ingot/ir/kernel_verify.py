@@ -243,6 +243,11 @@ class _Checker:
                 self.gather(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
+            case k.Lookup():
+                ok = e.index.dtype.is_integer and e.index.lanes == e.lanes
+                self.need(ok, "lookup", f"{e.lanes} integers", _kind(e.index))
+                count = len(e.table)
+                self.need(count > 0 and not count & (count - 1), "lookup", "a power of two of entries", count)
             case _:
                 raise VerifyError(f"{': '.join(self.path)}: unknown expression {type(e).__name__}")
 
@@ -354,6 +359,8 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
             return (e.cond, e.a, e.b)
         case k.Ramp():
             return (e.base,)
+        case k.Lookup():
+            return (e.index,)
         case k.Load() | k.Gather():
             return (e.index,) if e.mask is None else (e.index, e.mask)
     return ()

@@ -55,7 +55,8 @@ def _operations(stmts: Sequence[Stmt]) -> list[Expr]:
         if isinstance(e, Gather | Shuffle) or (isinstance(e, Load) and e.mask is not None):
             return []
         found[id(e)] = e
-        left += children(e)
+        # of what one condition for all lanes chooses, the first is the usual one
+        left += (e.a,) if isinstance(e, Select) and e.cond.lanes < e.lanes else children(e)
     return [e for e in found.values() if isinstance(e, Unary | Binary | Fma | Select | Cast)]
 
 

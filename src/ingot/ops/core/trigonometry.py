@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from math import inf, nan
 
+import numpy as np
+
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.types import f32, f64, i32, i64
+from ingot.ir.types import f32, f64, i32, i64, u32
 from ingot.ops.core import coefficients as c
 from ingot.ops.core.words import (
     F32,
@@ -25,11 +27,6 @@ from ingot.ops.core.words import (
     table,
     with_sign,
 )
-
-
-def _positive(x: Expr) -> Expr:
-    """0 < x < inf."""
-    return k.binary("and", above(x, 0.0), below(x, inf))
 
 
 def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
@@ -171,12 +168,10 @@ def atan(x: Expr) -> Expr:
 
 
 def atan2(y: Expr, x: Expr) -> Expr:
-    """The angle of (x, y). f32 in f64, where nothing over- or underflows; f64 operands are scaled off the limits."""
+    """The angle of (x, y). f32 near the limits in f64; f64 operands are scaled off the limits."""
     if y.dtype == f32:
-        top, bottom = k.cast(y, f64), k.cast(x, f64)
-        usual = k.binary("and", _positive(absolute(y)), _positive(absolute(x)))
-        near = _in_quadrant(_atan_core(absolute(top), absolute(bottom)), top, bottom)
-        return k.choose(usual, k.cast(near, f32), k.cast(atan2(top, bottom), f32))
+        near, usual = _atan2_near(y, x)
+        return k.choose(usual, near, k.cast(atan2(k.cast(y, f64), k.cast(x, f64)), f32))
     a, b = absolute(y), absolute(x)
     both_infinite = k.binary("and", k.binary("eq", a, lit(inf, a)), k.binary("eq", b, lit(inf, b)))
     a, b = k.select(both_infinite, lit(1.0, a), a), k.select(both_infinite, lit(1.0, b), b)
@@ -189,6 +184,47 @@ def atan2(y: Expr, x: Expr) -> Expr:
     angle = _in_quadrant(_atan_core(a, k.select(origin, one, b)), y, x)
     # a NaN x takes part in nothing but b
     return k.select(k.binary("ne", x, x), x, angle)
+
+
+def _atan2_near(y: Expr, x: Expr) -> tuple[Expr, Expr]:
+    """(the angle of (x, y), where that holds) of f32: the larger one from 2^-80 to 2^40, the other 0 or from 2^-80.
+
+    With c the multiple of 1/16 next to low / high: atan(c) + atan(t), t = (low - c high) / (high + c low), |t| <= 1/32.
+    Tables and multiples of pi/2 are in two parts, of which the first add up exactly; t and its sum with them keep what
+    rounding cuts off.
+    """
+
+    def bits(value: float) -> Expr:
+        return k.lit(int(np.float32(value).view(np.uint32)), u32, x.lanes)
+
+    a, b = (k.bitcast(absolute(v), u32) for v in (y, x))
+    steep = k.binary("gt", a, b)
+    back = k.binary("lt", k.bitcast(x, i32), bits_lit(0, x))
+    # as integers, so that NaN is the largest; 0 - 1 is larger still
+    large, small = k.binary("max", a, b), k.binary("min", a, b)
+    inside = k.binary("le", k.sub(large, bits(2.0**-80)), k.sub(bits(2.0**40), bits(2.0**-80)))
+    one = k.lit(1, u32, x.lanes)
+    usual = k.binary("and", inside, k.binary("ge", k.sub(small, one), k.sub(bits(2.0**-80), one)))
+    high, low = k.bitcast(large, f32), k.bitcast(small, f32)
+    shifted = plus(quotient(low, high), F32.shift / 16)
+    place, step = k.bitcast(shifted, i32), plus(shifted, -F32.shift / 16)
+    top, bottom = k.fma(negated(step), high, low), k.fma(step, low, high)
+    inverse = quotient(lit(1.0, x), bottom)
+    t = k.mul(top, inverse)
+    rest = k.fma(negated(t), bottom, top)
+    rest = k.fma(negated(t), k.fma(step, low, k.sub(high, bottom)), rest)
+    z = k.mul(t, t)
+    little = k.fma(rest, inverse, k.lookup(c.ATAN_LOW, place, f32))
+    little = k.fma(k.mul(z, t), polynomial(z, c.ATAN_TABLE_TAIL), little)
+    base, base_low = (
+        k.select(steep, lit(half, x), k.select(back, lit(2 * half, x), lit(0.0, x))) for half in c.HALF_PI_SHORT
+    )
+    turned = k.select(k.binary("xor", steep, back), lit(-1.0, x), lit(1.0, x))
+    base = k.fma(turned, k.lookup(c.ATAN_HIGH, place, f32), base)
+    angle = k.fma(turned, t, base)
+    lost = k.fma(turned, t, k.sub(base, angle))
+    angle = k.add(angle, k.add(lost, k.fma(turned, little, base_low)))
+    return with_sign(angle, y), usual
 
 
 def _in_quadrant(angle: Expr, y: Expr, x: Expr) -> Expr:

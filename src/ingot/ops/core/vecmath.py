@@ -17,7 +17,7 @@ from math import inf, nan
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Lit
-from ingot.ir.types import f32, f64, i64
+from ingot.ir.types import f32, f64, i32, i64, u32
 from ingot.ops.core import coefficients as c
 from ingot.ops.core.scalars import power_by_squaring
 from ingot.ops.core.words import (
@@ -316,23 +316,59 @@ def power(x: Expr, y: Expr) -> Expr:
         if isinstance(y, Lit) and abs(y.value) <= 16 and y.value == int(y.value):
             whole = power_by_squaring(a, abs(int(y.value)))
             return k.cast(whole if y.value > 0 else quotient(lit(1.0, a), whole), f32)
-        normal = k.binary("and", k.binary("ge", x, lit(F32.tiny, x)), below(x, inf))
-        usual = k.binary("and", normal, below(absolute(y), inf))
+        near, usual = _power_near(x, y)
         far = _signed_power(a, b, exp(k.mul(b, log(absolute(a)))))
-        return k.choose(usual, k.cast(_power_near(x, b), f32), k.cast(far, f32))
+        return k.choose(usual, near, k.cast(far, f32))
     return _signed_power(x, y, _power_f64(absolute(x), y))
 
 
-def _power_near(x: Expr, y: Expr) -> Expr:
-    """x^y as a double within 2^-27 or beyond f32, for a normal f32 x and a finite double y."""
-    n, fraction = (k.cast(part, f64) for part in _split_normal(x))
-    s = quotient(fraction, plus(fraction, 2.0))
-    tail = polynomial(k.mul(s, s), [2 * value for value in (1.0, *c.LOG_NARROW)])
-    p = k.mul(y, k.fma(n, lit(F64.ln2[0], y), k.mul(s, tail)))
-    p = at_most(at_least(p, -200.0), 200.0)
-    shifted = k.fma(p, lit(2 * F64.half_log2e, y), lit(F64.shift + F64.bias, y))
-    r = k.fma(plus(shifted, -F64.shift - F64.bias), lit(-F64.ln2[0], y), p)
-    return k.mul(polynomial(r, (1.0, 1.0, *c.EXP_NARROW)), _power_of_two(shifted))
+def _log_by_table(x: Expr) -> tuple[Expr, Expr]:
+    """log(x) in two parts, within 2^-35 of its size, for a normal f32 x.
+
+    x = 2^n z, and z times a short c of a table is 1 + r exactly, |r| < 0.0212: n ln2 - log c + r - r^2/2 + r^3 T(r).
+    The sums of the first four keep what rounding cuts off (Tang, "Table-Driven Implementation of the Logarithm Function
+    in IEEE Floating-Point Arithmetic", 1990).
+    """
+    bits = k.bitcast(x, i32)
+    above_start = k.sub(bits, bits_lit(c.LOG_START, x))
+    place = k.binary("lshr", above_start, bits_lit(18, x))
+    exponent = k.binary("and", above_start, bits_lit(-(1 << 23), x))
+    n, z = k.cast(exponent, f32), k.bitcast(k.sub(bits, exponent), f32)
+    r = k.fma(z, k.lookup(c.LOG_INVERSES, place, f32), lit(-1.0, x))
+    ln2, ln2_low = (lit(v * 2.0**-23, x) for v in c.LN2_SHORT)
+    whole = k.fma(n, ln2, k.lookup(c.LOG_HIGH, place, f32))
+    low = k.fma(n, ln2_low, k.lookup(c.LOG_LOW, place, f32))
+    half = scaled_by(r, -0.5)
+    near = k.fma(half, r, r)
+    near_low = k.fma(half, r, k.sub(r, near))
+    high = k.add(whole, near)
+    high_low = k.sub(near, k.sub(high, whole))
+    tail = polynomial(r, [-2 * value for value in c.LOG_TABLE_TAIL])
+    low = k.fma(k.mul(half, r), k.mul(r, tail), low)
+    return high, k.add(low, k.add(high_low, near_low))
+
+
+def _power_near(x: Expr, y: Expr) -> tuple[Expr, Expr]:
+    """(x^y, where that holds) of f32: for normal positive x and results that are normal numbers.
+
+    e^p = 2^(n/16) e^f, |f| <= ln2 / 32: 2^(j/16) of a table, e^f, and an integer power of two, which goes into the
+    exponent's place.
+    """
+    high, low = _log_by_table(x)
+    p = k.mul(y, high)
+    p_low = k.fma(y, low, k.fma(y, high, negated(p)))
+    first = k.binary("sub", k.bitcast(x, u32), k.lit(0x00800000, u32, x.lanes))
+    normal = k.binary("lt", first, k.lit(0x7F000000, u32, x.lanes))
+    shifted = k.fma(p, lit(32 * F32.half_log2e, x), lit(F32.shift, x))
+    n = plus(shifted, -F32.shift)
+    f = k.add(k.fma(n, lit(-c.LN2_16[0], x), p), k.fma(n, lit(-c.LN2_16[1], x), p_low))
+    e = k.fma(k.mul(f, f), polynomial(f, c.EXP_TABLE_TAIL), f)
+    place = k.bitcast(shifted, i32)
+    unit = k.lookup(c.EXP2_HIGH, place, f32)
+    value = k.add(unit, k.fma(unit, e, k.lookup(c.EXP2_LOW, place, f32)))
+    exponent = k.binary("shl", k.binary("and", place, bits_lit(-16, x)), bits_lit(19, x))
+    value = k.bitcast(k.add(k.bitcast(value, i32), exponent), f32)
+    return value, k.binary("and", normal, below(absolute(p), 87.0))
 
 
 def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:

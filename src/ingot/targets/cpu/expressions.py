@@ -17,6 +17,7 @@ from ingot.ir.kernel import (
     Gather,
     Lit,
     Load,
+    Lookup,
     Ramp,
     Reduce,
     Select,
@@ -32,6 +33,7 @@ from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast, low_bits
 from ingot.targets.cpu.lanes import extract, shuffle
+from ingot.targets.cpu.lookup import lookup
 
 
 class Expressions:
@@ -64,6 +66,7 @@ class Expressions:
             Reduce: self._reduce,
             Shuffle: self._shuffle,
             Extract: self._extract,
+            Lookup: self._lookup,
         }
 
     def value(self, e: Expr) -> str:
@@ -187,6 +190,9 @@ class Expressions:
 
     def _extract(self, e: Extract) -> str:
         return extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)
+
+    def _lookup(self, e: Lookup) -> str:
+        return lookup(self.b, e.table, self.value(e.index), e.dtype, e.index.dtype, e.lanes)
 
     # Memory
 

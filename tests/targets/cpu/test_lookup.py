@@ -1,0 +1,82 @@
+"""Tables in registers and in memory, and the functions that look values up, against the interpreters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Kernel, Store, integer
+from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.types import DTYPES, f32, i32
+from ingot.support.native import HostFeatures
+from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.workers import host_features
+from tests.ops import evaluate
+from tests.ops.test_vecmath import operands
+from tests.targets.cpu.native import Native, place, without
+
+NARROW = without(*(f for f in host_features().features if f.startswith("avx512")))
+MACHINES = pytest.mark.parametrize("features", [host_features(), NARROW], ids=["host", "without AVX-512"])
+
+
+@MACHINES
+@pytest.mark.parametrize("lanes", [1, 5, 8, 16, 64])
+@pytest.mark.parametrize(("dtype", "index", "count"), [
+    ("f32", "i32", 16), ("f32", "u32", 32), ("f32", "i32", 4), ("f32", "i64", 16),
+    ("f64", "i64", 8), ("f64", "u64", 16), ("f32", "u32", 64), ("f32", "i32", 128),
+    ("i32", "i32", 16), ("f32", "i8", 2),
+])  # fmt: skip
+def test_lookup(features: HostFeatures, lanes: int, dtype: str, index: str, count: int) -> None:
+    held, kind = DTYPES[dtype], DTYPES[index]
+    table = tuple(float(3 * i - 7) for i in range(count))
+    places, out = Buffer("i", kind), Buffer("out", held, writable=True)
+    body = (Store(out, integer(0), k.lookup(table, k.load(places, integer(0), lanes), held)),)
+    kernel = Kernel("k", (places, out), (), k.var("chunk"), integer(1), body)
+    verify_kernel(kernel)
+    at = place((np.arange(lanes) * 7 - 40).astype(kind.numpy))
+    want, got = np.zeros(lanes, held.numpy), place(np.zeros(lanes, held.numpy))
+    run_kernel(kernel, {"i": at, "out": want}, {})
+    np.testing.assert_array_equal(want, [table[int(i) % count] for i in at])
+    Native(kernel, features)([at, got])
+    np.testing.assert_array_equal(got, want)
+
+
+def test_tables_lie_in_registers() -> None:
+    if "avx512f" not in host_features().features:
+        pytest.skip("no AVX-512")
+    x, out = Buffer("x", i32), Buffer("out", f32, writable=True)
+    body = (Store(out, integer(0), k.lookup(tuple(map(float, range(32))), k.load(x, integer(0), 64), f32)),)
+    text = print_module([Kernel("k", (x, out), (), k.var("chunk"), integer(1), body)], host_features())
+    assert text.count("call <16 x float> @llvm.x86.avx512.vpermi2var.ps.512") == 4
+    assert "gather" not in text
+
+
+@MACHINES
+@pytest.mark.parametrize("op", [ops.Pow(), ops.Atan2()], ids=lambda op: op.name)
+def test_functions_by_table(op: ops.Pow | ops.Atan2, features: HostFeatures) -> None:
+    """Bit for bit what the evaluator says, also where only some lanes are ordinary numbers."""
+    xs = [x[-6400:] for x in operands(op, f32)]
+    lanes, ins, out = 16, [Buffer(n, f32) for n in "xy"], Buffer("out", f32, writable=True)
+    at = k.var("at")
+    value = op.scalar(*(k.load(b, at, lanes) for b in ins))
+    loop = k.For(at, integer(0), integer(xs[0].size), lanes, (Store(out, at, value),))
+    kernel = Kernel("k", (*ins, out), (), k.var("chunk"), integer(1), (loop,))
+    got = place(np.zeros(xs[0].size, np.float32))
+    Native(kernel, features)([*map(place, xs), got])
+    want = _by_blocks(op, xs, lanes)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    same = (got.view(np.int32) == want.view(np.int32)) | np.isnan(want)
+    assert same.all(), [(float(a), float(b)) for a, b in zip(got[~same], want[~same], strict=True)][:4]
+
+
+def _by_blocks(op: ops.Pow | ops.Atan2, xs: list[np.ndarray], lanes: int) -> np.ndarray:
+    """What `lanes` elements at a time give: the shorter way where it holds for all of them."""
+    expr = op.scalar(k.var("x", f32), k.var("y", f32))
+    assert isinstance(expr, k.Select)
+    env = dict(zip("xy", xs, strict=True))
+    usual, near, far = (evaluate.evaluate(e, env) for e in (expr.cond, expr.a, expr.b))
+    whole = usual.reshape(-1, lanes).all(1).repeat(lanes)
+    return np.where(whole, near, far)
