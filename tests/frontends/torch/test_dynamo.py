@@ -88,6 +88,20 @@ def test_slices_that_only_their_source_sizes() -> None:
         assert len(spy.models) == 1
 
 
+def test_sizes_that_a_tensor_held() -> None:
+    """Behind `tolist` dynamo goes on with sizes that it knows only together."""
+
+    def experts(x: Tensor, counts: Tensor, places: Tensor) -> Tensor:
+        parts = [p * (i + 1) for i, p in enumerate(x.split(counts.tolist()))]
+        return torch.zeros_like(x).index_add(0, places, torch.cat(parts))
+
+    compiled = torch.compile(experts, backend=Spy().backend)
+    with torch.no_grad():
+        for counts in ([3, 4, 2], [2, 5, 2], [0, 2, 7], [4, 4, 1]):
+            x, places = torch.randn(9, 3), torch.randperm(9)
+            close(compiled(x, torch.tensor(counts), places), experts(x, torch.tensor(counts), places))
+
+
 class Attends(nn.Module):
     """What torch runs as single ops: an encoder layer, attention of other keys with its weights, a bilinear layer."""
 

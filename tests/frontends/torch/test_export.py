@@ -89,6 +89,20 @@ def test_items() -> None:
         close(run(model, x), net(x))
 
 
+class Splits(nn.Module):
+    """Sizes that a tensor holds."""
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        return torch.cat([p.cumsum(0) for p in x.split(counts.tolist())])
+
+
+def test_sizes_that_depend_on_data_are_told() -> None:
+    """Which op reads them, where, and what to do."""
+    program = export_module(Splits().eval(), (torch.randn(7, 3), torch.tensor([3, 4])))
+    with pytest.raises(ImportModelError, match=r"depends on the values.*item.default at test_export.py:\d+ .*where"):
+        import_exported(program)
+
+
 def test_names_of_dims_and_bounds() -> None:
     spec = {"x": {0: "batch", 1: ("length", 3, 64)}, "mask": {0: "batch", 1: "length"}}
     inputs = {"x": torch.randn(3, 8, 4), "mask": torch.rand(3, 8) > 0.5}

@@ -38,11 +38,20 @@ def test_progressions(guards: list[sympy.Basic], found: dict[str, Progression]) 
 
 def test_equations() -> None:
     quotient, rest = FloorDiv(8 * M, N), sympy.Max(0, 128 - N)
-    found = equations([sympy.Eq(quotient, 8), sympy.Eq(N + rest, 128), sympy.Eq(N, M), sympy.Ne(FloorDiv(N, 2), 1)])
+    found = equations([sympy.Eq(quotient, 8), sympy.Eq(N + rest, 128), sympy.Ne(FloorDiv(N, 2), 1)])
     assert found == {quotient: 8, rest: 128 - N}
     sizes = Sizes(equal=found)
     assert sizes.expression(2 * quotient + 1) == 17
     assert str(sizes.expression(128 - rest)) == "n"
+
+
+def test_equations_of_symbols() -> None:
+    """Sizes that equal the same function are one, and a sum of sizes that is known has one fewer of them."""
+    function, last = FloorDiv(8 * M, 3), sympy.Symbol("z", integer=True, positive=True)
+    found = equations([sympy.Eq(N, function), sympy.Eq(function, last), sympy.Eq(N + M + sympy.Symbol("k"), 16)])
+    sizes = Sizes(equal=found)
+    assert sizes.expression(function) == sizes.expression(last) == sizes.expression(N)
+    assert sizes.expression(N + M + sympy.Symbol("k")) == 16
 
 
 def test_conditions() -> None:

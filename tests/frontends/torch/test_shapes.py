@@ -198,6 +198,9 @@ def test_bags_of_embeddings(mode: str) -> None:
     if mode == "sum":
         bags = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
         agree(lambda i, o, w: bags(i, o, w), torch.tensor([5, 3, 1]), torch.tensor([0, 1, 3]), torch.rand(3))
+    # the padding counts from the table's end
+    table, indices, begins = torch.randn(9, 4), torch.tensor([5, 8, 1, 8]), torch.tensor([0, 3])
+    agree(lambda t, i, o: F.embedding_bag(i, t, o, mode=mode, padding_idx=-1), table, indices, begins)
 
 
 def test_negative_indices() -> None:

@@ -98,8 +98,8 @@ class Sizes:
     """torch's sympy sizes as Dims, under one naming of the symbols; equal expressions give equal Dims.
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
-    `equal`: expressions and what they equal in this model. `required`: sizes that the importer takes for not negative,
-    to be checked at each call.
+    `equal`: expressions and what they equal in this model. `reads`: symbols that are values of tensors, and the ops
+    that read them. `required`: sizes that the importer takes for not negative, to be checked at each call.
     """
 
     def __init__(
@@ -107,10 +107,12 @@ class Sizes:
         names: Mapping[str, str] | None = None,
         among: Mapping[str, Progression] | None = None,
         equal: Mapping[sympy.Basic, sympy.Basic] | None = None,
+        reads: Mapping[str, str] | None = None,
     ):
         self._names = dict(names or {})
         self._among = dict(among or {})
         self._equal = dict(equal or {})
+        self._reads = dict(reads or {})
         self._known: dict[sympy.Basic, DimLike] = {}
         self.required: list[Dim] = []
 
@@ -155,8 +157,11 @@ class Sizes:
             return int(e)
         if isinstance(e, sympy.Symbol):
             if re.match(r"u\d+$", e.name):
+                reader = self._reads.get(e.name)
                 raise ImportModelError(
-                    f"size {e} depends on the values of a tensor", fix="Ingot needs sizes that follow from input shapes"
+                    f"size {e} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
+                    fix="sizes have to follow from the inputs' shapes: make it an int argument of the model, or compute"
+                    " at the full size and mask (torch.where)",
                 )
             values = self.progression(e.name)
             return symbol(self.name(e.name)) * values.step + values.start
@@ -266,6 +271,15 @@ def location(node: fx.Node) -> str:
     paths = [entry[0] for entry in stack.values()]
     path = re.sub(r"^L\['self'\]\.?", "", paths[-1]) if paths else ""
     return f"{line} ({path})" if line and path else line or path
+
+
+def data_reads(graph: fx.Graph) -> dict[str, str]:
+    """Symbols that stand for values of tensors -> the op that reads them, and where."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        for name in node.meta.get("unbacked_bindings") or ():
+            found[str(name)] = " at ".join(filter(None, (str(node.target), location(node))))
+    return found
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

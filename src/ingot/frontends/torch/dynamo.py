@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.aten.complex import complex_of
-from ingot.frontends.torch.convert import Sizes
+from ingot.frontends.torch.convert import Sizes, data_reads
 from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.guards import equations
 from ingot.frontends.torch.importer import Importer, constant
@@ -178,7 +178,8 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
     guards = [] if environment is None else [g.expr for g in environment.guards]
-    sizes = Sizes(equal=equations(guards, _sizes_of(module.graph, constants)))
+    equal = equations(guards, _sizes_of(module.graph, constants))
+    sizes = Sizes(equal=equal, reads=data_reads(module.graph))
     importer = Importer(sizes, final=True)
     inputs: list[Node] = []
     leaves: list[Leaf] = []

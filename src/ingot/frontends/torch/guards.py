@@ -114,7 +114,8 @@ def equations(
             if isinstance(atom, sympy.Function | sympy.Max | sympy.Min | sympy.Pow) and whole and not rest.has(atom):
                 found.setdefault(atom, rest)
                 break
-    return found
+    symbols = solved(g.xreplace(found) for g in guards)
+    return {size: e.xreplace(symbols) for size, e in found.items()} | symbols
 
 
 def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:

@@ -25,7 +25,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
-from ingot.frontends.torch.convert import Sizes, symbol_names
+from ingot.frontends.torch.convert import Sizes, data_reads, symbol_names
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import DIFFER, NAMES
 from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
@@ -61,7 +61,7 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
     """
     guards = _guards(program)
     equal = solved(guards)
-    sizes = Sizes(_names(program), progressions(guards), equal)
+    sizes = Sizes(_names(program), progressions(guards), equal, data_reads(program.graph))
     for symbol, span in program.range_constraints.items():
         if symbol not in equal:
             continue  # bounds of the graph

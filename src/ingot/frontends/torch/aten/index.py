@@ -139,6 +139,7 @@ def scatter_reduce(
 def index_reduce(
     c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
+    source = _row_each(c, source, dim, index)
     return _reduced(lambda base, v, kind: _write_rows(base, dim, index, v, kind), x, source, reduce, include_self)
 
 
@@ -185,16 +186,22 @@ def _write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) ->
     return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
 
 
+def _row_each(c: Context, source: Node, dim: int, index: Node) -> Node:
+    """`source`, which must have a row for each index: torch does not compare them while it traces."""
+    rank = source.type.rank
+    return with_size(c, source, axis_of(dim, rank), index.type.size) if rank else source
+
+
 @aten("index_add.default")
 def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, *, alpha: Operand = 1) -> Node:
     if not (isinstance(alpha, int | float) and alpha == 1):
         source = ops.Mul()(source, filled(source.shape, alpha, source.dtype))
-    return _write_rows(x, dim, index, source, "add")
+    return _write_rows(x, dim, index, _row_each(c, source, dim, index), "add")
 
 
 @aten("index_copy.default")
 def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
-    return _write_rows(x, dim, index, source, "none")
+    return _write_rows(x, dim, index, _row_each(c, source, dim, index), "none")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -374,7 +381,19 @@ def static(size: DimLike, what: str) -> int:
     return size
 
 
-@aten("_embedding_bag_forward_only.default", "_embedding_bag.default", "embedding_bag.padding_idx")
+@aten("embedding_bag.padding_idx")
+def padded_bag(
+    c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Node | None, include_last_offset: bool, padding_idx: int | None,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """`embedding_bag` whose padding counts from the end of the table where it is negative."""
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += static(weight.shape[0], "the table")
+    options = mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    return embedding_bag(c, weight, indices, offsets, scale_grad_by_freq, *options)
+
+
+@aten("_embedding_bag_forward_only.default", "_embedding_bag.default")
 def embedding_bag(
     c: Context,
     weight: Node,
