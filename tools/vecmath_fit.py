@@ -193,6 +193,12 @@ def fit_power() -> None:
     show("EXP_TABLE_TAIL", polynomial(_exp_tail, -half, half, 3, F32, relative))
 
 
+def fit_log1p() -> None:
+    # log(1 + x) / x up to 1; at 0 it is 1
+    ratio = lambda x: mp.log1p(x) / x if x > 1e-12 else mp.mpf(1)  # noqa: E731
+    show("LOG1P_UNIT", polynomial(ratio, 0, 1, 10, F32, ratio, fixed=(1.0,)))
+
+
 def fit_trig() -> None:
     top = float((mp.pi / 4) ** 2) * 1.0001
     show("SIN_F32", polynomial(_odd(mp.sin), 0, top, 3, F32, lambda z: 1 / max(z, mp.mpf(2) ** -30)))

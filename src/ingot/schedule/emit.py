@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -391,10 +392,32 @@ def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, m
 
 def _exponential(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    if not _below_maximum(x):
-        return em.elementwise(block, node, index, mask)
+    if _below_maximum(x):
+        return _on_wide(em, block, node, index, mask, vecmath.decay)
+    if _never_positive(x):
+        return _on_wide(em, block, node, index, mask, partial(vecmath.exp, nonpositive=True))
+    return em.elementwise(block, node, index, mask)
+
+
+def _log_one_plus(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    (x,) = node.inputs
+    if isinstance(x.op, ops.Exp) and _never_positive(x.inputs[0]):
+        return _on_wide(em, block, node, index, mask, vecmath.log1p_unit)
+    return em.elementwise(block, node, index, mask)
+
+
+def _on_wide(
+    em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, function: Callable[[Expr], Expr]
+) -> Expr:
+    """function(operand) in f32, or in f64 where the operand is."""
+    (x,) = node.inputs
     value = k.cast(em.value(block, x, index, mask), f64 if x.dtype == f64 else f32)
-    return block.let(k.cast(vecmath.decay(value), node.dtype))
+    return block.let(k.cast(function(value), node.dtype))
+
+
+def _never_positive(node: Node) -> bool:
+    """-|x|, as in max(x, 0) + log(1 + e^-|x|)."""
+    return isinstance(node.op, ops.Neg) and isinstance(node.inputs[0].op, ops.Abs)
 
 
 def _below_maximum(node: Node) -> bool:
@@ -419,6 +442,7 @@ Rule = Callable[[Emitter, Block, Node, Index, Expr | None], Expr]
 _RULES: dict[type, Rule] = {
     Const: _const,
     ops.Exp: _exponential,
+    ops.Log1p: _log_one_plus,
     ops.BroadcastInDim: _broadcast,
     ops.Reshape: _reshape,
     ops.Transpose: _transpose,

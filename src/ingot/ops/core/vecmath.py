@@ -240,6 +240,11 @@ def log1p(x: Expr) -> Expr:
     return with_sign(_log_domain(u, value), x)
 
 
+def log1p_unit(x: Expr) -> Expr:
+    """log1p(x) of 0 <= x <= 1 (or NaN), where 1 + x needs no exponent."""
+    return log1p(x) if x.dtype == f64 else k.mul(x, polynomial(x, c.LOG1P_UNIT))
+
+
 def asinh(x: Expr) -> Expr:
     """log1p(a + a^2 / (1 + sqrt(1 + a^2))), a = |x|; log(a) + log 2 where a^2 overflows."""
     if x.dtype == f32:

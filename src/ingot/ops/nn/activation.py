@@ -294,7 +294,8 @@ class Softplus(Activation):
 
     def formula(self, x: Term) -> Term:
         scaled = x if self.beta == 1 else x * self.beta
-        smooth = t.exp(scaled).map(Log1p())
+        # log(1 + e^u) = max(u, 0) + log(1 + e^-|u|), which does not overflow
+        smooth = _as_term(t.maximum(scaled, 0)) + t.exp(-_as_term(t.absolute(scaled))).map(Log1p())
         return _as_term(t.where(scaled > self.threshold, x, smooth if self.beta == 1 else smooth / self.beta))
 
     @classmethod
