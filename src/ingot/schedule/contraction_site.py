@@ -55,7 +55,7 @@ def _key(body: Graph, anchor: Node, c: Contraction, shape: Shape | None) -> str:
     axes = (("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce), ("of", c.inner.reduce if c.inner else ()))
     loops = [name + ",".join(map(_axis, group)) for name, group in axes if group]
     kind = ("packed" if c.packed else "in place") + (" computed" if c.computed else "")
-    window = "" if shape is None else f" window {shape.h}x{shape.w}"
+    window = "" if shape is None else f" window {_size(shape.h)}x{_size(shape.w)}"
     return f"{c.a} {c.b} {c.acc} {kind} {' '.join(loops)}{window} > {' '.join(_around(body, anchor))}"
 
 

@@ -16,6 +16,7 @@ the products. docs/winograd.md: error bounds, and when this pays.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, estimate, symbol
+from ingot.ir.dims import DimLike, bounds, ceildiv, estimate, symbol
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -76,11 +77,13 @@ class _Winograd:
         self.lanes = machine.lanes(shape.dtype)
         self.operands = Operands.of(body)
         self.em = self.operands.emitter(body, ins)
-        self.grid = (-(-shape.h // plan.m), -(-shape.w // plan.m))
+        self.grid = shape.grid(plan.m)
+        # whether a slice may be smaller than a tile
+        self.short = tuple((bounds(size)[0] or 0) < plan.m for size in (shape.h, shape.w))
         self.slice = self.grid[0] * self.grid[1]
         self.units, slices = shape.units()
         self.tiles = self.slice * slices
-        self.runs: int = -(-self.tiles // plan.tiles)
+        self.runs = ceildiv(self.tiles, plan.tiles)
         self.per = -(-shape.co // plan.columns)  # blocks of columns of each group
         self.blocks = shape.groups * self.per
         self.kept = shape.ci * (shape.groups if plan.split else 1)  # channels in a row of V
@@ -89,10 +92,16 @@ class _Winograd:
         self.row = (-(-self.kept // line) | 1) * line
         self.products = self.t.alpha**2
         # tiles of one product in V
-        self.stacked = plan.tiles * (self.runs if plan.split else 1) + self.slice * shape.extra
+        self.stacked = self._stacked()
         self.unit_size = self.products * self.stacked * self.row
         self.contraction = self._contraction()
         self.gemm = self._gemm_plan()
+
+    def _stacked(self) -> int:
+        if not self.plan.split:
+            return self.plan.tiles
+        assert isinstance(self.runs, int) and isinstance(self.slice, int)
+        return self.plan.tiles * self.runs + self.slice * self.shape.extra
 
     def _contraction(self) -> Contraction:
         p, s = self.plan, self.shape
@@ -158,7 +167,7 @@ class _Winograd:
         group, part = (top.let(e, "c") for e in ix.delinearize(block, (s.groups, self.per), top.multiples))
         if s.groups == 1:
             group = ZERO
-        first = top.let(k.mul(run, integer(p.tiles)), "t") if self.runs > 1 else ZERO
+        first = top.let(k.mul(run, integer(p.tiles)), "t") if self.runs != 1 else ZERO
         m_at = 0
         start: DimLike = 0
         if tiles is None:
@@ -240,21 +249,23 @@ class _Winograd:
         n, d, y, x = (block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *self.grid), block.multiples))
         image = n if self.units == 1 else unit
         at, stores = [], []
-        for e, extent in ((y, self.shape.h), (x, self.shape.w)):
+        for e, extent, short in zip((y, x), (self.shape.h, self.shape.w), self.short, strict=True):
             start = block.let(k.mul(e, integer(self.t.m)), "s")
             stores.append(start)
-            rest = extent % self.t.m
-            at.append(block.let(k.binary("min", start, integer(extent - self.t.m)), "o") if rest else start)
+            last = dim_expr(extent - self.t.m)
+            last = k.binary("max", last, ZERO) if short else last
+            at.append(start if extent % self.t.m == 0 else block.let(k.binary("min", start, last), "o"))
         return (image, d), (at[0], at[1]), (stores[0], stores[1])
 
     def _input(self, block: Block, v: Buffer, unit: Expr, channel: Expr, at: Expr, to: Expr) -> None:
-        """Transform tile `at` of a unit, from `channel` on, into V from `to` on. Tiles beyond the last repeat it."""
+        """Transform tile `at` of a unit, from `channel` on, into V from `to` on. Tiles beyond the last repeat it, and
+        lines beyond those of a slice that is smaller than a tile the slice's last."""
         alpha, x = self.t.alpha, self.operands.ins[self.x_at]
         *outer, sh, sw = self.x_strides
         step = self.stacked * self.row
         x_bytes = self.x_layout.strides[0] * self.shape.dtype.nbytes
-        if self.tiles % self.plan.tiles:
-            at = block.let(k.binary("min", at, integer(self.tiles + self.slice * self.shape.extra - 1)), "t")
+        if self.tiles % self.plan.tiles != 0:
+            at = block.let(k.binary("min", at, dim_expr(self.tiles + self.slice * self.shape.extra - 1)), "t")
         slice_, (top, left), _ = self._place(block, unit, at, self.shape.depth + self.shape.extra)
         place = ix.linear((*slice_, top, left), (*outer, sh, sw), self.x_layout.offset)
         base = block.let(k.add(place, channel), "x")
@@ -269,15 +280,11 @@ class _Winograd:
             source, target = k.add(base, scalar), k.add(to, scalar)
 
             def down(y: Block, j: Expr) -> None:
-                start = y.let(k.add(source, k.mul(j, dim_expr(sw))), "x")
-                column = [
-                    y.let(k.load(x, k.add(start, k.mul(integer(n), dim_expr(sh))), c.lanes, mask), "d")
-                    for n in range(alpha)
-                ]
+                start = y.let(k.add(source, k.mul(self._line(1, j), dim_expr(sw))), "x")
+                lines = [k.add(start, k.mul(self._line(0, integer(n)), dim_expr(sh))) for n in range(alpha)]
+                column = [y.let(k.load(x, line, c.lanes, mask), "d") for line in lines]
                 if far:
-                    for n in range(alpha):
-                        ahead = k.mul(integer(n), dim_expr(sh))
-                        y.stmts.append(k.Prefetch(x, k.add(k.add(start, ahead), next_tile)))
+                    y.stmts += [k.Prefetch(x, k.add(line, next_tile)) for line in lines]
                 for n, value in enumerate(apply(y, self.t.bt, column)):
                     y.store(half, self._half(integer(n), j), value)
 
@@ -291,6 +298,11 @@ class _Winograd:
             b.loop("r", 0, alpha, 1, along)
 
         vector_loop(block, ZERO, self.kept, self.lanes, self.machine, vector)
+
+    def _line(self, dim: int, at: Expr) -> Expr:
+        """The input line `at` of a tile, one of the slice."""
+        size = (self.shape.h, self.shape.w)[dim]
+        return k.binary("min", at, dim_expr(size + self.shape.r - 2)) if self.short[dim] else at
 
     def _m_index(self, e: Expr, tile: Expr, column: Expr) -> Expr:
         p = self.plan
@@ -306,8 +318,8 @@ class _Winograd:
         if s.co % p.columns:
             width = block.let(k.binary("min", integer(p.columns), k.sub(integer(s.co), inside)), "w")
         count: DimLike | Expr = p.tiles
-        if self.tiles % p.tiles:
-            count = block.let(k.binary("min", integer(p.tiles), k.sub(integer(self.tiles), first)), "n")
+        if self.tiles % p.tiles != 0:
+            count = block.let(k.binary("min", integer(p.tiles), k.sub(dim_expr(self.tiles), first)), "n")
 
         def tile(b: Block, i: Expr) -> None:
             slice_, at, stores = self._place(b, unit, k.add(first, i), s.depth)
@@ -327,10 +339,7 @@ class _Winograd:
                     values = apply(y, self.t.at, row)
                     line = y.let(k.add(at[0], r), "y")
                     here = (*slice_, line, at[1], ix.add(start, column))
-                    if at[0] is stores[0]:
-                        self._store(y, here, stores[1], values, mask)
-                    else:
-                        y.when(k.binary("ge", line, stores[0]), lambda z: self._store(z, here, stores[1], values, mask))
+                    self._where_stored(y, 0, line, at, stores, lambda z: self._store(z, here, stores, values, mask))
 
                 c.loop("j", 0, alpha, 1, down)
                 c.loop("r", 0, self.t.m, 1, along)
@@ -343,8 +352,17 @@ class _Winograd:
         """Where a tile that is transformed in one dimension keeps a vector."""
         return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
 
-    def _store(self, block: Block, at: Index, first: Expr, values: list[Expr], mask: Expr | None) -> None:
-        """The epilogue of one row of a tile from (n, slice, y, x, channel) on, from column `first` on."""
+    def _where_stored(
+        self, block: Block, dim: int, line: Expr, at: Index, stores: Index, then: Callable[[Block], None]
+    ) -> None:
+        """`then` where the output `line` is the slice's and no earlier tile's."""
+        inside = [k.binary("lt", line, dim_expr((self.shape.h, self.shape.w)[dim]))] if self.short[dim] else []
+        if at[dim] is not stores[dim]:
+            inside.append(k.binary("ge", line, stores[dim]))
+        block.when(k.binary("and", *inside) if len(inside) == 2 else inside[0], then) if inside else then(block)
+
+    def _store(self, block: Block, at: Index, stores: Index, values: list[Expr], mask: Expr | None) -> None:
+        """The epilogue of one row of a tile from (n, slice, y, x, channel) on, of the columns that it stores."""
         n, d, y, x, channel = at
         *outer, a, b = self.op.spatial
         if self.shape.co * self.shape.groups == 1:
@@ -360,10 +378,10 @@ class _Winograd:
             store_results(self.em, block, self.body, self.operands.outs, self.outs, place, mask)
 
         for j in range(self.t.m):
-            if x is first or j == self.t.m - 1:
+            if j == self.t.m - 1 and not self.short[1]:
                 one(block, j)
             else:
-                block.when(k.binary("ge", k.add(x, integer(j)), first), lambda z, j=j: one(z, j))
+                self._where_stored(block, 1, k.add(x, integer(j)), (y, x), stores, lambda z, j=j: one(z, j))
 
 
 __all__ = ["lower_winograd"]

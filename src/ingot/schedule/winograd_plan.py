@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot import ops
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, ceildiv, estimate
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
@@ -43,8 +43,8 @@ class Shape:
     """
 
     images: DimLike
-    h: int
-    w: int
+    h: DimLike
+    w: DimLike
     ci: int
     co: int
     r: int
@@ -64,6 +64,14 @@ class Shape:
         """Terms of an output's sum, for each place of the two-dimensional window."""
         return self.taps * self.ci
 
+    def grid(self, m: int) -> tuple[DimLike, DimLike]:
+        """Tiles of m x m outputs in a slice."""
+        return ceildiv(self.h, m), ceildiv(self.w, m)
+
+    def likely_tiles(self, m: int) -> int:
+        rows, columns = self.grid(m)
+        return estimate(rows) * estimate(columns)
+
     def units(self) -> tuple[DimLike, int]:
         """(units, slices of the output in each): all images are one where their number is known and none of their
         slices serves several outputs."""
@@ -73,8 +81,9 @@ class Shape:
 
 
 def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
-    """The shape of a convolution that `lower_winograd` can do, None for others: two or three spatial dimensions of
-    known size, stride and (in the last two) dilation 1, padding in the input's memory, channels side by side."""
+    """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions, or three with a
+    first of known size; stride and (in the last two) dilation 1; padding in the input's memory, channels side by side.
+    """
     op = anchor.op
     if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3):
         return None
@@ -86,19 +95,19 @@ def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
     out = dict(zip(op.out_layout, anchor.shape, strict=True))
     window = dict(zip(op.rhs_layout, w.shape, strict=True))
     deep = (out[outer[0]], window[outer[0]]) if outer else (1, 1)
-    sizes = (out[a], out[b], window["I"], window["O"], window[a], window[b], *deep)
+    sizes = (window["I"], window["O"], window[a], window[b], *deep)
     known = [v for v in sizes if isinstance(v, int)]
     if len(known) != len(sizes) or not all(isinstance(v, int) for v in (*w.strides, w.offset)):
         return None
-    h, width, ci, co, r, s, depth, taps = known
-    if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, out["N"]):
+    ci, co, r, s, depth, taps = known
+    if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, *anchor.shape):
         return None
     groups = op.feature_groups
-    return Shape(out["N"], h, width, ci, co // groups, r, anchor.dtype, groups, depth, taps, op.rhs_dilation[0])
+    return Shape(out["N"], out[a], out[b], ci, co // groups, r, anchor.dtype, groups, depth, taps, op.rhs_dilation[0])
 
 
 def plan_winograd(s: Shape, plan: Plan, machine: Machine) -> Pieces | None:
-    """The fastest pieces, or None where the direct convolution with `plan` is as fast. A dynamic batch counts as 1."""
+    """The fastest pieces for likely sizes, or None where the direct convolution with `plan` is as fast."""
     weights = s.r * s.r * s.k * s.co * s.groups * s.dtype.nbytes
     goal = _time(_direct_cycles(s, plan, machine), 0.0, weights, machine) / GAIN
     cost, pieces = min(_ranked(s, machine), key=lambda x: x[0], default=(goal, None))
@@ -141,17 +150,20 @@ def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
     lanes = machine.lanes(s.dtype)
     vectors = -(-s.co // lanes)
     out = []
+    open_ = not (isinstance(s.h, int) and isinstance(s.w, int))
+    if open_ and s.extra:
+        return []
     for m in WINDOWS[s.r]:
-        if min(s.h, s.w) < m:
+        if min(estimate(s.h), estimate(s.w)) < m:
             continue
-        total = slices * -(-s.h // m) * -(-s.w // m)
+        total = slices * s.likely_tiles(m)
         products = (m + s.r - 1) ** 2
         for tiles in sorted({-(-total // -(-total // t)) for t in range(1, min(total, 64) + 1)}):
             if tiles < min(total, 7):
                 continue
             for per in sorted({-(-vectors // -(-vectors // v)) for v in (2, 3, 4, 6, 8, 12, 16)}):
-                # a slice that serves several outputs is transformed once
-                for split in (1,) if s.extra else (0, 1):
+                # a slice that serves several outputs is transformed once; V of an open size is scratch
+                for split in (1,) if s.extra else (0,) if open_ else (0, 1):
                     kept = per * lanes + (0 if split else s.ci)
                     if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
                         out.append(Pieces(m, tiles, per * lanes, split))
@@ -164,7 +176,7 @@ def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
     units = units if isinstance(units, int) else 1
     lanes, threads, size = machine.lanes(s.dtype), machine.threads, s.dtype.nbytes
     products = (p.m + s.r - 1) ** 2
-    own = -(-s.h // p.m) * -(-s.w // p.m)
+    own = s.likely_tiles(p.m)
     runs = units * -(-(slices * own) // p.tiles)
     per = -(-s.co // p.columns)
     blocks = s.groups * per
@@ -214,7 +226,7 @@ def _tile(m: int, nv: int, k: int, machine: Machine) -> float:
 def _direct_cycles(s: Shape, plan: Plan, machine: Machine) -> float:
     vectors = s.groups * -(-s.co // plan.lanes)
     slices = s.depth * (s.images if isinstance(s.images, int) else 1)
-    tiles = slices * -(-s.h // plan.lines) * s.w / plan.width
+    tiles = slices * -(-estimate(s.h) // plan.lines) * estimate(s.w) / plan.width
     return tiles * vectors / plan.vectors * _tile(plan.lines * plan.width, plan.vectors, s.r**2 * s.k, machine)
 
 

@@ -227,6 +227,21 @@ def test_slices_of_a_dynamic_size(start: int, end: int, step: int) -> None:
         np.testing.assert_array_equal(interpret(graph, [x])[0], x[list(at)])
 
 
+def test_a_slice_from_a_place_before_the_middle() -> None:
+    """DeBERTa's relative positions: table[512 - n : 512 + n]."""
+    nodes = [
+        node("Shape", ["x"], ["n"]),
+        node("Sub", ["middle", "n"], ["low"]),
+        node("Add", ["middle", "n"], ["high"]),
+        node("Slice", ["table", "low", "high"], ["near"]),
+        node("Add", ["near", "twice"], ["y"]),
+    ]
+    constants = {"middle": np.array([512]), "table": np.zeros(1024, np.float32)}
+    graph = import_onnx(model(nodes, [("x", F, ["n"]), ("twice", F, ["2*n"])], ("y",), constants))
+    assert types(graph) == ["f32[2*n]"]
+    assert graph.bounds == (("n", 1, 512),)
+
+
 def test_a_slice_that_may_be_empty_keeps_the_bounds_asked_for() -> None:
     constants = {k: np.asarray([v], np.int64) for k, v in (("s", 5), ("e", 2**40), ("a", 0), ("p", 1))}
     m = model([node("Slice", ["x", "s", "e", "a", "p"])], [("x", F, ["n"])], constants=constants)

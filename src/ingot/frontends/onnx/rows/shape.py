@@ -128,9 +128,10 @@ def split(c: Call) -> Result:
 # slices
 
 
-def _start(at: DimLike, size: DimLike) -> DimLike:
+def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's start as 0 <= at <= size."""
-    return dim_min(dim_max(_from_end(at, size), 0), size)
+    start = _from_end(c, at, size)
+    return dim_min(start if start is at else dim_max(start, 0), size)
 
 
 def _is_behind(at: DimLike) -> bool:
@@ -139,11 +140,13 @@ def _is_behind(at: DimLike) -> bool:
     return hi is not None and hi < 0
 
 
-def _from_end(at: DimLike, size: DimLike) -> DimLike:
+def _from_end(c: Call, at: DimLike, size: DimLike) -> DimLike:
+    """A place from an axis's front: `at` itself, if it is none from the end. Exporters write `table[512 - n:]` for what
+    is not negative, so that becomes a bound of the symbol."""
     if _is_behind(at):
         return at + size
     lo = bounds(at)[0]
-    if lo is None or lo < 0:
+    if (lo is None or lo < 0) and not c.importer.assume(at):
         raise Unsupported(f"a slice at {at}, which may be negative or not")
     return at
 
@@ -156,19 +159,19 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     bound of the symbol where one can be found.
     """
     dynamic = isinstance(at, Dim)
-    end = _from_end(at, size)
+    end = _from_end(c, at, size)
     if end is not at and c.importer.assume(end):
         return end
     if dynamic and isinstance(size, int) and c.importer.assume(size - end):
         return end
-    return dim_min(dim_max(end, 0), size)
+    return dim_min(end if end is at else dim_max(end, 0), size)
 
 
 def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
     """x[start:end:step] along one axis, with ONNX's clamping."""
     size = x.shape[axis]
     if step > 0:
-        low = _start(start, size)
+        low = _start(c, start, size)
         high = _end(c, end, size)
         # ends are there to meet what is shorter by as much: no empty slice, but where they are counted crosswise
         crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
