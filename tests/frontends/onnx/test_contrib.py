@@ -62,6 +62,24 @@ CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray | None], int]] = 
         [f32(2, 5, 8), f32(2, 5, 8), f32(2, 5, 8), None, None, f32(2, 2, 5, 5)],
         1,
     ),
+    "mha_lengths": (
+        "MultiHeadAttention",
+        {"num_heads": 2},
+        [f32(2, 5, 8), f32(2, 6, 8), f32(2, 6, 8), None, np.array([4, 6], np.int32)],
+        1,
+    ),
+    "mha_seen": (
+        "MultiHeadAttention",
+        {"num_heads": 2},
+        [f32(2, 3, 8), f32(2, 5, 8), f32(2, 5, 8), None, np.stack([MASK, MASK[::-1], MASK], 1)],
+        1,
+    ),
+    "attention_lengths": (
+        "Attention",
+        {"num_heads": 2},
+        [f32(2, 5, 8), f32(8, 24), f32(24), np.array([3, 5], np.int32)],
+        1,
+    ),
     "attention": ("Attention", {"num_heads": 2}, [f32(2, 5, 8), f32(8, 24), f32(24), MASK], 1),
     "attention_causal": ("Attention", {"num_heads": 2, "unidirectional": 1}, [f32(2, 5, 8), f32(8, 24), f32(24)], 1),
     "matmul_4_bits": (

@@ -184,9 +184,7 @@ def multi_head_attention(c: Call) -> Result:
         k, v = ops.concat([c.x(6), k], 2), ops.concat([c.x(7), v], 2)
     mask: Node | None = c.opt(5)
     if c.has(4):
-        if c.rank(4) != 2:
-            raise Unsupported(f"a key padding mask of rank {c.rank(4)} (expected [batch, keys])")
-        keep = ops.expand_dims(ops.compare("NE", c.x(4), ops.scalar(0, c.type(4).dtype)), (1, 2))
+        keep = _padding(c.x(4), k)
         if mask is None:
             mask = keep
         else:
@@ -195,6 +193,19 @@ def multi_head_attention(c: Call) -> Result:
     causal = "lower_right" if c.flag("unidirectional") else "none"
     y = scaled_attention(c, q, k, v, mask, causal)
     return [merge_heads(y), k, v]
+
+
+def _padding(mask: Node, k: Node) -> Node:
+    """Which keys of k [B, H, K, D] are seen: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1, K]"""
+    batch, _, keys, _ = k.shape
+    if mask.shape == (batch,):
+        at = ops.reshape(ops.arange(keys, mask.dtype), (1, 1, 1, keys))
+        return ops.compare("LT", at, ops.expand_dims(mask, (1, 2, 3)))
+    rank = len(mask.shape)
+    if rank not in (2, 3) or (isinstance(mask.shape[-1], Dim) and mask.shape[-1] != keys):
+        shape = list(mask.shape)
+        raise Unsupported(f"a mask of shape {shape} (expected [batch], [batch, keys] or [batch, queries, keys])")
+    return ops.expand_dims(ops.compare("NE", mask, ops.scalar(0, mask.dtype)), (1, 2) if rank == 2 else (1,))
 
 
 @onnx_op("GroupQueryAttention", domain=MS)
@@ -283,17 +294,13 @@ def attention_ms(c: Call) -> Result:
 def self_attention(
     c: Call, packed: Node, sizes: Sequence[DimLike] | None, mask: Node | None, past: Node | None
 ) -> Result:
-    """q, k and v side by side, thirds unless of `sizes`; past and present [2, B, H, S, D]; a 2-d mask keeps keys."""
+    """q, k and v side by side, thirds unless of `sizes`; past and present [2, B, H, S, D]."""
     heads = c.int("num_heads")
     if sizes is None:
         sizes = (packed.shape[-1] // 3,) * 3
     q, k, v = (split_heads(t, heads) for t in ops.split(packed, sizes, -1))
     if past is not None:
         k, v = (ops.concat([ops.index_axis(past, 0, i), t], 2) for i, t in enumerate((k, v)))
-    keep: Node | None = None
-    if mask is not None:
-        if len(mask.shape) != 2 or (isinstance(mask.shape[1], Dim) and mask.shape[1] != k.shape[2]):
-            raise Unsupported(f"a mask of shape {list(mask.shape)} (expected [batch, keys])")
-        keep = ops.expand_dims(ops.compare("NE", mask, ops.scalar(0, mask.dtype)), (1, 2))
+    keep = None if mask is None else _padding(mask, k)
     y = merge_heads(scaled_attention(c, q, k, v, keep, "lower_right" if c.flag("unidirectional") else "none"))
     return [y, ops.stack([k, v], 0)] if c.wants(1) else y
