@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.frontends.torch.agree import agree
+from ingot.frontends.torch import export_module, import_exported
+from tests.frontends.torch.agree import Function, agree, run
 
 INF, NAN = math.inf, math.nan
 
@@ -128,6 +129,16 @@ TRANSCENDENTAL = [
 @pytest.mark.parametrize("index", range(len(TRANSCENDENTAL)))
 def test_unary_on_the_unit_interval(index: int) -> None:
     agree(TRANSCENDENTAL[index], torch.linspace(-0.9, 0.9, 13).reshape(13, 1))
+
+
+@pytest.mark.parametrize("function", [torch.exp2, torch.erfc, torch.sinc])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_small_values_are_as_right_as_large_ones(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x = torch.tensor([-7.7, -1.5, 0.0, 0.3, 2.45, 2.55, 3.25, 9.3, 15.3, 100.3, INF, -INF, NAN]).to(dtype)
+    model = import_exported(export_module(Function(function).eval(), (x,)))
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(run(model, x), function(x), rtol=4 * eps + 1e-11, atol=eps**2, equal_nan=True)
+    agree(function, torch.tensor([-2, 0, 1, 3], dtype=torch.int8))
 
 
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [

@@ -17,6 +17,7 @@ from ingot.frontends.torch.aten import (
     reduce,
     resize,
     shape,
+    special,
 )
 from ingot.frontends.torch.table import Handler, merged
 
@@ -25,6 +26,7 @@ ATEN: dict[str, Handler] = merged(
     m.aten
     for m in (
         elementwise,
+        special,
         logic,
         create,
         shape,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from ingot import ops
@@ -11,7 +10,7 @@ from ingot.frontends.torch.aten.elementwise import bounded, compare, select
 from ingot.frontends.torch.aten.linalg import scaled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, expand, node_of, scalar_like
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, node_of, scalar_like
 from ingot.ir.node import Node, Op
 
 aten = Table()
@@ -148,12 +147,3 @@ def rrelu_with_noise_functional(
     c: Context, x: Node, noise: Node, *bounds: object, **named: object
 ) -> tuple[Node, Node]:
     return rrelu(c, x, *bounds, **named), noise  # type: ignore[arg-type]
-
-
-@aten("sinc.default", "special_sinc.default")
-def sinc(c: Context, x: Node) -> Node:
-    scaled_ = scaled(x, math.pi)
-    zero = filled(x.shape, 0, x.dtype)
-    one = expand(scalar_like(1, x), x.shape)
-    at_zero = ops.Compare("EQ")(x, zero)
-    return ops.Select()(at_zero, one, ops.Div()(ops.Sin()(scaled_), ops.Select()(at_zero, one, scaled_)))

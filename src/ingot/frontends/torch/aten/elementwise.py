@@ -193,16 +193,6 @@ aten.add("log2.default", _logarithm(2))
 aten.add("log10.default", _logarithm(10))
 
 
-@aten("exp2.default", "special_exp2.default")
-def exp2(c: Context, x: Node) -> Node:
-    return ops.Exp()(ops.Mul()(*aligned((cast(x, c.dtype), math.log(2)), c.dtype)))
-
-
-@aten("erfc.default", "special_erfc.default")
-def erfc(c: Context, x: Node) -> Node:
-    return ops.Sub()(*aligned((1.0, ops.Erf()(cast(x, c.dtype))), c.dtype))
-
-
 @aten("logit.default", "special_logit.default")
 def logit(c: Context, x: Node, eps: float | None = None) -> Node:
     x = cast(x, c.dtype)
