@@ -207,3 +207,13 @@ def test_a_transposed_value_that_a_box_repeats_is_stored() -> None:
     made = [[m.op.name for m in p.body.nodes() if m.inputs] for p in groups(g)]
     assert made[0] == ["transpose"] and len(made) == 2
     assert made[1].count("transpose") == 1  # what a row reads once is read where it lies
+
+
+def test_scores_of_few_heads_are_turned_in_front_of_a_softmax() -> None:
+    """Beside a convolution, in front of which transposes only relabel: vectors run along the reduced rows."""
+    scores = ops.Add()(arg("s", 1, 40, 40, 4), arg("t", 1, 40, 40, 4))
+    soft = ops.Softmax(3)(ops.mul(ops.Transpose((0, 3, 1, 2))(scores), 2.0))
+    g = pipeline(ops.Reshape((1, 4, 40, 40))(conv(soft, 4, 3, 1)))
+    (rows,) = (p for p in groups(g) if p.kind == "rows")
+    (most,) = (n for n in rows.body.nodes() if isinstance(n.op, ops.Reduce) and n.op.kind == "max")
+    assert most.inputs[0].shape == (1, 4, 40, 40) and most.op.attributes()["dims"] == (3,)

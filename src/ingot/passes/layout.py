@@ -5,7 +5,8 @@
 One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
 ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
 operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order, and
-so does what enlarges an output (a segmentation's resize): then what is transposed is small.
+so does what enlarges an output (a segmentation's resize): then what is transposed is small. Transposes of short rows
+in front of reductions of long ones are done.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt, topologic
 from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
+_SHORT = 8  # elements of rows that fill half a vector at most
 
 
 class _Layouts:
-    def __init__(self, late: frozenset[Node]) -> None:
-        self.late = late
+    def __init__(self, late: frozenset[Node], turned: frozenset[Node]) -> None:
+        self.late, self.turned = late, turned
         self.at: dict[Node, tuple[Node, Perm]] = {}
         self.made: dict[tuple[Node, Perm], Node] = {}
 
@@ -65,7 +67,7 @@ def assign_layouts(graph: Graph) -> Graph:
     """Put convolutions and all that follows them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
-    w = _Layouts(_enlarging(graph))
+    w = _Layouts(_enlarging(graph), _turned_for_rows(graph))
     for n in graph.nodes():
         w.at[n] = _place(n, w)
     outputs = tuple(w.get(o, _identity(o.type.rank)) for o in graph.outputs)
@@ -92,6 +94,28 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
     return frozenset(found)
 
 
+def _turned_for_rows(graph: Graph) -> frozenset[Node]:
+    """Transposes of short rows whose result is reduced along longer ones, element by element work between: scores
+    `[n, n, heads]` in front of a softmax, of which vectors would hold `heads` elements."""
+    found = set[Node]()
+    for n in graph.nodes():
+        if not isinstance(n.op, ops.Reduce | ops.ArgReduce) or n.inputs[0].type.rank - 1 not in n.op.dims:
+            continue
+        stack, seen = [n.inputs[0]], set[Node]()
+        while stack:
+            x = stack.pop()
+            if x in seen or x.shape != n.inputs[0].shape:
+                continue
+            seen.add(x)
+            if isinstance(x.op, ops.Transpose) and x.op.permutation[-1] != x.type.rank - 1:
+                short = x.inputs[0].shape[-1]
+                if isinstance(short, int) and 1 < short <= _SHORT < estimate(x.shape[-1]):
+                    found.add(x)
+            elif category(x.op) is Category.ELEMENTWISE:
+                stack.extend(x.inputs)
+    return frozenset(found)
+
+
 def _follows_order(n: Node) -> bool:
     simple = category(n.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
     return simple and not isinstance(n.op, ops.Transpose) and len(n.types) == 1
@@ -113,6 +137,8 @@ def _relabel(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     """Transposes move no data; reshapes that merge or split neighbours keep their operand's order."""
     if isinstance(n.op, ops.Transpose):
         new, have = w.at[n.inputs[0]]
+        if n in w.turned and have == _identity(n.type.rank):
+            return None
         back = inverse(n.op.permutation)
         return new, tuple(back[d] for d in have)
     if not isinstance(n.op, ops.Reshape):
