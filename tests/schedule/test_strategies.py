@@ -108,6 +108,12 @@ def joined_of_many() -> Node:
     return ops.Concat(1)(*(ops.Slice((i, 0), (i + 1, 32), (1, 1))(x) for i in range(300)))
 
 
+def joined_copies() -> Node:
+    """Along a dimension that what is copied does not have."""
+    x = arg("x", 4, 5)
+    return ops.Concat(2)(*(ops.BroadcastInDim((4, 5, n), (0, 1))(x) for n in (3, 2)))
+
+
 def joined_rows_padded() -> Node:
     rows = ops.Concat(0)(arg("x", 3), arg("y", 4))
     wide = ops.BroadcastInDim((7, 37), (0,))(rows)
@@ -181,7 +187,7 @@ def depthwise() -> Node:
 
 MAKERS: tuple[Callable[[], Node], ...] = (
     bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined,
-    joined_of_many, joined_rows_padded, gathered, softmax_rows, softmax_columns,
+    joined_of_many, joined_copies, joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,
 )  # fmt: skip

@@ -90,7 +90,7 @@ def _origins(node: Node, axis: int, at: Expr) -> dict[Node, Expr]:
                 at = ix.add(ix.mul(at, integer(op.strides[axis])), dim_expr(op.start[axis]))
             case ops.Reverse() if op.dims == (axis,):
                 at = ix.sub(dim_expr(x.shape[axis] - 1), at)
-            case ops.BroadcastInDim() if others and op.dims == tuple(range(x.type.rank)):
+            case ops.BroadcastInDim() if others and op.dims == tuple(range(node.type.rank)):
                 at = ZERO if x.shape[axis] == 1 else at
             case _:
                 break

@@ -136,7 +136,7 @@ class _Late:
             weighted = build.mul(total, ops.Exp()(build.sub(center, at_parts(center))))
             # no weight of nothing; and NaN where the row's value is none to subtract
             weighted = build.where(build.compare("EQ", total, 0.0), 0.0, weighted)
-            return (top, total), build.add(Reduce("sum", (where,))(weighted), build.sub(row, row))
+            return (top, total), build.add(Reduce("sum", (where,))(weighted), cast(build.sub(row, row), total.dtype))
         count = product(wide.shape[d] for d in dims)
         whole = Reduce("sum", dims)(wide)
         center = build.div(whole, count)
