@@ -141,6 +141,13 @@ def test_small_values_are_as_right_as_large_ones(function: Callable[[Tensor], Te
     agree(function, torch.tensor([-2, 0, 1, 3], dtype=torch.int8))
 
 
+def test_hypot_of_integers() -> None:
+    """Their magnitudes are taken as floats: the lowest integer has none."""
+    x = torch.tensor([[-128], [3], [0]], dtype=torch.int8)
+    agree(torch.hypot, x, torch.tensor([-128.0, 4.0, 0.0]))
+    agree(torch.hypot, x > 0, torch.tensor([-128.0, 4.0, 0.0]))
+
+
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add,
     torch.sub,

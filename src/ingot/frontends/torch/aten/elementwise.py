@@ -356,7 +356,7 @@ _binary("arctan2.default", ops.Atan2)
 
 @aten("hypot.default")
 def hypot(c: Context, a: Node, b: Node) -> Node:
-    a, b = aligned((ops.Abs()(a), ops.Abs()(b)), c.dtype)
+    a, b = (ops.Abs()(x) for x in aligned((a, b), c.dtype))
     # scaled by the larger so that the squares cannot overflow; inf wins over NaN as in C
     large, small = ops.Max()(a, b), ops.Min()(a, b)
     zero = expand(scalar_like(0, a), a.shape)
