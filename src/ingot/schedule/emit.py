@@ -26,6 +26,7 @@ from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.concats import concat_at
+from ingot.schedule.gelu import gelu_operand
 from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
 from ingot.support.errors import CompileError
 
@@ -406,6 +407,13 @@ def _log_one_plus(em: Emitter, block: Block, node: Node, index: Index, mask: Exp
     return em.elementwise(block, node, index, mask)
 
 
+def _product(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    x = gelu_operand(node)
+    if x is None or x.dtype != f32:
+        return em.elementwise(block, node, index, mask)
+    return block.let(vecmath.gelu(em.value(block, x, index, mask)))
+
+
 def _on_wide(
     em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, function: Callable[[Expr], Expr]
 ) -> Expr:
@@ -443,6 +451,7 @@ _RULES: dict[type, Rule] = {
     Const: _const,
     ops.Exp: _exponential,
     ops.Log1p: _log_one_plus,
+    ops.Mul: _product,
     ops.BroadcastInDim: _broadcast,
     ops.Reshape: _reshape,
     ops.Transpose: _transpose,
