@@ -166,9 +166,9 @@ def gelu(x: Expr) -> Expr:
 
 def sinh(x: Expr) -> Expr:
     """(t + t / (t + 1)) / 2 with t = e^|x| - 1; f64 beyond 22: e^(|x|/2) squared, which overflows only when it must."""
-    if x.dtype == f32:
-        return k.cast(sinh(k.cast(x, f64)), f32)
     a = absolute(x)
+    if x.dtype == f32:
+        return k.choose(below(a, 86.0), with_sign(_sinh_near(a), x), k.cast(sinh(k.cast(x, f64)), f32))
     t = expm1(a)
     small = scaled_by(k.add(t, quotient(t, plus(t, 1.0))), 0.5)
     half = exp(scaled_by(a, 0.5))
@@ -176,6 +176,39 @@ def sinh(x: Expr) -> Expr:
     value = k.select(above(a, 22.0), big, small)
     # 0.5 * (t + t) would round subnormals twice
     return with_sign(k.select(below(a, 2.0**-28), a, value), x)
+
+
+def _sinh_near(a: Expr) -> Expr:
+    """sinh(a) of an f32 from 0 to 86: with a = n ln2 / 16 + f, sinh(n ln2 / 16) cosh f + cosh(n ln2 / 16) sinh f. The
+    former are half the sum and the difference of 2^(n/16) and 2^(-n/16) by a table; what rounding cuts off is kept."""
+    shifted, n, f, f_low = _sixteenths(a, lit(0.0, a))
+    up, up_low = _power_of_sixteenths(shifted, -1)
+    down, down_low = _power_of_sixteenths(k.sub(lit(F32.shift, a), n), -1)
+    s, co = k.sub(up, down), k.add(up, down)
+    s_low = k.add(k.sub(k.sub(up, s), down), k.sub(up_low, down_low))
+    co_low = k.add(k.add(k.sub(up, co), down), k.add(up_low, down_low))
+    z = k.mul(f, f)
+    odd = k.fma(k.mul(f, z), k.fma(z, lit(1 / 120, a), lit(1 / 6, a)), f_low)
+    even = k.mul(z, k.fma(z, lit(1 / 24, a), lit(1 / 2, a)))
+    high = k.fma(co, f, s)
+    low = k.fma(co_low, f, k.fma(s, even, k.fma(co, odd, s_low)))
+    return k.add(high, k.add(k.fma(co, f, k.sub(s, high)), low))
+
+
+def _sixteenths(x: Expr, x_low: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+    """(shifted, n, f, low): x + x_low = n ln2 / 16 + f + low, n in the low bits of the f32 `shifted`, f exact."""
+    shifted = k.fma(x, lit(32 * F32.half_log2e, x), lit(F32.shift, x))
+    n = plus(shifted, -F32.shift)
+    return shifted, n, k.fma(n, lit(-c.LN2_16[0], x), x), k.fma(n, lit(-c.LN2_16[1], x), x_low)
+
+
+def _power_of_sixteenths(shifted: Expr, by: int) -> tuple[Expr, Expr]:
+    """2^(n/16 + by) in two parts, for an n in the low bits of the f32 `shifted`."""
+    place = k.bitcast(shifted, i32)
+    exponent = k.binary("shl", k.binary("and", place, bits_lit(-16, shifted)), bits_lit(19, shifted))
+    power = k.bitcast(k.add(exponent, bits_lit((F32.bias + by) << 23, shifted)), f32)
+    high, low = (k.mul(k.lookup(part, place, f32), power) for part in (c.EXP2_HIGH, c.EXP2_LOW))
+    return high, low
 
 
 def cosh(x: Expr) -> Expr:
@@ -375,9 +408,8 @@ def _power_near(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     p_low = k.fma(y, low, k.fma(y, high, negated(p)))
     first = k.binary("sub", k.bitcast(x, u32), k.lit(0x00800000, u32, x.lanes))
     normal = k.binary("lt", first, k.lit(0x7F000000, u32, x.lanes))
-    shifted = k.fma(p, lit(32 * F32.half_log2e, x), lit(F32.shift, x))
-    n = plus(shifted, -F32.shift)
-    f = k.add(k.fma(n, lit(-c.LN2_16[0], x), p), k.fma(n, lit(-c.LN2_16[1], x), p_low))
+    shifted, _, f, f_low = _sixteenths(p, p_low)
+    f = k.add(f, f_low)
     e = k.fma(k.mul(f, f), polynomial(f, c.EXP_TABLE_TAIL), f)
     place = k.bitcast(shifted, i32)
     unit = k.lookup(c.EXP2_HIGH, place, f32)
