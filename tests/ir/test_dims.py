@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ingot.ir.dims import bounds, dim_max, dim_min, floordiv, substitute, symbol
+from ingot.ir.dims import bounds, dim_max, dim_min, divides, floordiv, narrowed, substitute, symbol
 
 S = symbol("s")
 
@@ -31,3 +31,15 @@ def test_bounds_of_sums_with_extremes() -> None:
     assert bounds(S - 1 - dim_max(0, S - 3)) == (0, 2)
     assert dim_min(dim_max(0, S - 3), S) == dim_max(0, S - 3)
     assert bounds(S - dim_min(5, S), {"s": (0, 64)}) == (0, 59)
+
+
+def test_sums_divide_products_of_them() -> None:
+    n, b = S // 3 - 1, symbol("b")
+    assert divides(4 * b * n * n, n * n) == 4 * b and divides(4 * b * n * n, n) == 4 * b * n
+    assert divides(b * S * S - b, S + 1) == b * S - b and divides(b * S + 1, S + 1) is None
+
+
+def test_bounds_narrow_from_both_sides() -> None:
+    assert narrowed(S // 4 - 3, {"s": (1, 100)}) == {"s": (12, 100)}
+    assert narrowed(S - 5, {"s": (1, 5)}) == {"s": (5, 5)} and narrowed(S - 5, {"s": (1, 4)}) is None
+    assert narrowed(7 - S // 2, {"s": (2, 100)}) == {"s": (2, 15)}

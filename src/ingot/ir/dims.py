@@ -201,15 +201,20 @@ def _divide_polynomial(a: int | Dim, b: int | Dim) -> int | Dim | None:
     """Exact division by a sum, by matching leading terms: (s0+1)*8 / (s0+1) = 8."""
     quotient: int | Dim = 0
     rest = a
-    lead = next(iter(_terms(b)))
+    lead = _leading(b)
     for _ in range(8):
         if rest == 0:
             return quotient
-        q = divides(_from_terms(dict([next(iter(_terms(rest)))])), _from_terms(dict([lead])))
+        q = divides(_leading(rest), lead)
         if q is None:
             return None
         quotient, rest = quotient + q, rest - q * b
     return None
+
+
+def _leading(d: int | Dim) -> int | Dim:
+    """The term of the highest degree, of several the last by its symbols: an order that products keep."""
+    return _from_terms(dict([max(_terms(d), key=lambda t: (len(t[0]), tuple(map(str, t[0]))))]))
 
 
 def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
@@ -356,10 +361,11 @@ def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[
         return limits
     if len(names) != 1:
         return None
-    if holds(MOST, high) and (high is None or high >= MOST):
-        limits[name] = (_first(lambda v: holds(v, high), low, MOST), high)
+    top = MOST if high is None else high
+    if holds(top, high):
+        limits[name] = (_first(lambda v: holds(v, high), low, top), high)
     elif holds(low, low):
-        limits[name] = (low, _first(lambda v: not holds(low, v), low, MOST if high is None else high) - 1)
+        limits[name] = (low, _first(lambda v: not holds(low, v), low, top) - 1)
     else:
         return None
     return limits
