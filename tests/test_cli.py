@@ -191,6 +191,8 @@ def test_run_refuses_inputs_that_do_not_fit(model: Path, tmp_path: Path):
         np.save(tmp_path / f"{name}.npy", array)
         assert "expected" in refused(2, "run", model, "-i", f"image={tmp_path / name}.npy")
     assert "cannot read" in refused(2, "run", model, "-i", f"image={tmp_path / 'none.npy'}")
+    for size in (10**16, 10**18, 10**30):
+        assert "not enough memory" in refused(2, "run", model, "--random", "--size", f"batch={size}")
 
 
 # --- dump
@@ -212,6 +214,8 @@ def test_dump_shows_kernels_in_three_forms(model: Path):
     assert f"{kernel}:" in call("dump", model, "--kernel", kernel.rpartition("_")[2], "--asm").output
     assert kernel in refused(2, "dump", model, "--kernel", "none")
     assert "--kernel" in refused(2, "dump", model, "--asm")
+    assert "--llvm and --asm" in refused(2, "dump", model, "--kernel", kernel, "--llvm", "--asm")
+    assert "--after and --plan" in refused(2, "dump", model, "--after", "fuse", "--plan")
 
 
 def test_dump_shows_the_plan_of_models_and_programs(model: Path):
@@ -263,6 +267,22 @@ def test_explain_writes_a_table_a_trace_and_a_page(model: Path, tmp_path: Path):
     assert json.loads(trace.read_text())["traceEvents"]
     facts = told(call("explain", model, "--repeats", 1, "--json"))
     assert facts["sizes"] == {"batch": 1} and facts["rates"]["gflops"] > 0
+
+
+def test_compare_refuses_a_program_of_another_model(model: Path, tmp_path: Path):
+    other = models.save(models.tokens(), tmp_path / "other.onnx")
+    written = told(call("compile", other, "--json"))["output"]
+    assert "is no program of" in refused(2, "compare", model, "--program", written)
+
+
+def test_compare_goes_on_where_the_framework_cannot_run(tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    model = models.save(models.patches(), tmp_path / "m.onnx")  # a window of 8 finds no place in the 7 pixels of a case
+    facts = told(call("compare", model, "--json"))
+    assert facts["ok"] and {c["sizes"]["w"] for c in facts["checks"]} == {128, 33}
+    (text,) = facts["refused"]
+    assert "w=7: ONNX Runtime cannot run the model" in text
+    assert "w=7: ONNX Runtime cannot run the model" in refused(2, "compare", model, "--size", "w=7")
 
 
 # --- bench and the process

@@ -26,3 +26,8 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
         ingot.compile(tmp_path)
     with pytest.raises(InputError, match="expected a file, got none"):
         ingot.compile(tmp_path / "none.onnx")
+
+
+def test_example_inputs_are_not_for_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none for an ONNX model"):
+        ingot.compile(tmp_path / "m.onnx", (1,))

@@ -49,9 +49,13 @@ def compile_model(
     if target != "native":
         raise InputError("target", expected="native", got=repr(target))
     options = _Options(thread_count(threads), cache, fast_math, precision)
-    if isinstance(model, str | os.PathLike):
-        return _compile_file(Path(model), dynamic, options)
-    if type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
+    if (path or of_onnx) and example_inputs is not None:
+        raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
+    if path:
+        return _compile_file(path, dynamic, options)
+    if of_onnx:
         return _compile_graph(_import_onnx(model, dynamic), options)
     return _compile_torch(model, example_inputs, dynamic, options)
 
@@ -157,6 +161,9 @@ class TorchModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+    def __repr__(self) -> str:
+        return repr(self.compiled).replace("CompiledModel", "TorchModel", 1)
 
     def __reduce__(self) -> NoReturn:
         self.compiled.__reduce__()

@@ -41,6 +41,13 @@ def tokens() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def patches() -> onnx.ModelProto:
+    """image f32[batch,1,8,w] -> conv of 8x8 windows, 8 apart -> y."""
+    kernel = numpy_helper.from_array(np.ones((2, 1, 8, 8), np.float32), "k")
+    nodes = [helper.make_node("Conv", ["image", "k"], ["y"], "conv", strides=[8, 8])]
+    return _model(nodes, "image", ["batch", 1, 8, "w"], "y", ["batch", 2, 1, "v"], [kernel])
+
+
 def residual() -> onnx.ModelProto:
     """x f32[batch,32] -> a = relu(x W1) -> y = a W2 W3 + a: a is read again two kernels after it is written."""
     random = np.random.default_rng(2)

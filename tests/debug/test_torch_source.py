@@ -42,6 +42,12 @@ def test_compare_with_pytorch(program: Path):
     assert {c["against"].split()[0] for c in facts["checks"]} == {"PyTorch", "interpreter"}
 
 
+def test_what_torch_save_writes_is_no_program(tmp_path: Path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "weights.pt")
+    result = CliRunner().invoke(cli.app, ["compile", str(tmp_path / "weights.pt")])
+    assert result.exit_code == 2 and "torch.export.save(torch.export.export(" in " ".join(result.stderr.split())
+
+
 def _symbol(program: Path, folder: Path) -> str:
     """The name of the batch dimension; torch.export.save does not keep the one it was given."""
     (text,) = call("compile", program, "-o", folder / "a.ingot")["inputs"]

@@ -45,7 +45,7 @@ GOLDEN = r"""graph(%0 "x": f32[s0,4]) [s0: 1..16, batch.n: 0..] nonnegative [-1*
     return %1 "neg", %0 "same"
   }} : f32[4,s0,4], f32[4,s0,4]
   %4 = t.add(%2.0, %3.0) : f32[4,s0,4]
-  %5 = t.attrs(%4) {none = none, flag = true, count = -3, ratio = -1e-05, text = "a \"q\" \n \u00e9", dtype = bf16, type = f32[((s0)//(3)),max(batch.n,s0)], dims = ((), (1,), (<2*s0-1>, 2.0))} : f32[4,s0,4]    # model.py:3
+  %5 = t.attrs(%4) {none = none, flag = true, count = -3, ratio = -1e-05, text = "a \"q\" \n \u00e9", dtype = bf16, type = f32[(s0//3),max(batch.n,s0)], dims = ((), (1,), (<2*s0-1>, 2.0))} : f32[4,s0,4]    # model.py:3
   return %5 "out", %2.1 ""
 }
 """

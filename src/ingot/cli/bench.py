@@ -17,10 +17,15 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source
 
+DEFAULT = {"onnx": "ort", "torch": "eager", "artifact": ""}
+
 
 def bench(
     model: Model,
-    against: Annotated[str, typer.Option(help="Engines, by comma: ort, openvino, eager, inductor.")] = "ort",
+    against: Annotated[
+        str | None,
+        typer.Option(help="Engines, by comma: ort, openvino, eager, inductor; by default ort or, for .pt2, eager."),
+    ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
     size: Sizes = None,
@@ -40,9 +45,9 @@ def bench(
     """
     with presented(as_json):
         source = open_source(model)
+        names = benching.engines(DEFAULT[source.kind] if against is None else against)
         compiled = compile_source(source, threads=threads, cache=True, precision=precision)
         feeds = inputs_of(source, compiled.program, size, 0)
-        names = [name.strip() for name in against.split(",") if name.strip()]
         results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision)
     failed = [r for r in results if r.failed]
     if as_json:

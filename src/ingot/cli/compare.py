@@ -53,7 +53,7 @@ def compare(
     if as_json:
         checks = [asdict(c) for c in found.checks]
         blame = None if found.blame is None else asdict(found.blame)
-        print_json({"model": str(model), "ok": found.ok, "checks": checks, "blame": blame})
+        print_json({"model": str(model), "ok": found.ok, "checks": checks, "refused": found.refused, "blame": blame})
     else:
         _print_comparison(found)
     if not found.ok:
@@ -68,5 +68,7 @@ def _print_comparison(found: comparing.Comparison) -> None:
         sizes = ", ".join(f"{name}={size}" for name, size in c.sizes.items()) or "fixed"
         table.add_row(sizes, escape(c.against), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
     out.print(table)
+    for text in found.refused:
+        out.print(f"not compared: {escape(text)}", highlight=False)
     if found.blame is not None:
         out.print(f"\n[bold red]to blame:[/] {escape(str(found.blame))}", highlight=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +37,9 @@ CODES = {
     INTERRUPTED: "interrupted",
 }
 
-out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+# a file or pipe has no width of its own: wide enough that tables keep their rows
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+out, err = Console(soft_wrap=True, width=_WIDTH), Console(stderr=True, soft_wrap=True)
 
 
 @contextmanager

@@ -45,6 +45,9 @@ def dump(
     ingot dump model.ingot --plan --size batch=1
     """
     with presented(as_json):
+        for clash in ({"--after": after, "--kernel": kernel, "--plan": plan}, {"--llvm": llvm, "--asm": asm}):
+            if len(given := [name for name, value in clash.items() if value]) > 1:
+                raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
         source = open_source(model, parse_dims(dim or []))

@@ -53,6 +53,14 @@ def start(engine: str, model: Path, feeds: Path, threads: int, precision: str) -
     )  # fmt: skip
 
 
+def engines(text: str) -> list[str]:
+    """"ort,openvino" -> the engines beside Ingot. Raises InputError for one that does not exist."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise InputError("--against", expected=f"engines of {', '.join(list(ENGINES)[1:])}", got=unknown)
+    return [name for name in names if name != "ingot"]
+
+
 def bench(
     model: Path,
     against: Sequence[str],
@@ -62,15 +70,12 @@ def bench(
     seconds: float = 0.15,
     precision: str = "float32",
 ) -> list[Result]:
-    """Ingot first, then each engine of `against`. An engine that fails says why; the others go on.
+    """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
 
     precision: of Ingot and of OpenVINO; the other engines run in float32.
 
-    Raises InputError for an engine that does not exist.
     """
-    names = ["ingot", *(name for name in against if name != "ingot")]
-    if unknown := [name for name in names if name not in ENGINES]:
-        raise InputError("--against", expected=f"engines of {', '.join(list(ENGINES)[1:])}", got=unknown)
+    names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
         inputs = Path(folder) / "feeds.npz"
         np.savez(inputs, **{f"{k}": v for k, v in feeds.items()})  # type: ignore[arg-type]

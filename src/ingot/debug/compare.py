@@ -12,12 +12,13 @@ from ingot.debug.agree import Agreement, agree
 from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
 from ingot.debug.feeds import Feeds, cases, index_limits, random_feeds
-from ingot.debug.reference import Reference, reference
+from ingot.debug.reference import Reference, RefusedError, reference
 from ingot.debug.source import Source, read_graph
 from ingot.ir.interp import interpret
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
+from ingot.support.errors import InputError
 
 # Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.
 ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3}
@@ -35,10 +36,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`blame` says who is responsible for the first check that failed; None if all agree, or for a foreign program."""
+    """`blame` says who is responsible for the first check that failed; None if all agree, or for a foreign program.
+
+    refused: why the model's framework did not run at some of the sizes.
+    """
 
     checks: tuple[Check, ...]
     blame: Blame | None
+    refused: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -60,25 +65,46 @@ def compare(
     """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes.
 
     The references are the model's framework where it is installed, and the interpreter (always if there is no other).
-    `tolerance` is by default what `precision` allows. Raises what reading and compiling raise.
+    `tolerance` is by default what `precision` allows. Raises what reading and compiling raise, and InputError for a
+    `program` with other inputs or outputs than the model's, and where the framework can run at none of the sizes.
     """
     tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
     graph = read_graph(source)
     built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
-    model = built.model() if program is None else CompiledModel(artifact.load(program), threads=threads)
+    model = built.model() if program is None else _loaded(program, built, source, threads)
     other = reference(source)
     limits = index_limits(graph)
     checks: list[Check] = []
+    refused: list[RefusedError] = []
     bad: Feeds | None = None
-    for chosen in cases(model.program, sizes):
+    tried = cases(model.program, sizes)
+    for chosen in tried:
         feeds = random_feeds(model.program, chosen, limits, seed)
-        found = _check(built, model, other, chosen, feeds, tolerance, interpreter)
+        try:
+            found = _check(built, model, other, chosen, feeds, tolerance, interpreter)
+        except RefusedError as error:
+            refused.append(RefusedError(f"{_text(chosen)}: {error}" if chosen else str(error)))
+            continue
         checks += found
         if bad is None and not all(c.agreement.ok for c in found):
             bad = feeds
-    if bad is None:
-        return Comparison(tuple(checks), None)
-    return Comparison(tuple(checks), find_blame(source, built, bad, other, tolerance))
+    if len(refused) == len(tried):
+        raise refused[0]
+    blame = None if bad is None else find_blame(source, built, bad, other, tolerance)
+    return Comparison(tuple(checks), blame, tuple(map(str, refused)))
+
+
+def _loaded(program: Path, built: Build, source: Source, threads: int | None) -> CompiledModel:
+    model = CompiledModel(artifact.load(program), threads=threads)
+    ours, theirs = ([(s.name, s.dtype) for s in p.inputs + p.outputs] for p in (built.program, model.program))
+    if ours != theirs:
+        expected = ", ".join(f"{name}: {dtype}" for name, dtype in ours)
+        raise InputError(f"{program} is no program of {source.path}", expected=expected, got=repr(model))
+    return model
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _check(
@@ -90,7 +116,7 @@ def _check(
     tolerance: float | None,
     interpreter: bool,
 ) -> list[Check]:
-    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    at = _text(sizes)
     progress.report(f"run {at}".strip())
     out = model(**feeds)
     results = out if isinstance(out, tuple) else (out,)

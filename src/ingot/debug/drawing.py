@@ -71,7 +71,7 @@ def graph(e: Explanation) -> str:
             f'<g class="node" data-row="{r.index}" transform="translate({x:.0f} {y:.0f})">{_tip(r)}'
             f'<rect class="{kind_class(r.kind)}" width="{_BOX}" height="{_HEIGHT}" rx="6"/>'
             f'<rect class="heat" y="{_HEIGHT - 4}" width="{max(2.0, _BOX * r.share):.1f}" height="4"/>'
-            f'<text x="8" y="15">{_short(r.label, 34)}</text>'
+            f'<text x="8" y="15">{_short(r.label, 32)}</text>'
             f'<text class="dim" x="8" y="29">{_short(r.where or r.result, 24)} · {time_text(r.seconds)}</text></g>'
         )
     height = 20 + (max(layer, default=0) + 1) * _RISE

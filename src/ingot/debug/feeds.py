@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
@@ -112,11 +114,13 @@ def random_feeds(
     """Arrays for every input: normal floats; integers below the input's limit, else 0 and 1 as in a mask.
 
     The first of a row of integers from {0, 1} is 1, so that no row is masked as a whole. The same seed gives an input
-    of the same name the same values.
+    of the same name the same values. Raises MemoryError for more bytes than can be addressed.
     """
     feeds: Feeds = {}
     for spec in program.inputs:
         shape = tuple(evaluate(dim, sizes) for dim in spec.shape)
+        if math.prod(shape) * numpy_dtype(spec.dtype).itemsize > sys.maxsize:
+            raise MemoryError  # numpy has an error of its own for each way of being too large
         random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
         feeds[spec.name] = _random(random, spec, shape, (limits or {}).get(spec.name))
     return feeds

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source, read_torch
-from ingot.support.errors import ImportModelError
+from ingot.support.errors import ImportModelError, InputError
 
 if TYPE_CHECKING:
     import onnx
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 Run = Callable[[Feeds], list[np.ndarray]]
 
 
+class RefusedError(InputError):
+    """A framework cannot run its model on these inputs."""
+
+
 @dataclass(frozen=True)
 class Reference:
-    """`run(feeds)` gives the model's outputs in order. `name` is who computes them."""
+    """`run(feeds)` gives the model's outputs in order, or raises RefusedError. `name` is who computes them."""
 
     name: str
     run: Run
@@ -52,15 +56,19 @@ def session(model: str | bytes) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what matters is in the raised error
     try:
         made = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except RuntimeError as error:  # all of ONNX Runtime's own errors derive from it
+    except Exception as error:  # ONNX Runtime's own errors have no other base
         raise ImportModelError(f"ONNX Runtime refuses the model: {error}") from error
     names = [i.name for i in made.get_inputs()]
 
     def run(feeds: Feeds) -> list[np.ndarray]:
-        return [np.asarray(out) for out in made.run(None, {name: feeds[name] for name in names if name in feeds})]
+        try:
+            results = made.run(None, {name: feeds[name] for name in names if name in feeds})
+        except Exception as error:
+            raise RefusedError(f"ONNX Runtime cannot run the model: {error}") from error
+        return [np.asarray(out) for out in results]
 
     return run
 
@@ -76,8 +84,11 @@ def _pytorch(source: Source) -> Reference:
     def run(feeds: Feeds) -> list[np.ndarray]:
         values = [_argument(leaf, feeds) for leaf in adapter.leaves]
         args, kwargs = pytree.tree_unflatten(values, adapter.spec)
-        with torch.no_grad():
-            leaves = pytree.tree_leaves(module(*args, **kwargs))
+        try:
+            with torch.no_grad():
+                leaves = pytree.tree_leaves(module(*args, **kwargs))
+        except (RuntimeError, AssertionError) as error:  # the latter where the program's guards do not hold
+            raise RefusedError(f"PyTorch cannot run the model: {error}") from error
         kinds = [kind for kind, _ in imported.outputs.leaves]
         return [_array(v) for v, kind in zip(leaves, kinds, strict=True) if kind != "fixed"]
 

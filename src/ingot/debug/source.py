@@ -93,6 +93,7 @@ def read_graph(source: Source) -> Graph:
 
 def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
     """The program in a .pt2 file, and its import with the sizes that were asked for."""
+    _check_archive(source.path)
     try:
         import torch  # an extra
 
@@ -112,6 +113,22 @@ def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
         log.disabled = False
     imported = import_exported(program)
     return program, replace(imported, graph=_sized(imported.graph, source.dims))
+
+
+def _check_archive(path: Path) -> None:
+    """Raise ImportModelError for what torch.save or torch.jit.save wrote: pickled at the archive's top, no program."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ImportModelError(
+            f"not a readable exported program: {error}", where=str(path), fix="write it with torch.export.save"
+        ) from error
+    if pickled:
+        raise ImportModelError(
+            "a module or its weights, not a program", expected="what torch.export.save writes", where=str(path),
+            fix="torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')",
+        )  # fmt: skip
 
 
 def _sized(graph: Graph, dims: Mapping[str, Bound]) -> Graph:

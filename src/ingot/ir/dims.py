@@ -42,7 +42,15 @@ class Apply:
     def __str__(self) -> str:
         if self.fn in ("max", "min"):
             return f"{self.fn}({self.a},{self.b})"
-        return f"(({self.a}){'//' if self.fn == 'floordiv' else '%'}({self.b}))"
+        return f"({_side(self.a)}{'//' if self.fn == 'floordiv' else '%'}{_side(self.b)})"
+
+
+def _side(d: int | Dim) -> str:
+    """The text of an operand, in brackets unless it is a number or one atom."""
+    if isinstance(d, int):
+        return str(d) if d >= 0 else f"({d})"
+    (atoms, count), *more = d.terms
+    return f"({d})" if more or count != 1 or len(atoms) != 1 else str(d)
 
 
 Atom = Symbol | Apply

@@ -180,7 +180,7 @@ class Node:
             except ShapeError as e:
                 where = loc or next((n.loc for n in inputs if n.loc), "")
                 located = where and " at " not in str(e)
-                raise ShapeError(f"{e} at {where}").between(e.sizes) if located else e from None
+                raise ShapeError(str(e), where=where).between(e.sizes) if located else e from None
             types = inferred if isinstance(inferred, tuple) else (inferred,)
         node = object.__new__(Node)
         node.op = op

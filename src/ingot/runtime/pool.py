@@ -33,7 +33,7 @@ _clock = ctypes.CFUNCTYPE(ctypes.c_int64)
 
 def thread_count(asked: int | None) -> int:
     """The threads asked for; None: INGOT_THREADS, or the physical cores this process may run on, within the container's
-    CPU quota. Raises InputError for less than one."""
+    CPU quota. Raises InputError for anything but a positive int."""
     if asked is None:
         return flags.threads() or available_cores()
     if not isinstance(asked, int) or asked < 1:

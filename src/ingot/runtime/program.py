@@ -49,6 +49,9 @@ class TensorSpec:
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(expr.show(dim) for dim in self.shape)}]"
 
+    def __repr__(self) -> str:
+        return f"TensorSpec({self})"
+
 
 @dataclass(frozen=True)
 class Buffer:

@@ -279,7 +279,7 @@ def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -
     out = [(1, w) for w in range(1, machine.registers) if _held(c, w, nv, machine) and w <= most]
     # a run-time number of lines would leave any number of them over
     if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
-        out += [(n, inner) for n in range(2, outer + 1) if _held(c, n * inner, nv, machine)]
+        out += [(n, inner) for n in range(2, min(outer, machine.registers) + 1) if _held(c, n * inner, nv, machine)]
     return out
 
 

@@ -20,7 +20,7 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
     ArtifactError, with nothing left behind, when the system refuses. `durable` False leaves the syncing to the system:
     after a loss of power the file may be damaged, which suits files that are checked when read and can be made again.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         _write(temporary, parts, durable)
         os.replace(temporary, path)

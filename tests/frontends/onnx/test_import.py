@@ -84,6 +84,8 @@ def test_requests_that_do_not_fit_are_refused() -> None:
             import_onnx(m, dynamic={"n": bound})
     with pytest.raises(InputError, match="names no symbol"):
         import_onnx(m, dynamic={"q": 1})
+    with pytest.raises(InputError, match="sizes by name"):
+        import_onnx(m, dynamic=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="dynamic dimensions"):
         import_onnx(m, dynamic=False)
     with pytest.raises(InputError, match="wrong rank"):
@@ -180,7 +182,7 @@ def test_resize_sizes_through_float_arithmetic() -> None:
     ]
     constants = {"half": np.float32(0.5), "nc": np.array([1, 3])}
     graph = import_onnx(model(nodes, [("x", F, [1, 3, "h", "w"])], constants=constants))
-    assert types(graph) == ["f32[1,3,((h)//(2)),((w)//(2))]"]
+    assert types(graph) == ["f32[1,3,(h//2),(w//2)]"]
 
 
 def test_resized_sizes_are_products_in_f32() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from ingot.frontends.torch import ImportedModel
 from ingot.frontends.torch.dynamo import ingot_backend
@@ -100,6 +101,23 @@ def test_sizes_that_a_tensor_held() -> None:
         for counts in ([3, 4, 2], [2, 5, 2], [0, 2, 7], [4, 4, 1]):
             x, places = torch.randn(9, 3), torch.randperm(9)
             close(compiled(x, torch.tensor(counts), places), experts(x, torch.tensor(counts), places))
+
+
+def test_options() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compiler(model: ImportedModel, **options: Any) -> Callable[..., Any]:
+        asked.append(options)
+        return partial(run, model)
+
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    backend = partial(ingot_backend, compile_model=compiler)
+    with torch.no_grad():
+        close(torch.compile(net, backend=backend, options={"threads": 1})(x), net(x))
+        assert asked == [{"threads": 1}]
+        torch._dynamo.reset()
+        with pytest.raises(BackendCompilerFailed, match="precision, threads, cache, fast_math, got speed"):
+            torch.compile(net, backend=backend, options={"speed": 2})(x)
 
 
 class Attends(nn.Module):

@@ -83,6 +83,7 @@ def import_onnx(
     multiples: dict[str, int] = {}
     while True:
         walk, scope = _Walk(external, functions, where), _Scope(versions, None, {}, "")
+        _check_dynamic(dynamic)
         requests = _Requests(dynamic, shapes or {}, constants or {}, multiples)
         walk.limits.update(requests.limits())
         inputs = _bind_inputs(walk, scope, model.graph, cuts, requests)
@@ -259,17 +260,25 @@ def _bind_inputs(
     dynamic = sorted({s for n in nodes for d in n.shape for s in symbols_of(d)})
     if requests.dynamic is False and dynamic:
         raise InputError(
-            "the model has dynamic dimensions", got=dynamic, fix="give their sizes with dynamic={...} or shapes={...}"
+            "the model has dynamic dimensions", got=dynamic, fix=f"give their sizes: dynamic={{{dynamic[0]!r}: 1, ...}}"
         )
     if isinstance(requests.dynamic, Mapping):
         unknown = [k for k in requests.dynamic if k not in walk.symbols]
         if unknown:
             raise InputError("dynamic names no symbol", expected=f"one of {sorted(walk.symbols)}", got=unknown)
-        for name, bound in requests.dynamic.items():
-            low, high = bound if isinstance(bound, tuple) else (bound, bound)
-            if low < 0 or (high is not None and high < low):
-                raise InputError(f"dynamic[{name!r}]", expected="a size, or (low, high)", got=bound)
     return nodes
+
+
+def _check_dynamic(dynamic: object) -> None:
+    """Raise InputError unless it is what `import_onnx` says of it."""
+    if dynamic is not None and not isinstance(dynamic, bool | Mapping):
+        raise InputError("dynamic", expected="a bool, or sizes by name: {'batch': 1}", got=repr(dynamic))
+    for name, bound in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        match bound if isinstance(bound, tuple) else (bound, bound):
+            case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
+                pass
+            case _:
+                raise InputError(f"dynamic[{name!r}]", expected="a size, or (low, high)", got=repr(bound))
 
 
 def _input(walk: _Walk, info: onnx.ValueInfoProto, requests: _Requests) -> Node | None:
@@ -411,7 +420,9 @@ class _Walk:
             _equal_for_multiples(e)
             if loc in str(e):
                 raise
-            raise ShapeError(str(e), where=f"{loc} ({_full_name(proto)})") from e
+            # the node says more than the operand that the error was put down to
+            text = str(e).removesuffix(f" at {e.where}")
+            raise ShapeError(text, where=f"{loc} ({_full_name(proto)})") from e
         except (ArithmeticError, LookupError, TypeError, ValueError) as e:
             # rows take a node to be as ONNX defines it: no operand too few, an axis for each size
             raise ImportModelError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -32,24 +33,37 @@ from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType
-from ingot.support.errors import ImportModelError
+from ingot.support.errors import ImportModelError, InputError
 
 Compiled = Callable[..., Any]
 Compile = Callable[[ImportedModel], Compiled]
 
 
-def _ingot_compile(model: ImportedModel) -> Compiled:
+OPTIONS = ("precision", "threads", "cache", "fast_math")
+
+
+def _ingot_compile(model: ImportedModel, **options: Any) -> Compiled:
     # the backend's one way up: dynamo calls it by name and passes no compiler, and frontends lie below the pipeline
-    return importlib.import_module("ingot").compile(model)
+    return importlib.import_module("ingot").compile(model, **options)
 
 
 def ingot_backend(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, compile_model: Compile = _ingot_compile
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    compile_model: Callable[..., Compiled] = _ingot_compile,
 ) -> Callable[..., Any]:
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 
-    Raises ImportModelError where gradients are needed, UnsupportedOpError with all ops that Ingot has not.
+    options: torch.compile's, those of OPTIONS, as `ingot.compile` takes them.
+
+    Raises ImportModelError where gradients are needed, UnsupportedOpError with all ops that Ingot has not, InputError
+    for an option that does not exist.
     """
+    if unknown := sorted(set(options or {}) - set(OPTIONS)):
+        raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    compile_model = partial(compile_model, **(options or {}))
     _refuse_gradients(example_inputs)
     fixed = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
