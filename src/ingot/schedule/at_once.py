@@ -7,7 +7,7 @@ A processor looks only so many instructions ahead: of one long chain after the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ingot.ir.kernel import (
     Binary,
@@ -23,17 +23,28 @@ from ingot.ir.kernel import (
     Stmt,
     Store,
     Unary,
+    Var,
+    ramp,
 )  # fmt: skip
 from ingot.ir.kernel_verify import children
+from ingot.schedule.block import Block
 from ingot.schedule.machine import Machine
 
 MANY = 8  # operations of an element from which on that counts
 CHAIN = 8  # registers that each vector may take
 
 
-def vectors_at_once(stmts: Sequence[Stmt], lanes: int, machine: Machine) -> int:
-    """For what `stmts` do with vectors of `lanes`: 1 where that is little, or where they branch, look up or shuffle."""
-    found = _operations(stmts)
+def vectors_at_once(
+    home: Block, dims: Sequence[int], axis: int, lanes: int, machine: Machine,
+    emit: Callable[[Block, Mapping[int, Expr]], None],
+) -> int:
+    """For what `emit` does, on trial, with a vector of `lanes` along `axis`, at any place in the other `dims`: 1 where
+    that is little, or where it branches, looks up or shuffles."""
+    trial = Block(home)
+    at: dict[int, Expr] = {d: trial.fresh("j") for d in dims}
+    trial.multiples |= {e.name: lanes for e in at.values() if isinstance(e, Var)}
+    emit(trial, at | {axis: ramp(at[axis], lanes)})
+    found = _operations(trial.stmts)
     if lanes == 1 or len(found) < MANY:
         return 1
     registers = -(-lanes * max(e.dtype.bits for e in found) // machine.vector_bits)

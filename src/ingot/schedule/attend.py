@@ -15,6 +15,7 @@ from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.ops import Attention
 from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index
@@ -22,7 +23,6 @@ from ingot.schedule.index import dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
-from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 from ingot.support.errors import CompileError
 
 LINE = 64

@@ -14,6 +14,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, i32, i64
 from ingot.ops import Dequantize
 from ingot.ops.views import base_of
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -24,7 +25,6 @@ from ingot.schedule.lowered import Arg, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.prologue import is_computed
-from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 Param = tuple[Buffer, Arg]
 Epilogue = Callable[[Block, Index, Expr, Expr | None], Index]

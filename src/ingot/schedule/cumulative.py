@@ -23,6 +23,7 @@ from ingot.ir.types import DType, f32, f64
 from ingot.ops import CumReduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import AHEAD, Operands, body_dims, comes_from_memory, leaves_caches, symbol_params
 from ingot.schedule.chunks import CHUNK, STREAMED, chunked_loops, vector_loop
@@ -32,7 +33,6 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.short_rows import LINE
-from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 PIECE = 1024  # columns of a line that are walked together where elements come from memory
 

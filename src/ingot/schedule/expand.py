@@ -18,12 +18,14 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import static_shape
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.choice import Direct
 from ingot.schedule.chunks import vector_loop
 from ingot.schedule.contraction import Nest
+from ingot.schedule.depthwise import Depthwise
 from ingot.schedule.emit import Index, store_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
@@ -33,7 +35,6 @@ from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panels
 from ingot.schedule.tile import plan_of, rank_tiles
-from ingot.schedule.window import Depthwise, bind_result, operand_memory
 
 
 def lower_expanded(

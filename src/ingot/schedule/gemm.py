@@ -15,6 +15,7 @@ from ingot.ir.types import static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.contraction_group import ContractionGroup, accumulates
+from ingot.schedule.depthwise import lower_depthwise
 from ingot.schedule.dots import Products, as_dots, emit_dots
 from ingot.schedule.emit import Index
 from ingot.schedule.line_folds import lower_apart
@@ -28,7 +29,6 @@ from ingot.schedule.recast import changed_round, changes_round, in_parts
 from ingot.schedule.reduction import lower_first
 from ingot.schedule.tile import transposed
 from ingot.schedule.tiled import lower_tiled
-from ingot.schedule.window import lower_depthwise
 from ingot.schedule.winograd_plan import covered
 
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)

@@ -11,13 +11,13 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Lit
 from ingot.ir.node import Const, Node
 from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
+from ingot.schedule.anchor import operand_memory
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.contraction_group import ContractionGroup, Param
 from ingot.schedule.lowered import Arg, Pack
 from ingot.schedule.operands import Levels
 from ingot.schedule.pack import panels
 from ingot.schedule.tile import Plan
-from ingot.schedule.window import operand_memory
 
 
 def level_operand(

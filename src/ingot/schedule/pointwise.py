@@ -123,11 +123,11 @@ class _Loops:
         """How many vectors along `axis` to compute as one."""
         if not self.shape:
             return 1
-        block, places = Block(), [k.var(f"x{d}") for d in range(len(self.shape))]
-        block.multiples |= {e.name: self.lanes for e in places}
-        index = tuple(k.ramp(e, self.lanes) if d == axis else e for d, e in enumerate(places))
-        self.write(Emitter(self.leaves), block, index, None)
-        several = vectors_at_once(block.stmts, self.lanes, self.machine)
+
+        def element(b: Block, at: Mapping[int, Expr]) -> None:
+            self.write(Emitter(self.leaves), b, tuple(at.values()), None)
+
+        several = vectors_at_once(Block(), range(len(self.shape)), axis, self.lanes, self.machine, element)
         return several if estimate(self.shape[axis]) >= 4 * several * self.lanes else 1
 
     def short_lines(self, top: Block, chunk: k.Var, short: ShortLines) -> Expr:

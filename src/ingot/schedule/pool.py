@@ -24,6 +24,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, result_index, store_results
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import chunked_loops
@@ -33,7 +34,6 @@ from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for
-from ingot.schedule.window import bind_result, result_index, store_results
 
 UNROLL = 64  # loads of a tile that are printed one by one
 TILE = 4  # outputs of a tile, at most: more streams than hardware follows cost more than they share

@@ -16,6 +16,7 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
@@ -31,7 +32,6 @@ from ingot.schedule.pack import panels
 from ingot.schedule.row_passes import RowPasses, Visit
 from ingot.schedule.rows import Rows
 from ingot.schedule.tile import Plan, plan_rows
-from ingot.schedule.window import bind_result, operand_memory
 
 
 def is_computed(body: Graph, a: Node) -> bool:

@@ -57,7 +57,7 @@ def in_parts(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:
 
 def _divisor(k: int, need: int) -> int | None:
     """Into how many equal parts to cut k: at least `need` and more than one; parts of whole vectors before others."""
-    fit = [p for p in range(max(need, 2), 8 * need + 1) if k % p == 0 and k // p >= LEAST] if need > 1 else []
+    fit = [p for p in range(max(need, 2), min(8 * need, k // LEAST) + 1) if k % p == 0] if need > 1 else []
     return next((p for p in fit if k // p % 16 == 0), fit[0] if fit else None)
 
 

@@ -9,7 +9,7 @@ and several of them, side by side, are visited together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
@@ -220,13 +220,12 @@ class RowPasses:
         """How many vectors of the operands of a level to compute as one."""
         if any(isinstance(n.op, ArgReduce) for n in level):
             return 1
-        trial, axis = Block(block), self.rows.axis
-        places = {d: trial.fresh("j") for d in self.rows.reduced}
-        trial.multiples |= {e.name: self.lanes for e in places.values()}
-        at = tuple(k.ramp(e, self.lanes) if d == axis else e for d, e in places.items())
-        for n in level:
-            self.em.value(trial, n.inputs[0], self.full_index(at, self.visits[0].row))
-        return vectors_at_once(trial.stmts, self.lanes, self.machine)
+
+        def operands(b: Block, at: Mapping[int, Expr]) -> None:
+            for n in level:
+                self.em.value(b, n.inputs[0], self.full_index(tuple(at.values()), self.visits[0].row))
+
+        return vectors_at_once(block, self.rows.reduced, self.rows.axis, self.lanes, self.machine, operands)
 
     def caches_of(self, block: Block, level: list[Node]) -> dict[Node, Buffer]:
         """Room for the operands of a level that later passes need."""

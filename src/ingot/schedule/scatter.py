@@ -20,6 +20,7 @@ from ingot.ir.types import bf16, boolean, f16, f32, i64
 from ingot.ops import Scatter
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import operand_memory
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import CHUNK, chunked_loops, vector_loop
@@ -28,7 +29,6 @@ from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lower_pointwise
-from ingot.schedule.window import operand_memory
 from ingot.support.errors import CompileError
 
 

@@ -28,6 +28,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, boolean, f32, f64, i32, i64, static_shape, u32, u64
 from ingot.ops import Sort
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import CHUNK
@@ -35,7 +36,6 @@ from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 
 SCRATCH = 8192  # elements of an area that is a worker's scratch
 SHORT = 64  # elements, per row that a vector has a lane for, up to which a network is faster
@@ -85,6 +85,54 @@ class _Digit:
         if self.half == "low":
             key = k.binary("xor", key, integer(1 << 31))  # words are compared with their signs, and this bit is none
         return k.binary("or", k.binary("shl", key, integer(32)), place)
+
+
+@dataclass(frozen=True)
+class _Heap:
+    """Elements by their keys and places, of which the last is the root; `size` of them, at least one."""
+
+    keys: _Area
+    places: _Area
+    size: int
+
+    def clear(self, block: Block, i: Expr) -> None:
+        """The i-th element comes behind all there can be."""
+        self.keys.store(block, i, LAST)
+        self.places.store(block, i, LAST)
+
+    def at(self, block: Block, i: Expr) -> tuple[Expr, Expr]:
+        return block.let(self.keys.load(i), "k"), block.let(self.places.load(i), "p")
+
+    def sift(self, block: Block, key: Expr, place: Expr, size: Expr) -> None:
+        """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
+        hole = block.alloc("hole", i64, 1)
+        block.store(hole, ZERO, ZERO)
+
+        def down(b: Block, _: Expr) -> None:
+            here = b.let(k.load(hole, ZERO), "h")
+            left = b.let(k.add(k.mul(here, integer(2)), integer(1)), "l")
+            right = b.let(k.binary("min", k.add(left, integer(1)), k.sub(size, integer(1))), "r")
+            near = b.let(k.binary("min", left, right), "n")  # a leaf has no children: itself or another, not taken
+            key_l, key_r = b.let(self.keys.load(near), "kl"), b.let(self.keys.load(right), "kr")
+            place_l, place_r = b.let(self.places.load(near), "pl"), b.let(self.places.load(right), "pr")
+            later = b.let(_before(key_l, place_l, key_r, place_r), "c")
+            child = k.select(later, right, left)
+            child_key = b.let(k.select(later, key_r, key_l), "kc")
+            child_place = b.let(k.select(later, place_r, place_l), "pc")
+            sinks = k.binary("and", k.binary("lt", left, size), _before(key, place, child_key, child_place))
+            sinks = b.let(sinks, "s")
+            self.keys.store(b, here, k.select(sinks, child_key, key))
+            self.places.store(b, here, k.select(sinks, child_place, place))
+            b.store(hole, ZERO, k.select(sinks, child, here))
+
+        block.loop("d", 0, integer(self.size.bit_length()), 1, down)
+
+    def pop(self, block: Block, j: Expr, order: _Area) -> None:
+        """The root, the last of those that `j` pops have left, to its place in `order`."""
+        last = block.let(k.sub(integer(self.size - 1), j), "last")
+        order.store(block, last, self.places.load(ZERO))
+        key, place = self.at(block, last)
+        block.when(k.binary("gt", last, ZERO), lambda b: self.sift(b, key, place, last))
 
 
 class _Sorting:
@@ -341,67 +389,34 @@ class _Sorting:
 
     def _first_of_row(self, block: Block, index: Index, areas: list[_Area]) -> None:
         """The elements that come first, by a heap whose root is the last of those kept so far."""
-        keys, places, order = areas
         (kept,) = static_shape((self.kept,))
         if not kept:
             return
-
-        def sift(b: Block, key: Expr, place: Expr, size: Expr) -> None:
-            """Put an element in the root's place, and below all that come behind it; `size` elements, at least one."""
-            hole = b.alloc("hole", i64, 1)
-            b.store(hole, ZERO, ZERO)
-
-            def down(x: Block, _: Expr) -> None:
-                here = x.let(k.load(hole, ZERO), "h")
-                left = x.let(k.add(k.mul(here, integer(2)), integer(1)), "l")
-                right = x.let(k.binary("min", k.add(left, integer(1)), k.sub(size, integer(1))), "r")
-                near = x.let(k.binary("min", left, right), "n")  # a leaf has no children: itself or another, not taken
-                key_l, key_r = x.let(keys.load(near), "kl"), x.let(keys.load(right), "kr")
-                place_l, place_r = x.let(places.load(near), "pl"), x.let(places.load(right), "pr")
-                later = x.let(_before(key_l, place_l, key_r, place_r), "c")
-                child = k.select(later, right, left)
-                child_key = x.let(k.select(later, key_r, key_l), "kc")
-                child_place = x.let(k.select(later, place_r, place_l), "pc")
-                sinks = k.binary("and", k.binary("lt", left, size), _before(key, place, child_key, child_place))
-                sinks = x.let(sinks, "s")
-                keys.store(x, here, k.select(sinks, child_key, key))
-                places.store(x, here, k.select(sinks, child_place, place))
-                x.store(hole, ZERO, k.select(sinks, child, here))
-
-            b.loop("d", 0, integer(kept.bit_length()), 1, down)
-
-        def clear(b: Block, i: Expr) -> None:
-            keys.store(b, i, LAST)
-            places.store(b, i, LAST)
+        keys, places, order = areas
+        heap = _Heap(keys, places, kept)
 
         def take(b: Block, i: Expr) -> None:
             key = self._key(b, self._load(b, 0, index, i))
-            wanted = _before(key, i, b.let(keys.load(ZERO), "k"), b.let(places.load(ZERO), "p"))
-            b.when(wanted, lambda x: sift(x, key, i, integer(kept)))
-
-        def pop(b: Block, j: Expr) -> None:
-            last = b.let(k.sub(integer(kept - 1), j), "last")
-            order.store(b, last, places.load(ZERO))
-            key, place = b.let(keys.load(last), "k"), b.let(places.load(last), "p")
-            b.when(k.binary("gt", last, ZERO), lambda x: sift(x, key, place, last))
+            wanted = _before(key, i, *heap.at(b, ZERO))
+            b.when(wanted, lambda x: heap.sift(x, key, i, integer(kept)))
 
         def take_some(b: Block, i: Expr) -> None:
             """A vector of elements, most of which come behind the root."""
             which, layout = self.memory[0]
             flat = ix.linear(self._full(index, i), layout.strides, layout.offset)
             near = self._key(b, b.let(k.load(self.operands.ins[which], flat, lanes), "x"))
-            better = k.reduce("or", k.binary("lt", near, keys.load(ZERO)))
-            unfilled = k.binary("eq", places.load(ZERO), LAST)
+            better = k.reduce("or", k.binary("lt", near, heap.keys.load(ZERO)))
+            unfilled = k.binary("eq", heap.places.load(ZERO), LAST)
             end = k.add(i, integer(lanes))
             b.when(k.binary("or", better, unfilled), lambda x: x.loop("l", i, end, 1, take))
 
         lanes, done = self.machine.lanes(i64), ZERO
-        block.loop("i", 0, kept, 1, clear)
+        block.loop("i", 0, kept, 1, heap.clear)
         if self.memory[0][1].strides[self.op.dimension] == 1 and lanes > 1:
             done = block.let(k.mul(k.binary("div", dim_expr(self.length), integer(lanes)), integer(lanes)), "whole")
             block.loop("i", 0, done, lanes, take_some)
         block.loop("i", done, self.length, 1, take)
-        block.loop("j", 0, kept, 1, pop)
+        block.loop("j", 0, kept, 1, lambda b, j: heap.pop(b, j, order))
         block.loop("i", 0, self.kept, 1, lambda b, i: self._write(b, index, i, b.let(order.load(i), "at")))
 
     def _write(self, block: Block, index: Index, i: Expr, at: Expr) -> None:

@@ -29,6 +29,7 @@ from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -42,7 +43,6 @@ from ingot.schedule.operands import Operand
 from ingot.schedule.pack import panel_widths, stepped
 from ingot.schedule.tile import Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
-from ingot.schedule.window import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.winograd_plan import CYCLES_PER_VECTOR, Pieces, covered
 
 CHUNK_CYCLES = 40000  # of a step that only transforms the input

@@ -27,66 +27,20 @@ from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, static_shape
-from ingot.ops.views import strided
 from ingot.schedule import index as ix
+from ingot.schedule.anchor import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.chunks import vector_loop
-from ingot.schedule.emit import Emitter, Index, Leaf, load_at, reshape_index, store_at
+from ingot.schedule.emit import Index, load_at
 from ingot.schedule.fold import accumulator
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.line_folds import LineFolds
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.support.errors import CompileError
 
 WORK, LEAST = 1 << 16, 1 << 14  # multiply-adds that a depthwise chunk should have, and at least
 STREAMED = 8  # multiply-adds that take the time of moving an element in and out of a core
-
-
-def operand_memory(body: Graph, operand: Node, ins: tuple[Layout, ...]) -> tuple[int, Layout]:
-    """The input that an anchor's operand lies in, and its layout there. Raises CompileError where it has no strides."""
-    found = strided(operand, dict(zip(body.inputs, ins, strict=True)))
-    if found is None or found[0] not in body.inputs:
-        raise CompileError("an operand that lies in memory with strides was expected", where=operand.loc)
-    return body.inputs.index(found[0]), found[1]
-
-
-def bind_result(em: Emitter, block: Block, anchor: Node, value: Expr) -> None:
-    """Let `anchor` have `value` at whatever index it is read: its epilogue is aligned with it."""
-    em.bind(anchor, Leaf(lambda b, index, mask: value, home=block, pinned=True))
-
-
-def store_results(
-    em: Emitter, block: Block, body: Graph, outs: tuple[Buffer, ...], layouts: tuple[Layout, ...], index: Index,
-    mask: Expr | None, stream: bool = False,
-) -> None:
-    """Evaluate the group's results at `index` and store them."""
-    for root, buffer, layout in zip(body.outputs, outs, layouts, strict=True):
-        value = em.value(block, root, index, mask)
-        store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
-
-
-def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
-    """Where in the group's result the anchor's element at `index` belongs: the way back through reshapes and
-    transposes."""
-    path: list[Node] = []
-
-    def find(node: Node) -> bool:
-        if node is anchor:
-            return True
-        if any(find(i) for i in node.inputs):
-            path.append(node)
-            return True
-        return False
-
-    find(root)
-    for node in path:  # from the anchor to the root
-        if isinstance(node.op, ops.Reshape):
-            index = reshape_index(block, node.shape, node.inputs[0].shape, index)
-        elif isinstance(node.op, ops.Transpose):
-            index = tuple(index[p] for p in node.op.permutation)
-    return index
 
 
 def lower_depthwise(
@@ -297,7 +251,7 @@ class Depthwise:
                 for t, kw in uses:
                     b.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
 
-        if int(np.prod(outer_window)) * self.group[0] * last * count <= 96:
+        if prod(outer_window) * self.group[0] * last * count <= 96:
             for at in itertools.product(*(range(n) for n in outer_window)):
                 line(block, tuple(integer(i) for i in at))
         else:
