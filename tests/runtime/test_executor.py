@@ -77,7 +77,7 @@ def test_wrong_inputs_say_what_was_expected():
         CompiledModel(models.static(), threads=1)(x)
     with pytest.raises(InputError, match=r"byte|dtype"):
         CompiledModel(models.static(), threads=1)(np.zeros(1000, ">f4"))
-    with pytest.raises(InputError, match="threads: expected at least 1, got 0"):
+    with pytest.raises(InputError, match="threads: expected a whole number, at least 1, got 0"):
         CompiledModel(models.static(), threads=0)
 
 
