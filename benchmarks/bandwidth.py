@@ -404,7 +404,7 @@ def functions(nbytes: int) -> Iterator[Case]:
     """Elementary functions, activations and integers."""
     x = filled(nbytes // 4 // COLS, COLS)
     positive, other = np.abs(x) + np.float32(0.1), x.copy()
-    for own in (ops.Exp(), ops.Erf(), ops.Sin(), ops.Expm1()):
+    for own in (ops.Exp(), ops.Erf(), ops.Sin(), ops.Sinh(), ops.Expm1()):
         yield case(own.name, (x,), own)
     for own in (ops.Log(), ops.Sqrt(), ops.Rsqrt(), ops.Log1p()):
         yield case(own.name, (positive,), own)
