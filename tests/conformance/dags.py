@@ -23,7 +23,9 @@ INTEGERS = ("i32", "i64", "i8", "u8", "i16", "u16", "u32", "u64")
 LARGEST = 60_000
 OTHER = {"s": 1, "t": 5}  # what a dynamic graph runs at beside its own sizes
 # sums in another order, and functions that the reference computes in more bits
-INEXACT = ("tanh", "logistic", "erf", "dot_general", "convolution", "reduce", "reduce_window")
+INEXACT = (
+    "tanh", "logistic", "erf", "exponential", "dot_general", "convolution", "reduce", "reduce_window", "cum_reduce",
+)  # fmt: skip
 
 
 @dataclass
@@ -377,14 +379,15 @@ def update(d: Dag) -> Node | None:
     return None
 
 
-STEPS: tuple[tuple[Callable[[Dag], Node | None], float], ...] = (
+Steps = tuple[tuple[Callable[[Dag], Node | None], float], ...]  # what may be added, and how often
+STEPS: Steps = (
     (unary, 3), (binary, 5), (compare, 0.6), (select, 1), (convert, 1), (broadcast, 1.5), (reshape, 3), (transpose, 3),
     (slices, 2), (reverse, 0.5), (pad, 2), (concat, 2.5), (reduce, 2), (normalize, 2), (arg_reduce, 0.5), (dot, 2),
     (conv, 2.5), (pool, 1), (gather, 1), (iota, 0.4), (update, 0.4),
 )  # fmt: skip
 
 
-def random_graph(seed: int, dynamic: bool, length: int = 14) -> tuple[Graph, dict[str, int]]:
+def random_graph(seed: int, dynamic: bool, length: int = 14, vocabulary: Steps = STEPS) -> tuple[Graph, dict[str, int]]:
     """(graph, the sizes of its symbols)."""
     rng = np.random.default_rng(seed)
     floats = rng.random() < 0.75
@@ -398,7 +401,7 @@ def random_graph(seed: int, dynamic: bool, length: int = 14) -> tuple[Graph, dic
     d.input(image, dtype)
     if rng.random() < 0.3:
         d.values.append(d.constant((3, 4), f32))
-    steps, weights = zip(*STEPS, strict=True)
+    steps, weights = zip(*vocabulary, strict=True)
     p = np.asarray(weights) / sum(weights)
     while len(d.values) < length + 3:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from ingot.ir.types import dtype_of
 from ingot.pipeline import build_program
 from ingot.runtime.executor import CompiledModel
 from tests.conformance.checked import run_checked
-from tests.conformance.dags import INEXACT, OTHER, operands, random_graph
+from tests.conformance.dags import INEXACT, OTHER, STEPS, Steps, operands, random_graph
+from tests.conformance.more_dags import MORE
 from tests.conformance.native import HOST, ISAS
+from tests.schedule.compiled import slow
 
 PRODUCTS = ("multiply", "dot_general", "convolution")
 
@@ -59,8 +63,8 @@ def assert_agree(got: object, graph: Graph, arrays: list[np.ndarray], what: str)
         np.testing.assert_allclose(g.astype(np.float64), w.astype(np.float64), rtol=0, atol=room, err_msg=where)
 
 
-def agree(seed: int, dynamic: bool, length: int, isa: str = "native") -> None:
-    graph, sizes = random_graph(seed, dynamic, length)
+def agree(seed: int, dynamic: bool, length: int, isa: str = "native", vocabulary: Steps = STEPS) -> None:
+    graph, sizes = random_graph(seed, dynamic, length, vocabulary)
     model = CompiledModel(build_program(graph, ISAS[isa], 2), threads=2)
     # a dynamic program is right for every size, and when it comes back to one
     shapes = [sizes, OTHER, sizes] if dynamic else [sizes]
@@ -89,6 +93,16 @@ def test_dynamic_graphs(first: int, isa: str) -> None:
 def test_many_graphs(first: int, isa: str) -> None:
     for seed in range(first, first + 20):
         agree(seed, seed % 2 == 0, 10 + seed % 20, isa)
+
+
+# INGOT_TEST_SEEDS=5000:6000 takes others, and as many as time allows
+FIRST, LAST = map(int, os.environ.get("INGOT_TEST_SEEDS", "2000:2064").split(":"))
+
+
+@pytest.mark.parametrize("first", [FIRST, *slow(*range(FIRST + 8, LAST, 8))])
+def test_graphs_of_more_ops(first: int) -> None:
+    for seed in range(first, first + 8):
+        agree(seed, seed % 3 > 0, 6 + seed % 20, list(ISAS)[seed % len(ISAS)], MORE)
 
 
 @pytest.mark.parametrize("seed", range(8))
