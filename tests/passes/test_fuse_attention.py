@@ -49,6 +49,30 @@ def test_rows_that_see_no_key_keep_their_meaning() -> None:
         assert np.isnan(got[1, :, 2]).all() != guard
 
 
+def test_a_softmax_that_gives_hidden_rows_0() -> None:
+    """select(all scores of the row are -inf, 0, softmax), as PyTorch's _safe_softmax; scaled behind a regrouping."""
+    keep = arg("m", B, 1, S, S, dtype=boolean)
+    q, k = (ops.reshape(x, (B * 2, S, 4)) for x in (Q, K))
+    scores = ops.mul(ops.reshape(ops.MatMul()(q, ops.swap_axes(k, 1, 2)), (B, 2, S, S)), 0.5)
+    low = ops.full(scores.shape, -np.inf)
+    scores = ops.where(ops.broadcast_to(keep, scores.shape), scores, low)
+    hidden = ops.expand_dims(ops.Reduce("and", (3,))(ops.Compare("EQ")(scores, low)), 3)
+    weights = ops.where(ops.broadcast_to(hidden, scores.shape), ops.full(scores.shape, 0.0), ops.Softmax(3)(scores))
+    g = graph(ops.MatMul()(weights, V))
+    after = fuse_attention(g)
+    assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
+    seen = np.random.default_rng(3).random((2, 1, 5, 5)) < 0.5
+    seen[1, 0, 2] = False
+    rng = np.random.default_rng(0)
+    values = {label: rng.standard_normal((2, 2, 5, 4)).astype(np.float32) for label in "qkv"}
+    values["q"][0, 1, 3, 2] = np.nan
+    given = [seen if n.dtype == boolean else values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"):
+        (want,), (got,) = interpret(g, given), interpret(after, given)
+    np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)
+    assert np.isnan(got[0, 1, 3]).all() and not got[1, :, 2].any()
+
+
 def test_rows_of_nan_are_zero_under_a_guard() -> None:
     q, k, v = (np.random.default_rng(i).standard_normal((2, 2, 3, 4)).astype(np.float32) for i in range(3))
     q[0, 1, 2, 0], k[1, 0, 1, 1] = np.nan, np.inf

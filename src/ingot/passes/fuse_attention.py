@@ -3,8 +3,8 @@
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
 Scores may be scaled before, after or inside the product, by multiplications or divisions by constants, or capped by
-tanh; masks may be added or selected; softmax may be guarded (NaN -> 0). Keys and values that are repeated for groups
-of query heads are read once.
+tanh; masks may be added or selected; softmax may be guarded (NaN -> 0, or rows without any key -> 0). Keys and values
+that are repeated for groups of query heads are read once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _attention(n: Node) -> Node | None:
     p, v = n.inputs
     if n.type.rank not in (3, 4) or not n.dtype.is_float or v.type.rank != n.type.rank:
         return None
-    p, guarded = _unguard(p)
-    if isinstance(p.op, ops.Reshape) and not guarded and p.inputs[0].shape[-2:] == p.shape[-2:]:
-        p, guarded = _unguard(p.inputs[0])
+    p, guard = _unguard(p)
+    if isinstance(p.op, ops.Reshape) and not guard and p.inputs[0].shape[-2:] == p.shape[-2:]:
+        p, guard = _unguard(p.inputs[0])
     if not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
         return None
     scores = _scores(p.inputs[0])
@@ -60,7 +60,7 @@ def _attention(n: Node) -> Node | None:
         return None
     q, k = scores.q, ops.swap_axes(scores.kt, -1, -2)
     mask = scores.mask
-    if mask is not None and not guarded and not is_finite(mask):
+    if mask is not None and not guard and not is_finite(mask):
         mask = _poisoned(mask)
     if len(lead) == 1:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
@@ -71,7 +71,7 @@ def _attention(n: Node) -> Node | None:
     if q.type.rank != 4 or not fits:
         return None
     operands = (q, k, v) if mask is None else (q, k, v, mask)
-    out = ops.Attention("none", scores.scale, scores.softcap, guarded)(*operands, loc=n.loc)
+    out = ops.Attention("none", scores.scale, scores.softcap, guard == "nan")(*operands, loc=n.loc)
     return ops.reshape(out, n.shape)
 
 
@@ -88,13 +88,30 @@ def _divides(heads: DimLike, queries: DimLike) -> bool:
     return isinstance(heads, int) and isinstance(queries, int) and heads > 0 and queries % heads == 0
 
 
-def _unguard(p: Node) -> tuple[Node, bool]:
-    """select(is_nan(s), 0, s) -> s"""
-    if isinstance(p.op, ops.Select) and isinstance(p.inputs[0].op, ops.IsNan):
-        test, zero, s = p.inputs
-        if test.inputs[0] is s and splat_of(zero) == 0:
-            return s, True
-    return p, False
+def _unguard(p: Node) -> tuple[Node, str]:
+    """What a guard gives 0 for: the weights before it, and "nan", "hidden" (rows of scores that are all -inf) or "".
+
+    select(is_nan(s), 0, s) -> s            select(reduce_and(x == -inf), 0, softmax(x)) -> softmax(x)
+    """
+    if not isinstance(p.op, ops.Select) or splat_of(p.inputs[1]) != 0:
+        return p, ""
+    test, _, s = p.inputs
+    if isinstance(test.op, ops.IsNan):
+        return (s, "nan") if test.inputs[0] is s else (p, "")
+    return (s, "hidden") if isinstance(s.op, ops.Softmax) and _hides_rows(test, s.inputs[0]) else (p, "")
+
+
+def _hides_rows(test: Node, scores: Node) -> bool:
+    """Whether `test` is, all along a row, whether its scores are all -inf."""
+    lead = scores.shape[:-1]
+    while not isinstance(test.op, ops.Reduce):
+        spread = isinstance(test.op, ops.BroadcastInDim) and test.op.dims == tuple(range(test.inputs[0].type.rank))
+        if not spread and not (isinstance(test.op, ops.Reshape) and test.shape in (lead, (*lead, 1))):
+            return False
+        (test,) = test.inputs
+    (hidden,) = test.inputs
+    whole = test.op.kind == "and" and test.op.dims == (len(lead),) and hidden.op == ops.Compare("EQ")
+    return whole and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
 
 
 def _scores(n: Node) -> _Scores | None:
@@ -144,16 +161,26 @@ def _both(a: Node | None, b: Node) -> Node:
 
 def _product(n: Node) -> _Scores | None:
     n, scale = _unscale(n)
-    softcap = 0.0
     if isinstance(n.op, ops.Tanh) and scale > 0:
         # c * tanh(f * x) = c * tanh(s * x / c) with s = f * c
-        n, factor = _unscale(n.inputs[0])
-        softcap, scale = scale, scale * factor
+        inner = _scaled(n.inputs[0])
+        return None if inner is None else replace(inner, scale=inner.scale * scale, softcap=scale)
+    inner = _scaled(n)
+    return None if inner is None else replace(inner, scale=inner.scale * scale)
+
+
+def _scaled(n: Node) -> _Scores | None:
+    """A product of matrices under factors; leading dimensions may be regrouped."""
+    n, scale = _unscale(n)
+    if isinstance(n.op, ops.Reshape):
+        inner = _scaled(n.inputs[0])
+        inner = None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
+        return None if inner is None else replace(inner, scale=inner.scale * scale)
     if not isinstance(n.op, ops.MatMul):
         return None
     q, a = _unscale(n.inputs[0])
     kt, b = _unscale(n.inputs[1])
-    return _Scores(q, kt, scale * a * b, softcap)
+    return _Scores(q, kt, scale * a * b)
 
 
 def _unscale(n: Node) -> tuple[Node, float]:

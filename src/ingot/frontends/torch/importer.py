@@ -14,11 +14,12 @@ from torch import fx
 from ingot import ops
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex
-from ingot.frontends.torch.convert import Sizes, dtype_of, location, to_numpy
+from ingot.frontends.torch.convert import Sizes, location, to_numpy
+from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64
-from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
 
@@ -241,48 +242,19 @@ class Importer:
 
     def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
         name = target.name() if callable(getattr(target, "name", None)) else str(target)
-        if name == "wrap_with_set_grad_enabled":
-            return self._inline(node, node.args[1], node.args[2:], env)
         if name == "wrap_with_autocast" and (self.final or node.args[2]):
             if not self.final:
                 # casts are implicit in such a region until it is decomposed
                 raise NeedsDecomposition
             return self._refuse(node, name, "autocast left in a decomposed graph")
-        if name == "wrap_with_autocast":
-            return self._inline(node, node.args[4], node.args[5:], env)
-        if name == "cond":
-            return self._cond(node, env)
-        return self._refuse(node, name, "a higher-order op")
-
-    def _inline(self, node: fx.Node, module: object, operands: Sequence[object], env: _Env) -> object:
-        body = env[module] if isinstance(module, fx.Node) else module
-        if not isinstance(body, fx.GraphModule):
-            return self._refuse(node, str(node.target), "a body that is no graph")
-        values = [self._read(o, env) for o in operands]
-        return _MISSING if _holds_missing(values) else tuple(self.run(body, values))
-
-    def _cond(self, node: fx.Node, env: _Env) -> object:
-        """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
-        predicate, yes, no = (self._read(a, env) for a in node.args[:3])
-        operands = self._read(node.args[3], env)
-        if not isinstance(predicate, Node):
-            return self._refuse(node, "cond", "a predicate that is no tensor")
-        assert isinstance(operands, tuple)
-        if is_complex(operands):
-            return self._refuse(node, "cond", "complex operands")
-        tensors = [o for o in operands if isinstance(o, Node)]
-        branches: list[Graph] = []
-        for body in (no, yes):
-            assert isinstance(body, fx.GraphModule)
-            inputs = [Input(f"operand{i}", t.type)() for i, t in enumerate(tensors)]
-            given = iter(inputs)
-            outputs = self.run(body, [next(given) if isinstance(o, Node) else o for o in operands])
-            if not all(isinstance(o, Node) for o in outputs):
-                return self._refuse(node, "cond", "a branch that returns something else than tensors")
-            branches.append(Graph(tuple(inputs), tuple(o for o in outputs if isinstance(o, Node))))
-        index = cast(predicate, dtype_of(torch.int32))
-        loc = location(node)
-        return ops.Case(tuple(branches))(index, *tensors, loc=loc).results
+        handler = HIGHER_ORDER.get(name)
+        if handler is None:
+            return self._refuse(node, name, "a higher-order op")
+        try:
+            arguments = [self._read(a, env) for a in node.args]
+            return _MISSING if _holds_missing(arguments) else handler(self.run, node, *arguments)
+        except Unsupported as e:
+            return self._refuse(node, name, str(e))
 
 
 def _located(error: ShapeError | ImportModelError, target: str, loc: str) -> Exception:

@@ -149,8 +149,8 @@ def _bitcast(c: Context, x: Node) -> Node:
     "_to_cpu.default",
     "to.prim_dtype",
 )
-def to(c: Context, x: Node, *args: object, **named: object) -> Node:
-    return cast(x, c.dtype)
+def to(c: Context, x: Operand, *args: object, **named: object) -> Node:
+    return node_of(x, c.dtype)
 
 
 for _name, _dtype in {
