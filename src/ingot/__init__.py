@@ -54,7 +54,7 @@ def compile(
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
 
     Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
-    inputs, outputs, save, dump.
+    inputs, outputs, save, dump, explain.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
     UnsupportedOpError naming every op that Ingot does not have, CompileError where no code could be made.

@@ -152,12 +152,16 @@ def fingerprint() -> str:
 class TorchModel:
     """A compiled PyTorch model: called with the model's own arguments, it returns the model's own structure."""
 
-    def __init__(self, compiled: CompiledModel, call: Callable[..., Any]):
+    def __init__(self, compiled: CompiledModel, call: Callable[..., Any], flatten: Callable[..., Sequence[Any]]):
         self.compiled = compiled
         self._call = call
+        self._flatten = flatten
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        return self.compiled.explain(*self._flatten(args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
@@ -191,4 +195,5 @@ def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Opti
         results: list[Any] = compiled.run(inputs)
         return [to_torch(r) for r in results]
 
-    return TorchModel(compiled, imported.caller(compiled.run if compiled.inputs else of_nothing))
+    call = imported.caller(compiled.run if compiled.inputs else of_nothing)
+    return TorchModel(compiled, call, imported.inputs.flatten)

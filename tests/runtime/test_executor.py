@@ -231,7 +231,7 @@ def test_code_for_another_machine_is_refused():
         CompiledModel(program)
 
 
-def test_profile_plan_and_dump():
+def test_profile_explain_plan_and_dump():
     model = CompiledModel(models.static(), threads=2)
     rows = model.profile(vector(1000))
     assert [label for label, _ in rows] == ["add w", "double 0", "double 1", "double 2"]
@@ -240,6 +240,10 @@ def test_profile_plan_and_dump():
     assert model.dump("plan") == model.plan()
     with pytest.raises(InputError, match="dump: expected one of model, kernel, plan, got 'llvm'"):
         model.dump("llvm")
+    total, _, head, *steps = model.explain(vector(1000)).splitlines()
+    assert total.endswith(" ms") and head.split() == ["us", "share", "step", "kernel", "label"]
+    assert sorted(int(line.split()[2]) for line in steps) == [0, 1, 2, 3]
+    assert [float(line.split()[0]) for line in steps] == sorted((float(s.split()[0]) for s in steps), reverse=True)
     moving = CompiledModel(models.dynamic(), threads=1)
     assert "n * 4" in moving.plan() and "symbol n in [0, 1048576] = 64" in moving.plan((64,), (64,))
     assert "x: f32[n]" in repr(moving)

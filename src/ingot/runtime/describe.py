@@ -31,6 +31,17 @@ def plan(program: Program, instance: Instance | None) -> str:
     return "\n".join(lines)
 
 
+def times(program: Program, seconds: Sequence[float]) -> str:
+    """Steps with their times, the slowest first."""
+    total = sum(seconds) or 1.0
+    rows = [
+        [f"{t * 1e6:.1f}", f"{t / total:.1%}", str(number), step.kernel, step.label]
+        for number, (step, t) in enumerate(zip(program.steps, seconds, strict=True))
+    ]
+    rows.sort(key=lambda row: -float(row[0]))
+    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms", "", *_table(["us", "share", "step", "kernel", "label"], rows)])
+
+
 def _steps(program: Program, instance: Instance | None) -> list[list[str]]:
     return [
         [

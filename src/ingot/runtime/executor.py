@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +18,8 @@ from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import host
+
+_RUNS = 15  # of an explanation: a step's time is their median
 
 
 class CompiledModel:
@@ -138,6 +141,14 @@ class CompiledModel:
             self._lanes.set_profile(None)
         seconds = np.diff(readings) / ticks_per_second(self._image)
         return [(step.label or step.kernel, float(t)) for step, t in zip(self.program.steps, seconds, strict=True)]
+
+    def explain(self, *args: object, **kwargs: object) -> str:
+        """Run on these inputs and say where the time goes: a table of steps, the slowest first, and what they compute.
+
+        `ingot explain` measures the machine's limits too, and knows why a kernel is one of its own.
+        """
+        runs = [self.profile(*args, **kwargs) for _ in range(_RUNS)]
+        return describe.times(self.program, [statistics.median(t for _, t in step) for step in zip(*runs, strict=True)])
 
     @property
     def arena_bytes(self) -> int:
