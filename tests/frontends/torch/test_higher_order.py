@@ -22,11 +22,7 @@ from tests.frontends.torch.agree import agree, close
 from tests.schedule.compiled import slow
 
 Position = Callable[..., Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def grows(x: Tensor) -> tuple[Tensor, Tensor]:
