@@ -263,7 +263,7 @@ def test_long_arg_reductions(last: bool, machine) -> None:
 
 @both
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", ["sum", "max", *slow("prod", "min")])
+@pytest.mark.parametrize("kind", ["sum", *slow("max", "prod", "min")])
 def test_cumulative_along_and_across_vectors(kind: str, reverse: bool, machine) -> None:
     for shape in ((3, 8), (2, 3, 61), (5, 1000), (1, 7), (40, 33), (4, 64, 128), (0, 9), (9, 0)):
         x = (np.random.default_rng(5).random(shape) * 0.2 + 0.9).astype(np.float32)
@@ -298,7 +298,7 @@ def _repeated(x: Node, times: int) -> Node:
 
 @both
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("dtype", ["f4", "u1", *slow("f8", "bool")])
+@pytest.mark.parametrize("dtype", ["f4", *slow("u1", "f8", "bool")])
 def test_interleaved_and_strided_vectors(dtype: str, dynamic: bool, machine) -> None:
     """Elements repeated, of two operands in turns, of images' channels, every other one, backwards."""
     for n in (32, 48, 19, 3, 0):

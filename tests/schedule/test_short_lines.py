@@ -17,7 +17,7 @@ from ingot.ops import Tanh
 from ingot.ops import build as op
 from ingot.schedule.machine import AVX2, AVX512
 from ingot.schedule.pointwise import lower_pointwise
-from tests.schedule.compiled import MACHINES, check, inputs_like
+from tests.schedule.compiled import MACHINES, check, inputs_like, slow
 
 every = pytest.mark.parametrize(
     "machine", [*MACHINES, replace(AVX2, vector_bits=128)], ids=lambda m: f"{m.vector_bits}"
@@ -88,7 +88,7 @@ def test_a_value_for_each_line(machine) -> None:
 
 @every
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
-@pytest.mark.parametrize("dtype", [f32, f16, u8, f64], ids=str)
+@pytest.mark.parametrize("dtype", [f32, u8, *slow(f16, f64)], ids=str)
 def test_lines_across_operands(dtype: DType, memory: bool, machine) -> None:
     """Few columns that become rows and back, inside a batch as well, with what tells lines or columns apart."""
     machine = replace(machine, l3=64) if memory else machine
