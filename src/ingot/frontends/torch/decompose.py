@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch import special
+from ingot.frontends.torch import gamma
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.recurrence import whole_recurrences
 
@@ -166,8 +166,8 @@ OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,
     _aten.erfinv.default: _erfinv,
-    _aten.lgamma.default: special.lgamma,
-    _aten.digamma.default: special.digamma,
+    _aten.lgamma.default: gamma.lgamma,
+    _aten.digamma.default: gamma.digamma,
     _aten.ldexp.Tensor: lambda x, other: x * torch.pow(2.0, other),
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,

@@ -1,6 +1,6 @@
-"""Special functions that torch has no decomposition for, as torch code; decompose.py lists them.
+"""Gamma functions, which torch has no decomposition for, as torch code; decompose.py lists them.
 
-Gamma functions: Stirling's series from 8 up, reached by the recurrence over eight steps, and the reflection below 1/2.
+Stirling's series from 8 up, reached by the recurrence over eight steps, and the reflection below 1/2.
 """
 
 from __future__ import annotations
