@@ -218,7 +218,7 @@ def fit_inverse_trig() -> None:
 
 def fit_atan2() -> None:
     """atan(i/16), i <= 16, and pi/2 in two parts, the first a multiple of 2^-21."""
-    angles = [mp.atan(mp.mpf(i) / 16) if i <= 16 else mp.mpf(0) for i in range(32)]
+    angles = [mp.atan(mp.mpf(i) / 16) for i in range(17)]
     half = mp.pi / 2
     *high, first = (float(mp.nint(v * 2**21) / 2**21) for v in (*angles, half))
     show("ATAN_HIGH", high)

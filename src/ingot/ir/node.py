@@ -318,6 +318,13 @@ def const(value: object, dtype: np.dtype | type | None = None, loc: str = "") ->
     return Const(Array(np.asarray(value, dtype)))(loc=loc)
 
 
+def splat_of(node: Node) -> np.generic | None:
+    """The one value that all elements of `node` have, where it is a constant seen through ops that only rearrange."""
+    while node.op.rearranges:
+        node = node.inputs[0]
+    return node.op.array.splat if isinstance(node.op, Const) else None
+
+
 def deferred(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
     """A constant node of type `like` whose array `make` gives."""
     return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make))(loc=loc)

@@ -20,10 +20,9 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike, bounds, dim_max, dim_min, product
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import DType, Shape, boolean, i64
-from ingot.passes.constants import splat_of
 
 # constants up to this size are checked for being counters
 COUNTER = 1 << 16

@@ -15,11 +15,11 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, at_most
-from ingot.ir.node import Node
+from ingot.ir.node import Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
 from ingot.passes.affine import Affine, Positions
-from ingot.passes.constants import interval, splat_of
+from ingot.passes.constants import interval
 
 View = Callable[[Node], Node]
 _LOWEST = float(np.finfo(np.float32).min)

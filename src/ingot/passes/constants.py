@@ -9,13 +9,6 @@ from ingot.ir.node import Const, Node, topological
 from ingot.ir.types import boolean
 
 
-def splat_of(node: Node) -> np.generic | None:
-    """The one value that all elements of `node` have, where it is a constant seen through ops that only rearrange."""
-    while node.op.rearranges:
-        node = node.inputs[0]
-    return node.op.array.splat if isinstance(node.op, Const) else None
-
-
 def is_constant(node: Node) -> bool:
     """Whether `node` is a constant, possibly seen through ops that only rearrange."""
     while node.op.rearranges and len(node.inputs) == 1:

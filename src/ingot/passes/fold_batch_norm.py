@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, const, deferred
+from ingot.ir.node import Const, Graph, Node, const, deferred, splat_of
 from ingot.ir.rewrite import Fuel, current_fuel
-from ingot.passes.constants import splat_of
 
 
 def fold_batch_norm(graph: Graph) -> Graph:

@@ -15,10 +15,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import Shape, boolean
-from ingot.passes.constants import is_finite, splat_of
+from ingot.passes.constants import is_finite
 from ingot.passes.view_chains import VIEW_CHAINS
 
 
@@ -163,24 +163,22 @@ def _product(n: Node) -> _Scores | None:
     n, scale = _unscale(n)
     if isinstance(n.op, ops.Tanh) and scale > 0:
         # c * tanh(f * x) = c * tanh(s * x / c) with s = f * c
-        inner = _scaled(n.inputs[0])
-        return None if inner is None else replace(inner, scale=inner.scale * scale, softcap=scale)
-    inner = _scaled(n)
-    return None if inner is None else replace(inner, scale=inner.scale * scale)
+        return _scaled(n.inputs[0], scale, softcap=scale)
+    return _scaled(n, scale, softcap=0.0)
 
 
-def _scaled(n: Node) -> _Scores | None:
-    """A product of matrices under factors; leading dimensions may be regrouped."""
-    n, scale = _unscale(n)
+def _scaled(n: Node, scale: float, softcap: float) -> _Scores | None:
+    """A product of matrices under `scale` and more factors; leading dimensions may be regrouped."""
+    n, factor = _unscale(n)
+    scale *= factor
     if isinstance(n.op, ops.Reshape):
-        inner = _scaled(n.inputs[0])
-        inner = None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
-        return None if inner is None else replace(inner, scale=inner.scale * scale)
+        inner = _scaled(n.inputs[0], scale, softcap)
+        return None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
     if not isinstance(n.op, ops.MatMul):
         return None
     q, a = _unscale(n.inputs[0])
     kt, b = _unscale(n.inputs[1])
-    return _Scores(q, kt, scale * a * b)
+    return _Scores(q, kt, scale * a * b, softcap)
 
 
 def _unscale(n: Node) -> tuple[Node, float]:

@@ -28,10 +28,10 @@ from itertools import permutations
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Node, Op
+from ingot.ir.node import Const, Node, Op, splat_of
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import DType, TensorType
-from ingot.passes.constants import is_constant, splat_of
+from ingot.passes.constants import is_constant
 
 WHEN = {"": "fiub", "float": "f", "integer": "iu", "exact": "iub", "signed": "fi"}
 

@@ -97,11 +97,11 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
 def _turned_for_rows(graph: Graph) -> frozenset[Node]:
     """Transposes of short rows whose result is reduced along longer ones, element by element work between: scores
     `[n, n, heads]` in front of a softmax, of which vectors would hold `heads` elements."""
-    found = set[Node]()
+    found, seen = set[Node](), set[Node]()
     for n in graph.nodes():
         if not isinstance(n.op, ops.Reduce | ops.ArgReduce) or n.inputs[0].type.rank - 1 not in n.op.dims:
             continue
-        stack, seen = [n.inputs[0]], set[Node]()
+        stack = [n.inputs[0]]
         while stack:
             x = stack.pop()
             if x in seen or x.shape != n.inputs[0].shape:

@@ -25,9 +25,9 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt
+from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
-from ingot.passes.constants import is_constant, splat_of, value_of
+from ingot.passes.constants import is_constant, value_of
 from ingot.passes.layout import padded
 from ingot.passes.levels import holds_levels, in_levels
 

@@ -17,13 +17,12 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Const, Graph, Node, rebuilt
+from ingot.ir.node import Const, Graph, Node, rebuilt, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.affine import Positions
 from ingot.passes.attention_masks import mask_rules
-from ingot.passes.constants import splat_of
 from ingot.passes.identities import FAST_MATH, IDENTITIES, rule_set
 from ingot.passes.view_chains import VIEW_CHAINS
 

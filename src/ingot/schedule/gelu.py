@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Node, splat_of
 
 
 def gelu_operand(node: Node) -> Node | None:
@@ -49,7 +49,5 @@ def _under_erf(node: Node) -> Node | None:
 
 def _is(node: Node, value: float) -> bool:
     """Whether `node` is `value`, to the last places of its type, in all elements."""
-    while node.op.rearranges:
-        node = node.inputs[0]
-    splat = node.op.array.splat if isinstance(node.op, Const) else None
+    splat = splat_of(node)
     return splat is not None and bool(np.isclose(float(splat), value, rtol=2.0**-22, atol=0))

@@ -80,10 +80,10 @@ def import_onnx(
     if not model.opset_import:
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
     functions = {(_domain(f.domain), f.name): f for f in model.functions}
+    _check_dynamic(dynamic)
     multiples: dict[str, int] = {}
     while True:
         walk, scope = _Walk(external, functions, where), _Scope(versions, None, {}, "")
-        _check_dynamic(dynamic)
         requests = _Requests(dynamic, shapes or {}, constants or {}, multiples)
         walk.limits.update(requests.limits())
         inputs = _bind_inputs(walk, scope, model.graph, cuts, requests)

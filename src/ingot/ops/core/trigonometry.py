@@ -28,6 +28,9 @@ from ingot.ops.core.words import (
     with_sign,
 )
 
+# 17 angles in tables whose length is a power of two
+_ANGLES, _ANGLES_LOW = ((*angles, *((0.0,) * 15)) for angles in (c.ATAN_HIGH, c.ATAN_LOW))
+
 
 def _reduce_f32(x: Expr) -> tuple[Expr, Expr]:
     """(quadrant, r) of an f32: x = quadrant * pi/2 + r, in f64; exact enough on the whole range of f32.
@@ -214,13 +217,13 @@ def _atan2_near(y: Expr, x: Expr) -> tuple[Expr, Expr]:
     rest = k.fma(negated(t), bottom, top)
     rest = k.fma(negated(t), k.fma(step, low, k.sub(high, bottom)), rest)
     z = k.mul(t, t)
-    little = k.fma(rest, inverse, k.lookup(c.ATAN_LOW, place, f32))
+    little = k.fma(rest, inverse, k.lookup(_ANGLES_LOW, place, f32))
     little = k.fma(k.mul(z, t), polynomial(z, c.ATAN_TABLE_TAIL), little)
     base, base_low = (
         k.select(steep, lit(half, x), k.select(back, lit(2 * half, x), lit(0.0, x))) for half in c.HALF_PI_SHORT
     )
     turned = k.select(k.binary("xor", steep, back), lit(-1.0, x), lit(1.0, x))
-    base = k.fma(turned, k.lookup(c.ATAN_HIGH, place, f32), base)
+    base = k.fma(turned, k.lookup(_ANGLES, place, f32), base)
     angle = k.fma(turned, t, base)
     lost = k.fma(turned, t, k.sub(base, angle))
     angle = k.add(angle, k.add(lost, k.fma(turned, little, base_low)))

@@ -202,10 +202,15 @@ def _sixteenths(x: Expr, x_low: Expr) -> tuple[Expr, Expr, Expr, Expr]:
     return shifted, n, k.fma(n, lit(-c.LN2_16[0], x), x), k.fma(n, lit(-c.LN2_16[1], x), x_low)
 
 
+def _sixteenths_apart(shifted: Expr) -> tuple[Expr, Expr]:
+    """For an n in the low bits of the f32 `shifted`: an integer with those bits, and n // 16 in an exponent's place."""
+    place = k.bitcast(shifted, i32)
+    return place, k.binary("shl", k.binary("and", place, bits_lit(-16, shifted)), bits_lit(19, shifted))
+
+
 def _power_of_sixteenths(shifted: Expr, by: int) -> tuple[Expr, Expr]:
     """2^(n/16 + by) in two parts, for an n in the low bits of the f32 `shifted`."""
-    place = k.bitcast(shifted, i32)
-    exponent = k.binary("shl", k.binary("and", place, bits_lit(-16, shifted)), bits_lit(19, shifted))
+    place, exponent = _sixteenths_apart(shifted)
     power = k.bitcast(k.add(exponent, bits_lit((F32.bias + by) << 23, shifted)), f32)
     high, low = (k.mul(k.lookup(part, place, f32), power) for part in (c.EXP2_HIGH, c.EXP2_LOW))
     return high, low
@@ -411,10 +416,9 @@ def _power_near(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     shifted, _, f, f_low = _sixteenths(p, p_low)
     f = k.add(f, f_low)
     e = k.fma(k.mul(f, f), polynomial(f, c.EXP_TABLE_TAIL), f)
-    place = k.bitcast(shifted, i32)
+    place, exponent = _sixteenths_apart(shifted)
     unit = k.lookup(c.EXP2_HIGH, place, f32)
     value = k.add(unit, k.fma(unit, e, k.lookup(c.EXP2_LOW, place, f32)))
-    exponent = k.binary("shl", k.binary("and", place, bits_lit(-16, x)), bits_lit(19, x))
     value = k.bitcast(k.add(k.bitcast(value, i32), exponent), f32)
     return value, k.binary("and", normal, below(absolute(p), 87.0))
 

@@ -78,6 +78,10 @@ _MOVES = frozenset((
     "view_copy.default", "fft_fftshift.default", "fft_ifftshift.default",
 ))  # fmt: skip
 
+_CONVOLUTIONS = (
+    "convolution.default", "conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding",
+    "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input",
+)  # fmt: skip
 # op -> positions of the operands that it is linear in, each for itself
 _MULTILINEAR: dict[str, tuple[int, ...]] = {
     "mul.Tensor": (0, 1),
@@ -90,16 +94,7 @@ _MULTILINEAR: dict[str, tuple[int, ...]] = {
     "outer.default": (0, 1),
     "kron.default": (0, 1),
     "einsum.default": (1,),
-    "convolution.default": (0, 1),
-    "conv1d.default": (0, 1),
-    "conv2d.default": (0, 1),
-    "conv3d.default": (0, 1),
-    "conv1d.padding": (0, 1),
-    "conv2d.padding": (0, 1),
-    "conv3d.padding": (0, 1),
-    "conv_transpose1d.default": (0, 1),
-    "conv_transpose2d.input": (0, 1),
-    "conv_transpose3d.input": (0, 1),
+    **dict.fromkeys(_CONVOLUTIONS, (0, 1)),
     "linear.default": (0, 1),
     "bilinear.default": (0, 1, 2),
     "addmm.default": (1, 2),
@@ -108,11 +103,13 @@ _MULTILINEAR: dict[str, tuple[int, ...]] = {
 }
 # op -> position of the operand that is added to its product
 _ADDED: dict[str, int] = {
-    "addmm.default": 0, "baddbmm.default": 0, "addmv.default": 0, "bilinear.default": 3, "linear.default": 2,
-    "convolution.default": 2, "conv1d.default": 2, "conv2d.default": 2, "conv3d.default": 2, "conv1d.padding": 2,
-    "conv2d.padding": 2, "conv3d.padding": 2, "conv_transpose1d.default": 2, "conv_transpose2d.input": 2,
-    "conv_transpose3d.input": 2,
-}  # fmt: skip
+    **dict.fromkeys(_CONVOLUTIONS, 2),
+    "linear.default": 2,
+    "bilinear.default": 3,
+    "addmm.default": 0,
+    "baddbmm.default": 0,
+    "addmv.default": 0,
+}
 
 
 def is_complex(value: object) -> bool:
