@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -119,3 +120,13 @@ def test_atomic_write_keeps_the_old_file(tmp_path: Path):
     assert os.listdir(tmp_path) == ["f"]
     with pytest.raises(ArtifactError, match=r"cannot write .*; nothing was written"):
         atomic_write(tmp_path / "no" / "f", [b"x"])
+
+
+def test_a_read_only_file_system_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object, **kwargs: object):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("open", "unlink"):  # the kernel asks what it may write before it asks what there is
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(ArtifactError, match=r"cannot write .*Read-only file system"):
+        atomic_write(tmp_path / "f", [b"x"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
         if durable:
             _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise ArtifactError(
             f"cannot write {path}",
             expected="space and permission for the file",
@@ -35,8 +35,14 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
             fix="nothing was written; free some space or choose another folder",
         ) from error
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise
+
+
+def _discard(path: Path) -> None:
+    # a file system that cannot be written refuses this too, with or without such a file
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
