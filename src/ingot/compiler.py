@@ -56,7 +56,7 @@ def compile_model(
     if path:
         return _compile_file(path, dynamic, options)
     if of_onnx:
-        return _compile_graph(_import_onnx(model, dynamic), options)
+        return _compiled(_program(_import_onnx(model, dynamic), options), options)
     return _compile_torch(model, example_inputs, dynamic, options)
 
 
@@ -95,9 +95,9 @@ def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
             raise InputError(f"model {path}", expected="an ONNX file", got=what, fix=fix)
     digest = _digest(path) if options.cache else None
     if digest is None:
-        return _compile_graph(_import_onnx(path, dynamic), options)
+        return _compiled(_program(_import_onnx(path, dynamic), options), options)
     key = _key(options, digest, repr(dynamic).encode())
-    return _cached(key, options, lambda: _build(_import_onnx(path, dynamic), options))
+    return _compiled(_cached(key, lambda: _build(_import_onnx(path, dynamic), options)), options)
 
 
 def _digest(path: Path) -> bytes | None:
@@ -116,14 +116,18 @@ def _key(options: _Options, *parts: bytes) -> str:
     return cache_key(settings, tuned.digest(), *parts)
 
 
-def _cached(key: str, options: _Options, build: Callable[[], Program]) -> CompiledModel:
+def _compiled(program: Program, options: _Options) -> CompiledModel:
+    return CompiledModel(program, threads=options.threads)
+
+
+def _cached(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, artifact.load)
     if program is None:
         workers.start()
         program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
-    return CompiledModel(program, threads=options.threads)
+    return program
 
 
 def _build(graph: Graph, options: _Options) -> Program:
@@ -132,12 +136,12 @@ def _build(graph: Graph, options: _Options) -> Program:
     return build_native(graph, options.threads, fast_math=options.fast_math, precision=options.precision)
 
 
-def _compile_graph(graph: Graph, options: _Options) -> CompiledModel:
+def _program(graph: Graph, options: _Options) -> Program:
     if not options.cache:
-        return CompiledModel(_build(graph, options), threads=options.threads)
+        return _build(graph, options)
     from ingot.pipeline import identity
 
-    return _cached(_key(options, *identity(graph)), options, lambda: _build(graph, options))
+    return _cached(_key(options, *identity(graph)), lambda: _build(graph, options))
 
 
 @cache
@@ -159,6 +163,12 @@ class TorchModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As `CompiledModel.state`, in tensors."""
+        from ingot.frontends.torch import to_torch
+
+        return {name: to_torch(value) for name, value in self.compiled.state().items()}
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         return self.compiled.explain(*self._flatten(args, kwargs))
@@ -187,7 +197,7 @@ def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Opti
     imported = model
     if not isinstance(model, frontend.ImportedModel):
         imported = frontend.import_exported(_exported(model, example_inputs, dynamic))
-    compiled = _compile_graph(imported.graph, options)
+    compiled = _compiled(_program(imported.graph, options).with_state(imported.state), options)
     to_torch = frontend.to_torch
 
     def of_nothing(inputs: Sequence[Any]) -> Sequence[Any]:

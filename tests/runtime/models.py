@@ -196,3 +196,24 @@ def nothing(steps: int, chunks: int) -> Program:
         weights=np.zeros(0, np.uint8),
         isa=isa(),
     )
+
+
+def summing(n: int = 1000) -> Program:
+    """y = 2 * (s + x), and s + x is the next call's s; s begins as 0, 1, 2, ..."""
+    chunks = -(-n // CHUNK)
+    buffers = [Buffer(2 * o + i, "output" if o else "input", 4 * n, index=i) for o in range(2) for i in range(2)]
+    specs = [TensorSpec(name, "f32", (n,)) for name in ("x", "before", "after", "y")]
+    program = Program(
+        symbols=(),
+        inputs=tuple(specs[:2]),
+        outputs=tuple(specs[2:]),
+        buffers=tuple(buffers),
+        steps=(
+            Step("add", ((0, 0), (1, 0), (2, 0)), (n,), chunks),
+            Step("double", ((2, 0), (3, 0)), (n,), chunks),
+        ),
+        code=code(),
+        weights=np.zeros(0, np.uint8),
+        isa=isa(),
+    )
+    return program.with_state({"sum": np.arange(n, dtype=np.float32)})

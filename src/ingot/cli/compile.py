@@ -65,6 +65,7 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
     return {
         "inputs": [str(s) for s in program.inputs],
         "outputs": [str(s) for s in program.outputs],
+        "state": [str(s.spec) for s in program.state],
         "threads": compiled.threads,
         "steps": len(program.steps),
         "kernels": len({s.kernel for s in program.steps}),
@@ -76,7 +77,8 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
 
 def _print_facts(compiled: CompiledModel) -> None:
     program = compiled.program
-    for name, specs in (("in", program.inputs), ("out", program.outputs)):
+    kept = [s.spec for s in program.state]
+    for name, specs in (("in", program.inputs), ("out", program.outputs), ("state", kept)):
         for spec in specs:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})

@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source, read_torch
+from ingot.ir.node import Input
 from ingot.support.errors import ImportModelError, InputError
 
 if TYPE_CHECKING:
@@ -80,17 +81,23 @@ def _pytorch(source: Source) -> Reference:
     program, imported = read_torch(source)
     module = program.module()
     adapter = imported.inputs
+    held = dict(module.named_buffers()) | dict(module.named_parameters())
+    kept = [held[name] for name in imported.state]
+    carriers = [n.op.label for n in imported.graph.inputs[-len(kept) :] if isinstance(n.op, Input)] if kept else []
 
     def run(feeds: Feeds) -> list[np.ndarray]:
         values = [_argument(leaf, feeds) for leaf in adapter.leaves]
         args, kwargs = pytree.tree_unflatten(values, adapter.spec)
         try:
             with torch.no_grad():
+                for tensor, name in zip(kept, carriers, strict=True):
+                    tensor.copy_(torch.from_numpy(feeds[name]))
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
         except (RuntimeError, AssertionError) as error:  # the latter where the program's guards do not hold
             raise RefusedError(f"PyTorch cannot run the model: {error}") from error
         kinds = [kind for kind, _ in imported.outputs.leaves]
-        return [_array(v) for v, kind in zip(leaves, kinds, strict=True) if kind != "fixed"]
+        results = [v for v, kind in zip(leaves, kinds, strict=True) if kind != "fixed"]
+        return [_array(v).copy() for v in (*kept, *results)]
 
     return Reference(f"PyTorch {torch.__version__}", run)
 

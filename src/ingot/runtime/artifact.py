@@ -1,6 +1,6 @@
 """The artifact: one file with a whole compiled program.
 
-    [ prefix 64 B | header JSON | plan | stage texts ... | code | weights ]      weights start on a page
+    [ prefix 64 B | header JSON | plan | stage texts ... | state | code | weights ]      weights start on a page
 
 The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
 holds offset, length and digest of every section. Everything but the weights is checked by BLAKE2b. The weights
@@ -36,7 +36,7 @@ from ingot.support.native import host
 # Like PNG's: not text, and broken by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Bump it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16
@@ -57,12 +57,14 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
     parts: dict[str, bytes] = {"plan": json.dumps(program.to_json(), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
+    parts["state"] = zlib.compress(b"".join(s.first.data for s in program.state), 1)
     parts["code"] = program.code.blob
     header: dict[str, Json] = {
         "isa": [program.isa.arch, list(program.isa.features)],
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, _weights_digest(weights)],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
+        "state": sum(s.first.nbytes for s in program.state),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
@@ -97,7 +99,8 @@ def load(path: Path) -> Program:
         plan: Json = json.loads(_bytes(view, sections["plan"]))
     except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
-    return Program.from_json(plan, blob=_bytes(view, sections["code"]), weights=weights, stages=stages)
+    first = _inflated(path, view, "state", sections["state"], cast("int", header["state"]))
+    return Program.from_json(plan, blob=_bytes(view, sections["code"]), weights=weights, stages=stages, first=first)
 
 
 def _map(path: Path) -> memoryview:
@@ -148,8 +151,9 @@ def _read_header(path: Path, text: bytes, total: int) -> tuple[dict[str, _Sectio
         for name, size in cast("dict[str, int]", header["stages"]).items():
             if f"stage/{name}" not in sections or _length(size) > _MAX_STAGE:
                 raise ValueError(f"stage {name}")
-        if "plan" not in sections or "code" not in sections:
-            raise ValueError("no plan or code")
+        _length(header["state"])
+        if not sections.keys() >= {"plan", "state", "code"}:
+            raise ValueError("no plan, state or code")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupted(path, "header") from error
     return sections, weights, header
@@ -184,6 +188,17 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _inflated(path: Path, view: memoryview, name: str, section: _Section, size: int) -> bytes:
+    """Bounded by the recorded length: a crafted section must not expand without limit."""
+    try:
+        data = zlib.decompressobj().decompress(_bytes(view, section), size + 1)
+    except zlib.error as error:
+        raise _corrupted(path, name) from error
+    if len(data) != size:
+        raise _corrupted(path, name)
+    return data
+
+
 def _weights_digest(weights: NDArray[np.uint8]) -> str:
     whole = weights.nbytes // _BLOCK * _BLOCK
     sums = weights[:whole].view(np.uint64).reshape(-1, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
@@ -202,16 +217,11 @@ class _Stages(Mapping[str, str]):
 
     def __getitem__(self, stage: str) -> str:
         section, size = self._places[stage]
-        data = _bytes(self._view, section)
-        if _digest(data) != section.digest:
+        if _digest(_bytes(self._view, section)) != section.digest:
             raise _corrupted(self._path, f"stage {stage}")
         try:
-            # Bounded by the recorded length: a crafted section must not expand without limit.
-            text = zlib.decompressobj().decompress(data, size + 1)
-            if len(text) != size:
-                raise ValueError("length")
-            return text.decode()
-        except (zlib.error, ValueError) as error:
+            return _inflated(self._path, self._view, f"stage {stage}", section, size).decode()
+        except UnicodeDecodeError as error:
             raise _corrupted(self._path, f"stage {stage}") from error
 
     def __iter__(self) -> Iterator[str]:

@@ -25,10 +25,10 @@ Shape = tuple[int, ...]
 
 
 def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
-    """The symbols' values, from the input shapes. Every dim and condition is checked; raises InputError."""
+    """The symbols' values, from the arguments' shapes. Every dim and condition is checked; raises InputError."""
     values: dict[str, int] = {}
     origin: dict[str, str] = {}
-    for spec, shape in zip(program.inputs, shapes, strict=True):
+    for spec, shape in zip(program.arguments, shapes, strict=True):
         if len(spec.shape) != len(shape):
             wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
             raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
@@ -48,7 +48,7 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
                 got=size,
                 fix="compile with wider bounds for this dim",
             )
-    for spec, shape in zip(program.inputs, shapes, strict=True):
+    for spec, shape in zip(program.arguments, shapes, strict=True):
         for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
             wanted = evaluate(dim, values)
             if wanted == size:
@@ -111,7 +111,7 @@ class Layout:
 class Instance:
     """A program bound to input shapes, ready to run: the context and tables that the driver reads.
 
-    Not safe for two runs at once. `bases` slots of inputs and outputs are written before each run.
+    Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
     """
 
     def __init__(self, program: Program, shapes: Sequence[Shape], image: CodeImage) -> None:
@@ -160,7 +160,7 @@ class Instance:
         self._steps[:, 1] = self._args.ctypes.data + 8 * np.array(starts, np.int64)
         self._steps[:, 2] = chunks
         self._steps[:, 3] = rounds
-        self._bases = np.zeros(_TENSORS + len(program.inputs) + len(program.outputs), np.int64)
+        self._bases = np.zeros(_TENSORS + len(program.arguments) + len(program.results), np.int64)
         self._context = np.zeros(7, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._steps.ctypes.data
@@ -190,7 +190,7 @@ class _Locator:
         self._by_id = {buffer.id: buffer for buffer in program.buffers}
         self._values = values
         self._layout = layout
-        self._outputs = _TENSORS + len(program.inputs)
+        self._outputs = _TENSORS + len(program.arguments)
         self._known: dict[int, tuple[int, int]] = {}
 
     def __call__(self, identity: int) -> tuple[int, int]:

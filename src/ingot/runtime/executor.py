@@ -15,6 +15,7 @@ from ingot.runtime.bind import Instance, Shape
 from ingot.runtime.lane import Lanes
 from ingot.runtime.pool import thread_count, ticks_per_second
 from ingot.runtime.program import Program, TensorSpec
+from ingot.runtime.state import Held
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import host
@@ -28,7 +29,7 @@ class CompiledModel:
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
     ones are read in place. Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
-    their threads, each in an arena of its own, the others wait.
+    their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
 
     inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers.
     """
@@ -61,9 +62,10 @@ class CompiledModel:
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
         self._borders = [Border(spec) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
+        self._held = Held(program.state)
         self._results = memory.Results(len(program.outputs))
         if not program.symbols:
-            self._lanes.prepare(self._static_shapes())
+            self._lanes.prepare((*self._static_shapes(), *self._held.shapes))
 
     def _static_shapes(self) -> tuple[Shape, ...]:
         """Of a program without symbols."""
@@ -91,10 +93,15 @@ class CompiledModel:
                 array = border.array(value)
                 arrays.append(array)
                 pointers.append(array.__array_interface__["data"][0])
+        held = self._held
         shapes = tuple([array.shape for array in arrays])
+        if held.shapes:
+            shapes += held.shapes
         lane = self._lanes.claim()
         try:
             instance = lane.bind(shapes)
+            if held.shapes:
+                pointers += held.pointers
             results: list[np.ndarray | Tensor] = []
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
                 place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
@@ -106,9 +113,27 @@ class CompiledModel:
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
             lane.run(instance, pointers)
+            if held.shapes:
+                held.exchange()
         finally:
             lane.pool.lock.release()
         return results
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""
+        lane = self._lanes.claim()
+        try:
+            return self._held.read()
+        finally:
+            lane.pool.lock.release()
+
+    def set_state(self, values: Mapping[str, object]) -> None:
+        """Set some of the state, as `state` gives it. Raises InputError for a name, dtype or shape that is not its."""
+        lane = self._lanes.claim()
+        try:
+            self._held.write(values)
+        finally:
+            lane.pool.lock.release()
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))
@@ -130,8 +155,9 @@ class CompiledModel:
     def profile(self, *args: object, **kwargs: object) -> list[tuple[str, float]]:
         """Run once to warm up and once with a clock: (label, seconds) of each step, in order.
 
-        Readings are of one run only if no other thread calls the model meanwhile.
+        Readings are of one run only if no other thread calls the model meanwhile. State is afterwards what it was.
         """
+        kept = self.state()
         self(*args, **kwargs)
         readings = np.zeros(len(self.program.steps) + 1, np.int64)
         self._lanes.set_profile(readings)
@@ -139,6 +165,7 @@ class CompiledModel:
             self(*args, **kwargs)
         finally:
             self._lanes.set_profile(None)
+            self.set_state(kept)
         seconds = np.diff(readings) / ticks_per_second(self._image)
         return [(step.label or step.kernel, float(t)) for step, t in zip(self.program.steps, seconds, strict=True)]
 
@@ -159,7 +186,7 @@ class CompiledModel:
         """A table of buffers and steps; with input shapes also their sizes and places."""
         if not shapes and not self.program.symbols:
             shapes = self._static_shapes()
-        instance = Instance(self.program, shapes, self._image) if shapes else None
+        instance = Instance(self.program, (*shapes, *self._held.shapes), self._image) if shapes else None
         return describe.plan(self.program, instance)
 
     def dump(self, stage: str) -> str:
@@ -171,7 +198,10 @@ class CompiledModel:
         return self.program.stages[stage]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that `ingot.load` reads. Raises ArtifactError; the old file, if any, is then untouched."""
+        """Write one file that `ingot.load` reads, with the first values of the state.
+
+        Raises ArtifactError; the old file, if any, is then untouched.
+        """
         artifact.save(self.program, Path(path))
 
     def __reduce__(self) -> NoReturn:

@@ -56,7 +56,7 @@ class Lane:
         return instance
 
     def run(self, instance: Instance, pointers: Sequence[int]) -> None:
-        """Run what `bind` returned on inputs and outputs at these addresses."""
+        """Run what `bind` returned on arguments and results at these addresses."""
         if instance is not self.current:
             self.activate(instance)
         bases = instance.bases
@@ -98,11 +98,11 @@ class Lanes:
     """
 
     def __init__(self, program: Program, image: CodeImage, weights: int, threads: int) -> None:
-        """Raises InputError for a bad thread count."""
+        """One lane for a program with state: calls come one after another. Raises InputError for a bad thread count."""
         self._make = lambda pool: Lane(program, image, weights, pool)
         self._image, self._threads = image, threads
         self._lanes = [self._make(pool_for(threads, image))]
-        self._most = max(1, available_cores() // threads)
+        self._most = 1 if program.state else max(1, available_cores() // threads)
         self._waits = 0
         self._changes = threading.Lock()
         self._forked = False

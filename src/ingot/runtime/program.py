@@ -1,20 +1,21 @@
 """The compiled program: what the compiler hands to the runtime, and what an artifact stores. Plain data.
 
-    Program = symbols + inputs/outputs + buffers + steps + code blob + weights
+    Program = symbols + inputs/outputs + state + buffers + steps + code blob + weights
     one call = bind symbols from the input shapes -> place buffers -> run the steps in order
 
 A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
 thread; it starts when all chunks of the step before it are done. With `rounds`, chunks r * chunks to (r + 1) *
 chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses
-of the arena, the weights, the inputs and the outputs, in this order. `args` is the step's table of i64: for its buffer
-i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step with a
+of the arena, the weights, the arguments and the results, in this order. `args` is the step's table of i64: for its
+buffer i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step with a
 `target` is a jump.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -54,13 +55,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class State:
+    """A tensor of fixed size that lasts from call to call. first: its bytes before the first call."""
+
+    spec: TensorSpec
+    first: NDArray[np.uint8]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dim for dim in self.spec.shape if isinstance(dim, int))
+
+    def check(self) -> None:
+        nbytes = prod(self.shape) * dtypes.itemsize(self.spec.dtype)
+        if len(self.shape) != len(self.spec.shape) or nbytes != self.first.nbytes:
+            raise VerifyError(f"state {self.spec}", expected="a fixed size, and as many bytes", got=self.first.nbytes)
+
+
+@dataclass(frozen=True)
 class Buffer:
     """Memory that steps read and write.
 
     arena: placed by the runtime; lives from first_step to last_step, inclusive. weight: at byte `offset` of the
-    weights. input/output: number `index`. halo: an arena buffer whose bytes are all `fill` when its program is
-    bound and whose halo no step ever writes; it shares memory only with buffers of the same key, fill and size.
-    alias: (buffer id, byte offset): a part of another buffer; needs no memory of its own.
+    weights. input/output: number `index` of the program's arguments or results. halo: an arena buffer whose bytes are
+    all `fill` when its program is bound and whose halo no step ever writes; it shares memory only with buffers of the
+    same key, fill and size. alias: (buffer id, byte offset): a part of another buffer; needs no memory of its own.
     """
 
     id: int
@@ -98,6 +116,7 @@ class Program:
     """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
     conditions: expressions over the symbols that must not be negative.
+    state: what the kernels read as arguments behind the inputs, and write anew as results before the outputs.
     scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
     `dump`. meta: what it was compiled from and for, for people.
     """
@@ -111,19 +130,48 @@ class Program:
     weights: NDArray[np.uint8]
     isa: HostFeatures
     conditions: tuple[Expr, ...] = ()
+    state: tuple[State, ...] = ()
     scratch_bytes: int = 0
     stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     meta: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+
+    @property
+    def arguments(self) -> tuple[TensorSpec, ...]:
+        return (*self.inputs, *(s.spec for s in self.state))
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        return (*(s.spec for s in self.state), *self.outputs)
+
+    def with_state(self, first: Mapping[str, NDArray[np.generic]]) -> Program:
+        """This program with its last inputs and first outputs as state of these names and first values.
+
+        Raises VerifyError where an input and its output are not of one type.
+        """
+        if not first:
+            return self
+        count = len(first)
+        pairs = list(zip(self.inputs[-count:], self.outputs[:count], first.items(), strict=True))
+        for read, written, (name, _) in pairs:
+            if (read.dtype, read.shape) != (written.dtype, written.shape):
+                raise VerifyError(f"state {name!r}", expected=f"one type, {read}", got=str(written))
+        state = tuple(
+            State(replace(read, name=name), np.array(value, order="C").reshape(-1).view(np.uint8))
+            for read, _, (name, value) in pairs
+        )
+        return replace(self, inputs=self.inputs[:-count], outputs=self.outputs[count:], state=state)
 
     def check(self) -> None:
         """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
         names = [symbol.name for symbol in self.symbols]
         if len(set(names)) != len(names):
             raise VerifyError("program: a symbol is declared twice", got=names)
-        bound = {line[0] for spec in self.inputs for dim in spec.shape if (line := expr.linear_in(dim))}
+        bound = {line[0] for spec in self.arguments for dim in spec.shape if (line := expr.linear_in(dim))}
         if missing := [name for name in names if name not in bound]:
             raise VerifyError("program: no input dim tells the symbol", got=missing)
-        for spec in (*self.inputs, *self.outputs):
+        for state in self.state:
+            state.check()
+        for spec in (*self.arguments, *self.outputs):
             dtypes.itemsize(spec.dtype)
             for dim in spec.shape:
                 expr.check(dim, names, spec.name)
@@ -154,7 +202,7 @@ class Program:
             if root.kind != buffer.kind:
                 raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
             return
-        count = {"input": len(self.inputs), "output": len(self.outputs)}.get(buffer.kind)
+        count = {"input": len(self.arguments), "output": len(self.results)}.get(buffer.kind)
         if count is not None and not 0 <= buffer.index < count:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
@@ -185,12 +233,13 @@ class Program:
                 )
 
     def to_json(self) -> Json:
-        """The plan without code, weights and stages."""
+        """The plan without code, weights, state's first values and stages."""
         return {
             "symbols": [[s.name, s.lo, s.hi] for s in self.symbols],
             "conditions": [_expr_json(condition) for condition in self.conditions],
             "inputs": [_spec_json(spec) for spec in self.inputs],
             "outputs": [_spec_json(spec) for spec in self.outputs],
+            "state": [_spec_json(s.spec) for s in self.state],
             "buffers": [
                 [
                     *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),
@@ -218,10 +267,15 @@ class Program:
         }
 
     @staticmethod
-    def from_json(data: Json, *, blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str]) -> Program:
-        """Rebuild and check a program. Raises ArtifactError where the plan is malformed (it is untrusted)."""
+    def from_json(
+        data: Json, *, blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str], first: bytes = b""
+    ) -> Program:
+        """Rebuild and check a program. first: the first values of its state, one after another.
+
+        Raises ArtifactError where the plan is malformed (it is untrusted).
+        """
         try:
-            program = _decode(cast("dict[str, Json]", data), blob, weights, stages)
+            program = _decode(cast("dict[str, Json]", data), blob, weights, stages, first)
             for name, offset in program.code.symbols.items():
                 if not 0 <= offset < len(blob):
                     raise VerifyError(f"kernel {name!r}", expected=f"an offset below {len(blob)}", got=offset)
@@ -308,7 +362,16 @@ def _symbol(value: Json) -> Symbol:
     return Symbol(_str(name), _int(lo), None if hi is None else _int(hi))
 
 
-def _decode(data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str]) -> Program:
+def _state(value: Json, first: bytes) -> tuple[State, ...]:
+    specs = [_spec(item) for item in _list(value)]
+    sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
+    parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []
+    return tuple(map(State, specs, parts))
+
+
+def _decode(
+    data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str], first: bytes
+) -> Program:
     arch, features, cpu = _list(data["isa"], 3)
     offsets = cast("dict[str, Json]", data["symbols_of_code"])
     meta = cast("dict[str, Json]", data["meta"])
@@ -321,6 +384,7 @@ def _decode(data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stag
         steps=tuple(_step(item) for item in _list(data["steps"])),
         code=CodeObject(blob, {_str(name): _int(offset) for name, offset in offsets.items()}),
         weights=weights,
+        state=_state(data["state"], first),
         isa=HostFeatures(_str(arch), tuple(_str(name) for name in _list(features)), _str(cpu)),
         scratch_bytes=_int(data["scratch_bytes"]),
         stages=stages,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
@@ -161,7 +162,7 @@ def _fake_quantized_by_channel(
 
 _aten = torch.ops.aten
 # what torch runs as one op and has no decomposition for
-OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+OWN: dict[Any, Callable[..., Any]] = {
     _aten._native_multi_head_attention.default: _attention,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,
@@ -170,6 +171,7 @@ OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     _aten.digamma.default: gamma.digamma,
     _aten.ldexp.Tensor: lambda x, other: x * torch.pow(2.0, other),
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
+    **get_decompositions([_aten._native_batch_norm_legit_functional]),  # of training, which core aten keeps
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -171,14 +172,19 @@ class OutputAdapter:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A PyTorch program as a graph, with the adapters between the model's own calls and the graph."""
+    """A PyTorch program as a graph, with the adapters between the model's own calls and the graph.
+
+    state: names and first values of the buffers that forward writes. The graph reads them as inputs behind the user's,
+    and has their new values as outputs before the user's.
+    """
 
     graph: Graph
     inputs: InputAdapter
     outputs: OutputAdapter
+    state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
 
     def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
-        """`run` (graph inputs to graph outputs) as a function with the model's own arguments and result."""
+        """`run` (graph inputs to outputs, without state) as a function with the model's own arguments and result."""
         flatten, unflatten = self.inputs.flatten, self.outputs.unflatten
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import sympy
 import torch
 from torch import fx
@@ -25,7 +26,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
-from ingot.frontends.torch.convert import Sizes, data_reads, symbol_names
+from ingot.frontends.torch.convert import Sizes, data_reads, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import DIFFER, NAMES
 from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
@@ -54,10 +55,12 @@ Bounds = tuple[tuple[str, int, int | None], ...]
 def import_exported(program: ExportedProgram) -> ImportedModel:
     """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
 
+    Buffers that forward writes are the model's state (`ImportedModel`), which starts from copies of their values.
+
     Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
     `run_decompositions` otherwise.
 
-    Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for state that the model changes.
+    Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for inputs that the model changes.
     """
     guards = _guards(program)
     equal = solved(guards)
@@ -81,7 +84,19 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> Exported
         return decomposed(program)
     except (RuntimeError, NotImplementedError, AssertionError) as e:
         found = "".join(f"\n  {op}" for op in cause.unsupported)
-        raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}") from e
+        shared = _sharing(program)
+        fix = f"give each its own memory (.clone()): {', '.join(shared)} share some" if shared else ""
+        raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}", fix=fix) from e
+
+
+def _sharing(program: ExportedProgram) -> list[str]:
+    """Tensors of the model that are views of one memory."""
+    places: dict[int, list[str]] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (InputKind.BUFFER, InputKind.PARAMETER) and spec.target is not None:
+            storage = _tensor(program, spec.target).untyped_storage()
+            places.setdefault(storage.data_ptr(), []).append(spec.target)
+    return next((names for names in places.values() if len(names) > 1), [])
 
 
 def _environment(program: ExportedProgram) -> ShapeEnv | None:
@@ -102,7 +117,8 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 
 def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], *, final: bool) -> ImportedModel:
-    _refuse_mutation(program)
+    written = _written(program)
+    carriers: dict[str, Node] = {}
     importer = Importer(sizes, final)
     inputs: list[Node] = []
     leaves: list[Leaf] = []
@@ -118,38 +134,47 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
                 inputs.append(carrier)
                 values[-1] = Number(carrier) if leaf.kind == NUMBER else value
                 values[-1] = complex_of(carrier) if leaf.kind == COMPLEX else values[-1]
+        elif spec.target in written:
+            leaf, carrier = tensor_input(str(node.name), node.meta["val"], sizes)
+            carriers[spec.target] = carrier
+            values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
         else:
-            values.append(_held(program, spec))
+            values.append(_constant(program, spec))
     outputs = importer.run(program.graph_module, values)
     importer.finish()
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
-    adapter, results = output_adapter(outputs, out_spec)
-    graph = Graph(tuple(inputs), tuple(results), adapter.names)
+    adapter, results = output_adapter(outputs[len(written) :], out_spec)
+    kept = pytree.tree_flatten(tuple(written))[1]
+    _, renewed = output_adapter(outputs[: len(written)], kept)
+    inputs += [carriers[target] for target in written]
+    names = (*(f"next {target}" for target in written), *adapter.names)
+    graph = Graph(tuple(inputs), (*renewed, *results), names)
     graph = limited(graph, program.range_constraints, guards, sizes)
     signature = program.module_call_graph[0].signature
     arguments = tuple(getattr(signature, "forward_arg_names", None) or ())
-    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter)
+    first = {target: _first(_tensor(program, target)) for target in written}
+    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter, first)
 
 
-def _refuse_mutation(program: ExportedProgram) -> None:
-    """Raise for outputs that would be written back to state or to the caller's tensors."""
+def _written(program: ExportedProgram) -> list[str]:
+    """Buffers and parameters whose new values are the first outputs. Raises where the caller's tensors are written."""
+    found: list[str] = []
     for spec in program.graph_signature.output_specs:
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            raise ImportModelError(
-                f"the model changes its buffer {spec.target!r} in forward",
-                fix="call .eval() first, or return the new state as an output and pass it as an input",
-            )
-        if spec.kind is OutputKind.PARAMETER_MUTATION:
-            raise ImportModelError(
-                f"the model changes its parameter {spec.target!r} in forward",
-                fix="change it before the model is exported",
-            )
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise ImportModelError(
                 f"the model writes into its input {spec.target!r}", fix="clone the input first, or return the new value"
             )
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            found.append(str(spec.target))
+    return found
+
+
+def _first(tensor: torch.Tensor) -> np.ndarray:
+    """A copy, which no later call of the module changes."""
+    tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return to_numpy(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, object]:
@@ -187,17 +212,20 @@ def _carrier(leaf: Leaf, value: object) -> Node:
     return value
 
 
-def _held(program: ExportedProgram, spec: InputSpec) -> object:
+def _constant(program: ExportedProgram, spec: InputSpec) -> object:
     """A parameter, buffer or lifted constant."""
-    target = spec.target
-    if spec.kind is InputKind.TOKEN or target is None:
+    if spec.kind is InputKind.TOKEN or spec.target is None:
         return None
+    return constant(_tensor(program, spec.target), loc=spec.target)
+
+
+def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
     tensor = program.state_dict.get(target)
     if tensor is None:
         tensor = program.constants.get(target)
     if not isinstance(tensor, torch.Tensor):
         raise ImportModelError(f"constant {target!r}", expected="a tensor", got=type(tensor).__name__)
-    return constant(tensor, loc=target)
+    return tensor
 
 
 def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[OutputAdapter, list[Node]]:

@@ -182,7 +182,7 @@ def batch_norm(
     cudnn: bool,
 ) -> Node:
     if training and running_mean is not None:
-        raise Unsupported("batch_norm in training mode; call .eval() on the model first")
+        raise Unsupported("batch_norm in training mode")
     return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
 
 

@@ -1,0 +1,68 @@
+"""What a model keeps between calls: caches, counters, running statistics."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ingot.runtime import memory
+from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.program import State
+from ingot.runtime.tensors import Border, is_tensor
+from ingot.support.errors import InputError
+
+
+class Held:
+    """Each tensor of a program's state twice: the value that a call reads and the one that it writes.
+
+    shapes: of the tensors. pointers: what a run takes between its inputs and its outputs. For one call at a time.
+    """
+
+    def __init__(self, state: Sequence[State]) -> None:
+        """The first values. Raises IngotError when the system has not that much memory."""
+        self.shapes = tuple(s.shape for s in state)
+        self._state = state
+        ends = np.cumsum([0, *(memory.align(s.first.nbytes) for s in state)])
+        self._regions = [memory.Region(int(ends[-1])) for _ in range(2)] if state else []
+        self._offsets = [int(end) for end in ends[:-1]]
+        for s, place in zip(state, self._places(0), strict=True):
+            ctypes.memmove(place, s.first.ctypes.data, s.first.nbytes)
+        self.pointers = [*self._places(0), *self._places(1)]
+        self._exchanged = [*self._places(1), *self._places(0)]
+
+    def _places(self, region: int) -> list[int]:
+        return [self._regions[region].address + offset for offset in self._offsets]
+
+    def exchange(self) -> None:
+        """What the last call wrote is what the next one reads."""
+        self.pointers, self._exchanged = self._exchanged, self.pointers
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Copies of the values by name."""
+        return {
+            s.spec.name: np.frombuffer(ctypes.string_at(place, s.first.nbytes), numpy_dtype(s.spec.dtype))
+            .reshape(s.shape)
+            .copy()
+            for s, place in zip(self._state, self.pointers, strict=False)
+        }
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Replace some of the values; none if one of them does not fit. Raises InputError."""
+        found = {s.spec.name: (s, place) for s, place in zip(self._state, self.pointers, strict=False)}
+        moves: list[tuple[int, int, int]] = []
+        kept: list[object] = []
+        for name, value in values.items():
+            if name not in found:
+                raise InputError(f"state {name!r}", expected=f"one of {', '.join(found) or 'none'}", got="no such name")
+            state, place = found[name]
+            border = Border(state.spec)
+            fitting = border.tensor(value) if is_tensor(value) else border.array(value)
+            if tuple(fitting.shape) != state.shape:
+                raise InputError(f"state {name!r}", expected=f"shape {state.shape}", got=tuple(fitting.shape))
+            source = fitting.ctypes.data if isinstance(fitting, np.ndarray) else fitting.data_ptr()
+            moves.append((place, source, state.first.nbytes))
+            kept.append(fitting)
+        for place, source, nbytes in moves:
+            ctypes.memmove(place, source, nbytes)
