@@ -32,12 +32,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_sequence_map_identity_2_sequences",
         "test_sequence_map_identity_2_sequences_expanded",
     ),
-    "ai.onnx.ml": (
-        "test_ai_onnx_ml_array_feature_extractor",
-        "test_ai_onnx_ml_binarizer",
-        "test_ai_onnx_ml_tree_ensemble_set_membership",
-        "test_ai_onnx_ml_tree_ensemble_single_tree",
-    ),
     "element types without an Ingot dtype: fnuz and 4-bit floats, e8m0, 2-bit integers": (
         "test_cast_FLOAT16_to_FLOAT4E2M1",
         "test_cast_FLOAT16_to_FLOAT8E4M3FNUZ",

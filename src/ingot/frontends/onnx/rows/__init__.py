@@ -6,6 +6,7 @@ from ingot.frontends.onnx.rows import (
     control,
     elementwise,
     indexing,
+    ml,
     nn,
     norm,
     quant,
@@ -16,6 +17,7 @@ from ingot.frontends.onnx.rows import (
     sampling,
     shape,
     signal,
+    trees,
 )
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "control",
     "elementwise",
     "indexing",
+    "ml",
     "nn",
     "norm",
     "quant",
@@ -34,4 +37,5 @@ __all__ = [
     "sampling",
     "shape",
     "signal",
+    "trees",
 ]

@@ -1,0 +1,269 @@
+"""ai.onnx.ml without its trees (trees.py): linear models, support vectors, encoders of numbers, scalers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
+from ingot.ir.types import DType
+
+ML = "ai.onnx.ml"
+
+
+def matrix(x: Node, dtype: DType = T.f32) -> Node:
+    """[rows, features] of `dtype`; a vector is one row."""
+    return ops.cast(ops.expand_dims(x, 0) if len(x.shape) == 1 else x, dtype)
+
+
+def floats(c: Call, name: str, default: tuple[float, ...] = ()) -> np.ndarray:
+    return np.asarray(c.float_list(name) or default, np.float32)
+
+
+# classes
+
+
+def labels(c: Call, name: str) -> np.ndarray:
+    """A classifier's labels."""
+    if c.has_attr("classlabels_strings"):
+        raise Unsupported("its labels are strings; export it with whole numbers as classes")
+    return np.asarray(c.int_list(name), np.int64)
+
+
+def top_label(scores: Node, names: np.ndarray) -> Node:
+    """[rows]: the label of the greatest of [rows, classes], the first of equal ones."""
+    return ops.Take(0)(const(names), ops.arg_reduce("max", scores, 1))
+
+
+def label_of(second: Node, names: np.ndarray) -> Node:
+    """One of two labels."""
+    return ops.where(second, const(names[1]), const(names[0]))
+
+
+def transformed(y: Node, name: str) -> Node:
+    """`post_transform` of [rows, classes]."""
+    match name:
+        case "NONE":
+            return y
+        case "LOGISTIC":
+            return ops.Logistic()(y)
+        case "SOFTMAX":
+            return ops.Softmax(1)(y)
+        case "SOFTMAX_ZERO":
+            # softmax, but that scores of 0 stay 0
+            most = ops.reduce_max(y, 1, keepdims=True)
+            kept = ops.compare("GT", ops.Abs()(y), 1e-7)
+            parts = ops.where(kept, ops.Exp()(ops.sub(y, most)), ops.scalar(0, y.dtype))
+            rest = ops.where(kept, parts, ops.mul(y, ops.Exp()(ops.Neg()(most))))
+            return ops.div(rest, ops.reduce_sum(parts, 1, keepdims=True))
+    raise Unsupported(f"post_transform {name}")
+
+
+def both_scores(y: Node, transform: str, probable: bool) -> Node:
+    """[rows, 2] of one score [rows, 1]: probabilities of the second class, or margins between them."""
+    if transform == "PROBIT":
+        raise Unsupported("post_transform PROBIT")
+    if transform == "LOGISTIC":
+        return ops.Logistic()(ops.concat([ops.Neg()(y), y], 1))
+    return ops.concat([ops.sub(1.0, y) if probable else ops.Neg()(y), y], 1)
+
+
+# linear models and support vectors
+
+
+def _linear(c: Call) -> Node:
+    """[rows, outputs]: x coefficients^T + intercepts."""
+    x, bias = matrix(c.x()), floats(c, "intercepts")
+    count = c.int("targets", 1) if c.proto.op_type == "LinearRegressor" else max(len(bias), 1)
+    weight = floats(c, "coefficients").reshape(count, -1)
+    y = ops.MatMul()(x, const(np.ascontiguousarray(weight.T)))
+    return ops.add(y, const(bias)) if bias.size else y
+
+
+@onnx_op("LinearRegressor", domain=ML)
+def linear_regressor(c: Call) -> Result:
+    return transformed(_linear(c), c.str("post_transform", "NONE"))
+
+
+@onnx_op("LinearClassifier", domain=ML)
+def linear_classifier(c: Call) -> Result:
+    names, y, transform = labels(c, "classlabels_ints"), _linear(c), c.str("post_transform", "NONE")
+    if y.shape[1] != 1:
+        return [top_label(y, names), transformed(y, transform)]
+    if len(names) != 2:
+        raise Unsupported(f"one score of {len(names)} classes")
+    label = label_of(ops.compare("GT", ops.reshape(y, (-1,)), 0.0), names)
+    return [label, both_scores(y, transform, True)]
+
+
+def _kernels(c: Call, x: Node, vectors: np.ndarray) -> Node:
+    """[rows, vectors]: the kernel of each row with each of [vectors, features]."""
+    kind, params = c.str("kernel_type", "LINEAR"), floats(c, "kernel_params", (0.0, 0.0, 0.0))
+    gamma, shift, degree = (float(p) for p in params)
+    if kind == "RBF":
+        # differences before squares: nothing cancels
+        apart = ops.sub(ops.expand_dims(x, 1), const(vectors))
+        return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(apart, apart), 2), -gamma))
+    y = ops.MatMul()(x, const(np.ascontiguousarray(vectors.T)))
+    match kind:
+        case "LINEAR":
+            return y
+        case "POLY":
+            return ops.pow(ops.add(ops.mul(y, gamma), shift), degree)
+        case "SIGMOID":
+            return ops.Tanh()(ops.add(ops.mul(y, gamma), shift))
+    raise Unsupported(f"kernel {kind!r}")
+
+
+@onnx_op("SVMRegressor", domain=ML)
+def svm_regressor(c: Call) -> Result:
+    x, weight, rho = matrix(c.x()), floats(c, "coefficients"), floats(c, "rho")
+    if c.str("post_transform", "NONE") != "NONE":
+        raise Unsupported("post_transform of a support vector regression")
+    supports = c.int("n_supports", 0)
+    if supports:
+        x = _kernels(c, x, floats(c, "support_vectors").reshape(supports, -1))
+    y = ops.add(ops.MatMul()(x, const(weight.reshape(-1, 1))), const(rho[0]))
+    return ops.where(ops.compare("GT", y, 0.0), ops.scalar(1.0), ops.scalar(-1.0)) if c.flag("one_class") else y
+
+
+@onnx_op("SVMClassifier", domain=ML)
+def svm_classifier(c: Call) -> Result:
+    """One margin for each pair of classes, whose winner has a vote."""
+    names, x, counts = labels(c, "classlabels_ints"), matrix(c.x()), c.int_list("vectors_per_class", ())
+    if not sum(counts) or len(counts) != len(names):
+        raise Unsupported("a support vector classifier without vectors for each class")
+    if c.has_attr("prob_a"):
+        raise Unsupported("probabilities that pairs of classes are fitted to; export it without probability")
+    classes, of = len(names), np.repeat(np.arange(len(names)), counts)
+    weight = floats(c, "coefficients").reshape(classes - 1, -1)
+    pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
+    columns = np.zeros((weight.shape[1], len(pairs)), np.float32)
+    won = np.zeros((len(pairs), classes), np.float32)
+    for p, (i, j) in enumerate(pairs):
+        columns[of == i, p], columns[of == j, p] = weight[j - 1, of == i], weight[i, of == j]
+        won[p, i], won[p, j] = 1.0, -1.0
+    kernels = _kernels(c, x, floats(c, "support_vectors").reshape(weight.shape[1], -1))
+    y = ops.add(ops.MatMul()(kernels, const(columns)), const(floats(c, "rho")[: len(pairs)]))
+    first = ops.cast(ops.compare("GT", y, 0.0), T.f32)
+    votes = ops.add(ops.MatMul()(first, const(won)), const(-np.minimum(won, 0).sum(0)))
+    transform = c.str("post_transform", "NONE")
+    margins = both_scores(y, transform, transform != "NONE") if classes == 2 else transformed(y, transform)
+    return [top_label(votes, names), margins]
+
+
+# numbers into numbers
+
+
+@onnx_op("Scaler", domain=ML)
+def scaler(c: Call) -> Result:
+    x = ops.cast(c.x(), T.f32)
+    return ops.mul(ops.sub(x, const(floats(c, "offset", (0.0,)))), const(floats(c, "scale", (1.0,))))
+
+
+@onnx_op("Normalizer", domain=ML)
+def normalizer(c: Call) -> Result:
+    x, norm = ops.cast(c.x(), T.f32), c.str("norm", "MAX")
+    match norm:
+        case "MAX":
+            by = ops.reduce_max(x, -1, keepdims=True)
+        case "L1":
+            by = ops.reduce_sum(ops.Abs()(x), -1, keepdims=True)
+        case "L2":
+            by = ops.Sqrt()(ops.reduce_sum(ops.mul(x, x), -1, keepdims=True))
+        case _:
+            raise Unsupported(f"norm {norm!r}")
+    return ops.where(ops.compare("EQ", by, 0.0), x, ops.div(x, by))
+
+
+@onnx_op("Binarizer", domain=ML)
+def binarizer(c: Call) -> Result:
+    return ops.cast(ops.compare("GT", c.x(), c.float("threshold", 0.0)), c.type().dtype)
+
+
+@onnx_op("Imputer", domain=ML)
+def imputer(c: Call) -> Result:
+    x = c.x()
+    name, kind = ("float", c.float_list) if x.dtype.is_float else ("int64", c.int_list)
+    values = const(np.asarray(kind(f"imputed_value_{name}s") or (), x.dtype.numpy))
+    replaced = c.float("replaced_value_float", 0.0) if x.dtype.is_float else c.int("replaced_value_int64", 0)
+    missing = ops.IsNan()(x) if math.isnan(replaced) else ops.compare("EQ", x, replaced)
+    return ops.where(missing, values, x)
+
+
+@onnx_op("FeatureVectorizer", domain=ML)
+def feature_vectorizer(c: Call) -> Result:
+    parts = [matrix(x) for x in c.xs()]
+    for part, size in zip(parts, c.int_list("inputdimensions"), strict=True):
+        if part.shape[1] != size:
+            raise Unsupported(f"{part.shape[1]} features where {size} are announced")
+    return ops.concat(parts, 1)
+
+
+@onnx_op("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(c: Call) -> Result:
+    x, at = c.x(0), ops.reshape(c.x(1), (-1,))
+    return ops.Take(c.rank() - 1 or 1)(ops.expand_dims(x, 0) if c.rank() == 1 else x, at)
+
+
+@onnx_op("OneHotEncoder", domain=ML)
+def one_hot_encoder(c: Call) -> Result:
+    """[*shape, categories]; all 0 for a number that is none of them."""
+    if c.has_attr("cats_strings"):
+        raise Unsupported("categories that are strings")
+    x = ops.expand_dims(ops.cast(c.x(), T.i64), c.rank())
+    return ops.cast(ops.compare("EQ", x, const(np.asarray(c.int_list("cats_int64s"), np.int64))), T.f32)
+
+
+def _entries(c: Call, what: str) -> np.ndarray:
+    """LabelEncoder's keys or values."""
+    if c.has_attr(f"{what}_strings"):
+        raise Unsupported(f"{what} that are strings")
+    found = c.attr(f"{what}_tensor")
+    if isinstance(found, np.ndarray):
+        return found.reshape(-1)
+    return floats(c, f"{what}_floats") if c.has_attr(f"{what}_floats") else np.asarray(c.int_list(f"{what}_int64s"))
+
+
+@onnx_op("LabelEncoder", since=2, domain=ML)
+def label_encoder(c: Call) -> Result:
+    """Each number's value, found by bisection among the sorted keys; of equal keys the last holds."""
+    x, values = c.x(), _entries(c, "values")
+    keys = _entries(c, "keys").astype(x.dtype.numpy)
+    given = c.attr("default_tensor")
+    default = c.float("default_float", -0.0) if values.dtype.kind == "f" else c.int("default_int64", -1)
+    default = given.reshape(()) if isinstance(given, np.ndarray) else np.asarray(default, values.dtype)
+    last = {k: v for k, v in zip(keys.tolist(), values.tolist(), strict=True) if k == k}
+    sorted_keys = np.asarray(sorted(last), keys.dtype)
+    out = ops.full(x.shape, default.item(), T.dtype_of(values))
+    if sorted_keys.size:
+        at, hit = _bisected(x, sorted_keys)
+        table = np.asarray([last[k] for k in sorted_keys.tolist()], values.dtype)
+        out = ops.where(hit, ops.Take(0)(const(table), at), out)
+    if keys.dtype.kind == "f" and np.isnan(keys).any():
+        out = ops.where(ops.IsNan()(x), const(values[np.isnan(keys)][-1]), out)
+    return out
+
+
+def _bisected(x: Node, keys: np.ndarray) -> tuple[Node, Node]:
+    """(i32: how many of the ascending keys are below each number, all but one at most; bool: the next equals it)."""
+    steps = [1 << i for i in range((len(keys) - 1).bit_length())][::-1]
+    # as many as the steps can reach, none of which is below anything
+    padded = const(np.append(keys, np.full(sum(steps) + 1 - len(keys), keys[-1])))
+    at = ops.full(x.shape, 0, T.i32)
+    for step in steps:
+        below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
+        at = ops.add(at, ops.mul(ops.cast(below, T.i32), step))
+    at = ops.minimum(at, len(keys) - 1)
+    return at, ops.compare("EQ", ops.Take(0)(padded, at), x)
+
+
+@onnx_op("ZipMap", domain=ML)
+def zip_map(c: Call) -> Result:
+    """The matrix whose rows would be written as maps from labels to numbers; its columns are the labels' in order."""
+    return c.x()

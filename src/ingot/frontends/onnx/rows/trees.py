@@ -1,0 +1,491 @@
+"""Decision trees of ai.onnx.ml, as lookups in tables that all trees share.
+
+A record is four words: a feature, a threshold, the place of the first of two children, which lie side by side, and
+what a leaf holds. All trees go down one level at a time for all rows, which leaves a chain of gathers and comparisons
+to fuse; a leaf is its own first child:
+
+    at = table[at + 2] + 4 * (x[table[at]] > table[at + 1])      [rows, trees]
+
+NaN goes to the first child. Where it should go on as greater numbers do, the test is that of -x with the children in
+exchange: x <= s where -x > the number before -s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce as fold_left
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.rows.common import check_table
+from ingot.frontends.onnx.rows.ml import ML, both_scores, label_of, labels, matrix, top_label, transformed
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType
+
+_LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
+_MODES = {
+    "BRANCH_LEQ": _LEQ,
+    "BRANCH_LT": _LT,
+    "BRANCH_GTE": _GTE,
+    "BRANCH_GT": _GT,
+    "BRANCH_EQ": _EQ,
+    "BRANCH_NEQ": _NEQ,
+    "LEAF": _LEAF,
+}
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+# levels of one kernel; a longer way down is a loop
+_STEPS = 12
+_DEEPEST = 4096
+_WORDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Nodes as arrays of [nodes] and each tree's root. From a node that is no leaf the way goes to `yes` where
+    `x[feature] mode split` holds, or where x is NaN and `nan` is set, else to `no`."""
+
+    roots: np.ndarray
+    feature: np.ndarray
+    split: np.ndarray
+    mode: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    nan: np.ndarray
+
+    @property
+    def leaf(self) -> np.ndarray:
+        return self.mode == _LEAF
+
+    def in_order(self) -> Forest:
+        """Every comparison as `x <= split`, whose `split` is infinite only where NaN goes to `yes`. More nodes follow
+        those that there are, the last a leaf of nothing.
+
+        x < s is x <= the number before s, x == s is x <= s and not x < s, two nodes, and the others are opposites.
+        """
+        f = _Fields(self)
+        # NaN is different from every number
+        f.nan[f.mode == _NEQ] = True
+        for this, other in ((_NEQ, _EQ), (_GTE, _LT), (_GT, _LEQ)):
+            f.exchange(f.mode == this)
+            f.mode[f.mode == this] = other
+        equal = np.flatnonzero(f.mode == _EQ)
+        second = f.more(equal, mode=_LT, yes=f.no[equal], no=f.yes[equal], nan=False)
+        f.mode[equal], f.yes[equal] = _LEQ, second
+        less = f.mode == _LT
+        never = less & np.isneginf(f.split)
+        f.split[less], f.mode[less] = np.nextafter(f.split[less], f.split.dtype.type(-np.inf)), _LEQ
+        # nothing lies below the least number, everything up to the greatest
+        f.split[never] = np.inf
+        f.exchange(never)
+        # a number at all: above 0, or up to 0
+        number = np.flatnonzero((f.mode == _LEQ) & np.isposinf(f.split) & ~f.nan)
+        second = f.more(number, split=0)
+        f.yes[number], f.no[number], f.split[number], f.nan[number] = second, f.yes[number], 0, True
+        f.more(np.zeros(1, np.int64), mode=_LEAF)
+        return Forest(f.roots, f.feature, f.split, f.mode, f.yes, f.no, f.nan)
+
+    def depths(self) -> np.ndarray:
+        """[trees]: steps on the longest way from each root to a leaf. Raises Unsupported where a way has no end."""
+        inner, count = ~self.leaf, len(self.mode)
+        tree, level = np.arange(len(self.roots)), self.roots
+        depths = np.zeros(len(self.roots), np.int64)
+        for depth in range(_DEEPEST):
+            on = inner[level]
+            if not on.any():
+                return depths
+            tree, level = tree[on], level[on]
+            depths[tree] = depth + 1
+            # ways that meet go on as one
+            below = np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]])
+            tree, level = np.divmod(np.unique(below), count)
+        raise Unsupported(f"trees of more than {_DEEPEST} levels, or without end")
+
+
+class _Fields:
+    """A forest's arrays, to be changed."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.roots = forest.roots
+        self.feature, self.split, self.mode = forest.feature.copy(), forest.split.copy(), forest.mode.copy()
+        self.yes, self.no, self.nan = forest.yes.copy(), forest.no.copy(), forest.nan.copy()
+
+    def exchange(self, at: np.ndarray) -> None:
+        """The opposite test at nodes."""
+        self.yes[at], self.no[at], self.nan[at] = self.no[at], self.yes[at], ~self.nan[at]
+
+    def more(self, at: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
+        """The places of new nodes that are as those `at`, but for what is given."""
+        new = len(self.mode) + np.arange(len(at))
+        for name in ("feature", "split", "mode", "yes", "no", "nan"):
+            array = getattr(self, name)
+            part = np.full(len(at), changed[name]) if name in changed else array[at]
+            setattr(self, name, np.append(array, part.astype(array.dtype)))
+        return new
+
+
+def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
+    """Ranges of descending depths, cut in two where that saves an eighth of the steps and 64."""
+    part = depths[start:end]
+    saved = np.arange(len(part), 0, -1) * (part[0] - part)
+    at = int(saved.argmax())
+    if saved[at] < max(64, len(part) * part[0] / 8):
+        return [(start, end)]
+    return _alike(depths, start, start + at) + _alike(depths, start + at, end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Records of the roots and of each inner node's two children. x: [rows, features], and -x behind it if need be."""
+
+    x: Node
+    words: Node
+    roots: np.ndarray
+
+    @staticmethod
+    def of(x: Node, forest: Forest, held: np.ndarray) -> _Table:
+        """For a forest `in_order`. held: what [nodes] hold, numbers of x's dtype or whole numbers."""
+        leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
+        used = forest.feature[~leaf]
+        if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:
+            raise Unsupported(f"features {used.min(initial=0)} to {used.max(initial=-1)} of {features}")
+        turned = ~forest.nan & ~leaf
+        with np.errstate(over="ignore"):
+            least = np.nextafter(-forest.split, forest.split.dtype.type(-np.inf))
+        feature, split = forest.feature, np.where(leaf, np.inf, np.where(turned, least, forest.split))
+        if turned.any():
+            x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + turned * features
+        first, second = np.where(turned, forest.no, forest.yes), np.where(turned, forest.yes, forest.no)
+        nodes = np.concatenate([roots, np.stack([first, second], 1)[~leaf].reshape(-1)])
+        check_table(len(nodes), _WORDS)
+        pair = len(roots) + 2 * (np.cumsum(~leaf) - 1)
+        word = np.dtype(f"u{x.dtype.nbytes}")
+        table = np.empty((len(nodes), _WORDS), word)
+        table[:, 0] = np.where(leaf, 0, feature)[nodes]
+        table[:, 1] = split[nodes].astype(x.dtype.numpy).view(word)
+        table[:, 2] = _WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
+        table[:, 3] = held[nodes].view(word) if held.dtype == x.dtype.numpy else held[nodes]
+        return _Table(x, const(table.reshape(-1)), (_WORDS * np.arange(len(roots))).astype(word))
+
+    def word(self, at: Node, i: int) -> Node:
+        return ops.Take(0)(self.words, ops.add(at, i) if i else at)
+
+    def number(self, at: Node, i: int) -> Node:
+        return ops.BitcastConvert(self.x.dtype)(self.word(at, i))
+
+    def steps(self, x: Node, at: Node, count: int) -> Node:
+        """Levels down from the places `at`: [rows, trees] or, where they are the same for all rows, [trees]."""
+        for _ in range(count):
+            feature = self.word(at, 0)
+            value = ops.Take(1)(x, feature) if len(at.shape) == 1 else ops.GatherElements(1)(x, feature)
+            second = ops.compare("GT", value, self.number(at, 1))
+            at = ops.add(self.word(at, 2), ops.where(second, ops.scalar(_WORDS, at.dtype), ops.scalar(0, at.dtype)))
+        return at
+
+    def ends(self, depth: int) -> Node:
+        """Places [rows, trees], `depth` levels down."""
+        shape = (self.x.shape[0], len(self.roots))
+        if depth <= _STEPS:
+            return ops.broadcast_to(self.steps(self.x, const(self.roots), depth), shape)
+        times = -(-depth // _STEPS)
+        at = ops.broadcast_to(const(self.roots), shape)
+        i, x, here = (Input(*of)() for of in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", at.type)))
+        cond = Graph((i, x, here), (ops.compare("LT", i, times),))
+        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // times))))
+        return ops.While(cond, body)(const(0, np.int64), self.x, at).results[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What leaves hold: `value[i]` for `target[i]` at the node `leaf[i]`."""
+
+    leaf: np.ndarray
+    target: np.ndarray
+    value: np.ndarray
+    targets: int
+
+    def table(self, count: int, dtype: DType, aggregate: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(each of `count` nodes' row, [rows, targets] of values, which of them are given). The last row has none."""
+        if self.target.min(initial=0) < 0 or self.target.max(initial=0) >= self.targets:
+            raise Unsupported(f"a weight of target {self.target.max()} of {self.targets}")
+        leaves, row = np.unique(self.leaf, return_inverse=True)
+        check_table(len(leaves) + 1, self.targets)
+        fold, empty = {"MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}.get(aggregate, (np.add, 0.0))
+        values = np.full((len(leaves) + 1, self.targets), empty, dtype.numpy)
+        given = np.zeros(values.shape, bool)
+        fold.at(values, (row, self.target), self.value)
+        given[row, self.target] = True
+        row_of = np.full(count, len(leaves))
+        row_of[leaves] = np.arange(len(leaves))
+        return row_of, values, given
+
+
+def scores(
+    x: Node, forest: Forest, weights: Weights, aggregate: str = "SUM", tree: np.ndarray | None = None
+) -> tuple[Node, Node | None]:
+    """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
+    where they hold something, None: everywhere). tree: each node's tree, where it has one."""
+    ordered = forest.in_order()
+    row_of, values, given = weights.table(len(ordered.mode), x.dtype, aggregate)
+    own = None
+    if tree is not None and aggregate not in ("MIN", "MAX"):
+        own = _own_targets(forest, given[row_of[: len(tree)]], tree)
+    if own is not None:
+        return _over_trees(x, ordered, _by_target(ordered, own), values.sum(1)[row_of], "SUM"), None
+    roots = ordered.roots.reshape(1, -1)
+    fold = aggregate if aggregate in ("MIN", "MAX") else "SUM"
+    if weights.targets == 1:
+        y = _over_trees(x, ordered, roots, values[row_of, 0], fold)
+    else:
+        y = _over_trees(x, ordered, roots, row_of, fold, values)
+    if given[row_of[np.flatnonzero(forest.leaf)]].all():
+        return y, None
+    some = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", given.astype(np.int32)), 0)
+    return ops.where(some, y, ops.scalar(0, y.dtype)), some
+
+
+_FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node]]] = {
+    "SUM": (ops.reduce_sum, lambda a, b: ops.add(a, b)),
+    "MIN": (ops.reduce_min, lambda a, b: ops.minimum(a, b)),
+    "MAX": (ops.reduce_max, lambda a, b: ops.maximum(a, b)),
+}
+
+
+def _over_trees(
+    x: Node,
+    forest: Forest,
+    roots: np.ndarray,
+    held: np.ndarray,
+    fold: str,
+    rows: np.ndarray | None = None,
+) -> Node:
+    """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
+    are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
+    depths = replace(forest, roots=roots.reshape(-1)).depths().reshape(roots.shape)
+    order = np.argsort(-depths, 1, kind="stable")
+    roots, depths = np.take_along_axis(roots, order, 1), np.take_along_axis(depths, order, 1).max(0)
+    reduced, both = _FOLDS[fold]
+    parts: list[Node] = []
+    for start, end in _alike(depths, 0, len(depths)):
+        part = roots[:, start:end]
+        table = _Table.of(x, replace(forest, roots=part), held)
+        at = table.ends(int(depths[start]))
+        if rows is None:
+            values = ops.reshape(table.number(at, 3), (x.shape[0], *part.shape))
+            parts.append(reduced(values, 2))
+        else:
+            parts.append(reduced(ops.Take(0)(const(rows), table.word(at, 3)), 1))
+    return fold_left(both, parts)
+
+
+def _own_targets(forest: Forest, given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
+    """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
+    trees for each."""
+    leaves, (trees, targets) = np.flatnonzero(forest.leaf), (len(forest.roots), given.shape[1])
+    if targets == 1 or (given[leaves].sum(1) != 1).any():
+        return None
+    least, most = np.full(trees, targets), np.full(trees, -1)
+    np.minimum.at(least, tree[leaves], given[leaves].argmax(1))
+    np.maximum.at(most, tree[leaves], given[leaves].argmax(1))
+    counts = np.bincount(least, minlength=targets)
+    even = (least == most).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
+    return least if even else None
+
+
+def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
+    """[targets, trees]: the roots of each target's trees, filled up with the leaf of nothing."""
+    counts = np.bincount(own)
+    roots = np.full((len(counts), counts.max()), len(forest.mode) - 1)
+    for target, count in enumerate(counts):
+        roots[target, :count] = forest.roots[own == target]
+    return roots
+
+
+# how the three ops write a forest
+
+
+def _numbers(c: Call, name: str, dtype: DType) -> np.ndarray:
+    """An attribute of floats, or a tensor under `name`_as_tensor; empty where there is neither."""
+    found = c.attr(f"{name}_as_tensor")
+    return np.asarray(c.float_list(name) or () if found is None else found, dtype.numpy).reshape(-1)
+
+
+def _integers(c: Call, name: str) -> np.ndarray:
+    return np.asarray(c.int_list(name, ()), np.int64)
+
+
+def _no_nan(forest: Forest) -> Forest:
+    if np.isnan(forest.split[~forest.leaf]).any():
+        raise Unsupported("a split at NaN")
+    return forest
+
+
+def _numbered(trees: np.ndarray, nodes: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Where the node of a tree and number stands in these arrays; LookupError where it does not."""
+    tree_names, node_names = np.unique(trees), np.unique(nodes)
+
+    def key(t: np.ndarray, n: np.ndarray) -> np.ndarray:
+        return np.searchsorted(tree_names, t) * len(node_names) + np.searchsorted(node_names, n)
+
+    keys = key(trees, nodes)
+    order = np.argsort(keys)
+    if (np.diff(keys[order]) == 0).any():
+        raise ValueError("two nodes of one number in a tree")
+
+    def find(t: np.ndarray, n: np.ndarray) -> np.ndarray:
+        at = order[np.minimum(np.searchsorted(keys[order], key(t, n)), len(order) - 1)]
+        if (trees[at] != t).any() or (nodes[at] != n).any():
+            raise LookupError("a node that its tree does not have")
+        return at
+
+    return find
+
+
+def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, Weights, np.ndarray]:
+    """(nodes, weights, each node's tree) of the ops that name nodes by tree and number; `kind` is what has weights."""
+    names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
+    trees, numbers, feature, yes, no = (_integers(c, f"nodes_{name}") for name in names)
+    found = c.attr("nodes_modes")
+    mode = np.asarray([_MODES[str(m)] for m in found] if isinstance(found, tuple) else (), np.int64)
+    split = _numbers(c, "nodes_values", dtype)
+    nan = _integers(c, "nodes_missing_value_tracks_true").astype(bool)
+    nan = nan if nan.size else np.zeros(len(mode), bool)
+    lengths = {len(a) for a in (trees, numbers, feature, yes, no, mode, split, nan)}
+    if len(lengths) != 1 or not len(mode):
+        raise ValueError(f"nodes_* of lengths {sorted(lengths)}")
+    find = _numbered(trees, numbers)
+    inner, own = mode != _LEAF, np.arange(len(mode))
+    children = (own.copy(), own.copy())
+    for side, named in zip(children, (yes, no), strict=True):
+        side[inner] = find(trees[inner], named[inner])
+    _, roots, tree = np.unique(trees, return_index=True, return_inverse=True)
+    forest = _no_nan(Forest(roots, np.where(inner, feature, 0), split, mode, children[0], children[1], nan & inner))
+    leaf = find(_integers(c, f"{kind}_treeids"), _integers(c, f"{kind}_nodeids"))
+    target, value = _integers(c, f"{kind}_ids"), _numbers(c, f"{kind}_weights", dtype)
+    # old converters give inner nodes weights that nothing reads
+    kept = ~inner[leaf]
+    return forest, Weights(leaf[kept], target[kept], value[kept], targets), tree
+
+
+def _finished(y: Node, base: np.ndarray, aggregate: str, trees: int, transform: str) -> Node:
+    if aggregate == "AVERAGE":
+        y = ops.div(y, trees)
+    if base.size:
+        y = ops.add(y, const(base))
+    if transform != "NONE" and y.shape[1] == 1:
+        raise Unsupported(f"post_transform {transform} of one target, which ONNX Runtime leaves out")
+    return transformed(y, transform)
+
+
+@onnx_op("TreeEnsembleRegressor", domain=ML)
+def tree_ensemble_regressor(c: Call) -> Result:
+    x = matrix(c.x(), T.f64 if c.type().dtype == T.f64 else T.f32)
+    targets, aggregate = c.int("n_targets"), c.str("aggregate_function", "SUM")
+    base = _numbers(c, "base_values", x.dtype)
+    if aggregate not in _AGGREGATES or base.size not in (0, targets):
+        raise Unsupported(f"{base.size} base values of {targets} targets, aggregate {aggregate!r}")
+    forest, weights, tree = _by_number(c, x.dtype, "target", targets)
+    y, _ = scores(x, forest, weights, aggregate, tree)
+    y = _finished(y, base, aggregate, len(forest.roots), c.str("post_transform", "NONE"))
+    return ops.cast(y, T.f32)
+
+
+def _tensor(c: Call, name: str, dtype: DType) -> np.ndarray:
+    found = c.attr(name)
+    return np.asarray(found if isinstance(found, np.ndarray) else (), dtype.numpy).reshape(-1)
+
+
+@onnx_op("TreeEnsemble", since=5, domain=ML)
+def tree_ensemble(c: Call) -> Result:
+    """Inner nodes, then leaves, are counted on from 0."""
+    dtype = c.type().dtype
+    x = matrix(c.x(), T.f64 if dtype == T.f64 else T.f32)
+    aggregate, transform = _AGGREGATES[c.int("aggregate_function", 1)], _TRANSFORMS[c.int("post_transform", 0)]
+    feature, target = _integers(c, "nodes_featureids"), _integers(c, "leaf_targetids")
+    inner, fill = len(feature), np.zeros(len(target), np.int64)
+    own = np.arange(inner, inner + len(target))
+    yes, no = (_integers(c, f"nodes_{s}nodeids") + inner * _integers(c, f"nodes_{s}leafs") for s in ("true", "false"))
+    nan = _integers(c, "nodes_missing_value_tracks_true")
+    forest = Forest(
+        roots=_integers(c, "tree_roots"),
+        feature=np.append(feature, fill),
+        split=np.append(_tensor(c, "nodes_splits", x.dtype), fill).astype(x.dtype.numpy),
+        mode=np.append(_tensor(c, "nodes_modes", T.u8).astype(np.int64), fill + _LEAF),
+        yes=np.append(yes, own),
+        no=np.append(no, own),
+        nan=np.append(nan if nan.size else np.zeros(inner, np.int64), fill).astype(bool),
+    )
+    if any(len(getattr(forest, name)) != len(own) + inner for name in ("split", "mode", "yes", "no", "nan")):
+        raise ValueError("nodes_* of different lengths")
+    places = np.concatenate([forest.roots, forest.yes, forest.no])
+    if not forest.roots.size or places.min() < 0 or places.max() >= len(forest.mode):
+        raise LookupError("a node that there is not")
+    forest = _no_nan(_single_members(forest, _tensor(c, "membership_values", x.dtype)))
+    weights = Weights(own, target, _tensor(c, "leaf_weights", x.dtype), c.int("n_targets"))
+    y, _ = scores(x, forest, weights, aggregate)
+    return ops.cast(_finished(y, np.zeros(0), aggregate, len(forest.roots), transform), dtype)
+
+
+def _single_members(forest: Forest, members: np.ndarray) -> Forest:
+    """Tests for membership as chains of tests for one member; `members` are sets that NaN ends, in the nodes' order."""
+    sets = np.split(members, np.flatnonzero(np.isnan(members)) + 1)
+    names = ("feature", "split", "mode", "yes", "no", "nan")
+    fields = {name: list(getattr(forest, name)) for name in names}
+    asks = np.flatnonzero(forest.mode == _MEMBER)
+    if len(asks) > len(sets):
+        raise ValueError("fewer sets of members than nodes that ask for them")
+    for node, of in zip(asks.tolist(), sets, strict=False):
+        values, mode, last = of[~np.isnan(of)], _EQ, fields["no"][node]
+        if not values.size:
+            # nothing is below the least number
+            values, mode = np.full(1, -np.inf), _LT
+        at = node
+        for i, v in enumerate(values):
+            fields["mode"][at], fields["split"][at] = mode, v
+            if i + 1 < len(values):
+                for name in names:
+                    fields[name].append(fields[name][at])
+                fields["no"][at] = len(fields["mode"]) - 1
+                at = len(fields["mode"]) - 1
+        fields["no"][at] = last
+    return Forest(forest.roots, **{k: np.asarray(v, getattr(forest, k).dtype) for k, v in fields.items()})
+
+
+@onnx_op("TreeEnsembleClassifier", domain=ML)
+def tree_ensemble_classifier(c: Call) -> Result:
+    """(labels [rows], scores f32[rows, classes])."""
+    x = matrix(c.x(), T.f64 if c.type().dtype == T.f64 else T.f32)
+    names, transform = labels(c, "classlabels_int64s"), c.str("post_transform", "NONE")
+    forest, weights, tree = _by_number(c, x.dtype, "class", len(names))
+    base = _numbers(c, "base_values", x.dtype)
+    if len(names) == 2 and len(np.unique(weights.target)) == 1:
+        return _binary(x, forest, weights, base, names, transform)
+    if len(names) < 2 or base.size not in (0, len(names)):
+        raise Unsupported(f"{base.size} base values of {len(names)} classes")
+    y, some = scores(x, forest, weights, "SUM", tree)
+    if base.size:
+        y, some = ops.add(y, const(base)), None
+    seen = y if some is None else ops.where(some, y, ops.scalar(-np.inf, y.dtype))
+    return [top_label(seen, names), ops.cast(transformed(y, transform), T.f32)]
+
+
+def _binary(x: Node, forest: Forest, weights: Weights, base: np.ndarray, names: np.ndarray, transform: str) -> Result:
+    """Two classes, weights of one: a probability of the second class where no weight is negative, else its margin."""
+    first = int(weights.target[0]) == 0
+    if base.size > first:
+        raise Unsupported(f"{base.size} base values of two classes with weights for one")
+    y, _ = scores(x, forest, replace(weights, target=np.zeros_like(weights.target), targets=1))
+    if base.size:
+        y = ops.add(y, const(base))
+    probable = bool((weights.value >= 0).all())
+    label = label_of(ops.compare("GT", ops.reshape(y, (-1,)), 0.5 if probable else 0.0), names)
+    if first:
+        both = both_scores(y, transform, probable)
+    else:
+        both = transformed(ops.concat([ops.full(y.shape, 0.0, y.dtype), y], 1), transform)
+    return [label, ops.cast(both, T.f32)]
