@@ -379,6 +379,8 @@ def narrow(nbytes: int) -> Iterator[Case]:
         yield case(name + "add", (x, x.copy()), op.add)
         yield case(name + "relu", (x,), Relu())
         yield case(name + "gelu", (x,), Gelu())
+        yield case(name + "silu", (x,), Silu())
+        yield case(name + "split and multiply", (x,), gated)
         yield case(name + "sum last", (x,), lambda a: op.reduce_sum(a, 1))
         yield case(name + "max last", (x,), lambda a: op.reduce_max(a, 1))
         yield case(name + "sum first", (x,), lambda a: op.reduce_sum(a, 0))

@@ -33,7 +33,7 @@ from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.pointwise import lanes_for
 from ingot.schedule.row_columns import dense_rows, in_columns, read_columns
-from ingot.schedule.row_passes import RowPasses, Visit
+from ingot.schedule.row_passes import UNROLL, RowPasses, Visit
 from ingot.schedule.rows import Rows, reductions_of
 from ingot.schedule.short_rows import LINE, fold_rows, lines_ahead, width_of
 from ingot.schedule.transpose import fold_lanes
@@ -281,7 +281,7 @@ class RowLoops(RowPasses):
 
             def fold(b: Block, level: list[Node] = level, parts: list[Buffer] = parts) -> None:
                 for buffer, own in zip(parts, self.fold_level(b, level, level is not levels[0]), strict=True):
-                    b.store(buffer, k.mul(self.turn, integer(lanes)), own.vector(b))
+                    b.store(buffer, k.mul(self.turn, integer(lanes)), own.vector(b, lanes))
 
             known = dict(self.cached)
             self.cached |= self.caches_of(block, level)
@@ -385,7 +385,18 @@ class RowLoops(RowPasses):
             # what has just been stored in other pieces is slow to read
             long = 3 * LONG if self.scratch else LONG
             line = Line(self.outs[full[0]], self.rows.axis, long) if self.stream and not self.lines else None
-            self.over_row(block, lambda b, index, m, _: self._store(b, full, index, m), again=True, line=line)
+            several = self._results_at_once(full)
+
+            def store(b: Block, index: Index, mask: Expr | None, _: int) -> None:
+                self._store(b, full, index, mask)
+
+            self.over_row(block, store, several, again=True, line=line, at_once=several > 1)
+
+    def _results_at_once(self, full: Sequence[int]) -> int:
+        """How many vectors of a row's results to compute as one: of those of 16 bits two fill a register."""
+        wide = self.lines or max(self.body.outputs[i].dtype.nbytes for i in full) > 2
+        short = estimate(self.rows.shape[self.rows.axis]) < 2 * UNROLL * self.lanes
+        return 1 if wide or short or self.lanes == 1 or not self.rows.horizontal else UNROLL
 
     def _ahead(self) -> int:
         """How many turns on to ask for operands in the later passes over a row: these read it from the caches while the

@@ -25,7 +25,7 @@ from ingot.schedule.at_once import vectors_at_once
 from ingot.schedule.block import Block
 from ingot.schedule.chunks import Line, vector_loop
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
-from ingot.schedule.fold import Fold, reduction
+from ingot.schedule.fold import Fold, in_words, operand_of, reduction
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.long_sums import FEW, SHORT, LongSums
 from ingot.schedule.machine import Machine
@@ -83,7 +83,7 @@ class RowPasses:
 
     def reads_only(self, found: Sequence[Node]) -> bool:
         """Operands that are only read leave registers for more sums."""
-        return all(base_of(n.inputs[0], WHOLE_VIEWS) in self.body.inputs for n in found)
+        return all(base_of(self._operand(n), WHOLE_VIEWS) in self.body.inputs for n in found)
 
     def levels(self) -> list[list[Node]]:
         level: dict[Node, int] = {}
@@ -184,24 +184,31 @@ class RowPasses:
             unroll = max(unroll, several)
             unroll = unroll if estimate(self.rows.shape[self.rows.axis]) >= 2 * unroll * lanes else 1
             at_once = unroll == several > 1
-        folds = [Fold.of(n, block, lanes, unroll if horizontal else len(self.visits)) for n in level]
-        keep = self.cached.keys() & {n.inputs[0] for n in level}
+        wide = unroll if at_once else 1  # vectors of f32 whose words are folded as one
+
+        def fold_of(n: Node) -> Fold:
+            words = lanes > 1 and self._in_words(n)
+            own = wide if words else 1
+            return Fold.of(n, block, own * lanes, unroll // own if horizontal else len(self.visits), words)
+
+        folds = [fold_of(n) for n in level]
+        keep = self.cached.keys() & {self._operand(n) for n in level}
 
         def body(b: Block, index: Index, mask: Expr | None, slot: int) -> None:
             at = tuple(index[d] for d in self.rows.reduced)
             for n, fold in zip(level, folds, strict=True):
-                operand = n.inputs[0]
+                operand, width = self._operand(n), None
                 value = self.em.value(b, operand, index, mask)
                 if operand in keep:
                     where = self._cache_index(index)
                     store_at(b, self.cached[operand], where, value, mask if horizontal else None)
-                if horizontal and lanes > index[self.rows.axis].lanes:
-                    value = fold.alone(value)  # one by one, behind the last whole vector
-                for i in range(0, value.lanes, lanes):
+                if horizontal:
+                    width = index[self.rows.axis].lanes  # behind the last whole vector fewer
+                for i in range(0, value.lanes, fold.lanes):
                     part = value
-                    if value.lanes > lanes:
-                        part = k.Shuffle(value.dtype, lanes, value, value, tuple(range(i, i + lanes)))
-                    fold.add(b, part, self._position(at), mask if horizontal else None, slot + i // lanes)
+                    if value.lanes > fold.lanes:
+                        part = k.Shuffle(value.dtype, fold.lanes, value, value, tuple(range(i, i + fold.lanes)))
+                    fold.add(b, part, self._position(at), mask if horizontal else None, slot + i // fold.lanes, width)
 
         sums = self._long_sums(block, level, folds)
         self.over_row(block, body, unroll, again, at_once=at_once, sums=sums)
@@ -220,16 +227,18 @@ class RowPasses:
         """How many vectors of the operands of a level to compute as one."""
         if any(isinstance(n.op, ArgReduce) for n in level):
             return 1
+        if all(map(self._in_words, level)):
+            return UNROLL
 
         def operands(b: Block, at: Mapping[int, Expr]) -> None:
             for n in level:
-                self.em.value(b, n.inputs[0], self.full_index(tuple(at.values()), self.visits[0].row))
+                self.em.value(b, self._operand(n), self.full_index(tuple(at.values()), self.visits[0].row))
 
         return vectors_at_once(block, self.rows.reduced, self.rows.axis, self.lanes, self.machine, operands)
 
     def caches_of(self, block: Block, level: list[Node]) -> dict[Node, Buffer]:
         """Room for the operands of a level that later passes need."""
-        wanted = (n.inputs[0] for n in level if self.caches and self._worth_caching(n))
+        wanted = (self._operand(n) for n in level if self.caches and self._worth_caching(n))
         return {n: self.room(block, n.dtype, self._padded() * self.turns) for n in dict.fromkeys(wanted)}
 
     def bind_cached(self, block: Block, cached: dict[Node, Buffer]) -> None:
@@ -240,6 +249,14 @@ class RowPasses:
                 return load_at(b, buffer, self._cache_index(index), mask)
 
             self.em.bind(operand, Leaf(read, home=block, pinned=True))
+
+    def _in_words(self, node: Node) -> bool:
+        """Whether 16-bit floats are compared as they are. Short rows, done in turn, are widened once for all passes."""
+        return self.turns == 1 and in_words(node)
+
+    def _operand(self, node: Node) -> Node:
+        """What the passes fold for a reduction."""
+        return operand_of(node) if self._in_words(node) else node.inputs[0]
 
     def _position(self, at: tuple[Expr, ...]) -> Expr:
         """The index along the reduced dimension, for arg reductions (which reduce one)."""
@@ -266,7 +283,7 @@ class RowPasses:
 
     def _worth_caching(self, node: Node) -> bool:
         """The reduced value is computed (not just read) and needed again after this pass."""
-        operand = node.inputs[0]
+        operand = self._operand(node)
         if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
             return False
         again = (
@@ -301,4 +318,4 @@ def _same(a: Expr, b: Expr) -> bool:
     return a is b or a == b
 
 
-__all__ = ["RowPasses", "Visit"]
+__all__ = ["UNROLL", "RowPasses", "Visit"]

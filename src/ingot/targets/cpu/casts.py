@@ -212,9 +212,19 @@ def _to_bfloat(b: Builder, x: str, lanes: int) -> str:
     none = b.emit(f"icmp eq i16 {word}, 0", (word,))
     taken: list[str] = []
 
+    def rounded(*some: str) -> str:
+        """One vector, or two into one register, the upper one first."""
+        name = f"llvm.x86.avx512bf16.cvtne{'2' if len(some) > 1 else ''}ps2bf16.512"
+        lanes = 16 * len(some)
+        given = b.call(name, vector_of("bfloat", lanes), tuple((floats, y) for y in some))
+        return _op(b, "bitcast", given, "bfloat", "i16", lanes)
+
     def fast() -> None:
-        rounded = (b.call("llvm.x86.avx512bf16.cvtneps2bf16.512", "<16 x bfloat>", ((floats, y),)) for y in parts)
-        taken.append(join(b, [_op(b, "bitcast", z, "bfloat", "i16", 16) for z in rounded], "i16", 16))
+        if len(parts) == 1:
+            taken.append(rounded(*parts))
+        else:
+            pairs = zip(parts[1::2], parts[::2], strict=True)
+            taken.append(join(b, [rounded(upper, lower) for upper, lower in pairs], "i16", 32))
 
     quick, slow = b.branch(none, fast, lambda: taken.append(_bfloat_bits(b, x, lanes)))
     return b.effect(f"phi {vector_of('i16', lanes)} [ {taken[0]}, %{quick.label} ], [ {taken[1]}, %{slow.label} ]")
