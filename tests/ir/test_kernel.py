@@ -10,7 +10,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel_interp import run_kernel
 from ingot.ir.kernel_show import show_kernel
 from ingot.ir.kernel_verify import verify_kernel
-from ingot.ir.types import DTYPES, bf16, boolean, f32, f64, i8, i32, i64, u8, u32
+from ingot.ir.types import DTYPES, bf16, boolean, f32, f64, i8, i32, i64, u8, u32, u64
 from ingot.support.errors import VerifyError
 
 C, S = k.var("c"), k.var("s0")
@@ -145,11 +145,16 @@ def test_arithmetic(fn: str, a: list[object], b: list[object], dtype: str, expec
 @pytest.mark.parametrize(
     ("value", "dtype", "to", "expected"),
     [
-        (300.7, f32, u8, 255),
-        (-1.5, f32, u8, 0),
+        (300.7, f32, u8, 44),
+        (-1.5, f32, u8, 255),
         (-1.9, f32, i8, -1),
-        (float("nan"), f64, i64, 0),
-        (float("inf"), f32, i64, 2**63 - 1),
+        (3e9, f32, i32, -(2**31)),
+        (3e9, f32, u32, 3000000000),
+        (float("nan"), f64, i64, -(2**63)),
+        (float("inf"), f32, i64, -(2**63)),
+        (float("nan"), f32, u64, 2**63),
+        (1e19, f64, u64, 10**19),
+        (1e20, f64, u64, 0),
         (300, i32, u8, 44),
         (200, u8, i8, -56),
         (1.00390625, f32, bf16, 1.0),

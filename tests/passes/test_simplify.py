@@ -7,7 +7,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import DTYPES, TensorType, bf16, f16, f32, f64, i8, i32, i64
+from ingot.ir.types import DTYPES, TensorType, bf16, f16, f32, f64, i8, i32, i64, u32
 from ingot.passes.simplify import keeps_values, simplify
 from tests.passes.check import arg, count, graph, same_values
 
@@ -67,6 +67,7 @@ def test_simplifies(name: str, before: Node, after: Node) -> None:
 KEPT: list[Node] = [
     ops.Convert(f32)(ops.Convert(f16)(X)),
     ops.Convert(f32)(ops.Convert(i32)(X)),
+    ops.Convert(i32)(ops.Convert(f64)(arg("u", 4, dtype=u32))),
     ops.Convert(bf16)(ops.Convert(f16)(ops.Convert(bf16)(X))),
     ops.div(X, 3.0),
     ops.add(X, 0.0),

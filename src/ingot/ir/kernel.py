@@ -127,7 +127,10 @@ class Select(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """Numeric conversion. float to int: truncates, saturates, NaN gives 0; int to int: wraps; float: nearest even."""
+    """Numeric conversion. Int to int wraps; to float rounds to nearest even. Float to int truncates as x86 does: NaN
+    and what does not fit become the lowest integer of 32 bits, or of 64 (for i64, u32, u64); narrower integers and u32
+    are the low bits of that. A u64 holds what lies between 2^63 and 2^64, too; what lies beyond is 0.
+    """
 
     a: Expr
 

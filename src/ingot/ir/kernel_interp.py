@@ -20,7 +20,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel_show import show_expr
 from ingot.ir.kernel_verify import children
-from ingot.ir.types import DType, boolean, dtype_of, f32, i64
+from ingot.ir.types import DType, boolean, dtype_of, f32, i64, u32, u64
 from ingot.support.errors import VerifyError
 
 # An integer or bool scalar is a Python int, a float scalar a numpy scalar, a vector a numpy array.
@@ -551,9 +551,17 @@ def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:
         return a != 0
     if not dtype.is_integer or a.dtype.kind != "f":
         return a
-    low, high = dtype.range
-    saturated = [0 if v != v else low if v <= low else high if v >= high else int(v) for v in a.tolist()]
-    return np.array(saturated, object)
+    wide = dtype.bits == 64 or dtype == u32
+    half = 1 << (63 if wide else 31)
+
+    def one(v: float) -> int:
+        if -half <= v < half:
+            return int(v)
+        if dtype == u64 and v >= half:
+            return int(v) if v < 2 * half else 0
+        return -half
+
+    return np.array([one(v) for v in a.tolist()], object)
 
 
 def _fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

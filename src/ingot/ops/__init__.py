@@ -11,7 +11,6 @@ from ingot.ops.build import (
     atan2,
     broadcast_shapes,
     broadcast_to,
-    c_cast,
     cast,
     clip,
     compare,
@@ -74,6 +73,7 @@ from ingot.ops.core.binary import (
     ShiftRightLogical,
     Sub,
     Xor,
+    truncated_in,
 )
 from ingot.ops.core.contraction import Convolution, DotGeneral, is_depthwise
 from ingot.ops.core.control import Case, While

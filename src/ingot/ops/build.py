@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, negative, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DType, Shape, TensorType, f32, i32, i64, u32
+from ingot.ir.types import DType, Shape, TensorType, f32, i64
 from ingot.ops.core.base import show_shape
 from ingot.ops.core.binary import (
     Add,
@@ -66,15 +66,6 @@ def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
 
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
-
-
-def c_cast(x: Node, dtype: DType, loc: str = "") -> Node:
-    """`x` as `dtype` as frameworks have it from C: of a float whose whole number a narrow integer (less than 32 bits,
-    u32) cannot hold, the low bits. `cast` saturates."""
-    wide = i64 if dtype == u32 else i32
-    if x.dtype.is_float and dtype.is_integer and dtype.bits < wide.bits:
-        x = cast(x, wide, loc)
-    return cast(x, dtype, loc)
 
 
 # --- broadcasting

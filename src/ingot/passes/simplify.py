@@ -243,9 +243,13 @@ def _convert(n: Node) -> Node | None:
     (x,) = n.inputs
     if x.dtype == n.dtype:
         return x
-    if isinstance(x.op, ops.Convert) and keeps_values(x.inputs[0].dtype, x.dtype):
-        return ops.cast(x.inputs[0], n.dtype)
-    return None
+    if not isinstance(x.op, ops.Convert) or not keeps_values(x.inputs[0].dtype, x.dtype):
+        return None
+    first = x.inputs[0]
+    if first.dtype.is_integer and x.dtype.is_float and n.dtype.is_integer:
+        # at once the low bits are kept, by way of a float those of a number that fits
+        return ops.cast(first, n.dtype) if keeps_values(first.dtype, ops.truncated_in(n.dtype)) else None
+    return ops.cast(first, n.dtype)
 
 
 def _bitcast(n: Node) -> Node | None:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, For, If, Kernel, Let, Lit, Store, integer
 from ingot.ir.kernel_interp import run_kernel
@@ -31,6 +32,7 @@ from ingot.ir.types import (
     u4,
     u8,
     u32,
+    u64,
 )  # fmt: skip
 from ingot.schedule.block import Block
 from ingot.support.errors import CompileError
@@ -245,18 +247,27 @@ def test_float_casts(source: DType, target: DType) -> None:
 
 
 @pytest.mark.parametrize("source", [f64, f32, f16, bf16])
-@pytest.mark.parametrize("target", [i64, i32, i16, i8, u8, u32, i4, u4])
-def test_float_to_int_saturates(source: DType, target: DType) -> None:
+@pytest.mark.parametrize("target", [i64, i32, i16, i8, u8, u32, u64, i4, u4])
+def test_float_to_int(source: DType, target: DType) -> None:
+    """Vectors, parts of vectors and single elements alike."""
+    steps = (0, -0.5, 0.5, -1, 1, -(2.0**40), 2.0**40)
+    ends = [s * 2.0**n + d for n in (31, 32, 63, 64) for s in (1, -1) for d in steps]
     with np.errstate(all="ignore"):
-        x = np.array([*SPECIAL, 1e30, -1e30, 127.9, -128.9, 255.9, 7.9, -8.9, 15.9], np.float64).astype(source.numpy)
-        low, high = (
-            (-(1 << target.bits - 1), (1 << target.bits - 1) - 1) if target.kind == "i" else (0, (1 << target.bits) - 1)
-        )
-        exact = [
-            0 if np.isnan(v) else max(low, min(high, int(max(min(v, 1e300), -1e300)))) for v in x.astype(np.float64)
-        ]
-    got = evaluate(target, lambda a: k.cast(a, target), x, lanes=8)
-    np.testing.assert_array_equal(got.astype(object), np.array(exact, object))
+        x = np.array([*SPECIAL, 1e30, -1e30, 127.9, -128.9, 255.9, 7.9, -8.9, 15.9, *ends], np.float64)
+        x = x.astype(source.numpy)
+    half = 1 << (63 if target in (i64, u64, u32) else 31)
+    low = target.range[0]
+
+    def whole(v: float) -> int:
+        if target == u64 and v >= half:
+            return int(v) if v < 2.0**64 else 0
+        return ((int(v) if -half <= v < half else -half) - low) % (1 << target.bits) + low
+
+    want = np.array([whole(v) for v in x.astype(np.float64)], object)
+    for lanes in (1, 4, 7, 8, 16, 32):
+        got = evaluate(target, lambda a: k.cast(a, target), x, lanes=lanes)
+        np.testing.assert_array_equal(got.astype(object), want)
+    np.testing.assert_array_equal(ops.Convert(target).reference(x).astype(object), want)
 
 
 @pytest.mark.parametrize("dtype", [i4, u4])

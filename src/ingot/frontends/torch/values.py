@@ -14,7 +14,7 @@ from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, TensorType
 
-boolean, i64, f32, f64 = DTYPES["bool"], DTYPES["i64"], DTYPES["f32"], DTYPES["f64"]
+boolean, u8, i64, f32, f64 = (DTYPES[name] for name in ("bool", "u8", "i64", "f32", "f64"))
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def float_type(values: Iterable[Operand]) -> DType:
 
 
 def cast(x: Node, dtype: DType) -> Node:
-    """`x` as `dtype` with C's conversions (floats truncate to integers, nonzero is True)."""
-    return ops.c_cast(x, dtype)
+    """`x` as `dtype` with C's conversions (floats truncate to integers, a u8 by way of an i64; nonzero is True)."""
+    return ops.cast(ops.cast(x, i64) if x.dtype == f64 and dtype == u8 else x, dtype)
 
 
 def node_of(value: Operand, dtype: DType | None = None) -> Node:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.types import DType, TensorType, boolean, dtype_of
+from ingot.ir.types import DType, TensorType, boolean, dtype_of, i32, i64, u32, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core import trigonometry as tr
@@ -338,7 +338,8 @@ class Clamp(Elementwise):
 
 @dataclass(frozen=True)
 class Convert(Elementwise):
-    """To `dtype`. Float to integer truncates and saturates (NaN: 0), integer to integer wraps, to bool is x != 0."""
+    """To `dtype`, as `kernel.Cast`: float to integer truncates, NaN and what does not fit as on x86; integer to integer
+    wraps; to bool is x != 0."""
 
     name: ClassVar[str] = "convert"
     dtype: DType
@@ -352,7 +353,7 @@ class Convert(Elementwise):
         if self.dtype == boolean:
             return np.asarray(x != 0)
         if x.dtype.kind == "f" and self.dtype.is_integer:
-            return _saturate(x, self.dtype)
+            return _truncate(x, self.dtype)
         return finish(x, self.dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
@@ -367,14 +368,21 @@ class Convert(Elementwise):
         return s.conversions(cls)
 
 
-def _saturate(x: np.ndarray, dtype: DType) -> np.ndarray:
-    low, high = dtype.range
-    # 2^n bounds are exact in every float type: compare with them, never with high itself, which may round up
-    over, under = x >= x.dtype.type(high + 1), x <= x.dtype.type(low)
-    inside = np.where(over | under | np.isnan(x), x.dtype.type(0), x)
-    wide = inside.astype(np.uint64 if dtype.kind == "u" else np.int64)
-    wide = np.where(over, wide.dtype.type(high), np.where(under, wide.dtype.type(low), wide))
-    return finish(wide, dtype)
+def truncated_in(dtype: DType) -> DType:
+    """The integer that a float is truncated to on its way to the integer `dtype`."""
+    return i64 if dtype in (i64, u64, u32) else i32
+
+
+def _truncate(x: np.ndarray, dtype: DType) -> np.ndarray:
+    word = truncated_in(dtype)
+    half, zero = x.dtype.type(2.0 ** (word.bits - 1)), x.dtype.type(0)
+    fits = np.abs(x) < half
+    whole = np.where(fits, np.where(fits, x, zero).astype(np.int64), word.range[0])
+    if dtype == u64:
+        upper = (x >= half) & (x < 2 * half)
+        above = np.where(upper, x, zero).astype(np.uint64)
+        return np.where(x >= half, above, whole.astype(np.uint64))
+    return finish(whole, dtype)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ingot.ir.types import DTYPES, DType, f32
+from ingot.ir.types import DTYPES, DType, f32, u32
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.lanes import join, split
 
 
 def cast(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
-    """`x` converted: float to int truncates and saturates (NaN to 0), int to int wraps, rounding to even."""
+    """`x` converted as `kernel.Cast` says."""
     if source == target:
         return x
     if target.kind == "b":
@@ -81,37 +81,41 @@ def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) 
 
 
 def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
-    """LLVM's saturating conversion is done lane by lane on x86: there x is clamped to the integers that the float type
-    can hold, and what lies above them chosen afterwards."""
     if source.bits < 32:
         x, source = cast(b, x, source, f32, lanes), f32
-    kind, scalar = value_type(source, lanes), value_type(source)
-    if b.features.arch == "aarch64":
-        suffix = f"{mangle(f'i{target.bits}', lanes)}.{mangle(scalar, lanes)}"
-        name = f"llvm.fpto{'s' if target.kind == 'i' else 'u'}i.sat.{suffix}"
-        y = b.call(name, vector_of(f"i{target.bits}", lanes), ((kind, x),))
-        if target.bits < 8:
-            y = _op(b, "sext" if target.kind == "i" else "zext", y, f"i{target.bits}", "i8", lanes)
-        return y
-    flags = vector_of("i1", lanes)
-    low, high = target.range
-    digits = 24 if source == f32 else 53
-    top = high - high % (1 << max(0, high.bit_length() - digits))  # the largest integer in range that is a float
-    ordered = b.emit(f"fcmp ord {kind} {x}, {x}", (x,))
-    y = b.emit(f"select {flags} {ordered}, {kind} {x}, {kind} zeroinitializer", (ordered, x))
-    for test, bound in (("olt", low), ("ogt", top)):
-        limit = b.splat(literal(bound, source), scalar, lanes)
-        past = b.emit(f"fcmp {test} {kind} {y}, {limit}", (y,))
-        y = b.emit(f"select {flags} {past}, {kind} {limit}, {kind} {y}", (past, y))
-    wide = max(32, target.bits)
-    signed = target.kind == "i" or target.bits < wide
-    y = _op(b, "fptosi" if signed else "fptoui", y, scalar, f"i{wide}", lanes)
-    if top < high:
-        limit = b.splat(literal(top, source), scalar, lanes)
-        past = b.emit(f"fcmp ogt {kind} {x}, {limit}", (x,))
-        ints = vector_of(f"i{wide}", lanes)
-        y = b.emit(f"select {flags} {past}, {ints} {b.splat(str(high), f'i{wide}', lanes)}, {ints} {y}", (past, y))
-    return y if wide == target.bits else _int_to_int(b, y, DTYPES[f"i{wide}"], target, lanes)
+    bits = 64 if target.bits == 64 or target == u32 else 32
+    y = _truncated(b, x, source, bits, lanes)
+    if target.kind == "u" and target.bits == 64:
+        kind, scalar, longs = value_type(source, lanes), value_type(source), vector_of("i64", lanes)
+        half = b.splat(literal(2.0**63, source), scalar, lanes)
+        beyond = _truncated(b, b.emit(f"fsub {kind} {x}, {half}", (x,)), source, bits, lanes)
+        top = b.emit(f"xor {longs} {beyond}, {b.splat(str(-(1 << 63)), 'i64', lanes)}", (beyond,))
+        upper = b.emit(f"fcmp oge {kind} {x}, {half}", (x,))
+        return b.emit(f"select {vector_of('i1', lanes)} {upper}, {longs} {top}, {longs} {y}", (upper, top, y))
+    return y if bits == target.bits else _int_to_int(b, y, DTYPES[f"i{bits}"], target, lanes)
+
+
+# x86's truncating conversions: lanes of one instruction, by the bits of float and integer
+_TRUNCATING = {(32, 32): ("ps2dq", 16), (64, 32): ("pd2dq", 8), (32, 64): ("ps2qq", 8), (64, 64): ("pd2qq", 8)}
+
+
+def _truncated(b: Builder, x: str, source: DType, bits: int, lanes: int) -> str:
+    """`x` as a signed integer of 32 or 64 bits: the lowest one for NaN and where it does not fit. LLVM's own conversion
+    is undefined there, and its saturating one is done lane by lane on x86."""
+    kind, scalar, ints = value_type(source, lanes), value_type(source), vector_of(f"i{bits}", lanes)
+    name, width = _TRUNCATING[source.bits, bits]
+    if lanes % width == 0 and lanes & (lanes - 1) == 0 and "avx512dq" in b.features:
+        floats, words = vector_of(scalar, width), vector_of(f"i{bits}", width)
+        rest = ((words, "zeroinitializer"), (f"i{width}", "-1"), ("i32", "4"))
+        parts = split(b, x, scalar, lanes, width)
+        call = f"llvm.x86.avx512.mask.cvtt{name}.512"
+        return join(b, [b.call(call, words, ((floats, y), *rest)) for y in parts], f"i{bits}", width)
+    limit = 1 << (bits - 1)
+    size = b.call(f"llvm.fabs.{mangle(scalar, lanes)}", kind, ((kind, x),))
+    fits = b.emit(f"fcmp olt {kind} {size}, {b.splat(literal(float(limit), source), scalar, lanes)}", (size,))
+    y = _op(b, "fptosi", x, scalar, f"i{bits}", lanes)
+    lowest = b.splat(str(-limit), f"i{bits}", lanes)
+    return b.emit(f"select {vector_of('i1', lanes)} {fits}, {ints} {y}, {ints} {lowest}", (fits, y))
 
 
 def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:

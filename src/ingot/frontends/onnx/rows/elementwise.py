@@ -152,7 +152,7 @@ def convert(x: Node, dtype: DType, saturate: bool) -> Node:
         x = ops.where(ops.IsNan()(x), x, bounded)
     if dtype is T.boolean and x.dtype != T.boolean:
         return ops.compare("NE", x, ops.scalar(0, x.dtype))
-    return ops.c_cast(x, dtype)
+    return ops.cast(x, dtype)
 
 
 @onnx_op("Cast")
