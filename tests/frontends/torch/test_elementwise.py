@@ -262,6 +262,48 @@ def test_casts() -> None:
     beyond = torch.tensor([-1.0, -1.7, 255.9, 256.0, 300.0, -129.0, -40000.0, 70000.0])
     agree(lambda x: (x.to(torch.uint32), x.double().to(torch.uint32)), beyond)
     agree(lambda x: torch.zeros(8, dtype=torch.uint8).copy_(x), beyond)
+    far = torch.tensor([math.nan, math.inf, -math.inf, 3e9, -3e9, 2.0**31, -(2.0**31), 2.0**63, 1e19, -1e19, 1e20])
+    to = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64)
+    for source in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        agree(lambda x: [x.to(d) for d in to], torch.cat([beyond, far]).to(source))
+    odd = torch.tensor([2.0**31 + 5, 2.0**40 + 255.5, -(2.0**33) - 3, 2.0**70], dtype=torch.float64)
+    agree(lambda x: [x.to(d) for d in to], odd)
+
+
+# PyTorch computes these in f32 and rounds once; some take a number beside them as it is, others rounded (`+`, `%`)
+ROUNDED_ONCE: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "numbers": lambda a, b: (a * 0.3, a / 0.3, 0.3 / a, a + 0.3, 0.3 - a, a // 0.3, a % 0.3, torch.fmod(a, 0.3)),
+    "0-d": lambda a, b: (a * torch.tensor(0.3), a / torch.tensor(0.3), a + torch.tensor(0.3)),
+    "alpha": lambda a, b: (torch.add(a, b, alpha=0.7), torch.sub(a, b, alpha=0.7), torch.rsub(a, b, alpha=0.7)),
+    "lerp": lambda a, b: (torch.lerp(a, b, 0.3), torch.lerp(a, b, 0.7), torch.lerp(a, b, b.sigmoid())),
+    "products": lambda a, b: (torch.addcmul(a, b, a, value=0.3), torch.addcdiv(a, b, a, value=0.3), F.glu(a)),
+    "logarithms": lambda a, b: (torch.logaddexp(a, b), a.abs().log2(), a.abs().log10(), F.logsigmoid(a)),
+    "degrees": lambda a, b: (torch.hypot(a, b), torch.deg2rad(a), torch.rad2deg(a), torch.round(a, decimals=2)),
+    "thresholds": lambda a, b: (F.threshold(a, 0.1, 0.7), F.hardshrink(a, 0.1), F.softshrink(a, 0.1)),
+    "division": lambda a, b: [torch.div(a, b, rounding_mode=mode) for mode in (None, "floor", "trunc")],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ROUNDED_ONCE)
+def test_narrow_floats_are_rounded_once(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    a, b = ((torch.randn(512) * torch.exp2(torch.randint(-6, 3, (512,)))).to(dtype) for _ in range(2))
+    net = Function(ROUNDED_ONCE[name]).eval()
+    got, want = run(import_exported(export_module(net, (a, b))), a, b), net(a, b)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype == dtype
+        torch.testing.assert_close(g, w, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True)
+        assert (g == w).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_sign_bits(dtype: torch.dtype) -> None:
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    x = torch.cat([floats(dtype), -floats(dtype)])
+    x = torch.cat([x, (x[-2:].view(bits) | torch.iinfo(bits).min).view(dtype)])  # a negative NaN
+    assert x.isnan().logical_and(x.signbit()).any()
+    agree(lambda x: (x.signbit(), torch.ones_like(x).copysign(x), x.copysign(x.flip(0)).signbit()), x)
 
 
 def test_prelu_and_glu() -> None:

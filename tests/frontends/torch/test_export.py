@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.ir.node import Const
-from ingot.support.errors import ImportModelError, InputError
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
 from tests.frontends.torch.agree import close, run
 
 
@@ -87,6 +87,27 @@ def test_items() -> None:
     x = torch.randn(4, 5)
     with torch.no_grad():
         close(run(model, x), net(x))
+
+
+class Tells(nn.Module):
+    def forward(self, x: Tensor) -> tuple[bool, Tensor]:
+        return (x.sum() > 0).item(), x
+
+
+def test_a_boolean_item_is_a_result() -> None:
+    model = import_exported(export_module(Tells().eval(), (torch.ones(3),)))
+    assert run(model, torch.ones(3))[0] is True
+    assert run(model, -torch.ones(3))[0] is False
+
+
+class Compares(nn.Module):
+    def forward(self, x: Tensor) -> tuple[bool, Tensor]:
+        return x.shape[0] * 2 > x.shape[1], x
+
+
+def test_a_comparison_of_sizes_is_no_result() -> None:
+    with pytest.raises(UnsupportedOpError, match="comparison of sizes"):
+        import_exported(export_module(Compares().eval(), (torch.ones(3, 4),), True))
 
 
 class Splits(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import agree
+from tests.frontends.torch.agree import agree, close, run
 
 
 def cube() -> Tensor:
@@ -201,6 +201,27 @@ def test_bags_of_embeddings(mode: str) -> None:
     # the padding counts from the table's end
     table, indices, begins = torch.randn(9, 4), torch.tensor([5, 8, 1, 8]), torch.tensor([0, 3])
     agree(lambda t, i, o: F.embedding_bag(i, t, o, mode=mode, padding_idx=-1), table, indices, begins)
+
+
+def test_indices_of_no_elements() -> None:
+    x, none = torch.randn(5), torch.zeros(5, 0, dtype=torch.int64)
+    agree(lambda x, i: (x.gather(0, i), x.gather(0, i[0]), x.scatter(0, i[0], 1.0)), x, none)
+    agree(lambda x: F.batch_norm(x, x, x), torch.zeros(0))
+
+
+class Places(nn.Module):
+    def forward(self, x: Tensor, i: Tensor, rows: Tensor, part: Tensor) -> tuple[Tensor, ...]:
+        ends = x.slice_scatter(part, 0, -3), x.slice_scatter(part, 0, 0, None, 2)
+        return x.index_add(0, i, rows), x.index_copy(0, i, rows), *ends
+
+
+def test_sizes_that_torch_does_not_compare() -> None:
+    """Of what is written; with dynamic sizes, they are conditions of the graph."""
+    net, i = Places().eval(), torch.tensor([0, 2])
+    args = torch.randn(6, 3), i, torch.randn(2, 3), torch.randn(3, 3)
+    model = import_exported(export_module(net, args, True))
+    args = torch.randn(6, 4), i + 1, torch.randn(2, 4), torch.randn(3, 4)
+    close(run(model, *args), net(*args))
 
 
 def test_negative_indices() -> None:

@@ -86,7 +86,7 @@ class Importer:
                 env[node] = self._attribute(module, node)
             elif node.op == "output":
                 outputs = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-                return [self._read(o, env) for o in outputs]
+                return [self._output(o, env) for o in outputs]
             else:
                 env[node] = self._call(node, env)
         return list(outputs)
@@ -114,6 +114,12 @@ class Importer:
             raise Unsupported("a Python slice as an argument")
         return value
 
+    def _output(self, value: object, env: _Env) -> object:
+        found = self._read(value, env)
+        if found is None and isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymBool):
+            return self._refuse(value, str(value.target), "a comparison of sizes as a result")
+        return found
+
     def _size(self, node: fx.Node, env: _Env) -> object:
         """The value of a node; sizes come from torch's own symbolic evaluation."""
         meta = node.meta.get("val")
@@ -130,6 +136,9 @@ class Importer:
         if target in _READS and isinstance(meta, torch.SymFloat):
             x = env[node.all_input_nodes[0]]
             return _MISSING if not isinstance(x, Node) else self.numbers.setdefault(meta.node.expr, cast(x, f64))
+        if target in _READS and isinstance(meta, torch.SymBool):
+            x = env[node.all_input_nodes[0]]
+            return Number(x) if isinstance(x, Node) else _MISSING
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None
         if target is operator.getitem:

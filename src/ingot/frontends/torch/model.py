@@ -167,7 +167,7 @@ class OutputAdapter:
             return outputs[value]
         if kind == COMPLEX:
             return torch.complex(*outputs[value].unbind(-1))
-        return value if kind == FIXED else int(outputs[value]) if kind == SIZE else float(outputs[value])
+        return value if kind == FIXED else int(outputs[value]) if kind == SIZE else outputs[value].item()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ boolean, u8, i64, f32, f64 = (DTYPES[name] for name in ("bool", "u8", "i64", "f3
 
 @dataclass(frozen=True)
 class Number:
-    """A Python float known only at run time (`x.shape[0] ** 0.5`): a f64[] node that promotes as a Python float."""
+    """A Python float known only at run time (`x.shape[0] ** 0.5`): a f64[] node that promotes as a Python float. Or a
+    Python bool, a bool[] node (`flag.item()`)."""
 
     node: Node
 
@@ -205,6 +207,27 @@ def aligned(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Node
     nodes = promoted(values, dtype)
     shape = broadcast_shape([n.shape for n in nodes])
     return tuple(expand(n, shape) for n in nodes)
+
+
+def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
+    """The row of f16 and bf16 in f32, rounded once at its end: what PyTorch's kernels do (opmath_t). All tensors among
+    the arguments are operands; numbers and, as PyTorch has it, 0-d tensors beside narrower ones are not rounded first.
+    """
+
+    @wraps(row)
+    def wide(c: Context, *args: object, **named: object) -> Node:
+        narrow = c.dtype
+        if not narrow.is_float or narrow.bits >= 32:
+            return row(c, *args, **named)
+
+        def widened(v: object) -> object:
+            return cast(cast(v, narrow) if v.type.rank else v, f32) if isinstance(v, Node) else v
+
+        results = tuple(TensorType(f32, t.shape) for t in c.results)
+        named = {name: widened(v) for name, v in named.items()}
+        return cast(row(replace(c, results=results), *map(widened, args), **named), narrow)
+
+    return wide
 
 
 def axis_of(dim: int, rank: int) -> int:

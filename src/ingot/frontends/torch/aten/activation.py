@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.elementwise import bounded, compare, select
 from ingot.frontends.torch.aten.linalg import scaled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, node_of, scalar_like
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, in_f32, node_of, number, scalar_like
 from ingot.ir.node import Node, Op
 
 aten = Table()
@@ -99,16 +99,18 @@ def softshrink(c: Context, x: Node, lambd: float = 0.5) -> Node:
 
 @aten("hardshrink.default")
 def hardshrink(c: Context, x: Node, lambd: float = 0.5) -> Node:
-    return ops.Hardshrink(float(lambd))(x)
+    return ops.Hardshrink(float(number(lambd, x.dtype)))(x)
 
 
 @aten("threshold.default")
+@in_f32
 def threshold(c: Context, x: Node, threshold: float, value: float) -> Node:
     # x <= threshold gives the value, so NaN stays
     return select(compare("LE", x, scalar_like(threshold, x)), node_of(value, x.dtype), x)
 
 
 @aten("log_sigmoid.default")
+@in_f32
 def log_sigmoid(c: Context, x: Node) -> Node:
     """min(x, 0) - log1p(exp(-|x|))"""
     low = ops.Min()(x, filled(x.shape, 0, x.dtype))
@@ -121,6 +123,7 @@ def log_sigmoid_forward(c: Context, x: Node) -> tuple[Node, Node]:
 
 
 @aten("glu.default")
+@in_f32
 def glu(c: Context, x: Node, dim: int = -1) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]

@@ -19,13 +19,15 @@ from ingot.frontends.torch.values import (
     broadcast_shape,
     cast,
     expand,
+    in_f32,
     node_of,
+    number,
     promoted,
     scalar_like,
 )
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node, Op
-from ingot.ir.types import DType
+from ingot.ir.types import DTYPES, DType
 
 aten = Table()
 
@@ -161,6 +163,7 @@ def frac(c: Context, x: Node) -> Node:
 
 
 @aten("round.decimals")
+@in_f32
 def round_decimals(c: Context, x: Node, *, decimals: int) -> Node:
     if not x.dtype.is_float:
         return x
@@ -183,6 +186,7 @@ def square(c: Context, x: Node) -> Node:
 
 
 def _logarithm(base: float) -> Callable[[Context, Node], Node]:
+    @in_f32
     def log(c: Context, x: Node) -> Node:
         return ops.Mul()(*aligned((ops.Log()(cast(x, c.dtype)), 1.0 / math.log(base)), c.dtype))
 
@@ -202,31 +206,38 @@ def logit(c: Context, x: Node, eps: float | None = None) -> Node:
 
 
 @aten("deg2rad.default")
+@in_f32
 def deg2rad(c: Context, x: Node) -> Node:
     return ops.Mul()(*aligned((cast(x, c.dtype), math.pi / 180), c.dtype))
 
 
 @aten("rad2deg.default")
+@in_f32
 def rad2deg(c: Context, x: Node) -> Node:
     return ops.Mul()(*aligned((cast(x, c.dtype), 180 / math.pi), c.dtype))
 
 
 @aten("add.Tensor", "add.Scalar")
 def add_tensor(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
-    a_, b_ = aligned((a, b), c.dtype)
-    return add(a_, _times(b_, alpha))
+    return _combined(c, add, a, b, alpha)
 
 
 @aten("sub.Tensor", "sub.Scalar", "subtract.Tensor")
 def sub_tensor(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
-    a_, b_ = aligned((a, b), c.dtype)
-    return sub(a_, _times(b_, alpha))
+    return _combined(c, sub, a, b, alpha)
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
 def rsub(c: Context, a: Operand, b: Operand, alpha: Operand = 1) -> Node:
-    a_, b_ = aligned((a, b), c.dtype)
-    return sub(b_, _times(a_, alpha))
+    return _combined(c, sub, b, a, alpha)
+
+
+def _combined(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand, alpha: Operand) -> Node:
+    """a +- b * alpha, all in the result's dtype first, rounded once."""
+    a_, b_, factor = aligned((a, b, alpha), c.dtype)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return combine(a_, b_)
+    return in_f32(lambda c, x, y, by: combine(x, mul(y, by)))(c, a_, b_, factor)
 
 
 def _times(x: Node, factor: Operand) -> Node:
@@ -237,27 +248,43 @@ def _times(x: Node, factor: Operand) -> Node:
 
 @aten("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
 def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
-    return mul(*aligned((a, b), c.dtype))
+    return _beside(c, mul, a, b)
+
+
+def _beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+    """The operands combined, a number among them as it is and not as the result's dtype would have it."""
+
+    def exact(c: Context, a: Operand, b: Operand) -> Node:
+        return combine(*aligned((a, b), c.dtype))
+
+    held = all(v.dtype == c.dtype if isinstance(v, Node) else _holds(c.dtype, v) for v in (a, b))
+    return (exact if held else in_f32(exact))(c, a, b)
+
+
+def _holds(dtype: DType, value: Operand) -> bool:
+    return isinstance(value, int | float) and float(number(value, dtype)) == value
 
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
 def div(c: Context, a: Operand, b: Operand) -> Node:
-    return ops.Div()(*aligned((a, b), c.dtype))
+    return _beside(c, ops.Div(), a, b)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
 def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
-    a_, b_ = aligned((a, b), c.dtype)
-    if rounding_mode is None:
-        return ops.Div()(a_, b_)
     if rounding_mode == "floor":
-        return floor_div(a_, b_)
-    return truncate(ops.Div()(a_, b_))
+        return floor_divide(c, a, b)
+    quotient = div(c, a, b)
+    return quotient if rounding_mode is None else truncate(quotient)
 
 
 @aten("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
-    return floor_div(*aligned((a, b), c.dtype))
+    def quotient(c: Context, a: Operand, b: Operand) -> Node:
+        return floor_div(*aligned((a, b), c.dtype))
+
+    # PyTorch rounds each step of two tensors
+    return (quotient if isinstance(b, Node) and b.type.rank else in_f32(quotient))(c, a, b)
 
 
 def floor_div(a: Node, b: Node) -> Node:
@@ -355,6 +382,7 @@ _binary("arctan2.default", ops.Atan2)
 
 
 @aten("hypot.default")
+@in_f32
 def hypot(c: Context, a: Node, b: Node) -> Node:
     a, b = (ops.Abs()(x) for x in aligned((a, b), c.dtype))
     # scaled by the larger so that the squares cannot overflow; inf wins over NaN as in C
@@ -369,6 +397,7 @@ def hypot(c: Context, a: Node, b: Node) -> Node:
 
 
 @aten("logaddexp.default")
+@in_f32
 def logaddexp(c: Context, a: Node, b: Node) -> Node:
     a, b = aligned((a, b), c.dtype)
     difference = ops.Neg()(ops.Abs()(ops.Sub()(a, b)))
@@ -394,13 +423,10 @@ def copysign(c: Context, a: Operand, b: Operand) -> Node:
 
 
 def _sign_bit(x: Node) -> Node:
-    zero = expand(scalar_like(0, x), x.shape)
-    negative = ops.Compare("LT")(x, zero)
-    if not x.dtype.is_float:
-        return negative
-    # -0.0 is not less than 0, but its reciprocal is
-    below = ops.Compare("LT")(ops.Div()(expand(scalar_like(1, x), x.shape), x), zero)
-    return ops.Or()(negative, ops.And()(ops.Compare("EQ")(x, zero), below))
+    """The sign of floats by their bits: zeros and NaN have one, too."""
+    if x.dtype.is_float:
+        x = ops.BitcastConvert(DTYPES[f"i{x.dtype.bits}"])(x)
+    return compare("LT", x, scalar_like(0, x))
 
 
 @aten("signbit.default")
@@ -475,6 +501,7 @@ def clamp_max(c: Context, x: Node, max: Operand) -> Node:
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
+@in_f32
 def lerp(c: Context, start: Node, end: Node, weight: Operand) -> Node:
     a, b, w = aligned((start, end, weight), c.dtype)
     difference = ops.Sub()(b, a)
@@ -485,12 +512,14 @@ def lerp(c: Context, start: Node, end: Node, weight: Operand) -> Node:
 
 
 @aten("addcmul.default")
+@in_f32
 def addcmul(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Node:
     x_, a_, b_ = aligned((x, a, b), c.dtype)
     return ops.Add()(x_, _times(ops.Mul()(a_, b_), value))
 
 
 @aten("addcdiv.default")
+@in_f32
 def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Node:
     x_, a_, b_ = aligned((x, a, b), c.dtype)
     return ops.Add()(x_, _times(ops.Div()(a_, b_), value))

@@ -60,6 +60,8 @@ def take(c: Context, x: Node, index: Node) -> Node:
 
 @aten("gather.default")
 def gather(c: Context, x: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    if index.type.size == 0:  # of any rank
+        return filled(c.shape, 0, x.dtype)
     if not x.type.rank or not index.type.rank:
         flat = reshape(index, (index.type.size,))
         return reshape(ops.Take(0)(reshape(x, (x.type.size,)), flat), c.shape)
@@ -96,6 +98,8 @@ def _combining(x: Node, reduction: str) -> str:
 
 
 def _scatter(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
+    if index.type.size == 0:
+        return x
     if not x.type.rank:
         return reshape(
             _scatter(
@@ -139,7 +143,7 @@ def scatter_reduce(
 def index_reduce(
     c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
-    source = _row_each(c, source, dim, index)
+    source = _row_each(c, x, source, dim, index)
     return _reduced(lambda base, v, kind: _write_rows(base, dim, index, v, kind), x, source, reduce, include_self)
 
 
@@ -186,22 +190,29 @@ def _write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) ->
     return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
 
 
-def _row_each(c: Context, source: Node, dim: int, index: Node) -> Node:
-    """`source`, which must have a row for each index: torch does not compare them while it traces."""
-    rank = source.type.rank
-    return with_size(c, source, axis_of(dim, rank), index.type.size) if rank else source
+def _as_large(c: Context, source: Node, x: Node, axis: int, count: DimLike) -> Node:
+    """`source`, which must have `count` rows along `axis` and else x's sizes: torch does not compare them all while it
+    traces."""
+    for i in range(source.type.rank):
+        source = with_size(c, source, i, count if i == axis else x.shape[i])
+    return source
+
+
+def _row_each(c: Context, x: Node, source: Node, dim: int, index: Node) -> Node:
+    """`source`, which must have a row for each index."""
+    return _as_large(c, source, x, axis_of(dim, x.type.rank), index.type.size) if x.type.rank else source
 
 
 @aten("index_add.default")
 def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, *, alpha: Operand = 1) -> Node:
     if not (isinstance(alpha, int | float) and alpha == 1):
         source = ops.Mul()(source, filled(source.shape, alpha, source.dtype))
-    return _write_rows(x, dim, index, _row_each(c, source, dim, index), "add")
+    return _write_rows(x, dim, index, _row_each(c, x, source, dim, index), "add")
 
 
 @aten("index_copy.default")
 def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
-    return _write_rows(x, dim, index, _row_each(c, source, dim, index), "none")
+    return _write_rows(x, dim, index, _row_each(c, x, source, dim, index), "none")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -319,6 +330,7 @@ def slice_scatter(
 ) -> Node:
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
+    src = _as_large(c, src, x, axis, src.shape[axis])
     lo, hi = clipped(start, end, step, size, src.shape[axis])
     if lo == 0 and hi == size and step == 1:
         return src

@@ -165,6 +165,8 @@ def batch_norm_of(
 ) -> Node:
     if mean is None or var is None:
         return _batch_stats(x, weight, bias, eps)
+    if x.type.size == 0:  # of any rank
+        return x
     return ops.BatchNorm(float(eps))(x, _channels(x, weight, 1), _channels(x, bias, 0), mean, var)
 
 
