@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, divides, substitute, symbol
+from ingot.ir.dims import DimLike, bounds, divides, substitute, symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64
 from ingot.support.errors import ShapeError
@@ -233,6 +233,7 @@ def pad(d: Dag) -> Node | None:
     low, high, interior = ([int(v) for v in d.rng.choice(c, x.type.rank)] for c in amounts)
     if d.rng.random() < 0.1:
         low[0] = -1 if x.shape[0] != 1 and isinstance(x.shape[0], int) else low[0]
+    interior = [0 if bounds(n)[0] == 0 else i for n, i in zip(x.shape, interior, strict=True)]  # see ops.Pad
     fill = const(np.zeros((), x.dtype.numpy)) if d.rng.random() < 0.7 else d.constant((), x.dtype)
     return ops.Pad(tuple(low), tuple(high), tuple(interior))(x, fill)
 

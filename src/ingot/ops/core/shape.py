@@ -330,7 +330,11 @@ class Windows(CoreOp):
 
 @dataclass(frozen=True)
 class Pad(CoreOp):
-    """`value` around x and `interior` of it between neighbours; negative low/high crop."""
+    """`value` around x and `interior` of it between neighbours; negative low/high crop.
+
+    An axis of unknown size n that gets an interior has at least one element: there the result is always reckoned with
+    (n - 1) * (interior + 1) + 1, where an axis of known size 0 stays 0.
+    """
 
     name: ClassVar[str] = "pad"
     category: ClassVar[Category] = Category.VIEW
