@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -82,6 +84,38 @@ CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray | None], int]] = 
     ),
     "attention": ("Attention", {"num_heads": 2}, [f32(2, 5, 8), f32(8, 24), f32(24), MASK], 1),
     "attention_causal": ("Attention", {"num_heads": 2, "unidirectional": 1}, [f32(2, 5, 8), f32(8, 24), f32(24)], 1),
+    "trilu": ("Trilu", {"upper": 0}, [f32(3, 4, 5), np.array(1)], 1),
+    "pad": ("Pad", {}, [f32(3, 4), np.array([1, 0, 2, 1]), np.float32([0.5])], 1),
+    "expand_dims": ("ExpandDims", {}, [f32(3, 4), np.array(-1, np.int32)], 1),
+    "gather_nd": ("GatherND", {}, [f32(3, 4, 5), np.array([[0, 1], [2, 3]])], 1),
+    "grid_sample": ("GridSample", {"mode": "bicubic"}, [f32(2, 3, 5, 6), f32(2, 4, 4, 2)], 1),
+    "distances": ("CDist", {"metric": "euclidean"}, [f32(3, 4), f32(5, 4)], 1),
+    "fused_gemm": (
+        "FusedGemm",
+        {"activation": "HardSigmoid", "activation_alpha": 0.2, "activation_beta": 0.4, "alpha": 0.5, "transB": 1},
+        [f32(3, 4), f32(5, 4), f32(5)],
+        1,
+    ),
+    **{
+        f"head_sink_{name}": (
+            "GroupQueryAttention",
+            {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **attributes},
+            [
+                *(f32(2, new, 16 * h) for h in (4, 2, 2)),
+                *(f32(2, 2, past, 16) for _ in range(2)),
+                np.full(2, new + past - 1, np.int32),
+                np.array(new + past, np.int32),
+                *table(16, 8),
+                *([None, None, f32(4)] if name == "given" else []),
+            ],
+            3,
+        )
+        for name, new, past, attributes in (
+            ("given", 5, 0, {"softcap": 2.0}),
+            ("smooth", 5, 0, {"smooth_softmax": 1}),
+            ("smooth_token", 1, 6, {"smooth_softmax": 1, "local_window_size": 3}),
+        )
+    },
     "matmul_4_bits": (
         "MatMulNBits",
         {"bits": 4, "block_size": 16, "K": 40, "N": 6},
@@ -101,13 +135,21 @@ CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray | None], int]] = 
     ),
 }
 
+CONSTANT = {
+    "MatMulNBits": {"x1", "x2", "x3"},
+    "Trilu": {"x1"},
+    "Pad": {"x1"},
+    "ExpandDims": {"x1"},
+    "GroupQueryAttention": {"x6"},
+}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_against_onnxruntime(name: str) -> None:
     op, attributes, arrays, results = CASES[name]
     names = ["" if a is None else f"x{i}" for i, a in enumerate(arrays)]
     given = {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
-    constant = {"x1", "x2", "x3"} if op == "MatMulNBits" else set()
+    constant = CONSTANT.get(op, set())
     outputs = [f"y{i}" for i in range(results)]
     graph = helper.make_graph(
         [helper.make_node(op, names, outputs, domain="com.microsoft", **attributes)],
@@ -128,3 +170,75 @@ def test_against_onnxruntime(name: str) -> None:
     got = interpret(import_onnx(model), list(feeds.values()))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def one_node(op: str, given: dict[str, np.ndarray], results: int, constant: set[str], **attributes: Any) -> list[Any]:
+    """The interpreter's results of a com.microsoft op."""
+    outputs = [f"y{i}" for i in range(results)]
+    graph = helper.make_graph(
+        [helper.make_node(op, list(given), outputs, domain="com.microsoft", **attributes)],
+        "g",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in given.items()
+            if n not in constant
+        ],
+        [helper.make_empty_tensor_value_info(o) for o in outputs],
+        [onnx.numpy_helper.from_array(given[n], n) for n in sorted(constant)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return list(interpret(import_onnx(model), [a for n, a in given.items() if n not in constant]))
+
+
+def test_ops_that_onnxruntime_has_on_gpus_only() -> None:
+    """What its optimizer writes for diffusion models, against numpy."""
+    x, gamma, beta, skip, bias = f32(2, 3, 4, 8), f32(8), f32(8), f32(2, 3, 4, 8), f32(8)
+    given = {"x": x, "gamma": gamma, "beta": beta, "skip": skip, "bias": bias}
+    got, total = one_node("SkipGroupNorm", given, 2, set(), groups=4, activation=1, epsilon=1e-3)
+    np.testing.assert_allclose(total, x + skip + bias, rtol=1e-5, atol=1e-6)
+    parts = (x + skip + bias).reshape(2, 12, 4, 2)
+    centred = parts - parts.mean((1, 3), keepdims=True)
+    normal = (centred / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-3)).reshape(x.shape) * gamma + beta
+    np.testing.assert_allclose(got, normal / (1 + np.exp(-normal)), rtol=1e-3, atol=1e-4)
+    (plain,) = one_node("BiasSplitGelu", {"x": f32(2, 3, 6) * 0 + 1, "b": np.zeros(6, np.float32)}, 1, set())
+    np.testing.assert_allclose(plain, np.full((2, 3, 3), 0.841345), rtol=1e-5)
+    image, weight = f32(1, 5, 6, 3), f32(4, 3, 3, 3)
+    (y,) = one_node("NhwcConv", {"x": image, "w": weight}, 1, set(), pads=[1, 1, 1, 1])
+    patch = np.einsum("hwc,mhwc->m", image[0, 1:4, 2:5], weight)
+    np.testing.assert_allclose(y[0, 2, 3], patch, rtol=1e-4, atol=1e-5)
+    packed = f32(2, 5, 4, 3, 8)
+    apart = {n: packed[:, :, :, i].reshape(2, 5, 32) for i, n in enumerate("qkv")}
+    (whole,) = one_node("MultiHeadAttention", {"qkv": packed}, 1, set(), num_heads=4)
+    np.testing.assert_allclose(whole, one_node("MultiHeadAttention", apart, 1, set(), num_heads=4)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("per_column", [False, True])
+def test_dynamically_quantized_lstm(per_column: bool) -> None:
+    """As near to ONNX Runtime's as its rounding of what the levels are multiplied with allows."""
+    count, size, hidden = 2, 5, 6
+    shape = (count, 4 * hidden) if per_column else (count,)
+
+    def matrix(rows: int) -> np.ndarray:
+        return RNG.integers(-127, 127, (count, rows, 4 * hidden)).astype(np.int8)
+
+    scales = [(abs(RNG.standard_normal(shape)) * 0.003 + 0.003).astype(np.float32) for _ in range(2)]
+    given = {
+        "x": f32(7, 2, size),
+        "w": matrix(size),
+        "r": matrix(hidden),
+        "b": f32(count, 8 * hidden) * np.float32(0.1),
+    }
+    tables = {"ws": scales[0], "wz": np.zeros(shape, np.int8), "rs": scales[1], "rz": np.zeros(shape, np.int8)}
+    names = [*given, "", "", "", "", *tables]
+    node = helper.make_node(
+        "DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", hidden_size=hidden, direction="bidirectional"
+    )
+    constants = [onnx.numpy_helper.from_array(a, n) for n, a in (given | tables).items() if n != "x"]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, given["x"].shape)]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], constants)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (got,) = interpret(import_onnx(model), [given["x"]])
+    np.testing.assert_allclose(got, session.run(None, {"x": given["x"]})[0], atol=0.02)

@@ -483,6 +483,15 @@ def test_a_value_that_nothing_computes_is_refused() -> None:
         import_onnx(model([node("Relu", ["z"])], [("x", F, [2])]))
 
 
+def test_names_given_twice_are_refused() -> None:
+    node, x = helper.make_node("Relu", ["x"], ["y"]), helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    y = helper.make_empty_tensor_value_info("y")
+    for inputs, outputs, what in (([x], [y, y], "outputs"), ([x, x], [y], "inputs")):
+        model = helper.make_model(helper.make_graph([node], "g", inputs, outputs))
+        with pytest.raises(ImportModelError, match=f"{what} share a name"):
+            import_onnx(model)
+
+
 def test_nodes_carry_their_onnx_name() -> None:
     graph = import_onnx(model([node("Softplus", ["x"], name="block/softplus")], [("x", F, [2])]))
     assert {n.loc for n in graph.nodes() if n.inputs} == {"block/softplus"}

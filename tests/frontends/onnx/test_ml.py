@@ -116,10 +116,9 @@ def test_thresholds_of_doubles() -> None:
 def test_classes(transform: str) -> None:
     x = rows(30, 4)
     three: dict[str, Any] = grown(4, 4, 4, MODES[:2], 3, "class")
-    common: dict[str, Any] = {"post_transform": transform, "nodes_missing_value_tracks_true": three["nodes_missing_value_tracks_true"]}
-    model = model_of("TreeEnsembleClassifier", [x], 2, classlabels_int64s=[7, 5, 9], **three | common)
-    agree(model, [x])
-    with_base: dict[str, Any] = three | common | {"base_values": [0.5, -0.25, 0.0]}
+    three["post_transform"] = transform
+    agree(model_of("TreeEnsembleClassifier", [x], 2, classlabels_int64s=[7, 5, 9], **three), [x])
+    with_base: dict[str, Any] = three | {"base_values": [0.5, -0.25, 0.0]}
     agree(model_of("TreeEnsembleClassifier", [x], 2, classlabels_int64s=[7, 5, 9], **with_base), [x])
     two: dict[str, Any] = grown(4, 4, 4, MODES[:1], 1, "class") | {"post_transform": transform}
     for of in (0, 1):

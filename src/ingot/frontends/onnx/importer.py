@@ -103,8 +103,16 @@ def import_onnx(
             names += [f"{info.name}.{i}" for i in range(len(v.items))]
     if walk.refused:
         raise UnsupportedOpError(walk.refused, model=where)
+    _check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
     return Graph(tuple(inputs), tuple(results), tuple(names), limits)
+
+
+def _check_names(what: str, names: Sequence[str], where: str) -> None:
+    """Raise ImportModelError where two are equal: calls name them."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ImportModelError(f"{what} share a name", expected="each its own", got=twice, where=where)
 
 
 def _read(
@@ -228,6 +236,7 @@ def _bind_inputs(
 ) -> list[Node]:
     walk.initializers(graph, scope, cuts)
     given = [i for i in graph.input if i.name not in scope.values]
+    _check_names("inputs", [i.name for i in given], walk.where)
     names = {i.name for i in given}
     for what, keys in (("shapes", requests.shapes), ("constants", requests.constants)):
         unknown = [k for k in keys if k not in names]
@@ -423,7 +432,7 @@ class _Walk:
             # the node says more than the operand that the error was put down to
             text = str(e).removesuffix(f" at {e.where}")
             raise ShapeError(text, where=f"{loc} ({_full_name(proto)})") from e
-        except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
             # rows take a node to be as ONNX defines it: no operand too few, an axis for each size
             raise ImportModelError(
                 "a node is malformed",

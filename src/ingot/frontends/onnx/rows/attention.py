@@ -173,8 +173,13 @@ def multi_head_attention(c: Call) -> Result:
     """q [B, S, H*D], k, v likewise or [B, H, S, D]; bias for all three; key padding or additive mask; past k, v."""
     heads = c.int("num_heads")
     q, k, v = c.x(0), c.opt(1), c.opt(2)
-    if k is None or v is None:
-        raise Unsupported("packed queries, keys and values")
+    if v is None and k is None:
+        # [B, S, H, 3, D]
+        q, k, v = (ops.reshape(ops.index_axis(q, 3, i), (*q.shape[:2], -1)) for i in range(3))
+    elif v is None:
+        assert k is not None  # [B, S, H, 2, D]
+        k, v = (ops.reshape(ops.index_axis(k, 3, i), (*k.shape[:2], -1)) for i in range(2))
+    assert k is not None and v is not None
     widths = [t.shape[-1] if len(t.shape) == 3 else heads * t.shape[-1] for t in (q, k, v)]
     if c.has(3):
         parts = ops.split(c.x(3), widths, 0)
@@ -214,9 +219,8 @@ def group_query_attention(c: Call) -> Result:
     each sequence fills a part, as it does of the present ones [B, K, max(P, total), D]."""
     heads, groups = c.int("num_heads"), c.int("kv_num_heads")
     refused = {
-        "smooth_softmax": c.flag("smooth_softmax"), "a head sink": c.has(11), "quantized caches": c.has(12),
-        "no causal mask": not c.flag("causal", 1), "a cache of a window": c.flag("sliding_window_cache"),
-        "scores as a result": c.wants(3),
+        "quantized caches": c.has(12), "no causal mask": not c.flag("causal", 1),
+        "a cache of a window": c.flag("sliding_window_cache"), "scores as a result": c.wants(3),
     }  # fmt: skip
     if any(refused.values()):
         raise Unsupported(", ".join(name for name, used in refused.items() if used))
@@ -242,8 +246,19 @@ def group_query_attention(c: Call) -> Result:
     if window > 0:
         keep.append(ops.compare("LT", ops.sub(row, key), window))
     bias = _padded_mask(c.x(10), keys.shape[2]) if c.has(10) else None
-    y = scaled_attention(c, q, keys, values, _joined(bias, keep, q.dtype), "none")
-    return [merge_heads(y), keys, values]
+    mask = _joined(bias, keep, q.dtype)
+    if not c.has(11) and not c.flag("smooth_softmax"):
+        return [merge_heads(scaled_attention(c, q, keys, values, mask, "none")), keys, values]
+    # one more key of score 0, whose value is 0; what a head adds to it lies in the mask
+    sink = ops.cast(c.x(11), q.dtype) if c.has(11) else ops.full((heads,), 0.0, q.dtype)
+    assert mask is not None
+    if mask.dtype == T.boolean:
+        mask = ops.where(mask, ops.scalar(0.0, q.dtype), ops.scalar(-np.inf, q.dtype))
+    shape = (batch, heads, length)
+    mask = ops.broadcast_to(mask, (*shape, keys.shape[2]))
+    mask = ops.concat([mask, ops.broadcast_to(ops.reshape(sink, (1, heads, 1, 1)), (*shape, 1))], 3)
+    longer, wider = (ops.pad(t, (0,) * 4, (0, 0, 1, 0)) for t in (keys, values))
+    return [merge_heads(scaled_attention(c, q, longer, wider, mask, "none")), keys, values]
 
 
 def _filled(last: Node, length: DimLike, total: DimLike) -> Node:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
-from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.nn import conv
+from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of
+from ingot.frontends.onnx.rows.nn import conv, convolution, gemm
 from ingot.frontends.onnx.rows.norm import layer_norm, rms_norm, statistics
+from ingot.frontends.onnx.rows.quant import channels_last, channels_second
 from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
 from ingot.ir.node import Node
 
 MS = "com.microsoft"
@@ -48,14 +53,7 @@ def fused_matmul(c: Call) -> Result:
     return y if alpha == 1.0 else ops.mul(y, alpha)
 
 
-@onnx_op("FusedConv", domain=MS)
-def fused_conv(c: Call) -> Result:
-    y = conv(c)
-    assert isinstance(y, Node)
-    if c.has(3):
-        y = ops.add(y, c.x(3))
-    name = c.str("activation", "")
-    params = list(c.float_list("activation_params") or [0.0, 0.0])
+def _activated(y: Node, name: str, params: Sequence[float]) -> Node:
     match name:
         case "":
             return y
@@ -72,6 +70,54 @@ def fused_conv(c: Call) -> Result:
         case "HardSigmoid":
             return ops.HardSigmoid(params[0], params[1])(y)
     raise Unsupported(f"activation {name!r}")
+
+
+@onnx_op("FusedConv", domain=MS)
+def fused_conv(c: Call) -> Result:
+    y = conv(c)
+    assert isinstance(y, Node)
+    if c.has(3):
+        y = ops.add(y, c.x(3))
+    return _activated(y, c.str("activation", ""), c.float_list("activation_params") or (0.0, 0.0))
+
+
+@onnx_op("NhwcConv", domain=MS)
+def nhwc_conv(c: Call) -> Result:
+    """x [N, spatial.., C], w [M, spatial.., C / group]."""
+    y = convolution(c, channels_second(c.x(0)), channels_second(c.x(1)))
+    y = channels_last(y)
+    return ops.add(y, c.x(2)) if c.has(2) else y
+
+
+@onnx_op("FusedGemm", domain=MS)
+def fused_gemm(c: Call) -> Result:
+    y = gemm(c)
+    assert isinstance(y, Node)
+    params = [c.float(f"activation_{n}", default) for n, default in (("alpha", 0.01), ("beta", 0.0))]
+    return _activated(y, c.str("activation", ""), params)
+
+
+@onnx_op("GroupNorm", "SkipGroupNorm", domain=MS)
+def group_norm_ms(c: Call) -> Result:
+    """x [N, H, W, C] and what skips to it, with a bias, normalized per group of channels; then maybe SiLU."""
+    x, last = c.x(0), c.flag("channels_last", 1)
+    if c.has(3):
+        skip = c.x(3)
+        x = ops.add(x, ops.expand_dims(skip, (1, 2)) if len(skip.shape) == 2 else skip)
+        x = ops.add(x, c.x(4)) if c.has(4) else x
+    scale, shift = (ops.cast(c.x(i), x.dtype) for i in (1, 2))
+    y = ops.GroupNorm(c.int("groups"), c.float("epsilon", 1e-5))(channels_second(x) if last else x, scale, shift)
+    y = channels_last(y) if last else y
+    return [ops.Silu()(y) if c.flag("activation") else y, x]
+
+
+@onnx_op("BiasSplitGelu", domain=MS)
+def bias_split_gelu(c: Call) -> Result:
+    """The first half of x + bias, times GELU of the second."""
+    x = ops.add(c.x(0), c.x(1))
+    (width,) = ints_of(x.shape[-1:], "the last axis")
+    half, gate = ops.split(x, (width // 2, width // 2), -1)
+    return ops.mul(half, ops.Gelu("none")(gate))
 
 
 def _skip_sum(c: Call, bias: int) -> Node:
@@ -111,3 +157,27 @@ def embed_layer_normalization(c: Call) -> Result:
 @onnx_op("BiasAdd", domain=MS)
 def bias_add(c: Call) -> Result:
     return ops.add(ops.add(c.x(0), c.x(1)), c.x(2))
+
+
+@onnx_op("BiasDropout", domain=MS)
+def bias_dropout(c: Call) -> Result:
+    if c.has(4) and any(c.ints(4)):
+        raise Unsupported("dropout in training mode")
+    y = ops.add(c.x(0), c.x(1))
+    return [ops.add(y, c.x(2)) if c.has(2) else y, ops.full(y.shape, True, T.boolean)]
+
+
+@onnx_op("ExpandDims", domain=MS)
+def expand_dims(c: Call) -> Result:
+    return ops.expand_dims(c.x(0), normal_axis(c.ints(1)[0], c.rank() + 1))
+
+
+@onnx_op("CDist", domain=MS)
+def cdist(c: Call) -> Result:
+    """a [M, K], b [N, K] -> [M, N]: distances of rows."""
+    apart = ops.sub(ops.expand_dims(c.x(0), 1), ops.expand_dims(c.x(1), 0))
+    squares = ops.reduce_sum(ops.mul(apart, apart), 2)
+    metric = c.str("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise Unsupported(f"metric {metric!r}")
+    return ops.Sqrt()(squares) if metric == "euclidean" else squares

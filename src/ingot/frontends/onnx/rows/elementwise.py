@@ -289,6 +289,7 @@ def constant(c: Call) -> Result:
 
 
 @onnx_op("Trilu", since=14)
+@onnx_op("Trilu", domain="com.microsoft")
 def trilu(c: Call) -> Result:
     x = c.x()
     k = c.ints(1)[0] if c.has(1) else 0

@@ -22,6 +22,7 @@ def gather_elements(c: Call) -> Result:
 
 
 @onnx_op("GatherND", since=11)
+@onnx_op("GatherND", domain="com.microsoft")
 def gather_nd(c: Call) -> Result:
     return ops.GatherND(c.int("batch_dims", 0))(c.x(0), c.x(1))
 

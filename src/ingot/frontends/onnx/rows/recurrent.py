@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingot import ops
-from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.call import Call, Result, Value, onnx_op
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir.node import Node
 from ingot.ir.types import Shape
@@ -88,6 +90,17 @@ def lstm(c: Call) -> Result:
     )
     y, *states = op(x, w, r, b, h, cell, *(c.x(i) for i in (4, 7) if c.has(i))).results
     return _outputs(y, tuple(states), first)
+
+
+@onnx_op("DynamicQuantizeLSTM", domain="com.microsoft")
+def dynamic_quantize_lstm(c: Call) -> Result | None:
+    """An LSTM whose matrices [D, I, 4H] and [D, H, 4H] are levels; what they are multiplied with stays as it is."""
+
+    def matrix(i: int, scale: int) -> Value:
+        step, zero = (ops.reshape(c.x(n), (c.shape(i)[0], 1, -1)) for n in (scale, scale + 1))
+        return Value(ops.transpose(ops.apply(ops.Dequantize(), c.x(i), zero, step), (0, 2, 1)))
+
+    return lstm(replace(c, inputs=(c.inputs[0], matrix(1, 8), matrix(2, 10), *c.inputs[3:8])))
 
 
 @onnx_op("GRU", since=7)

@@ -12,6 +12,7 @@ from ingot.ir.node import Node
 
 
 @onnx_op("GridSample", since=16)
+@onnx_op("GridSample", domain="com.microsoft")
 def grid_sample(c: Call) -> Result:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.str("mode", "linear"), c.str("mode", "linear"))
     return ops.GridSample(mode, c.str("padding_mode", "zeros"), c.flag("align_corners"))(c.x(0), c.x(1))

@@ -236,6 +236,7 @@ def pad_2(c: Call) -> Result:
 
 
 @onnx_op("Pad", since=11)
+@onnx_op("Pad", domain="com.microsoft")
 def pad(c: Call) -> Result:
     x = c.x()
     amounts = list(c.dims(1))
@@ -291,6 +292,7 @@ def constant_of_shape(c: Call) -> Result:
 
 
 @onnx_op("Range")
+@onnx_op("Range", domain="com.microsoft")
 def range_(c: Call) -> Result:
     bounds_ = [c.value(i).sym for i in range(3)]
     if any(b is None for b in bounds_):
