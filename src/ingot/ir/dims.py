@@ -279,13 +279,13 @@ def mod(a: int | Dim, b: int | Dim) -> int | Dim:
     return _apply("mod", a, b)
 
 
-def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
-    """The larger of a and b, settled at compile time where their difference has a constant sign."""
+def dim_max(a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None = None) -> int | Dim:
+    """The larger of a and b, settled at compile time where their difference has one sign; `of` as in `bounds`."""
     for d in (a, b):
         if isinstance(d, int) and d >= MOST:
             return d
     difference = a - b
-    lo, hi = bounds(difference)
+    lo, hi = bounds(difference, of)
     if lo is not None and lo >= 0:
         return a
     if hi is not None and hi <= 0:
@@ -294,9 +294,9 @@ def dim_max(a: int | Dim, b: int | Dim) -> int | Dim:
     return _apply("max", first, second)
 
 
-def dim_min(a: int | Dim, b: int | Dim) -> int | Dim:
+def dim_min(a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None = None) -> int | Dim:
     """The smaller of a and b."""
-    return b if (m := dim_max(a, b)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
+    return b if (m := dim_max(a, b, of)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
 
 
 Interval = tuple[int | None, int | None]  # inclusive; None where unbounded

@@ -16,6 +16,7 @@ from ingot.ir.dims import (
     MOST,
     Dim,
     DimLike,
+    Interval,
     bounds,
     ceildiv,
     dim_max,
@@ -179,7 +180,8 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
         high = high if meets else dim_max(high, low)
         return _cut(x, axis, low, high, step)
     # the same elements forwards, then from their other end
-    high = dim_min(dim_max(_backwards(start, size) + 1, 1), size)
+    maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
+    high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
     low = dim_min(dim_max(_backwards(end, size) + 1, 0), high)
     return _cut(ops.flip(_cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
 
