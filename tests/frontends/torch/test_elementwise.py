@@ -280,6 +280,12 @@ ROUNDED_ONCE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "logarithms": lambda a, b: (torch.logaddexp(a, b), a.abs().log2(), a.abs().log10(), F.logsigmoid(a)),
     "degrees": lambda a, b: (torch.hypot(a, b), torch.deg2rad(a), torch.rad2deg(a), torch.round(a, decimals=2)),
     "thresholds": lambda a, b: (F.threshold(a, 0.1, 0.7), F.hardshrink(a, 0.1), F.softshrink(a, 0.1)),
+    "rows": lambda a, b: (a.view(16, 32).renorm(2, 0, 0.3), F.rms_norm(a.view(16, 32) / 64, (32,))),
+    "bags": lambda a, b: (
+        F.embedding_bag(
+            torch.arange(16).view(2, 8), a.view(16, 32), None, None, 2.0, False, "sum", False, b[:16].view(2, 8)
+        ),
+    ),
     "division": lambda a, b: [torch.div(a, b, rounding_mode=mode) for mode in (None, "floor", "trunc")],
 }
 

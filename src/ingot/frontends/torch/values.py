@@ -209,6 +209,11 @@ def aligned(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Node
     return tuple(expand(n, shape) for n in nodes)
 
 
+def wide(dtype: DType) -> DType:
+    """The dtype that floats of `dtype` are summed in."""
+    return f32 if dtype.bits < 32 else dtype
+
+
 def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
     """The row of f16 and bf16 in f32, rounded once at its end: what PyTorch's kernels do (opmath_t). All tensors among
     the arguments are operands; numbers and, as PyTorch has it, 0-d tensors beside narrower ones are not rounded first.

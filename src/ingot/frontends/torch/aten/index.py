@@ -22,6 +22,7 @@ from ingot.frontends.torch.values import (
     i64,
     node_of,
     scalar_like,
+    wide,
     with_size,
 )
 from ingot.ir.dims import Dim, DimLike
@@ -85,8 +86,8 @@ def take_along_dim(c: Context, x: Node, indices: Node, dim: int | None = None) -
     shape = broadcast_shape(
         [(*x.shape[:axis], 1, *x.shape[axis + 1 :]), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :])]
     )
-    wide = expand(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
-    return ops.GatherElements(axis)(wide, expand(indices, (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])))
+    whole = expand(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
+    return ops.GatherElements(axis)(whole, expand(indices, (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])))
 
 
 _REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
@@ -420,9 +421,9 @@ def embedding_bag(
 ) -> tuple[Node | None, ...]:
     """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
     bags, (count,) = c.shape[0], indices.shape
-    rows = ops.Take(0)(weight, indices)
+    rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))
     if per_sample_weights is not None:
-        rows = ops.Mul()(rows, expand(insert_axis(per_sample_weights, 1), rows.shape))
+        rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
     ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
     if padding_idx is not None and padding_idx >= 0:
         padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
@@ -441,12 +442,12 @@ def embedding_bag(
 
     total = folded("max" if mode == 2 else "sum", rows)
     if mode == 0:
-        return total, None, None, None
+        return cast(total, c.dtype), None, None, None
     sizes = expand(insert_axis(folded("sum", ones), 1), total.shape)
     if mode == 1:
         total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
     empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
-    return ops.Select()(empty, filled(total.shape, 0, total.dtype), total), None, None, None
+    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), None, None, None
 
 
 def _pitch(begins: Node) -> int | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.reduce import mean_of, norm, wide
+from ingot.frontends.torch.aten.reduce import mean_of, norm
 from ingot.frontends.torch.aten.shape import insert_axis, reshape
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, wide
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, Op
 
@@ -237,7 +237,8 @@ def rms_norm(
 ) -> Node:
     rank = x.type.rank
     axes = tuple(range(rank - len(normalized_shape), rank))
-    epsilon = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}[x.dtype.name] if eps is None else eps
+    # by default that of the dtype computed in
+    epsilon = {"f64": 2.0**-52, "f32": 2.0**-23}[wide(x.dtype).name] if eps is None else eps
     return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
 
 

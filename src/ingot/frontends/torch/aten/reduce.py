@@ -24,6 +24,7 @@ from ingot.frontends.torch.values import (
     i64,
     node_of,
     scalar_like,
+    wide,
 )
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op
@@ -44,11 +45,6 @@ def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
 
 def kept(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
     return tuple(1 if i in axes else d for i, d in enumerate(shape))
-
-
-def wide(dtype: DType) -> DType:
-    """The dtype that means and variances are computed in."""
-    return f32 if dtype.bits < 32 else dtype
 
 
 @aten("sum.default", "sum.dim_IntList")
@@ -258,11 +254,11 @@ def norm(x: Node, p: float, axes: Sequence[int], keepdim: bool) -> Node:
 @aten("renorm.default")
 def renorm(c: Context, x: Node, p: float, dim: int, maxnorm: float) -> Node:
     axis = axis_of(dim, x.type.rank)
-    size = norm(x, float(p), [i for i in range(x.type.rank) if i != axis], True)
-    limit = filled(size.shape, maxnorm, x.dtype)
-    factor = ops.Div()(limit, ops.Add()(size, filled(size.shape, 1e-7, x.dtype)))
-    factor = ops.Select()(ops.Compare("GT")(size, limit), factor, filled(size.shape, 1, x.dtype))
-    return ops.Mul()(x, expand(factor, x.shape))
+    size = norm(cast(x, wide(x.dtype)), float(p), [i for i in range(x.type.rank) if i != axis], True)
+    limit = filled(size.shape, maxnorm, size.dtype)
+    factor = ops.Div()(limit, ops.Add()(size, filled(size.shape, 1e-7, size.dtype)))
+    factor = ops.Select()(ops.Compare("GT")(size, limit), factor, filled(size.shape, 1, size.dtype))
+    return ops.Mul()(x, expand(cast(factor, x.dtype), x.shape))
 
 
 def _scan(kind: str) -> Callable[..., Node]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from ingot import ops
-from ingot.frontends.torch.aten.reduce import wide
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, aligned, cast
+from ingot.frontends.torch.values import Context, aligned, cast, wide
 from ingot.ir.node import Node
 from ingot.ir.types import f64
 
