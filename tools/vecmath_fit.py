@@ -255,6 +255,11 @@ def fit_gelu() -> None:
     root = lambda x: mp.ncdf(-x) ** mp.mpf("0.25")  # noqa: E731
     scale = lambda x: min(1, 1 / max(x, mp.mpf(2) ** -30)) / root(x) ** 3  # noqa: E731
     show("GELU_F32", polynomial(root, 0, 5.8, 11, F32, scale))
+    # relative errors up to 3.5, where those of bf16 count; absolute ones beyond, as 1 + erf has them
+    root = lambda x: mp.ncdf(-x) ** mp.mpf("0.0625")  # noqa: E731
+    end = 3.5 * mp.ncdf(-3.5)
+    scale = lambda x: root(x) * min(300, end / (x * mp.ncdf(-x)) if x > 3.5 else 1)  # noqa: E731
+    show("GELU_BF16", polynomial(root, 0, 5.8, 7, F32, scale))
 
 
 def main() -> None:

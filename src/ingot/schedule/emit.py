@@ -20,7 +20,7 @@ from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
-from ingot.ir.types import Shape, boolean, f32, f64, i64
+from ingot.ir.types import Shape, bf16, boolean, f32, f64, i64
 from ingot.ops.core import vecmath
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
@@ -414,6 +414,14 @@ def _product(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | N
     return block.let(vecmath.gelu(em.value(block, x, index, mask)))
 
 
+def _rounded(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+    """GELU from bf16 to bf16 needs fewer digits than f32 has."""
+    x = gelu_operand(node.inputs[0]) if node.dtype == bf16 else None
+    if x is None or x.dtype != f32 or not isinstance(x.op, ops.Convert) or x.inputs[0].dtype != bf16:
+        return em.elementwise(block, node, index, mask)
+    return block.let(k.cast(vecmath.gelu(em.value(block, x, index, mask), narrow=True), bf16))
+
+
 def _on_wide(
     em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, function: Callable[[Expr], Expr]
 ) -> Expr:
@@ -452,6 +460,7 @@ _RULES: dict[type, Rule] = {
     ops.Exp: _exponential,
     ops.Log1p: _log_one_plus,
     ops.Mul: _product,
+    ops.Convert: _rounded,
     ops.BroadcastInDim: _broadcast,
     ops.Reshape: _reshape,
     ops.Transpose: _transpose,
