@@ -29,7 +29,7 @@ COS, SIN = table(16, 4)
 MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
 
 # op, attributes, inputs (None: absent), number of outputs, which inputs are constants
-CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray | None], int]] = {
+CASES: dict[str, tuple[str, dict[str, Any], list[np.ndarray | None], int]] = {
     "fused_matmul": ("FusedMatMul", {"alpha": 0.5, "transA": 1, "transB": 1}, [f32(2, 5, 3), f32(2, 4, 5)], 1),
     "fused_matmul_batch": ("FusedMatMul", {"transBatchA": 1}, [f32(3, 2, 5), f32(2, 5, 4)], 1),
     "gelu": ("Gelu", {}, [f32(3, 7)], 1),
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray | None], int]] = 
     "attention": ("Attention", {"num_heads": 2}, [f32(2, 5, 8), f32(8, 24), f32(24), MASK], 1),
     "attention_causal": ("Attention", {"num_heads": 2, "unidirectional": 1}, [f32(2, 5, 8), f32(8, 24), f32(24)], 1),
     "trilu": ("Trilu", {"upper": 0}, [f32(3, 4, 5), np.array(1)], 1),
-    "pad": ("Pad", {}, [f32(3, 4), np.array([1, 0, 2, 1]), np.float32([0.5])], 1),
+    "pad": ("Pad", {}, [f32(3, 4), np.array([1, 0, 2, 1]), np.array([0.5], np.float32)], 1),
     "expand_dims": ("ExpandDims", {}, [f32(3, 4), np.array(-1, np.int32)], 1),
     "gather_nd": ("GatherND", {}, [f32(3, 4, 5), np.array([[0, 1], [2, 3]])], 1),
     "grid_sample": ("GridSample", {"mode": "bicubic"}, [f32(2, 3, 5, 6), f32(2, 4, 4, 2)], 1),
@@ -189,6 +189,47 @@ def one_node(op: str, given: dict[str, np.ndarray], results: int, constant: set[
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return list(interpret(import_onnx(model), [a for n, a in given.items() if n not in constant]))
+
+
+@pytest.mark.parametrize("name", ["silu", "swiglu"])
+@pytest.mark.parametrize("normalized", [0, 1])
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_mixtures_of_experts(name: str, normalized: int, bits: int) -> None:
+    """5 tokens through 2 of 4 experts; weights in floats, or in levels with a scale for each row (8) or block (4)."""
+    experts, size, width = 4, 32, 64
+    outer = 2 * width if name == "swiglu" else width
+
+    def weight(rows: int, inputs: int) -> list[np.ndarray]:
+        if not bits:
+            return [f32(experts, rows, inputs) * np.float32(0.2)]
+        shape = (experts, rows) if bits == 8 else (experts, rows, inputs // 16)
+        levels = RNG.integers(0, 256, (experts, rows, inputs * bits // 8)).astype(np.uint8)
+        return [levels, (abs(f32(*shape)) + 0.1) * np.float32(0.4 / 2**bits)]
+
+    arrays = [f32(5, size), f32(5, experts), *weight(outer, size), f32(experts, outer), *weight(size, width)]
+    arrays.append(f32(experts, size))
+    attributes: dict[str, Any] = {"k": 2, "activation_type": name, "normalize_routing_weights": normalized}
+    if bits:
+        attributes |= {"expert_weight_bits": bits} | ({"block_size": 16} if bits == 4 else {})
+    if name == "swiglu":
+        attributes |= {"swiglu_fusion": 1, "activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 2.0}
+    names = [f"x{i}" for i in range(len(arrays))]
+    node = helper.make_node("QMoE" if bits else "MoE", names, ["y"], domain="com.microsoft", **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, a.shape)
+            for n, a in zip(names[:2], arrays[:2], strict=True)
+        ],
+        [helper.make_empty_tensor_value_info("y")],
+        [onnx.numpy_helper.from_array(a, n) for n, a in zip(names[2:], arrays[2:], strict=True)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, dict(zip(names[:2], arrays[:2], strict=True)))[0]
+    np.testing.assert_allclose(interpret(import_onnx(model), arrays[:2])[0], want, rtol=1e-4, atol=1e-4)
 
 
 def test_ops_that_onnxruntime_has_on_gpus_only() -> None:

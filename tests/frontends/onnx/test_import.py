@@ -484,6 +484,19 @@ def test_a_value_that_nothing_computes_is_refused() -> None:
         import_onnx(model([node("Relu", ["z"])], [("x", F, [2])]))
 
 
+def test_nodes_in_any_order() -> None:
+    """Converters to float16 put the casts of inputs at the end."""
+    add = helper.make_node("Add", ["b", "a"], ["y"])
+    nodes = [add, helper.make_node("Neg", ["a"], ["b"]), helper.make_node("Exp", ["x"], ["a"])]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [helper.make_empty_tensor_value_info("y")]))
+    np.testing.assert_array_equal(interpret(import_onnx(model), [np.ones(2, np.float32)])[0], np.zeros(2))
+    circle = [add, helper.make_node("Neg", ["y"], ["b"]), nodes[2]]
+    model = helper.make_model(helper.make_graph(circle, "g", [x], [helper.make_empty_tensor_value_info("y")]))
+    with pytest.raises(ImportModelError, match="nothing before it computes"):
+        import_onnx(model)
+
+
 def test_names_given_twice_are_refused() -> None:
     node, x = helper.make_node("Relu", ["x"], ["y"]), helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
     y = helper.make_empty_tensor_value_info("y")

@@ -1,14 +1,28 @@
-"""Functions: which nodes of a graph are needed, and the bodies that ONNX defines ops by."""
+"""Functions: the order of a graph's nodes, which of them are needed, and the bodies that ONNX defines ops by."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
 
 from ingot.frontends.onnx.call import AnyValue, Value
 from ingot.frontends.onnx.tensors import CODES
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+    """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
+    cannot be."""
+    made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    before = {i: {made[name] for name in _reads(node) if name in made} for i, node in enumerate(nodes)}
+    if all(j < i for i, others in before.items() for j in others):
+        return nodes
+    try:
+        return [nodes[i] for i in TopologicalSorter(before).static_order()]
+    except CycleError:
+        return nodes
 
 
 def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:

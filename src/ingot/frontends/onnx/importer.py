@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from ingot.frontends.onnx import rows  # noqa: F401 - fills the table
 from ingot.frontends.onnx.call import AnyValue, Call, Missing, Multiple, Result, Sequence_, Value, find_row
 from ingot.frontends.onnx.fold import fold_node
-from ingot.frontends.onnx.functions import needed, resolved, schema_body
+from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import (
     ExternalData,
@@ -398,8 +398,9 @@ class _Walk:
 
     def graph(self, graph: onnx.GraphProto, scope: _Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
-        kept = needed(graph.node, [o.name for o in graph.output])
-        for i, node in enumerate(graph.node):
+        nodes = in_order(graph.node)
+        kept = needed(nodes, [o.name for o in graph.output])
+        for i, node in enumerate(nodes):
             if i in kept:
                 self.node(node, scope, i)
         return [self._output(o.name, scope) for o in graph.output]
@@ -511,8 +512,9 @@ class _Walk:
         inner = _Scope(versions, None, attributes, f"{loc}/", depth=self._deeper(scope, loc))
         inner.values.update((name, v) for name, v in zip(function.input, inputs, strict=False) if v is not None)
         absent = set(function.input) - set(inner.values)
-        kept = needed(function.node, function.output)
-        for i, node in enumerate(function.node):
+        nodes = in_order(function.node)
+        kept = needed(nodes, function.output)
+        for i, node in enumerate(nodes):
             if i not in kept:
                 continue
             if absent & set(node.input):

@@ -115,34 +115,34 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
-_LEVELS = {4: T.u4, 8: T.u8}
+LEVELS = {4: T.u4, 8: T.u8}
 
 
-def _unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The first `count` levels of each line of bytes, those in the lower bits first."""
     if bits == 4:
         packed = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
-    return packed[..., :count].view(_LEVELS[bits].numpy)
+    return packed[..., :count].view(LEVELS[bits].numpy)
 
 
 @onnx_op("MatMulNBits", domain=MS)
 def matmul_nbits(c: Call) -> Result:
     """x [.., K] times a constant 4- or 8-bit matrix [N, K], stored in blocks along K with a scale each."""
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
-    if bits not in _LEVELS or c.has(4):
-        raise Unsupported(f"{bits}-bit blocks" if bits not in _LEVELS else "a permutation of the rows")
-    blocks, dtype = -(-k // max(block, 1)), _LEVELS[bits]
+    if bits not in LEVELS or c.has(4):
+        raise Unsupported(f"{bits}-bit blocks" if bits not in LEVELS else "a permutation of the rows")
+    blocks, dtype = -(-k // max(block, 1)), LEVELS[bits]
     whole = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
     if not whole or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
     packed = c.array(1).reshape(n, blocks, -1)
-    levels = deferred(T.TensorType(dtype, (n, blocks, block)), lambda: _unpacked(packed, bits, block))
+    levels = deferred(T.TensorType(dtype, (n, blocks, block)), lambda: unpacked(packed, bits, block))
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
         given = c.array(3)
         packs = given.dtype == np.uint8
-        plain = _unpacked(given.reshape(n, -1), bits, blocks) if packs else given.astype(np.float32)
+        plain = unpacked(given.reshape(n, -1), bits, blocks) if packs else given.astype(np.float32)
         zeros = const(plain.reshape(n, blocks, 1))
     weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)
@@ -157,7 +157,7 @@ def gather_block_quantized(c: Call) -> Result:
     table, scales, at, block = c.array(0), c.x(2), c.x(1), c.int("block_size", 128)
     bits = c.int("bits", 4) if table.dtype == np.uint8 else 4
     axis, last = c.axis("gather_axis", 0, table.ndim), table.ndim - 1
-    if bits not in _LEVELS or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
+    if bits not in LEVELS or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
         raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
     count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
     (blocks,) = ints_of(scales.shape[-1:], "the blocks of a row")

@@ -1,0 +1,106 @@
+"""Mixtures of experts of com.microsoft: each token goes through the k experts that its router prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.rows.quant_contrib import LEVELS, unpacked
+from ingot.frontends.onnx.tensors import Unsupported
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
+from ingot.ir.types import TensorType
+
+MS = "com.microsoft"
+_ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
+    "relu": lambda x: ops.Relu()(x),
+    "gelu": lambda x: ops.Gelu("tanh")(x),
+    "silu": lambda x: ops.Silu()(x),
+    "identity": lambda x: x,
+}
+# weights [experts, outputs, inputs] and biases [experts, outputs] of a layer
+Layer = tuple[Node, Node | None]
+
+
+def _gated(c: Call, x: Node) -> Node:
+    """SwiGLU of pairs [.., 2 * width], the gates first."""
+    pairs = ops.reshape(x, (*x.shape[:-1], -1, 2))
+    gate, line = (ops.index_axis(pairs, len(x.shape), i) for i in range(2))
+    if c.has_attr("swiglu_limit"):
+        most = c.float("swiglu_limit")
+        gate, line = ops.minimum(gate, most), ops.clip(line, -most, most)
+    turned = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
+    return ops.mul(turned, ops.add(line, c.float("activation_beta", 0.0)))
+
+
+def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normalized: bool) -> Node:
+    """Rows of x sorted by expert, each group multiplied by its own matrices, and back. weights: what the experts'
+    results are multiplied with [tokens, E], the softmax of the router's scores where None."""
+    name = c.str("activation_type", "relu")
+    if name not in (*_ACTIVATIONS, "swiglu") or (name == "swiglu" and c.int("swiglu_fusion", 0) != 1):
+        raise Unsupported(f"activation {name!r} but of one product with its parts in turn")
+    if c.flag("use_sparse_mixer"):
+        raise Unsupported("a sparse mixer")
+    k, experts = c.int("k", 1), first[0].shape[0]
+    x = ops.reshape(c.x(0), (-1, c.shape(0)[-1]))
+    scores = ops.reshape(c.x(1), (-1, experts))
+    tokens = x.shape[0]
+    gates, chosen = ops.TopK(k, 1, True, True)(ops.Softmax(1)(scores)).results
+    if weights is not None:
+        gates = ops.GatherElements(1)(ops.reshape(weights, (-1, experts)), chosen)
+    if normalized:
+        gates = ops.div(gates, ops.reduce_sum(gates, 1, keepdims=True))
+    expert = ops.reshape(chosen, (-1,))
+    own, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    ends = ops.reduce_sum(ops.cast(ops.compare("LE", ops.expand_dims(own, 1), ops.arange(experts)), T.i64), 0)
+
+    def layer(x: Node, weight: Node, bias: Node | None) -> Node:
+        y = ops.GroupedMatMul()(x, ops.transpose(weight, (0, 2, 1)), ends)
+        return y if bias is None else ops.add(y, ops.Take(0)(bias, own))
+
+    inner = layer(ops.Take(0)(x, ops.div(order, k)), *first)
+    inner = _gated(c, inner) if name == "swiglu" else _ACTIVATIONS[name](inner)
+    y = layer(inner, *second)
+    _, place = ops.Sort(0)(order, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    parts = ops.reshape(ops.Take(0)(y, place), (tokens, k, y.shape[1]))
+    total = ops.reduce_sum(ops.mul(parts, ops.expand_dims(ops.cast(gates, y.dtype), 2)), 1)
+    return ops.reshape(total, c.shape(0))
+
+
+@onnx_op("MoE", domain=MS)
+def moe(c: Call) -> Result:
+    """x [.., H], router [tokens, E], fc1 [E, N, H] and bias, fc2 [E, H, I] and bias."""
+    if c.has(6):
+        raise Unsupported("a third layer")
+    return _mixture(c, (c.x(2), c.opt(3)), (c.x(4), c.opt(5)), None, c.flag("normalize_routing_weights"))
+
+
+@onnx_op("QMoE", domain=MS)
+def qmoe(c: Call) -> Result:
+    """As MoE, of weights in levels [E, N, H * bits / 8], with a scale for each row or each block of one. The softmax is
+    that of the chosen experts' scores alone, unless there are weights beside them."""
+    if c.has(8) or c.str("quant_type", "int") != "int" or c.int("weights_prepacked", -1) == 1:
+        raise Unsupported("a third layer, floats of 4 or 8 bits, or weights packed for one machine")
+    normalized = not c.has(14) or c.flag("normalize_routing_weights")
+    return _mixture(c, (_weight(c, 2, 11, 1), c.opt(4)), (_weight(c, 5, 12, 2), c.opt(7)), c.opt(14), normalized)
+
+
+def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
+    bits = c.int(f"fc{layer}_expert_weight_bits", c.int("expert_weight_bits", 4))
+    if bits not in LEVELS:
+        raise Unsupported(f"weights of {bits} bits")
+    packed, scale = c.array(i), c.array(i + 1).astype(np.float32)
+    experts, rows, width = packed.shape
+    inputs = width * 8 // bits
+    blocks = scale.shape[2] if scale.ndim == 3 else 1
+    levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
+    zeros = ops.scalar(1 << (bits - 1), LEVELS[bits])
+    if c.has(zero):
+        given = c.array(zero)
+        line = given if given.ndim == 3 else given.reshape(experts, 1, -1)
+        zeros = const(unpacked(line, bits, blocks if given.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
+    weight = ops.Dequantize()(levels, zeros, const(scale.reshape(experts, rows, blocks, 1)))
+    return ops.cast(ops.reshape(weight, (experts, rows, inputs)), c.type(0).dtype)
