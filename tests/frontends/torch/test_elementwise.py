@@ -287,6 +287,8 @@ ROUNDED_ONCE: dict[str, Callable[[Tensor, Tensor], object]] = {
         ),
     ),
     "division": lambda a, b: [torch.div(a, b, rounding_mode=mode) for mode in (None, "floor", "trunc")],
+    "whole": lambda a, b: [torch.div(a, 0.3, rounding_mode=mode) for mode in ("floor", "trunc")],
+    "powers": lambda a, b: (a**2, a**3, a.abs() ** 0.3, a.abs() ** -0.5),
 }
 
 

@@ -272,19 +272,27 @@ def div(c: Context, a: Operand, b: Operand) -> Node:
 
 @aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
 def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
-    if rounding_mode == "floor":
-        return floor_divide(c, a, b)
-    quotient = div(c, a, b)
-    return quotient if rounding_mode is None else truncate(quotient)
+    if rounding_mode is None:
+        return div(c, a, b)
+    return _whole(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
 
 
 @aten("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
-    def quotient(c: Context, a: Operand, b: Operand) -> Node:
-        return floor_div(*aligned((a, b), c.dtype))
+    return _whole(c, floor_div, a, b)
 
-    # PyTorch rounds each step of two tensors
+
+def _whole(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+    """The whole quotient. PyTorch rounds narrow floats in each step between two tensors, and once by a number."""
+
+    def quotient(c: Context, a: Operand, b: Operand) -> Node:
+        return divide(*aligned((a, b), c.dtype))
+
     return (quotient if isinstance(b, Node) and b.type.rank else in_f32(quotient))(c, a, b)
+
+
+def trunc_div(a: Node, b: Node) -> Node:
+    return truncate(ops.Div()(a, b))
 
 
 def floor_div(a: Node, b: Node) -> Node:
@@ -343,12 +351,17 @@ def power_scalar(c: Context, x: Node, exponent: Operand) -> Node:
     if exponent == 2:
         return ops.Mul()(x, x)
     if exponent == 3:
-        return ops.Mul()(ops.Mul()(x, x), x)
+        # PyTorch rounds the square of bf16, not of f16
+        return (_cube if x.dtype.name == "bf16" else in_f32(_cube))(c, x)
     if x.dtype.is_float and exponent in (0.5, -0.5, -1):
         if exponent == -1:
             return ops.Div()(*aligned((1.0, x), c.dtype))
         return ops.Sqrt()(x) if exponent == 0.5 else ops.Rsqrt()(x)
     return ops.Pow()(*aligned((x, exponent), c.dtype))
+
+
+def _cube(c: Context, x: Node) -> Node:
+    return ops.Mul()(ops.Mul()(x, x), x)
 
 
 def _binary(name: str, make: Make, integer_as_float: bool = False) -> None:
