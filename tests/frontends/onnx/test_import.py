@@ -142,6 +142,24 @@ def test_reshapes_of_all_multiples_of_a_size() -> None:
         import_onnx(made, dynamic={"n": 40})
     rest = model([node("Reshape", ["x", "target"])], [("x", F, ["b", "n"])], constants={"target": np.array([-1, 1, 8])})
     assert types(import_onnx(rest)) == ["f32[b*n,1,8]"]
+    # the last axis rather than the batch
+    assert str(import_onnx(rest).inputs[0].type) == "f32[b,8*n]"
+
+
+@pytest.mark.parametrize(("target", "made"), [([2, 32, -1, 25], "64*n"), ([-1, 75], "n"), ([6, -1], "2*n")])
+def test_a_reshape_asks_for_the_least_multiple(target: list[int], made: str) -> None:
+    graph = import_onnx(
+        model([node("Reshape", ["x", "t"])], [("x", F, ["n", 3, 25])], constants={"t": np.array(target)})
+    )
+    assert str(graph.inputs[0].type) == f"f32[{made},3,25]"
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_places_of_a_constant_of_dynamic_shape(value: int) -> None:
+    full = node("ConstantOfShape", ["s"], ["o"], value=numpy_helper.from_array(np.array([value], np.float32)))
+    graph = import_onnx(model([node("Shape", ["x"], ["s"]), full, node("NonZero", ["o"])], [("x", F, ["n", 3])]))
+    (got,) = interpret(graph, [np.zeros((4, 3), np.float32)])
+    np.testing.assert_array_equal(got, np.nonzero(np.full((4, 3), value)))
 
 
 @pytest.mark.parametrize("meet", ["Add", "Concat"])

@@ -19,7 +19,7 @@ from ingot import ops
 from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, to_array
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike
+from ingot.ir.dims import Dim, DimLike, substitute, symbol
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape, TensorType
 
@@ -125,6 +125,16 @@ class Multiple(Exception):
     def __init__(self, symbol: str, of: int) -> None:
         super().__init__(f"{symbol} is a multiple of {of}")
         self.symbol, self.of = symbol, of
+
+
+def seek_multiple(
+    holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
+) -> None:
+    """Raise Multiple with the first of `factors`, and of `names` the first, for which `holds` is true of the sizes."""
+    for of in factors:
+        for name in names:
+            if holds(*(substitute(d, {name: of * symbol(name)}) for d in sizes)):
+                raise Multiple(name, of)
 
 
 class Importer(Protocol):

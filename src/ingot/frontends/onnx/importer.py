@@ -19,7 +19,17 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx import rows  # noqa: F401 - fills the table
-from ingot.frontends.onnx.call import AnyValue, Call, Missing, Multiple, Result, Sequence_, Value, find_row
+from ingot.frontends.onnx.call import (
+    AnyValue,
+    Call,
+    Missing,
+    Multiple,
+    Result,
+    Sequence_,
+    Value,
+    find_row,
+    seek_multiple,
+)
 from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
@@ -537,11 +547,9 @@ def _equal_for_multiples(e: ShapeError) -> None:
     """Raise Multiple where the sizes that differ are equal for all multiples of a number: an image cut in half several
     times and enlarged again meets itself."""
     sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
-    for of in range(2, _LARGEST_FACTOR + 1) if len(sizes) == 2 else ():
-        for name in sorted(symbols_of(sizes[0]) & symbols_of(sizes[1])):
-            one, other = (substitute(d, {name: of * symbol(name)}) for d in sizes)
-            if one == other:
-                raise Multiple(name, of) from e
+    if len(sizes) == 2:
+        names = sorted(symbols_of(sizes[0]) & symbols_of(sizes[1]))
+        seek_multiple(lambda one, other: one == other, sizes, range(2, _LARGEST_FACTOR + 1), names)
 
 
 def _full_name(proto: onnx.NodeProto) -> str:

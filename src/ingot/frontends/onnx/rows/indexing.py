@@ -6,9 +6,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
+from ingot.frontends.onnx.rows.common import iota
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.node import const
+from ingot.ir.node import Const, const
 
 
 @onnx_op("Gather")
@@ -73,6 +74,12 @@ def _data(c: Call) -> np.ndarray:
 
 @onnx_op("NonZero")
 def nonzero(c: Call) -> Result:
+    x = c.x()
+    if isinstance(x.op, ops.BroadcastInDim) and isinstance(x.inputs[0].op, Const) and x.inputs[0].op.value.size == 1:
+        # one value everywhere: all places, or none
+        count = x.type.size if x.inputs[0].op.value.any() else 0
+        places = [ops.reshape(iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
+        return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
     return const(np.asarray(np.nonzero(_data(c)), np.int64))
 
 

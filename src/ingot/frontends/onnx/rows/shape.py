@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.onnx.call import Call, Multiple, Result, normal_axes, normal_axis, onnx_op
+from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
 from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
@@ -23,12 +24,13 @@ from ingot.ir.dims import (
     dim_min,
     divides,
     product,
-    substitute,
-    symbol,
     symbols_of,
 )
 from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
+
+# of sizes that reshapes cut a dynamic one by
+_LARGEST_FACTOR = 4096
 
 
 @onnx_op("Reshape")
@@ -58,12 +60,11 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> None:
 
     if fits(have, want):
         return
-    sizes = [d for d in new if isinstance(d, int) and d > 1]
-    for of in dict.fromkeys((*sizes, product(sizes))):
-        for name in sorted(symbols_of(have)):
-            more = {name: of * symbol(name)}
-            if fits(substitute(have, more), substitute(want, more)):
-                raise Multiple(name, int(of))
+    total = math.prod(d for d in new if isinstance(d, int) and d > 1)
+    factors = (of for of in range(2, min(total, _LARGEST_FACTOR) + 1) if total % of == 0)
+    # the last axis rather than the batch
+    names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
+    seek_multiple(fits, (have, want), factors, list(names))
 
 
 @onnx_op("Flatten")
