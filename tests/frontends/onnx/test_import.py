@@ -515,6 +515,11 @@ def test_nodes_in_any_order() -> None:
         import_onnx(model)
 
 
+def test_tensors_that_no_machine_holds_are_refused() -> None:
+    with pytest.raises(ImportModelError, match="too large"):
+        import_onnx(model([node("Relu", ["x"])], [("x", F, [2**62, 2])]))
+
+
 def test_names_given_twice_are_refused() -> None:
     node, x = helper.make_node("Relu", ["x"], ["y"]), helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
     y = helper.make_empty_tensor_value_info("y")

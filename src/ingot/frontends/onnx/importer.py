@@ -54,6 +54,7 @@ STANDARD = ("", "ai.onnx")
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
+_MOST_ELEMENTS = 1 << 44
 # of sizes that networks halve time and again
 _LARGEST_FACTOR = 128
 
@@ -115,7 +116,17 @@ def import_onnx(
         raise UnsupportedOpError(walk.refused, model=where)
     _check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    return Graph(tuple(inputs), tuple(results), tuple(names), limits)
+    graph = Graph(tuple(inputs), tuple(results), tuple(names), limits)
+    _check_sizes(graph, where)
+    return graph
+
+
+def _check_sizes(graph: Graph, where: str) -> None:
+    """Raise ImportModelError for a tensor that no machine can hold: sizes count in 64 bits from here on."""
+    for n in graph.nodes():
+        for t in n.types:
+            if isinstance(t.size, int) and t.size > _MOST_ELEMENTS:
+                raise ImportModelError("a tensor is too large", got=t, where=f"{n.loc or n.op.name} in {where}")
 
 
 def _check_names(what: str, names: Sequence[str], where: str) -> None:
