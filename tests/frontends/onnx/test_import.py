@@ -329,6 +329,13 @@ def test_other_opsets_are_refused(opset: int) -> None:
         import_onnx(model([node("Relu", ["x"])], [("x", F, [2])], opset=opset))
 
 
+def test_an_opset_beyond_numbers_of_versions_is_refused() -> None:
+    made = model([node("Relu", ["x"])], [("x", F, [2])])
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1 << 40))
+    with pytest.raises(ImportModelError, match="no version"):
+        import_onnx(made)
+
+
 # functions and control flow
 
 

@@ -192,6 +192,8 @@ def _domain(domain: str) -> str:
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, int]:
     versions = {_domain(o.domain): o.version for o in imports}
     known = onnx.defs.onnx_opset_version()
+    if any(not 0 <= v < 1 << 31 for v in versions.values()):
+        raise ImportModelError("an opset's version is no version", got=versions, where=where, fix="export it again")
     version = versions.get("")
     if version is not None and not MIN_OPSET <= version <= known:
         raise ImportModelError(
