@@ -129,6 +129,9 @@ CASES = [  # n, h, w, ci, co, pieces
     (3, 7, 9, 3, 70, Pieces(4, 4, 32, True)),
     (2, 7, 9, 33, 70, Pieces(2, 7, 48)),
     (1, 4, 5, 5, 1, Pieces(4, 2, 16)),
+    (1, 14, 14, 32, 37, Pieces(4, 5, 32, late=16)),
+    (2, 7, 9, 64, 70, Pieces(4, 4, 16, True, late=32)),
+    (1, 7, 7, 16, 1, Pieces(2, 7, 16, True, late=16)),
 ]
 
 
@@ -157,6 +160,8 @@ DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pie
     (1, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
     (1, 1, 9, 8, 16, 40, 4, 1, 1, Pieces(4, 6, 16, True)),
     (1, 1, 6, 6, 3, 1, 5, 1, 1, Pieces(4, 4, 16)),
+    (1, 1, 9, 8, 32, 40, 3, 1, 1, Pieces(4, 6, 32, True, late=16)),
+    (2, 2, 6, 6, 32, 17, 2, 1, 1, Pieces(2, 5, 16, late=16)),
 ]
 
 
@@ -189,15 +194,15 @@ def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], int
             assert (error <= bound(flat, own, pieces.m)).all()
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("split", "late"), [(False, 0), (True, 0), (True, 16)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool) -> None:
+def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late: int) -> None:
     """The interpreter sees every read beyond an operand, every read of memory never written, every race."""
     m, r = algorithm
-    h, w, ci, co = m + 3, m + 1, 5, 9
+    h, w, ci, co = m + 3, m + 1, late or 5, 9
     weights = random(co, ci, r, r)
     x = image(1, h + r - 1, w + r - 1, ci)
-    pieces = Pieces(m, 3, 8, split)
+    pieces = Pieces(m, 3, 8, split, late)
     low, constants = lower(Graph((x,), (convolution(x, weights),)), pieces, AVX2)
     data, out = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
     execute(low, [data, *constants], out, interpreted=True)
@@ -205,8 +210,9 @@ def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool) -> N
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("late", [0, 16])
 @pytest.mark.parametrize("spread", [0, 4, 15])
-def test_error_bound(algorithm: tuple[int, int], spread: int) -> None:
+def test_error_bound(algorithm: tuple[int, int], spread: int, late: int) -> None:
     """Magnitudes over `spread` decades both ways, in data and weights: within the bound, output by output."""
     m, r = algorithm
     h, ci, co = 13, 48, 32
@@ -216,39 +222,42 @@ def test_error_bound(algorithm: tuple[int, int], spread: int) -> None:
 
     xs, weights = data(1, h + r - 1, h + r - 1, ci), data(co, ci, r, r)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 16, 32), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 16, 32, late=late), NATIVE)
     out = place(np.full((1, h, h, co), np.nan, np.float32))
     execute(low, [place(xs), *map(place, constants)], out)
     assert (np.abs(out - direct(xs, weights)) <= bound(xs, weights, m)).all()
 
 
+@pytest.mark.parametrize("late", [0, 16])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_error_on_data_like_a_model_s(algorithm: tuple[int, int]) -> None:
+def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late: int) -> None:
     m, r = algorithm
     xs = np.maximum(random(1, 27 + r, 27 + r, 128), 0)
     weights = random(64, 128, r, r) * np.float32((2 / (r * r * 128)) ** 0.5)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 49, 64), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 49, 64, late=late), NATIVE)
     out = place(np.zeros((1, 28, 28, 64), np.float32))
     execute(low, [place(xs), *map(place, constants)], out)
     want = direct(xs, weights)
     assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
 
 
-def test_float64() -> None:
-    weights = random(24, 10, 3, 3, dtype=f64)
-    x = image(1, 11, 11, 10, f64)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 9, 24), NATIVE)
-    data, out = random(1, 11, 11, 10, dtype=f64), place(np.zeros((1, 9, 9, 24)))
+@pytest.mark.parametrize("late", [0, 16])
+def test_float64(late: int) -> None:
+    weights = random(24, 16, 3, 3, dtype=f64)
+    x = image(1, 11, 11, 16, f64)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 9, 24, late=late), NATIVE)
+    data, out = random(1, 11, 11, 16, dtype=f64), place(np.zeros((1, 9, 9, 24)))
     execute(low, [place(data), *map(place, constants)], out)
     np.testing.assert_allclose(out, direct(data, weights), rtol=1e-12, atol=1e-12)
 
 
-def test_nan_stays_in_its_tiles() -> None:
+@pytest.mark.parametrize("late", [0, 16])
+def test_nan_stays_in_its_tiles(late: int) -> None:
     """A NaN reaches the outputs of the tiles that read it, also those whose windows do not hold it, and no others."""
     weights = random(16, 16, 3, 3)
     x = image(1, 18, 18, 16)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16), NATIVE)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16, late=late), NATIVE)
     data = random(1, 18, 18, 16)
     clean, out = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
     execute(low, [place(data), *map(place, constants)], clean)

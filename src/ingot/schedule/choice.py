@@ -58,13 +58,15 @@ class Direct(Choice):
 @dataclass(frozen=True)
 class Pieces(Choice):
     """A convolution by Winograd's algorithm. m: outputs of a tile along each dimension. tiles, columns: of a chunk,
-    columns a multiple of the vector. split (0 or 1): the input is transformed by a step of its own."""
+    columns a multiple of the vector. split (0 or 1): the input is transformed by a step of its own. late: input
+    channels whose weights a chunk transforms at a time, as it needs them (0: all were when the model was compiled)."""
 
     way: ClassVar[str] = "winograd"
     m: int
     tiles: int
     columns: int
     split: int = 0
+    late: int = 0
 
 
 WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces)}

@@ -10,7 +10,8 @@ V and M are scratch that stays in the second-level cache; U is a stream. Where V
 a temporary that a step of its own fills. F(4, 3) takes 36 products where the direct convolution takes 144, F(2, 3) 16
 instead of 36. The last tiles of a row or column of tiles are moved back inside the image, so that nothing beyond the
 input is read, and leave alone what the tiles before them store. A third spatial dimension and groups are more loops of
-the products. docs/winograd.md: error bounds, and when this pays.
+the products. Where few tiles share the weights, U is made late: of some input channels at a time, row by row of
+alpha products, which are added to M. docs/winograd.md: error bounds, and when this pays.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
-from ingot.schedule.operands import Operand
+from ingot.schedule.operands import Operand, Write
 from ingot.schedule.pack import panel_widths, stepped
 from ingot.schedule.tile import Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
@@ -89,11 +90,14 @@ class _Winograd:
         self.kept = shape.ci * (shape.groups if plan.split else 1)  # channels in a row of V
         line = 64 // shape.dtype.nbytes
         # an odd number of cache lines between rows: no two of a register tile in one set of the first-level cache
-        self.row = (-(-self.kept // line) | 1) * line
+        self.row = plan.late or (-(-self.kept // line) | 1) * line
         self.products = self.t.alpha**2
         # tiles of one product in V
         self.stacked = self._stacked()
-        self.unit_size = self.products * self.stacked * self.row
+        # elements of weights that a chunk transforms at a time for one product: an odd number of cache lines
+        self.late_step = (plan.late * plan.columns // line | 1) * line
+        self.part = self.products * self.stacked * self.row  # of V, whose rows hold all channels or those of a part
+        self.unit_size = self.part * (self.kept // plan.late if plan.late else 1)
         self.contraction = self._contraction()
         self.gemm = self._gemm_plan()
 
@@ -105,6 +109,12 @@ class _Winograd:
 
     def _contraction(self) -> Contraction:
         p, s = self.plan, self.shape
+        if p.late:
+            return Contraction(
+                batch=(Axis(self.t.alpha, self.stacked * self.row, self.late_step),),
+                rows=(Axis(p.tiles, self.row),), cols=(Axis(p.columns, 0, 1),), reduce=(Axis(p.late, 1, p.columns),),
+                a=s.dtype, b=s.dtype, acc=s.dtype, packed=False,
+            )  # fmt: skip
         panels = s.k * p.columns  # elements of B for one product
         return Contraction(
             batch=(
@@ -119,11 +129,11 @@ class _Winograd:
         )  # fmt: skip
 
     def _gemm_plan(self) -> Plan:
-        """All products of one block of columns are one run."""
+        """All products of one block of columns are one run, or those of a row of U."""
         p = plan_contraction(self.contraction, self.machine)
-        panels = -(-self.plan.columns // p.panel)
+        panels, run = -(-self.plan.columns // p.panel), self.t.alpha if self.plan.late else self.products
         return replace(
-            p, row_run=1, row_block=self.plan.tiles, panels=panels, batch_run=self.products, k_block=0, panel_at=-1,
+            p, row_run=1, row_block=self.plan.tiles, panels=panels, batch_run=run, k_block=0, panel_at=-1,
             scratch_bytes=0,
         )  # fmt: skip
 
@@ -169,7 +179,7 @@ class _Winograd:
             group = ZERO
         first = top.let(k.mul(run, integer(p.tiles)), "t") if self.runs != 1 else ZERO
         m_at = 0
-        start: DimLike = 0
+        start: Expr = ZERO
         if tiles is None:
             v = top.alloc("v", s.dtype, self.unit_size, scratch=0)
             m_at = -(-self.unit_size * s.dtype.nbytes // 64) * 64
@@ -181,21 +191,22 @@ class _Winograd:
             top.loop("i", 0, p.tiles, 1, tile)
         else:
             v = tiles
-            # an operand's offset is a dimension: here one that this kernel itself computes
-            here = top.fresh("va")
-            offset = k.add(k.mul(unit, integer(self.unit_size)), k.mul(first, integer(self.row)))
-            top.stmts.append(k.Let(here, offset))
-            start = symbol(here.name)
-        m = top.alloc("m", s.dtype, self.products * p.tiles * p.columns, scratch=m_at)
+            start = k.add(k.mul(unit, integer(self.unit_size)), k.mul(first, integer(self.row)))
+        size = self.products * p.tiles * p.columns
+        m = top.alloc("m", s.dtype, size, scratch=m_at)
         packed = Buffer("u", s.dtype)
+        scratch = m_at + size * s.dtype.nbytes
+        if p.late:
+            if p.split:
+                start = k.add(start, k.mul(group, integer(s.ci // p.late * self.part)))
+            scratch = self._late_products(top, v, top.let(start, "v"), block, packed, m, scratch)
+        else:
 
-        def write(b: Block, index: Index, acc: Expr, mask: Expr | None) -> None:
-            *_, e, row, column = index
-            b.store(m, ix.first_lane(self._m_index(e, row, column)), acc, mask)
+            def write(b: Block, index: Index, acc: Expr, mask: Expr | None) -> None:
+                *_, e, row, column = index
+                b.store(m, ix.first_lane(self._m_index(e, row, column)), acc, mask)
 
-        which = top.fresh("cb")
-        top.stmts.append(k.Let(which, block))
-        emit_contraction(top, which, self.contraction, self.gemm, Operand(v, start), Operand(packed), write)
+            self._products(top, v, start, block, packed, write)
         self._output(top, m, unit, first, group, part)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         params = list(zip(self.operands.params, self.operands.args, strict=True))
@@ -203,10 +214,72 @@ class _Winograd:
             if unused and not self._used_elsewhere(at):
                 params = [(b, a) for b, a in params if a != Arg("in", at)]
         params += [(packed, Arg("pack", 0))] + ([(v, Arg("temp", 0))] if tiles is not None else [])
-        scratch = m_at + self.products * p.tiles * p.columns * s.dtype.nbytes
         chunks = dim_expr(self.blocks * self.units * self.runs)
         kernel = Kernel("winograd", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
         return Step(kernel, tuple(a for _, a in params))
+
+    def _products(self, top: Block, v: Buffer, start: Expr, block: Expr, u: Buffer, write: Write) -> None:
+        """V U, of which `write` gets all vectors."""
+        # an operand's offset is a dimension: here one that this kernel itself computes
+        here, which = top.fresh("va"), top.fresh("cb")
+        top.stmts += [k.Let(here, start), k.Let(which, block)]
+        emit_contraction(top, which, self.contraction, self.gemm, Operand(v, symbol(here.name)), Operand(u), write)
+
+    def _late_products(
+        self, top: Block, v: Buffer, start: Expr, block: Expr, packed: Buffer, m: Buffer, scratch: int
+    ) -> int:
+        """M = V U, the weights of some input channels at a time and of them one row of U. Returns bytes of scratch."""
+        p, s, alpha = self.plan, self.shape, self.t.alpha
+        u = top.alloc("ub", s.dtype, alpha * self.late_step, scratch=scratch)
+        taps = s.r * s.r * p.late * p.columns  # elements that are transformed at a time
+        entries = self.products * p.tiles * p.columns
+        zero = k.lit(0.0, s.dtype, self.lanes)
+        top.loop("z", 0, entries, self.lanes, lambda b, i: b.store(m, i, zero))
+        base = top.let(k.mul(block, integer(s.ci // p.late * taps)), "w")
+
+        def channels(b: Block, i: Expr) -> None:
+            source = b.let(k.add(base, k.mul(i, integer(taps))), "w")
+
+            def row(x: Block, r: Expr) -> None:
+                def more(y: Block, index: Index, acc: Expr, mask: Expr | None) -> None:
+                    e, tile, column = index
+                    at = y.let(self._m_index(k.add(k.mul(r, integer(alpha)), e), tile, ix.first_lane(column)), "m")
+                    y.store(m, at, k.add(k.load(m, at, acc.lanes, mask), acc), mask)
+
+                self._weights(x, packed, source, r, u)
+                at = k.add(k.mul(i, integer(self.part)), k.mul(r, integer(alpha * self.stacked * self.row)))
+                self._products(x, v, k.add(start, at), ZERO, u, more)
+
+            b.loop("r", 0, alpha, 1, row)
+
+        top.loop("kb", 0, s.ci // p.late, 1, channels)
+        return u.offset + alpha * self.late_step * s.dtype.nbytes
+
+    def _weights(self, block: Block, packed: Buffer, source: Expr, row: Expr, u: Buffer) -> None:
+        """A row of U = G g G^T, of some input channels and all columns of a block."""
+        p, r, g = self.plan, self.shape.r, self.t.g
+        tables = [tuple(float(line[i]) for line in (g * 2)[:8]) for i in range(r)]  # their length is a power of two
+        factors = [block.let(k.splat(k.lookup(table, row, u.dtype), self.lanes), "g") for table in tables]
+
+        # each row asks for its share of the next channels' weights
+        share, step = -(-r * r // self.t.alpha), r * r * p.late * p.columns
+
+        def vector(b: Block, c: Expr, n: Expr) -> None:
+            at = b.let(k.add(source, k.mul(k.add(k.mul(c, integer(p.columns)), n), integer(r * r))), "g")
+            taps = [b.let(k.load(packed, k.add(at, integer(i * self.lanes)), self.lanes), "g") for i in range(r * r)]
+            line = [b.let(k.mul(taps[j], factors[0]), "g") for j in range(r)]
+            for i in range(1, r):
+                line = [b.let(k.fma(taps[i * r + j], factors[i], x), "g") for j, x in enumerate(line)]
+            ahead = b.let(k.add(at, k.mul(row, integer(share * self.lanes))), "f")
+            b.stmts += [k.Prefetch(packed, k.add(ahead, integer(step + i * self.lanes))) for i in range(share)]
+            to = b.let(k.add(k.mul(c, integer(p.columns)), n), "u")
+            for j, value in enumerate(apply(b, g, line)):
+                b.store(u, k.add(to, integer(j * self.late_step)), value)
+
+        def channel(b: Block, c: Expr) -> None:
+            b.loop("n", 0, p.columns, self.lanes, lambda x, n: vector(x, c, n))
+
+        block.loop("c", 0, p.late, 1, channel)
 
     def _used_elsewhere(self, at: int) -> bool:
         """Whether the epilogue reads input `at` of the group too."""
@@ -221,23 +294,31 @@ class _Winograd:
         strides = tuple(int(lay.strides[d]) for d in order)
         offset = int(lay.offset)
         widths = panel_widths(p.columns, self.gemm)
+        products = s.r * s.r if p.late else self.products
         window = (s.taps, s.r, s.r, s.ci, s.groups, s.co)
 
         def write(array: np.ndarray, flat_out: np.ndarray) -> None:
             w = np.moveaxis(stepped(array, offset, shape, strides).reshape(window), 0, 2)
-            out = flat_out.reshape(s.groups, self.per, self.products, -1)
+            out = flat_out.reshape(s.groups, self.per, -1)
             for group, block in itertools.product(range(s.groups), range(self.per)):
                 own = w[..., group, block * p.columns : (block + 1) * p.columns]
-                u = transformed_weights(own.reshape(s.r, s.r, s.k, -1), t)
-                start = 0
-                for width in widths:
-                    panel = out[group, block, :, start * s.k : (start + width) * s.k]
-                    part = u[:, :, start : start + width]
-                    panel.reshape(self.products, s.k, width)[:, :, : part.shape[2]] = part
-                    start += width
+                own = own.reshape(s.r, s.r, s.k, -1)
+                if p.late:
+                    self._pack_windows(own, out[group, block])
+                else:
+                    _pack_panels(transformed_weights(own, t), out[group, block], widths)
 
-        key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {widths} {s.groups}"
-        return Pack(self.w_at, key, s.dtype, self.blocks * self.products * s.k * p.columns, write)
+        layout = "windows" if p.late else widths
+        key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {layout} {s.groups}"
+        return Pack(self.w_at, key, s.dtype, self.blocks * products * s.k * p.columns, write)
+
+    def _pack_windows(self, w: np.ndarray, out: np.ndarray) -> None:
+        """[r, r, ci, columns] as a stream: the window's vectors of one channel and vector of columns side by side."""
+        r, _, ci, count = w.shape
+        windows = out.reshape(ci, -1, r * r, self.lanes)
+        for start in range(0, count, self.lanes):
+            part = w[..., start : start + self.lanes].reshape(r * r, ci, -1)
+            windows[:, start // self.lanes, :, : part.shape[-1]] = part.swapaxes(0, 1)
 
     # Tiles
 
@@ -278,6 +359,9 @@ class _Winograd:
             scalar = ix.first_lane(c)
             half = b.alloc("half", v.dtype, alpha * (alpha + 1) * self.lanes, stack=True)
             source, target = k.add(base, scalar), k.add(to, scalar)
+            if self.plan.late:
+                part = ix.delinearize(scalar, (self.kept // self.plan.late, self.plan.late), b.multiples)
+                target = b.let(k.add(to, ix.linear(part, (self.part, 1))), "v")
 
             def down(y: Block, j: Expr) -> None:
                 start = y.let(k.add(source, k.mul(self._line(1, j), dim_expr(sw))), "x")
@@ -382,6 +466,17 @@ class _Winograd:
                 one(block, j)
             else:
                 self._where_stored(block, 1, k.add(x, integer(j)), (y, x), stores, lambda z, j=j: one(z, j))
+
+
+def _pack_panels(u: np.ndarray, out: np.ndarray, widths: list[int]) -> None:
+    """[products, k, columns] as panels of each product."""
+    products, k_, _ = u.shape
+    start = 0
+    for width in widths:
+        panel = out.reshape(products, -1)[:, start * k_ : (start + width) * k_]
+        part = u[:, :, start : start + width]
+        panel.reshape(products, k_, width)[:, :, : part.shape[2]] = part
+        start += width
 
 
 __all__ = ["lower_winograd"]

@@ -24,10 +24,12 @@ WINDOWS = {3: (2, 4), 5: (2,)}  # r -> m
 GAIN = 1.15
 _RESERVE = 0.07  # F(4)'s errors and weights are larger than F(2)'s: it must be that much faster
 CYCLES_PER_VECTOR = 3.5  # cycles per vector that a transform reads or writes, in and out alike, store misses included
+_PER_WEIGHT, _PER_SUM = 1.0, 0.8  # cycles per vector that a late transform moves, and of sums that are added to
 _ENTRY, _PER_ACCUMULATOR = 20.0, 2.0  # cycles around a register tile's reduction loop, as in `tile`
 _STEP = 2e-6  # seconds that a step more costs: all threads meet
 _CLAIM = 0.5e-6  # seconds to claim a chunk and set up its loops
-_ONE_CORE, _ALL_CORES = 38e9, 55e9  # bytes per second that weights stream from memory
+_PEAK = 1.3  # of `machine.gflops`, which is what a core surely does
+_ONE_CORE, _ALL_CORES = 38e9, 45e9  # bytes per second that weights stream from memory
 # Bytes per second and core, as far as they are not hidden: weights read again from the shared cache, which is a stream;
 # V written to and read from the shared cache, and from memory.
 _AGAIN, _SHARED, _FAR = 160e9, 60e9, 25e9
@@ -165,9 +167,18 @@ def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
                 # a slice that serves several outputs is transformed once; V of an open size is scratch
                 for split in (1,) if s.extra else (0,) if open_ else (0, 1):
                     kept = per * lanes + (0 if split else s.ci)
-                    if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
-                        out.append(Pieces(m, tiles, per * lanes, split))
+                    for late in _late(s, m, per * lanes, machine):
+                        if products * tiles * kept * s.dtype.nbytes <= 0.75 * machine.l2:
+                            out.append(Pieces(m, tiles, per * lanes, split, late))
     return out
+
+
+def _late(s: Shape, m: int, columns: int, machine: Machine) -> list[int]:
+    """Input channels whose weights a chunk may transform at a time, whole vectors of them; 0: none. The windows, which
+    are read for each row of U, and the row stay in the first-level cache."""
+    held = (s.r**2 + m + s.r - 1) * columns * s.dtype.nbytes
+    lanes = machine.lanes(s.dtype)
+    return [0, *(c for c in (16, 32) if s.taps == 1 and s.ci % c == c % lanes == 0 and c * held <= machine.l1)]
 
 
 def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
@@ -181,10 +192,13 @@ def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
     per = -(-s.co // p.columns)
     blocks = s.groups * per
     cycles = runs * blocks * products * _product_cycles(p.tiles, p.columns // lanes, s.k, machine)
+    if p.late:
+        sums = products * p.tiles * (s.ci // p.late) * _PER_SUM
+        cycles += runs * blocks * p.columns // lanes * (s.k * (s.r**2 + products) * _PER_WEIGHT + sums)
     reads = runs * p.tiles + units * s.extra * own
     inputs = reads * -(-s.ci * s.groups // lanes) if p.split else runs * p.tiles * -(-s.ci // lanes) * blocks
     vectors = products * (inputs + runs * p.tiles * blocks * p.columns // lanes)
-    weights = products * s.k * blocks * p.columns * size
+    weights = (s.r**2 if p.late else products) * s.k * blocks * p.columns * size
     time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine)
     again = products * p.tiles * (s.k + p.columns) * size + weights / blocks > 0.9 * machine.l2
     traffic = (runs - 1) * weights / _AGAIN if again else 0.0
@@ -202,7 +216,7 @@ def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
 
 def _time(cycles: float, more: float, weights: float, machine: Machine) -> float:
     """Seconds of `cycles` of arithmetic on all cores beside the stream of weights, and of `more` after it."""
-    hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * machine.lanes(f32))
+    hertz = _PEAK * machine.gflops * 1e9 / (2 * machine.fma_per_cycle * machine.lanes(f32))
     stream = weights / min(_ONE_CORE * machine.threads, _ALL_CORES)
     arithmetic = cycles / hertz / machine.threads
     return max(arithmetic, stream) + 0.15 * min(arithmetic, stream) + more / hertz / machine.threads
