@@ -116,6 +116,33 @@ CASES: dict[str, tuple[str, dict[str, Any], list[np.ndarray | None], int]] = {
             ("smooth_token", 1, 6, {"smooth_softmax": 1, "local_window_size": 3}),
         )
     },
+    "linear_attention": (
+        "LinearAttention",
+        {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": "gated_delta"},
+        [
+            f32(2, 5, 32),
+            *(f32(2, 5, 16) / 4 for _ in range(2)),
+            f32(2, 2, 8, 8),
+            -abs(f32(2, 5, 2)),
+            abs(f32(2, 5, 2)) / 4,
+        ],
+        2,
+    ),
+    "causal_convolution": (
+        "CausalConvWithState",
+        {"activation": "silu"},
+        [f32(2, 6, 5), f32(6, 1, 4), f32(6), f32(2, 6, 3)],
+        2,
+    ),
+    **{
+        f"matmul_4_bit_floats_{kind}": (
+            "MatMulBnb4",
+            {"quant_type": kind, "block_size": 16, "K": 13, "N": 5},
+            [f32(3, 13), RNG.integers(0, 256, 33).astype(np.uint8), abs(f32(5))],
+            1,
+        )
+        for kind in (0, 1)
+    },
     "matmul_4_bits": (
         "MatMulNBits",
         {"bits": 4, "block_size": 16, "K": 40, "N": 6},
@@ -137,6 +164,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[np.ndarray | None], int]] = {
 
 CONSTANT = {
     "MatMulNBits": {"x1", "x2", "x3"},
+    "MatMulBnb4": {"x1", "x2"},
     "Trilu": {"x1"},
     "Pad": {"x1"},
     "ExpandDims": {"x1"},

@@ -55,6 +55,8 @@ _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
 _MOST_ELEMENTS = 1 << 44
+# ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
+_ADOPTED = {"CausalConvWithState": 27, "LinearAttention": 27}
 # of sizes that networks halve time and again
 _LARGEST_FACTOR = 128
 
@@ -497,6 +499,8 @@ class _Walk:
         if function is not None:
             return self._inline(function, proto, scope, loc, inputs)
         version = scope.versions.get(domain, 1)
+        if _is_adopted(proto, domain):
+            domain, version = "", _ADOPTED[proto.op_type]
         call = Call(proto, version, loc, inputs, self, scope, scope.attributes)
         if domain == "":
             folded = _fold(call)
@@ -554,6 +558,14 @@ class _Walk:
         if found is not None:
             self.limits = found
         return found is not None
+
+
+def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:
+    version = _ADOPTED.get(proto.op_type, 0)
+    if domain != "com.microsoft" or not 0 < version <= onnx.defs.onnx_opset_version():
+        return False
+    known = onnx.defs.get_schema(proto.op_type, version, "").attributes
+    return all(a.name in known for a in proto.attribute)
 
 
 def _equal_for_multiples(e: ShapeError) -> None:

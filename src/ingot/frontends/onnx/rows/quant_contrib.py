@@ -150,6 +150,30 @@ def matmul_nbits(c: Call) -> Result:
     return ops.add(y, c.x(5)) if c.has(5) else y
 
 
+# what the levels of bitsandbytes' types stand for (Dettmers et al. 2023), of f4 the half without a sign
+_F4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+@onnx_op("MatMulBnb4", domain=MS)
+def matmul_bnb4(c: Call) -> Result:
+    """x [.., K] times a constant matrix [N, K] of 4-bit floats, high bits first, with a scale for each block of it."""
+    k, n, block = c.int("K"), c.int("N"), c.int("block_size")
+    table = np.array(_NF4 if c.int("quant_type") == 1 else (*_F4, *(-v for v in _F4)), np.float32)
+    packed, scale = c.array(1).reshape(-1), c.array(2).reshape(-1)
+    if block < 1 or packed.size != (n * k + 1) // 2 or scale.size != -(-n * k // block):
+        raise Unsupported(f"{packed.size} bytes and {scale.size} scales for N = {n}, K = {k} in blocks of {block}")
+    values = table[np.stack([packed >> 4, packed & 15], -1).reshape(-1)[: n * k]]
+    weight = const((values * np.repeat(scale.astype(np.float32), block)[: n * k]).reshape(n, k))
+    x = c.x(0)
+    wide = ops.cast(x, T.f32)
+    return ops.cast(ops.linear(wide, weight) if c.flag("transB", 1) else ops.MatMul()(wide, weight), x.dtype)
+
+
 @onnx_op("GatherBlockQuantized", domain=MS)
 def gather_block_quantized(c: Call) -> Result:
     """Rows of a constant table of levels with a scale for each block of a row. What is read is unpacked: a table of
