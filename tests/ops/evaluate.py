@@ -42,8 +42,8 @@ _UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The value of `expr`; shared subexpressions are evaluated once."""
+def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray], tables: bool = True) -> np.ndarray:
+    """The value of `expr`; shared subexpressions are evaluated once. `tables`: as where they are looked up quickly."""
     memo: dict[int, np.ndarray] = {}
     stack = [expr]
     while stack:
@@ -56,7 +56,8 @@ def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray]) -> np.ndarray:
         stack.pop()
         if id(e) not in memo:
             with np.errstate(all="ignore"):
-                value = _apply(e, [memo[id(p)] for p in parts], env)
+                xs = [memo[id(p)] for p in parts]
+                value = xs[not tables] if isinstance(e, k.Either) else _apply(e, xs, env)
             assert value.dtype == e.dtype.numpy, (e, value.dtype)
             memo[id(e)] = value
     return memo[id(expr)]

@@ -7,7 +7,7 @@
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
-             | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index)
+             | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
@@ -204,6 +204,14 @@ class Lookup(Expr):
 
     table: tuple[float, ...]
     index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Expr):
+    """a, which looks tables up, where one instruction does that for a vector; elsewhere b, which is as exact."""
+
+    a: Expr
+    b: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +423,10 @@ def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
 
 def lookup(table: tuple[float, ...], index: Expr, dtype: DType) -> Expr:
     return Lookup(dtype, index.lanes, table, index)
+
+
+def either(a: Expr, b: Expr) -> Expr:
+    return Either(a.dtype, a.lanes, a, b)
 
 
 def reduce(fn: str, a: Expr) -> Expr:

@@ -324,6 +324,8 @@ def _step(e: k.Expr) -> Step:
             return lambda m, a, b: _finish(np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)], e)
         case k.Extract():
             return lambda m, a: _finish(_array(a, e.a)[e.lane : e.lane + 1], e)
+        case k.Either():
+            return lambda m, a, b: a
         case k.Lookup():
             held = np.array(e.table, e.dtype.numpy)
             return lambda m, at: _finish(held[_array(at, e.index) & (len(held) - 1)], e)

@@ -166,6 +166,8 @@ class _Texts:
                 return f"reduce.{e.fn}({self.of(e.a)})", 9
             case k.Shuffle():
                 return f"shuffle({self.of(e.a)}, {self.of(e.b)}, {list(e.pick)})", 9
+            case k.Either():
+                return f"either({self.of(e.a)}, {self.of(e.b)})", 9
             case k.Extract():
                 return f"{self.of(e.a, 9)}.{e.lane}", 9
             case k.Lookup():

@@ -243,6 +243,8 @@ class _Checker:
                 self.gather(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
+            case k.Either():
+                self.need(_kind(e.a) == _kind(e.b) == _kind(e), "either", f"two of {_kind(e)}", _kind(e.b))
             case k.Lookup():
                 ok = e.index.dtype.is_integer and e.index.lanes == e.lanes
                 self.need(ok, "lookup", f"{e.lanes} integers", _kind(e.index))
@@ -351,7 +353,7 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
     match e:
         case k.Unary() | k.Cast() | k.Bitcast() | k.Splat() | k.Reduce() | k.Extract():
             return (e.a,)
-        case k.Binary() | k.Shuffle():
+        case k.Binary() | k.Shuffle() | k.Either():
             return (e.a, e.b)
         case k.Fma() | k.Dot():
             return (e.a, e.b, e.c)

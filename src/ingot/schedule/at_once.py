@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ingot.ir.kernel import (
     Binary,
     Cast,
+    Either,
     Expr,
     Fma,
     Gather,
@@ -35,7 +36,11 @@ CHAIN = 8  # registers that each vector may take
 
 
 def vectors_at_once(
-    home: Block, dims: Sequence[int], axis: int, lanes: int, machine: Machine,
+    home: Block,
+    dims: Sequence[int],
+    axis: int,
+    lanes: int,
+    machine: Machine,
     emit: Callable[[Block, Mapping[int, Expr]], None],
 ) -> int:
     """For what `emit` does, on trial, with a vector of `lanes` along `axis`, at any place in the other `dims`: 1 where
@@ -67,7 +72,10 @@ def _operations(stmts: Sequence[Stmt]) -> list[Expr]:
             return []
         found[id(e)] = e
         # of what one condition for all lanes chooses, the first is the usual one
-        left += (e.a,) if isinstance(e, Select) and e.cond.lanes < e.lanes else children(e)
+        if isinstance(e, Either) or (isinstance(e, Select) and e.cond.lanes < e.lanes):
+            left.append(e.a)
+        else:
+            left += children(e)
     return [e for e in found.values() if isinstance(e, Unary | Binary | Fma | Select | Cast)]
 
 

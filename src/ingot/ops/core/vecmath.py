@@ -29,6 +29,8 @@ from ingot.ops.core.words import (
     at_most,
     below,
     bits_lit,
+    bits_of,
+    float_of,
     format_of,
     lit,
     negated,
@@ -44,6 +46,10 @@ from ingot.ops.core.words import (
 )
 
 # --- exponentials
+
+# 2^(j/16) less what j << 19 adds to its bits, and what its rounding cuts off, relative to it
+_EXP2_FOLDED = tuple(float_of(bits_of(v) - (j << 19)) for j, v in enumerate(c.EXP2_HIGH))
+_EXP2_REST = tuple(float_of(bits_of(low / high)) for high, low in zip(c.EXP2_HIGH, c.EXP2_LOW, strict=True))
 
 
 def _power_of_two(shifted: Expr) -> Expr:
@@ -107,13 +113,34 @@ def logistic(x: Expr) -> Expr:
     down = f.bias // 2 + 1
     unit = lit(2.0**-down, x)
     x = at_most(at_least(x, f.exp_range[0]), (down - 3) * f.ln2[0])
+    total = _decayed_and_unit(x, unit, down)
+    return quotient(unit, k.either(_by_table(x, unit, down), total) if x.dtype == f32 else total)
+
+
+def _decayed_and_unit(x: Expr, unit: Expr, down: int) -> Expr:
+    """u e^-x + u, u = 2^-down."""
+    f = format_of(x)
     bias = f.shift + f.bias - down
     shifted = k.fma(x, lit(-2 * f.half_log2e, x), lit(bias, x))
     n = plus(shifted, -bias)
     r = k.fma(n, lit(f.ln2[1], x), k.fma(n, lit(f.ln2[0], x), x))
     tail = table(x, c.EXPM1_F32, c.EXPM1_F64)
     e = polynomial(r, [(-1) ** i * value for i, value in enumerate((1.0, 1.0, *tail))])
-    return quotient(unit, k.fma(e, _power_of_two(shifted), unit))
+    return k.fma(e, _power_of_two(shifted), unit)
+
+
+def _by_table(x: Expr, unit: Expr, down: int) -> Expr:
+    """The same of an f32: -x = n ln2 / 16 - r, |r| <= ln2 / 32. The table's entries lack what the low bits of n add to
+    their exponents; what rounding cuts off them is in the terms."""
+    shift = F32.shift - 16 * down
+    shifted = k.fma(x, lit(-32 * F32.half_log2e, x), lit(shift, x))
+    n = plus(shifted, -shift)
+    r = k.fma(n, lit(c.LN2_16[1], x), k.fma(n, lit(c.LN2_16[0], x), x))
+    place = k.bitcast(shifted, i32)
+    entry = k.bitcast(k.lookup(_EXP2_FOLDED, place, f32), i32)
+    power = k.bitcast(k.add(entry, k.binary("shl", place, bits_lit(19, x))), f32)
+    terms = k.fma(r, polynomial(r, (-1.0, 1 / 2, -1 / 6)), k.lookup(_EXP2_REST, place, f32))
+    return k.add(k.fma(power, terms, power), unit)
 
 
 def tanh(x: Expr) -> Expr:

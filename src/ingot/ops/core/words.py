@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,16 @@ def lit(value: float, like: Expr) -> Lit:
 
 def bits_lit(value: int, like: Expr) -> Lit:
     return k.lit(value, format_of(like).bits, like.lanes)
+
+
+def bits_of(value: float) -> int:
+    """Of the nearest f32, as an i32."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+def float_of(bits: int) -> float:
+    """The f32 with these bits."""
+    return struct.unpack("<f", struct.pack("<i", bits))[0]
 
 
 def absolute(x: Expr) -> Expr:

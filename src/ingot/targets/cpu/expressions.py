@@ -11,6 +11,7 @@ from ingot.ir.kernel import (
     Buffer,
     Cast,
     Dot,
+    Either,
     Expr,
     Extract,
     Fma,
@@ -33,7 +34,7 @@ from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.casts import cast, low_bits
 from ingot.targets.cpu.lanes import extract, shuffle
-from ingot.targets.cpu.lookup import lookup
+from ingot.targets.cpu.lookup import by_permutation, lookup
 
 
 class Expressions:
@@ -67,6 +68,7 @@ class Expressions:
             Shuffle: self._shuffle,
             Extract: self._extract,
             Lookup: self._lookup,
+            Either: self._either,
         }
 
     def value(self, e: Expr) -> str:
@@ -193,6 +195,9 @@ class Expressions:
 
     def _lookup(self, e: Lookup) -> str:
         return lookup(self.b, e.table, self.value(e.index), e.dtype, e.index.dtype, e.lanes)
+
+    def _either(self, e: Either) -> str:
+        return self.value(e.a if by_permutation(self.b) else e.b)
 
     # Memory
 

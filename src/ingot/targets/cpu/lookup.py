@@ -11,6 +11,11 @@ from ingot.targets.cpu.casts import cast
 from ingot.targets.cpu.lanes import join, split
 
 
+def by_permutation(b: Builder) -> bool:
+    """Whether one instruction looks a vector's lanes up. Not by their number, on which no result is to depend."""
+    return "avx512f" in b.features
+
+
 def lookup(b: Builder, table: Sequence[float], index: str, dtype: DType, index_type: DType, lanes: int) -> str:
     """table[index mod its length] for each lane."""
     scalar, entries = value_type(dtype), [literal(v, dtype) for v in table]
