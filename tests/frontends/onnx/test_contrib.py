@@ -116,6 +116,12 @@ CASES: dict[str, tuple[str, dict[str, Any], list[np.ndarray | None], int]] = {
             ("smooth_token", 1, 6, {"smooth_softmax": 1, "local_window_size": 3}),
         )
     },
+    "max_pool_last": (
+        "NhwcMaxPool",
+        {"kernel_shape": [2, 3], "pads": [1, 0, 0, 1], "strides": [2, 1]},
+        [RNG.integers(0, 256, (2, 5, 6, 3)).astype(np.uint8)],
+        1,
+    ),
     "linear_attention": (
         "LinearAttention",
         {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": "gated_delta"},

@@ -55,6 +55,8 @@ _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
 _MOST_ELEMENTS = 1 << 44
+# of domains
+_REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it optimized up to ORT_ENABLE_EXTENDED"}
 # ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
 _ADOPTED = {"CausalConvWithState": 27, "LinearAttention": 27}
 # of sizes that networks halve time and again
@@ -515,7 +517,7 @@ class _Walk:
             return results
         body = schema_body(resolved(proto, scope.attributes), domain, version, inputs)
         if body is None:
-            raise Unsupported("")
+            raise Unsupported(_REASONS.get(domain, ""))
         defaults = onnx.defs.get_schema(proto.op_type, version, domain).attributes
         return self._inline(body, proto, scope, loc, inputs, {k: a.default_value for k, a in defaults.items()})
 

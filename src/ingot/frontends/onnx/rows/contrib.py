@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
+from ingot.frontends.onnx.call import Call, Result, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of
-from ingot.frontends.onnx.rows.nn import conv, convolution, gemm
+from ingot.frontends.onnx.rows.nn import conv, convolution, gemm, max_pool
 from ingot.frontends.onnx.rows.norm import layer_norm, rms_norm, statistics
 from ingot.frontends.onnx.rows.quant import channels_last, channels_second
 from ingot.frontends.onnx.tensors import Unsupported
@@ -87,6 +88,14 @@ def nhwc_conv(c: Call) -> Result:
     y = convolution(c, channels_second(c.x(0)), channels_second(c.x(1)))
     y = channels_last(y)
     return ops.add(y, c.x(2)) if c.has(2) else y
+
+
+@onnx_op("NhwcMaxPool", domain=MS)
+def nhwc_max_pool(c: Call) -> Result:
+    y = max_pool(replace(c, inputs=(Value(channels_second(c.x())),)))
+    first = y[0] if isinstance(y, Sequence) else y
+    assert isinstance(first, Node)
+    return channels_last(first)
 
 
 @onnx_op("FusedGemm", domain=MS)
