@@ -264,6 +264,24 @@ CASES: dict[str, tuple[str, list[np.ndarray], int, dict[str, Any]]] = {
         )
         for classes in (2, 3)
     },
+    **{
+        f"support_{classes}_probabilities": (
+            "SVMClassifier",
+            [X],
+            2,
+            SUPPORT
+            | {
+                "coefficients": f32(6 * (classes - 1)).tolist(),
+                "rho": f32(classes * (classes - 1) // 2).tolist(),
+                "vectors_per_class": [6 // classes] * classes,
+                "classlabels_ints": [4, 3, 9][:classes],
+                "kernel_type": "RBF",
+                "prob_a": [-1.5, -0.7, -1.1][: classes * (classes - 1) // 2],
+                "prob_b": [0.1, -0.2, 0.3][: classes * (classes - 1) // 2],
+            },
+        )
+        for classes in (2, 3)
+    },
 }
 
 

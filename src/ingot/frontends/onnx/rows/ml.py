@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,10 +11,12 @@ from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
-from ingot.ir.types import DType
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType
 
 ML = "ai.onnx.ml"
+# classes whose steps are written out
+_COUPLED = 32
 
 
 def matrix(x: Node, dtype: DType = T.f32) -> Node:
@@ -138,8 +141,6 @@ def svm_classifier(c: Call) -> Result:
     names, x, counts = labels(c, "classlabels_ints"), matrix(c.x()), c.int_list("vectors_per_class", ())
     if not sum(counts) or len(counts) != len(names):
         raise Unsupported("a support vector classifier without vectors for each class")
-    if c.has_attr("prob_a"):
-        raise Unsupported("probabilities that pairs of classes are fitted to; export it without probability")
     classes, of = len(names), np.repeat(np.arange(len(names)), counts)
     weight = floats(c, "coefficients").reshape(classes - 1, -1)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
@@ -153,8 +154,52 @@ def svm_classifier(c: Call) -> Result:
     first = ops.cast(ops.compare("GT", y, 0.0), T.f32)
     votes = ops.add(ops.MatMul()(first, const(won)), const(-np.minimum(won, 0).sum(0)))
     transform = c.str("post_transform", "NONE")
+    if c.has_attr("prob_a"):
+        a, b = (const(floats(c, f"prob_{p}")[: len(pairs)]) for p in "ab")
+        fits = ops.clip(ops.sub(1.0, ops.Logistic()(ops.add(ops.mul(y, a), b))), 1e-7, 1 - 1e-7)
+        return [top_label(votes, names), transformed(_coupled(fits, pairs, classes), transform)]
     margins = both_scores(y, transform, transform != "NONE") if classes == 2 else transformed(y, transform)
     return [top_label(votes, names), margins]
+
+
+def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
+    """[rows, classes]: the probabilities of classes from those of the first class of each pair, by the second method of
+    Wu, Lin and Weng 2004, with the steps and the end that libsvm has."""
+    if classes > _COUPLED:
+        raise Unsupported(f"probabilities of more than {_COUPLED} classes")
+    rows, count = fits.shape[0], len(pairs)
+    column = np.full((classes, classes), 2 * count)
+    for p, (i, j) in enumerate(pairs):
+        column[i, j], column[j, i] = p, count + p
+    sides = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
+    won = ops.reshape(ops.Take(1)(sides, const(column.reshape(-1))), (rows, classes, classes))
+    own = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
+    apart = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
+    q = ops.where(const(np.eye(classes, dtype=bool)), own, apart)
+    start = ops.full((rows, classes), 1 / classes)
+    i, go, p, held = (
+        Input(name, t)()
+        for name, t in (("i", TensorType(T.i64)), ("go", TensorType(T.boolean)), ("p", start.type), ("q", q.type))
+    )
+    qp = ops.reduce_sum(ops.mul(held, ops.expand_dims(p, 1)), 2)
+    total = ops.reduce_sum(ops.mul(p, qp), 1, keepdims=True)
+    off = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
+    active, next_p = ops.compare("GE", off, 0.005 / classes), p
+    for t in range(classes):
+        line = ops.index_axis(held, 1, t)
+        mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
+        step = ops.div(ops.sub(total, at), mine)
+        scale = ops.add(step, 1.0)
+        total = ops.add(total, ops.mul(step, ops.add(ops.mul(step, mine), ops.mul(at, 2.0))))
+        total = ops.div(total, ops.mul(scale, scale))
+        qp = ops.div(ops.add(qp, ops.mul(step, line)), scale)
+        unit = const(np.eye(classes, dtype=np.float32)[t])
+        next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
+    some = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
+    takes = (i, go, p, held)
+    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), go),))
+    body = Graph(takes, (ops.add(i, 1), some, ops.where(active, next_p, p), held))
+    return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 
 # numbers into numbers
