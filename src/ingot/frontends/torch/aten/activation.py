@@ -72,7 +72,9 @@ def celu(c: Context, x: Node, alpha: float = 1.0) -> Node:
 
 @aten("prelu.default", "_prelu_kernel.default")
 def prelu(c: Context, x: Node, weight: Node) -> Node:
-    if weight.type.rank == 1 and x.type.rank > 1:
+    if not x.type.rank:
+        weight = reshape(weight, ())
+    elif weight.type.rank == 1 and x.type.rank > 1:
         weight = reshape(weight, (weight.shape[0], *((1,) * (x.type.rank - 2))))
     return ops.PRelu()(x, weight)
 
