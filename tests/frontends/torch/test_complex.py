@@ -95,6 +95,7 @@ def test_short_time_transform_and_back() -> None:
             z.abs(),
             torch.istft(z * z.abs().sigmoid(), 20, 5, window=window, length=x.shape[-1]),
             torch.istft(odd, 24, 7, 20, window=window, normalized=True),
+            torch.istft(torch.cat([z, z[..., 1:-1, :].flip(-2)], -2), 20, 5, window=window),
         )
 
     agree(denoised, torch.randn(2, 103))

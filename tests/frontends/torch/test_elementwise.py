@@ -316,7 +316,11 @@ def test_sign_bits(dtype: torch.dtype) -> None:
 
 def test_prelu_and_glu() -> None:
     x = torch.randn(2, 6, 5)
-    agree(lambda x, w: (F.prelu(x, w), F.prelu(x, w[:1]), F.prelu(-x[0, 0, 0], w[:1]), F.glu(x, 1), F.glu(x[:, :, :4])), x, torch.rand(6))
+    agree(
+        lambda x, w: (F.prelu(x, w), F.prelu(x, w[:1]), F.prelu(-x[0, 0, 0], w[:1]), F.glu(x, 1), F.glu(x[:, :, :4])),
+        x,
+        torch.rand(6),
+    )
 
 
 def test_gamma_functions() -> None:

@@ -98,14 +98,15 @@ def istft(
     length: DimLike | None = None, return_complex: bool = False,
 ) -> Node:  # fmt: skip
     """Frames transformed back, summed where they overlap, over the sum of their windows' squares."""
-    if return_complex or onesided is False or not isinstance(length, int | None):
-        raise Unsupported("a complex signal, a two-sided spectrum, or a length known only at run time")
+    if return_complex or not isinstance(length, int | None):
+        raise Unsupported("a complex signal, or a length known only at run time")
     hop, size = hop_length or n_fft // 4, win_length or n_fft
     weight = filled((size,), 1, z.real.dtype) if window is None else window
     before = (n_fft - size) // 2
     weight = ops.pad(weight, (before,), (n_fft - size - before,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
-    turned = [ops.swap_axes(v, -1, -2) for v in (z.real, z.imaginary)]
+    # of a two-sided spectrum, which one of n_fft rows is, a real signal takes the first side
+    turned = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
     frames = ops.real_inverse((turned[0], turned[1]), n_fft, scale)
     count = frames.shape[-2]
     squares = ops.broadcast_to(ops.mul(weight, weight), (count, n_fft))
