@@ -42,6 +42,7 @@ _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 # levels of one kernel; a longer way down is a loop
 _STEPS = 12
 _DEEPEST = 4096
+_VISITS = 10_000_000
 _WORDS = 4
 
 
@@ -94,17 +95,20 @@ class Forest:
         """[trees]: steps on the longest way from each root to a leaf. Raises Unsupported where a way has no end."""
         inner, count = ~self.leaf, len(self.mode)
         tree, level = np.arange(len(self.roots)), self.roots
-        depths = np.zeros(len(self.roots), np.int64)
+        depths, visits = np.zeros(len(self.roots), np.int64), 0
         for depth in range(_DEEPEST):
             on = inner[level]
             if not on.any():
                 return depths
+            visits += len(level)
+            if visits > max(64 * count, _VISITS):
+                break
             tree, level = tree[on], level[on]
             depths[tree] = depth + 1
             # ways that meet go on as one
-            below = np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]])
-            tree, level = np.divmod(np.unique(below), count)
-        raise Unsupported(f"trees of more than {_DEEPEST} levels, or without end")
+            below = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
+            tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
+        raise Unsupported(f"trees of more than {_DEEPEST} levels, without end, or that meet too often")
 
 
 class _Fields:
