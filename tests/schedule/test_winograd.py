@@ -17,7 +17,7 @@ from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.passes.layout import explicit_padding
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.axes import Axis, Contraction
+from ingot.schedule.axes import Axis, Contraction, Inside
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.machine import AVX2, Machine
 from ingot.schedule.pack import panels
@@ -192,6 +192,36 @@ def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], int
             own = weights[g * co : (g + 1) * co].swapaxes(1, 2).reshape(co, taps * ci, 3, 3)
             error = np.abs(out[:, d, :, :, g * co : (g + 1) * co] - direct(flat, own))
             assert (error <= bound(flat, own, pieces.m)).all()
+
+
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "dilation", "pieces"),
+    [
+        ((9, 14), (2, 3), Pieces(4, 5, 16)),
+        ((8, 16), (2, 2), Pieces(4, 4, 16, True)),
+        ((5, 3), (3, 4), Pieces(2, 6, 16, True, late=16)),
+        ((7, 9), (1, 2), Pieces(2, 6, 16)),
+    ],
+)
+def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], pieces: Pieces, interpreted: bool) -> None:
+    """Images of every dilation-th row and column: of unlike sizes, smaller than a tile, empty."""
+    (h, w), (a, b) = size, dilation
+    weights = random(9, 16, 3, 3)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), dilation, "N01C", "OI01", "N01C")
+    x = image(2, h + 2 * a, w + 2 * b, 16)
+    machine = AVX2 if interpreted else NATIVE
+    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, machine)
+    data, out = random(*map(int, x.shape)), np.full((2, h, w, 9), np.nan, np.float32)
+    if interpreted:
+        execute(low, [data, *constants], out, interpreted=True)
+    else:
+        out = place(out)
+        execute(low, [place(data), *map(place, constants)], out)
+    spread = np.zeros((9, 16, 2 * a + 1, 2 * b + 1), np.float32)
+    spread[:, :, ::a, ::b] = weights
+    want = direct(data, spread)
+    assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("split", "late"), [(False, 0), (True, 0), (True, 16)])
@@ -374,6 +404,19 @@ def test_switched_off() -> None:
     assert not any(s.kernel.startswith("winograd") for s in model.program.steps)
 
 
+def test_windows_that_read_padding_stay_direct() -> None:
+    """A direct convolution leaves out the turns that read zeros: a third along each axis for d half of the size."""
+    share = Inside(24, 24, 1, 12, 12, 36).share(3)
+    assert share == 2 / 3
+    x, w = (1, 48, 48, 64), (64, 64, 3, 3)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (12, 12), "N01C", "OI01", "N01C")
+    s = covered(op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))()), *map(Layout.contiguous, (x, w)))
+    axes = Axis(24, 48 * 64), Axis(24, 64)
+    c = Contraction((), axes, (Axis(64, 0, 1),), (Axis(9, 12 * 64, 64 * 64), Axis(64, 1, 64)), f32, f32, f32)
+    assert s is not None and plan_winograd(s, plan_contraction(c, NATIVE), NATIVE) is not None
+    assert plan_winograd(s, plan_contraction(c, NATIVE), NATIVE, share * share) is None
+
+
 def test_only_where_it_is_covered() -> None:
     def shape(op: ops.Convolution, x: tuple[DimLike, ...], w: tuple[int, ...]) -> Shape | None:
         node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
@@ -386,7 +429,8 @@ def test_only_where_it_is_covered() -> None:
     assert shape(plain, (1, symbol("h") + 2, 9, 16), (24, 16, 3, 3)) == Shape(1, symbol("h"), 7, 16, 24, 3, f32)
     assert shape(plain, (1, symbol("h") + 2, 9, 16), (24, 16, 3, symbol("s"))) is None
     assert shape(replace(plain, strides=(2, 2)), (1, 9, 9, 16), (24, 16, 3, 3)) is None
-    assert shape(replace(plain, rhs_dilation=(2, 2)), (1, 9, 9, 16), (24, 16, 3, 3)) is None
+    dilated = Shape(1, 5, 7, 16, 24, 3, f32, dilation=(2, 1))
+    assert shape(replace(plain, rhs_dilation=(2, 1)), (1, 9, 9, 16), (24, 16, 3, 3)) == dilated
     assert shape(replace(plain, feature_groups=2), (1, 9, 9, 16), (24, 8, 3, 3)) == Shape(1, 7, 7, 8, 12, 3, f32, 2)
     deep = ops.Convolution((1,) * 3, ((0, 0),) * 3, (1,) * 3, (2, 1, 1), "N012C", "OI012", "N012C")
     assert shape(deep, (1, 8, 9, 9, 16), (24, 16, 3, 3, 3)) == Shape(1, 7, 7, 16, 24, 3, f32, 1, 4, 3, 2)

@@ -22,6 +22,12 @@ class Inside:
     low: int
     high: DimLike
 
+    def share(self, extent: int) -> float:
+        """Of all turns of a loop of `extent`, for likely sizes."""
+        high, turns = estimate(self.high), range(0, extent * self.dilation, self.dilation)
+        starts = range(0, self.positions * self.step, self.step)
+        return sum(self.low <= p + i < high for p in starts for i in turns) / (len(starts) * len(turns))
+
     def along(self, rows: Axis) -> bool:
         """Whether `rows` is the axis of its positions."""
         return rows.a == self.row and rows.extent == self.positions

@@ -4,6 +4,7 @@ pieces."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate
@@ -26,7 +27,8 @@ _VIEWS = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 def contraction_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | None, machine: Machine) -> Site:
     """`shape`: of a convolution that Winograd's algorithm covers."""
     direct = choose(c, machine)
-    pieces = plan_winograd(shape, plan_of(c, machine, direct), machine) if shape is not None else None
+    share = prod(x.inside.share(estimate(x.extent)) for x in c.reduce if x.inside is not None)
+    pieces = plan_winograd(shape, plan_of(c, machine, direct), machine, share) if shape is not None else None
     untuned: Choice = direct if pieces is None else pieces
 
     def ranked() -> list[Choice]:

@@ -71,6 +71,26 @@ def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
     return Pack(index, key, u32 if c.of_levels else c.b, outer * lines * sum(widths), write)
 
 
+def product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:
+    """[products, k, columns] as panels of each product; `out` is zero where columns are missing."""
+    products, depth, _ = b.shape
+    start = 0
+    for width in widths:
+        panel = out.reshape(products, -1)[:, start * depth : (start + width) * depth]
+        part = b[:, :, start : start + width]
+        panel.reshape(products, depth, width)[:, :, : part.shape[2]] = part
+        start += width
+
+
+def window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
+    """[r, r, ci, columns] as [ci][vector of columns][r * r][lanes]; `out` is zero where columns are missing."""
+    r, _, ci, count = w.shape
+    windows = out.reshape(ci, -1, r * r, lanes)
+    for start in range(0, count, lanes):
+        part = w[..., start : start + lanes].reshape(r * r, ci, -1)
+        windows[:, start // lanes, :, : part.shape[-1]] = part.swapaxes(0, 1)
+
+
 def _words(levels: np.ndarray, c: Contraction) -> np.ndarray:
     """[.., k, columns] as [.., k / per_lane, columns] of u32, the levels of smaller k in lower bits."""
     each, bits = c.per_lane, c.b.bits

@@ -9,23 +9,24 @@
 V and M are scratch that stays in the second-level cache; U is a stream. Where V is large or used by many chunks, it is
 a temporary that a step of its own fills. F(4, 3) takes 36 products where the direct convolution takes 144, F(2, 3) 16
 instead of 36. The last tiles of a row or column of tiles are moved back inside the image, so that nothing beyond the
-input is read, and leave alone what the tiles before them store. A third spatial dimension and groups are more loops of
-the products. Where few tiles share the weights, U is made late: of some input channels at a time, row by row of
-alpha products, which are added to M. docs/winograd.md: error bounds, and when this pays.
+input is read, and leave alone what the tiles before them store. Dilated windows are those of d x d images, of every
+d-th row and column. A third spatial dimension and groups are more loops of the products. Where few tiles share the
+weights, U is made late: of some input channels at a time, row by row of alpha products, which are added to M.
+docs/winograd.md: error bounds, and when this pays.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, bounds, ceildiv, estimate, symbol
+from ingot.ir.dims import DimLike, bounds, ceildiv, estimate, product, symbol
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -41,7 +42,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.machine import Machine
 from ingot.schedule.operands import Operand, Write
-from ingot.schedule.pack import panel_widths, stepped
+from ingot.schedule.pack import panel_widths, product_panels, stepped, window_stream
 from ingot.schedule.tile import Plan, plan_contraction
 from ingot.schedule.toom_cook import apply, transform, transformed_weights
 from ingot.schedule.winograd_plan import CYCLES_PER_VECTOR, Pieces, covered
@@ -80,8 +81,8 @@ class _Winograd:
         self.em = self.operands.emitter(body, ins)
         self.grid = shape.grid(plan.m)
         # whether a slice may be smaller than a tile
-        self.short = tuple((bounds(size)[0] or 0) < plan.m for size in (shape.h, shape.w))
-        self.slice = self.grid[0] * self.grid[1]
+        self.short = tuple((bounds(size)[0] or 0) < plan.m for size in shape.least())
+        self.slice = product((*shape.dilation, *self.grid))
         self.units, slices = shape.units()
         self.tiles = self.slice * slices
         self.runs = ceildiv(self.tiles, plan.tiles)
@@ -304,39 +305,41 @@ class _Winograd:
                 own = w[..., group, block * p.columns : (block + 1) * p.columns]
                 own = own.reshape(s.r, s.r, s.k, -1)
                 if p.late:
-                    self._pack_windows(own, out[group, block])
+                    window_stream(own, out[group, block], self.lanes)
                 else:
-                    _pack_panels(transformed_weights(own, t), out[group, block], widths)
+                    product_panels(transformed_weights(own, t), out[group, block], widths)
 
         layout = "windows" if p.late else widths
         key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {layout} {s.groups}"
         return Pack(self.w_at, key, s.dtype, self.blocks * products * s.k * p.columns, write)
 
-    def _pack_windows(self, w: np.ndarray, out: np.ndarray) -> None:
-        """[r, r, ci, columns] as a stream: the window's vectors of one channel and vector of columns side by side."""
-        r, _, ci, count = w.shape
-        windows = out.reshape(ci, -1, r * r, self.lanes)
-        for start in range(0, count, self.lanes):
-            part = w[..., start : start + self.lanes].reshape(r * r, ci, -1)
-            windows[:, start // self.lanes, :, : part.shape[-1]] = part.swapaxes(0, 1)
-
     # Tiles
 
-    def _place(
-        self, block: Block, unit: Expr, tile: Expr, depth: int
-    ) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr], tuple[Expr, Expr]]:
-        """(image and one of its `depth` slices, first output row and column of the tile, the first ones that it
-        stores)."""
-        n, d, y, x = (block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *self.grid), block.multiples))
+    def _place(self, block: Block, unit: Expr, tile: Expr, depth: int) -> _Place:
+        dilation = self.shape.dilation
+        n, d, *first, y, x = (
+            block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *dilation, *self.grid), block.multiples)
+        )
         image = n if self.units == 1 else unit
-        at, stores = [], []
-        for e, extent, short in zip((y, x), (self.shape.h, self.shape.w), self.short, strict=True):
+        at, stores, ends = [], [], []
+        sizes = zip((y, x), first, (self.shape.h, self.shape.w), dilation, self.short, strict=True)
+        for e, begin, extent, step, short in sizes:
             start = block.let(k.mul(e, integer(self.t.m)), "s")
             stores.append(start)
-            last = dim_expr(extent - self.t.m)
+            end = dim_expr(extent)
+            if step > 1:
+                left = k.sub(dim_expr(extent + step - 1), begin)
+                end = block.let(k.binary("div", left, integer(step)), "h")
+            ends.append(end)
+            last = k.sub(end, integer(self.t.m)) if step > 1 else dim_expr(extent - self.t.m)
             last = k.binary("max", last, ZERO) if short else last
-            at.append(start if extent % self.t.m == 0 else block.let(k.binary("min", start, last), "o"))
-        return (image, d), (at[0], at[1]), (stores[0], stores[1])
+            whole = extent % (step * self.t.m) == 0
+            at.append(start if whole else block.let(k.binary("min", start, last), "o"))
+        return _Place((image, d), tuple(first), tuple(at), tuple(stores), tuple(ends))
+
+    def _in_slice(self, place: _Place, dim: int, line: Expr) -> Expr:
+        """Where line `line` of a slice's image lies in the slice."""
+        return k.add(k.mul(line, integer(self.shape.dilation[dim])), place.first[dim])
 
     def _input(self, block: Block, v: Buffer, unit: Expr, channel: Expr, at: Expr, to: Expr) -> None:
         """Transform tile `at` of a unit, from `channel` on, into V from `to` on. Tiles beyond the last repeat it, and
@@ -347,9 +350,11 @@ class _Winograd:
         x_bytes = self.x_layout.strides[0] * self.shape.dtype.nbytes
         if self.tiles % self.plan.tiles != 0:
             at = block.let(k.binary("min", at, dim_expr(self.tiles + self.slice * self.shape.extra - 1)), "t")
-        slice_, (top, left), _ = self._place(block, unit, at, self.shape.depth + self.shape.extra)
-        place = ix.linear((*slice_, top, left), (*outer, sh, sw), self.x_layout.offset)
-        base = block.let(k.add(place, channel), "x")
+        place = self._place(block, unit, at, self.shape.depth + self.shape.extra)
+        corner = (self._in_slice(place, dim, place.at[dim]) for dim in (0, 1))
+        start = ix.linear((*place.slice, *corner), (*outer, sh, sw), self.x_layout.offset)
+        base = block.let(k.add(start, channel), "x")
+        sh, sw = sh * self.shape.dilation[0], sw * self.shape.dilation[1]
         to = block.let(to, "v")
         # the next tile's inputs are on their way while this one is computed, where they come from far
         far = estimate(x_bytes) > self.machine.l2
@@ -364,8 +369,8 @@ class _Winograd:
                 target = b.let(k.add(to, ix.linear(part, (self.part, 1))), "v")
 
             def down(y: Block, j: Expr) -> None:
-                start = y.let(k.add(source, k.mul(self._line(1, j), dim_expr(sw))), "x")
-                lines = [k.add(start, k.mul(self._line(0, integer(n)), dim_expr(sh))) for n in range(alpha)]
+                start = y.let(k.add(source, k.mul(self._line(place, 1, j), dim_expr(sw))), "x")
+                lines = [k.add(start, k.mul(self._line(place, 0, integer(n)), dim_expr(sh))) for n in range(alpha)]
                 column = [y.let(k.load(x, line, c.lanes, mask), "d") for line in lines]
                 if far:
                     y.stmts += [k.Prefetch(x, k.add(line, next_tile)) for line in lines]
@@ -383,10 +388,10 @@ class _Winograd:
 
         vector_loop(block, ZERO, self.kept, self.lanes, self.machine, vector)
 
-    def _line(self, dim: int, at: Expr) -> Expr:
-        """The input line `at` of a tile, one of the slice."""
-        size = (self.shape.h, self.shape.w)[dim]
-        return k.binary("min", at, dim_expr(size + self.shape.r - 2)) if self.short[dim] else at
+    def _line(self, place: _Place, dim: int, at: Expr) -> Expr:
+        """The input line `at` of a tile, one of the image."""
+        last = k.add(place.ends[dim], integer(self.shape.r - 2))
+        return k.binary("min", at, last) if self.short[dim] else at
 
     def _m_index(self, e: Expr, tile: Expr, column: Expr) -> Expr:
         p = self.plan
@@ -406,7 +411,7 @@ class _Winograd:
             count = block.let(k.binary("min", integer(p.tiles), k.sub(dim_expr(self.tiles), first)), "n")
 
         def tile(b: Block, i: Expr) -> None:
-            slice_, at, stores = self._place(b, unit, k.add(first, i), s.depth)
+            place = self._place(b, unit, k.add(first, i), s.depth)
 
             def vector(c: Block, column: Expr, mask: Expr | None) -> None:
                 scalar = ix.first_lane(column)
@@ -421,9 +426,8 @@ class _Winograd:
                 def along(y: Block, r: Expr) -> None:
                     row = [y.let(k.load(half, self._half(r, integer(j)), column.lanes), "h") for j in range(alpha)]
                     values = apply(y, self.t.at, row)
-                    line = y.let(k.add(at[0], r), "y")
-                    here = (*slice_, line, at[1], ix.add(start, column))
-                    self._where_stored(y, 0, line, at, stores, lambda z: self._store(z, here, stores, values, mask))
+                    line, channel = y.let(k.add(place.at[0], r), "y"), ix.add(start, column)
+                    self._where_stored(y, 0, line, place, lambda z: self._store(z, place, line, channel, values, mask))
 
                 c.loop("j", 0, alpha, 1, down)
                 c.loop("r", 0, self.t.m, 1, along)
@@ -437,17 +441,19 @@ class _Winograd:
         return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
 
     def _where_stored(
-        self, block: Block, dim: int, line: Expr, at: Index, stores: Index, then: Callable[[Block], None]
+        self, block: Block, dim: int, line: Expr, place: _Place, then: Callable[[Block], None]
     ) -> None:
-        """`then` where the output `line` is the slice's and no earlier tile's."""
-        inside = [k.binary("lt", line, dim_expr((self.shape.h, self.shape.w)[dim]))] if self.short[dim] else []
-        if at[dim] is not stores[dim]:
-            inside.append(k.binary("ge", line, stores[dim]))
+        """`then` where the output `line` is the image's and no earlier tile's."""
+        inside = [k.binary("lt", line, place.ends[dim])] if self.short[dim] else []
+        if place.at[dim] is not place.stores[dim]:
+            inside.append(k.binary("ge", line, place.stores[dim]))
         block.when(k.binary("and", *inside) if len(inside) == 2 else inside[0], then) if inside else then(block)
 
-    def _store(self, block: Block, at: Index, stores: Index, values: list[Expr], mask: Expr | None) -> None:
-        """The epilogue of one row of a tile from (n, slice, y, x, channel) on, of the columns that it stores."""
-        n, d, y, x, channel = at
+    def _store(
+        self, block: Block, at: _Place, line: Expr, channel: Expr, values: list[Expr], mask: Expr | None
+    ) -> None:
+        """The epilogue of one line of a tile, of the columns that it stores."""
+        (n, d), x = at.slice, at.at[1]
         *outer, a, b = self.op.spatial
         if self.shape.co * self.shape.groups == 1:
             # a single channel is lane 0
@@ -455,28 +461,31 @@ class _Winograd:
             values = [k.Extract(v.dtype, 1, v, 0) for v in values]
 
         def one(block: Block, j: int) -> None:
-            index = {"N": n, **dict.fromkeys(outer, d), a: y, b: k.add(x, integer(j)), "C": channel}
+            y, z = self._in_slice(at, 0, line), self._in_slice(at, 1, k.add(x, integer(j)))
+            index = {"N": n, **dict.fromkeys(outer, d), a: y, b: z, "C": channel}
             bind_result(self.em, block, self.anchor, values[j])
             place = tuple(index[c] for c in self.op.out_layout)
             place = result_index(block, self.body.outputs[0], self.anchor, place)
             store_results(self.em, block, self.body, self.operands.outs, self.outs, place, mask)
 
         for j in range(self.t.m):
-            if j == self.t.m - 1 and not self.short[1]:
+            # a tile's last column is its own, but where it lies beyond an image that is smaller than others
+            if j == self.t.m - 1 and not self.short[1] and self.shape.dilation[1] == 1:
                 one(block, j)
             else:
-                self._where_stored(block, 1, k.add(x, integer(j)), (y, x), stores, lambda z, j=j: one(z, j))
+                self._where_stored(block, 1, k.add(x, integer(j)), at, lambda z, j=j: one(z, j))
 
 
-def _pack_panels(u: np.ndarray, out: np.ndarray, widths: list[int]) -> None:
-    """[products, k, columns] as panels of each product."""
-    products, k_, _ = u.shape
-    start = 0
-    for width in widths:
-        panel = out.reshape(products, -1)[:, start * k_ : (start + width) * k_]
-        part = u[:, :, start : start + width]
-        panel.reshape(products, k_, width)[:, :, : part.shape[2]] = part
-        start += width
+@dataclass(frozen=True)
+class _Place:
+    """Of a tile, all but `slice` for rows and columns of its image. slice: image of the batch, slice of it. first: the
+    image's in the slice. at: the tile's first output; stores: the first that it stores. ends: the image's size."""
+
+    slice: tuple[Expr, Expr]
+    first: tuple[Expr, ...]
+    at: tuple[Expr, ...]
+    stores: tuple[Expr, ...]
+    ends: tuple[Expr, ...]
 
 
 __all__ = ["lower_winograd"]

@@ -9,9 +9,10 @@ measured on the shapes of ResNet, VGG, U-Net and DenseNet.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv, estimate
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
@@ -41,7 +42,8 @@ class Shape:
     window.
 
     A third spatial dimension before the two is one more sum. depth: of the output along it; taps: of the window,
-    `apart` input slices from one to the next.
+    `apart` input slices from one to the next. dilation: of the last two; a slice is dilation^2 images then, each of
+    every dilation-th row and column.
     """
 
     images: DimLike
@@ -55,6 +57,7 @@ class Shape:
     depth: int = 1
     taps: int = 1
     apart: int = 1
+    dilation: tuple[int, int] = (1, 1)
 
     @property
     def extra(self) -> int:
@@ -67,12 +70,16 @@ class Shape:
         return self.taps * self.ci
 
     def grid(self, m: int) -> tuple[DimLike, DimLike]:
-        """Tiles of m x m outputs in a slice."""
-        return ceildiv(self.h, m), ceildiv(self.w, m)
+        """Tiles of m x m outputs in a slice, or in the largest of a dilated slice's images."""
+        (a, b), h, w = self.dilation, self.h, self.w
+        return ceildiv(ceildiv(h, a), m), ceildiv(ceildiv(w, b), m)
+
+    def least(self) -> tuple[DimLike, DimLike]:
+        """Rows and columns of the smallest of a slice's images."""
+        return floordiv(self.h, self.dilation[0]), floordiv(self.w, self.dilation[1])
 
     def likely_tiles(self, m: int) -> int:
-        rows, columns = self.grid(m)
-        return estimate(rows) * estimate(columns)
+        return prod((*map(estimate, self.grid(m)), *self.dilation))
 
     def units(self) -> tuple[DimLike, int]:
         """(units, slices of the output in each): all images are one where their number is known and none of their
@@ -84,12 +91,12 @@ class Shape:
 
 def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
     """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions, or three with a
-    first of known size; stride and (in the last two) dilation 1; padding in the input's memory, channels side by side.
+    first of known size; stride 1; padding in the input's memory, channels side by side.
     """
     op = anchor.op
     if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3):
         return None
-    ones = (*op.strides, *op.rhs_dilation[-2:], *op.lhs_dilation, op.batch_groups)
+    ones = (*op.strides, *op.lhs_dilation, op.batch_groups)
     types = {anchor.dtype, *(i.dtype for i in anchor.inputs)}
     if any(v != 1 for v in ones) or any(map(any, op.padding)) or len(types) != 1 or anchor.dtype not in (f32, f64):
         return None
@@ -105,13 +112,18 @@ def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
     if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, *anchor.shape):
         return None
     groups = op.feature_groups
-    return Shape(out["N"], out[a], out[b], ci, co // groups, r, anchor.dtype, groups, depth, taps, op.rhs_dilation[0])
+    *apart, down, along = op.rhs_dilation
+    return Shape(
+        out["N"], out[a], out[b], ci, co // groups, r, anchor.dtype, groups, depth, taps, *(apart or [1]),
+        dilation=(down, along),
+    )  # fmt: skip
 
 
-def plan_winograd(s: Shape, plan: Plan, machine: Machine) -> Pieces | None:
-    """The fastest pieces for likely sizes, or None where the direct convolution with `plan` is as fast."""
+def plan_winograd(s: Shape, plan: Plan, machine: Machine, share: float = 1.0) -> Pieces | None:
+    """The fastest pieces for likely sizes, or None where the direct convolution with `plan` is as fast, which computes
+    a `share` of the window's products: the others are with zeros around the image."""
     weights = s.r * s.r * s.k * s.co * s.groups * s.dtype.nbytes
-    goal = _time(_direct_cycles(s, plan, machine), 0.0, weights, machine) / GAIN
+    goal = _time(share * _direct_cycles(s, plan, machine), 0.0, weights, machine) / GAIN
     cost, pieces = min(_ranked(s, machine), key=lambda x: x[0], default=(goal, None))
     return pieces if cost < goal else None
 
@@ -156,7 +168,7 @@ def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
     if open_ and s.extra:
         return []
     for m in WINDOWS[s.r]:
-        if min(estimate(s.h), estimate(s.w)) < m:
+        if min(map(estimate, s.least())) < m:
             continue
         total = slices * s.likely_tiles(m)
         products = (m + s.r - 1) ** 2
