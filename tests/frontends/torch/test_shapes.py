@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import agree, close, run
+from tests.frontends.torch.agree import Function, agree, close, run
 
 
 def cube() -> Tensor:
@@ -319,3 +319,19 @@ def test_unsupported_ops_are_told_together() -> None:
     assert "random numbers" in str(e.value)
     assert len(e.value.ops) == 3
     assert "test_shapes.py" in str(e.value)
+
+
+def test_sizes_that_torch_writes_in_two_ways() -> None:
+    """Chunks of four as Mamba-2 makes them: what `view` infers for -1 is a quotient, and meets the size itself."""
+
+    def chunked(x: Tensor) -> Tensor:
+        n = x.shape[1]
+        y = F.pad(x, (0, 0, 0, (4 - n % 4) % 4))
+        parts = y.reshape(y.shape[0], -1, 4, y.shape[2])
+        return (parts.cumsum(2).reshape(y.shape[0], -1, y.shape[2]) + y)[:, :n]
+
+    net = Function(chunked).eval()
+    model = import_exported(export_module(net, (torch.randn(2, 10, 3),), True))
+    for n in (4, 7, 13):
+        x = torch.randn(3, n, 3)
+        close(run(model, x), net(x))

@@ -12,7 +12,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch import gamma
+from ingot.frontends.torch import bessel, composed, gamma
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.recurrence import whole_recurrences
 
@@ -169,6 +169,21 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten.erfinv.default: _erfinv,
     _aten.lgamma.default: gamma.lgamma,
     _aten.digamma.default: gamma.digamma,
+    _aten.polygamma.default: gamma.polygamma,
+    _aten.i0.default: bessel.i0,
+    _aten.special_i0e.default: bessel.i0e,
+    _aten.special_i1.default: bessel.i1,
+    _aten.special_i1e.default: bessel.i1e,
+    _aten.logcumsumexp.default: composed.logcumsumexp,
+    _aten.mode.default: composed.mode,
+    _aten.nanmedian.default: composed.nanmedian_of_all,
+    _aten.nanmedian.dim: composed.nanmedian,
+    _aten.nonzero_static.default: composed.nonzero_static,
+    _aten.put.default: composed.put,
+    _aten._pdist_forward.default: composed.pdist,
+    _aten.nextafter.default: composed.nextafter,
+    _aten.frexp.Tensor: composed.frexp,
+    _aten.segment_reduce.default: composed.segment_reduce,
     _aten.ldexp.Tensor: lambda x, other: x * torch.pow(2.0, other),
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     **get_decompositions([_aten._native_batch_norm_legit_functional]),  # of training, which core aten keeps

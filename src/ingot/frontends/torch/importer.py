@@ -11,14 +11,13 @@ import sympy
 import torch
 from torch import fx
 
-from ingot import ops
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64
+from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64, written_as
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
@@ -246,8 +245,7 @@ class Importer:
             raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
         for a, b in zip(result.shape, want.shape, strict=True):
             self.sizes.require_equal(a, b)
-        # equal sizes in another form, which no rule of Dim can show
-        return ops.Slice((0,) * want.rank, want.shape, (1,) * want.rank)(result, loc=result.loc)
+        return written_as(result, want.shape)
 
     def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
         name = target.name() if callable(getattr(target, "name", None)) else str(target)

@@ -93,8 +93,12 @@ def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
     if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
         return x
     c.sizes.require_equal(x.shape[axis], size)
-    shape = tuple(size if i == axis else d for i, d in enumerate(x.shape))
-    return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
+    return written_as(x, tuple(size if i == axis else d for i, d in enumerate(x.shape)))
+
+
+def written_as(x: Node, shape: Sequence[DimLike]) -> Node:
+    """`x` with equal sizes in another form, which no rule of Dim can show: a slice that removes nothing."""
+    return ops.Slice((0,) * len(shape), tuple(shape), (1,) * len(shape))(x)
 
 
 def category(dtype: DType) -> int:
@@ -194,11 +198,17 @@ def broadcast_shape(shapes: Sequence[tuple[DimLike, ...]]) -> tuple[DimLike, ...
 
 
 def expand(x: Node, shape: Sequence[DimLike]) -> Node:
-    """`x` broadcast to `shape` by PyTorch's rules (trailing axes aligned, sizes of 1 repeated)."""
+    """`x` broadcast to `shape` by PyTorch's rules (trailing axes aligned, sizes of 1 repeated).
+
+    Symbolic sizes that meet are equal, by what torch proved or guards.
+    """
     shape = tuple(shape)
     if x.shape == shape:
         return x
     lead = len(shape) - x.type.rank
+    meeting = tuple(d if d == 1 else n for d, n in zip(x.shape, shape[lead:], strict=True))
+    if any(isinstance(d, Dim) and isinstance(n, Dim) and d != n for d, n in zip(x.shape, meeting, strict=True)):
+        x = written_as(x, meeting)
     return ops.BroadcastInDim(shape, tuple(range(lead, len(shape))))(x)
 
 

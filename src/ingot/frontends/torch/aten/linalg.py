@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, cast, expand, promoted
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, boolean, cast, expand, i64, promoted
 from ingot.ir.node import Node
 
 aten = Table()
@@ -124,7 +124,8 @@ def outer(c: Context, a: Node, b: Node) -> Node:
 @aten("einsum.default")
 def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence[int] | None = None) -> Node:
     # narrow integers: sums are i64 where torch multiplies and sums, as they are where it calls a product
-    return ops.Einsum(equation.replace(" ", ""))(*promoted(tensors, c.dtype))
+    dtype = i64 if c.dtype == boolean else c.dtype
+    return cast(ops.Einsum(equation.replace(" ", ""))(*promoted(tensors, dtype)), c.dtype)
 
 
 @aten("tensordot.default")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, is_true
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -19,7 +20,8 @@ from ingot.frontends.torch.values import (
     result_type,
     scalar_like,
 )
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.types import DTYPES
 
 aten = Table()
 
@@ -172,3 +174,28 @@ def _places(c: Context, boundaries: Node, x: Operand, after: bool) -> Node:
     if values.dtype.is_float:
         below = ops.Or()(*aligned((below, ops.IsNan()(values))))
     return cast(ops.Reduce("sum", (below.type.rank - 1,))(cast(below, i64)), c.dtype)
+
+
+def _greatest_divisor(a: Node, b: Node) -> Node:
+    """Euclid's algorithm on all elements at once, as many steps as the slowest of them takes."""
+    x, y = (Input(name, a.type)() for name in ("a", "b"))
+    zero = filled(y.shape, 0, y.dtype)
+    done = ops.Compare("EQ")(y, zero)
+    go = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(done)) if y.type.rank else ops.Not()(done)
+    rest = ops.Rem()(x, ops.Select()(done, filled(y.shape, 1, y.dtype), y))
+    ends = ops.Select()(done, x, y), ops.Select()(done, zero, rest)
+    return ops.While(Graph((x, y), (go,)), Graph((x, y), ends))(ops.Abs()(b), ops.Abs()(a)).results[0]
+
+
+@aten("gcd.default")
+def gcd(c: Context, a: Node, b: Node) -> Node:
+    return _greatest_divisor(*aligned((a, b), c.dtype))
+
+
+@aten("lcm.default")
+def lcm(c: Context, a: Node, b: Node) -> Node:
+    a, b = aligned((a, b), c.dtype if c.dtype.bits > 16 else DTYPES["i32"])  # C multiplies in int
+    divisor = _greatest_divisor(a, b)
+    none = ops.Compare("EQ")(divisor, filled(a.shape, 0, a.dtype))
+    parts = ops.Div()(a, ops.Select()(none, filled(a.shape, 1, a.dtype), divisor))
+    return cast(ops.Select()(none, filled(a.shape, 0, a.dtype), ops.Abs()(ops.Mul()(parts, b))), c.dtype)

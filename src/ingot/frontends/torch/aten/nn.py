@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ingot import ops
-from ingot.frontends.torch.aten.create import filled
-from ingot.frontends.torch.aten.reduce import mean_of, norm
-from ingot.frontends.torch.aten.shape import insert_axis, reshape
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.elementwise import compare, select
+from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, wide
-from ingot.ir.dims import Dim, DimLike
-from ingot.ir.node import Node, Op
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, scalar_like, wide
+from ingot.ir.dims import Dim, DimLike, product
+from ingot.ir.node import Node, Op, const
 
 aten = Table()
 
@@ -228,7 +231,15 @@ def layer_norm(
 def native_layer_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, bias: Node | None, eps: float
 ) -> tuple[Node | None, ...]:
-    return layer_norm(c, x, normalized_shape, weight, bias, eps), None, None
+    axes = tuple(range(x.type.rank - len(normalized_shape), x.type.rank))
+    return layer_norm(c, x, normalized_shape, weight, bias, eps), *_statistics(c, x, axes, eps)
+
+
+def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
+    """(mean, 1 / deviation) over `axes`, as a norm's second and third result."""
+    spread, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
+    scale = ops.Rsqrt()(ops.Add()(spread, filled(spread.shape, eps, spread.dtype)))
+    return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
 
 
 @aten("rms_norm.default")
@@ -280,7 +291,8 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Node | None, ...]:
-    return group_norm(c, x, group, weight, bias, eps), None, None
+    grouped = reshape(x, (x.shape[0], group, product(x.shape[1:]) // group))
+    return group_norm(c, x, group, weight, bias, eps), *_statistics(c, grouped, (2,), eps)
 
 
 @aten("instance_norm.default")
@@ -406,10 +418,42 @@ def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
     pool = _adaptive(n, ops.AdaptiveMaxPool)
 
     def adaptive(c: Context, x: Node, output_size: Ints) -> tuple[Node | None, ...]:
-        # the indices are seldom read; the importer refuses a read of a missing result
-        return pool(c, x, output_size), None
+        # the importer refuses a read of a missing result
+        fixed = all(isinstance(d, int) and d > 0 for d in x.shape[-n:])
+        return pool(c, x, output_size), _places_of_largest(x, per_axis(output_size, n)) if fixed else None
 
     return adaptive
+
+
+def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
+    """Where in the image the largest element of each adaptive window is; or, as in PyTorch, its last NaN."""
+    n = len(output_size)
+    lead, sizes = x.shape[:-n], [int(d) for d in x.shape[-n:]]
+    windows, flat = x, np.zeros((1,) * (2 * n), np.int64)
+    hidden = np.zeros((1,) * (2 * n), np.bool_)
+    for i, (size, count) in enumerate(zip(sizes, output_size, strict=True)):
+        begin = np.arange(count) * size // count
+        end = -(-(np.arange(count) + 1) * size // count)
+        at = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
+        shape = tuple(at.shape[(i, n + i).index(j)] if j in (i, n + i) else 1 for j in range(2 * n))
+        hidden = hidden | (at >= end[:, None]).reshape(shape)
+        at = np.minimum(at, size - 1)
+        flat = flat * size + at.reshape(shape)
+        windows = ops.Take(len(lead) + 2 * i)(windows, const(at))
+    order = (*range(0, 2 * n, 2), *range(1, 2 * n, 2))
+    windows = transpose(windows, (*range(len(lead)), *(len(lead) + i for i in order)))
+    taps = product(windows.shape[len(lead) + n :])
+    rows = reshape(windows, (*lead, *output_size, taps))
+    axis = rows.type.rank - 1
+    left_out = expand(const(np.broadcast_to(hidden, flat.shape).reshape(*output_size, -1)), rows.shape)
+    tap = arg_extreme("max", select(left_out, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
+    if x.dtype.is_float:
+        missing = ops.And()(ops.IsNan()(rows), ops.Not()(left_out))
+        number = index_along(rows.shape, axis)
+        last = reduced("max", select(missing, number, scalar_like(-1, number)), (axis,), True)
+        tap = select(compare("GE", last, scalar_like(0, last)), last, tap)
+    places = expand(const(np.ascontiguousarray(flat.reshape(*output_size, -1))), rows.shape)
+    return reshape(ops.GatherElements(axis)(places, tap), (*lead, *output_size))
 
 
 for _n in (1, 2, 3):

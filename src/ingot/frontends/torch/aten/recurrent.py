@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported
+from ingot.frontends.torch.values import Context, Unsupported, expand, scalar_like
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node, Op
 
@@ -18,7 +18,10 @@ aten = Table()
 
 @dataclass(frozen=True)
 class Stack:
-    """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies."""
+    """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies.
+
+    projected: whether each direction has a last parameter, which the hidden state is multiplied with.
+    """
 
     params: Sequence[Node]
     biased: bool
@@ -26,14 +29,15 @@ class Stack:
     directions: int
     batch_first: bool
     reverse: bool = False
+    projected: bool = False
 
     @property
     def direction(self) -> str:
         return "bidirectional" if self.directions == 2 else "reverse" if self.reverse else "forward"
 
     def layer(self, index: int) -> list[Sequence[Node]]:
-        """Per direction (w_ih, w_hh[, b_ih, b_hh])."""
-        each = 4 if self.biased else 2
+        """Per direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])."""
+        each = (4 if self.biased else 2) + self.projected
         first = index * self.directions * each
         return [self.params[first + d * each : first + (d + 1) * each] for d in range(self.directions)]
 
@@ -79,20 +83,46 @@ def _run(
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
         w, r, b = _weights(stack, layer, order)
+        first = layer * stack.directions
+        initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
+        shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.projected else None
+        if shrink is not None:
+            x, w, r, initial[0] = _unprojected(x, w, r, initial[0], shrink)
         hidden = r.shape[2]
         if isinstance(hidden, Dim):
             raise Unsupported("a hidden state of symbolic size")
-        first = layer * stack.directions
-        initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
         y, *last = make(hidden, stack.direction)(x, w, r, b, *initial).results
-        steps, _, batch, _ = y.shape
-        x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * hidden))
+        if shrink is not None:
+            narrow = transpose(shrink, (0, 2, 1))
+            y = ops.MatMul()(y, expand(narrow, (y.shape[0], *narrow.shape)))
+            last[0] = ops.MatMul()(last[0], narrow)
+        steps, _, batch, width = y.shape
+        x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
         for kept, state in zip(finals, last, strict=True):
             kept.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
     return (transpose(x, (1, 0, 2)) if stack.batch_first else x), *ends
+
+
+def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node, ...]:
+    """(x, w, r, h) of a layer without projections that has the same gates: h enters them as r (shrink h).
+
+    The first state is one after projection. It is read as more columns of x, which are 0 at all other steps.
+    """
+    directions, steps, batch = w.shape[0], x.shape[0], x.shape[1]
+    wide = ops.MatMul()(r, shrink)
+    columns, weights = [x], [[w]]
+    for d in range(int(directions)):
+        begin = slice_axis(h, 0, d, d + 1)
+        rest = (0, steps - 1) if d == 0 else (steps - 1, 0)
+        columns.append(ops.Pad((rest[0], 0, 0), (rest[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
+        own = slice_axis(r, 0, d, d + 1)
+        weights.append([own if i == d else filled(own.shape, 0, r.dtype) for i in range(int(directions))])
+    sides = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
+    none = filled((directions, batch, wide.shape[2]), 0, h.dtype)
+    return ops.Concat(2)(*columns), ops.Concat(2)(*sides), wide, none
 
 
 def _stack(
@@ -107,9 +137,8 @@ def _stack(
     if train and dropout:
         raise Unsupported("dropout between recurrent layers in training mode; call .eval() on the model first")
     directions = 2 if bidirectional else 1
-    if len(params) != layers * directions * (4 if biased else 2):
-        raise Unsupported("projections (proj_size)")
-    return Stack(params, biased, layers, directions, batch_first)
+    projected = len(params) != layers * directions * (4 if biased else 2)
+    return Stack(params, biased, layers, directions, batch_first, projected=projected)
 
 
 @aten("lstm.input")

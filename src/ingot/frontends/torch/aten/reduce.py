@@ -13,7 +13,6 @@ from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
-    Unsupported,
     aligned,
     axes_of,
     axis_of,
@@ -273,11 +272,6 @@ aten.add("cumsum.default", _scan("sum"))
 aten.add("cumprod.default", _scan("prod"))
 
 
-@aten("logcumsumexp.default")
-def logcumsumexp(c: Context, x: Node, dim: int) -> Node:
-    raise Unsupported("no stable scan for it yet; use log(cumsum(exp(x))) where the range allows")
-
-
 def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
     def running(c: Context, x: Node, dim: int) -> tuple[Node, Node]:
         if not x.type.rank:
@@ -361,6 +355,8 @@ def median_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[No
 
 @aten("median.default")
 def median(c: Context, x: Node) -> Node:
+    if x.type.size == 0 and x.dtype.is_float:
+        return filled((), math.nan, x.dtype)
     return median_dim(c, reshape(x, (product(x.shape),)), 0)[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ingot import ops
+from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, aligned, cast, wide
 from ingot.ir.node import Node
@@ -43,3 +44,11 @@ def sinc(c: Context, x: Node) -> Node:
     angle = ops.mul(cast(cast(x, c.dtype), wide(c.dtype)), math.pi)
     at_zero = ops.compare("EQ", angle, 0.0)
     return cast(ops.where(at_zero, 1.0, ops.div(ops.Sin()(angle), ops.where(at_zero, 1.0, angle))), c.dtype)
+
+
+@aten("angle.default")
+def angle(c: Context, x: Node) -> Node:
+    """Of a number on the real axis: 0, or pi where it is negative."""
+    x = cast(x, c.dtype)
+    turned = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
+    return ops.where(ops.IsNan()(x), x, turned)

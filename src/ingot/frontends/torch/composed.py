@@ -1,0 +1,142 @@
+"""Ops of torch that it has no decomposition for, as torch code: scans, sorts, selections and bits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """log of the running sum of exp: log2(n) sums of neighbours at distances 1, 2, 4, ... (Hillis and Steele 1986).
+
+    A length that is known only at run time takes the sum of each prefix anew, n^2 in all.
+    """
+    if not x.dim():
+        return x.clone()
+    y = (x if x.dtype == torch.float64 else x.float()).movedim(dim, -1)
+    n = y.shape[-1]
+    if isinstance(n, torch.SymInt):
+        place = torch.arange(n, device=x.device)
+        y = torch.where(place <= place[:, None], y.unsqueeze(-2), -math.inf).logsumexp(-1)
+    else:
+        step = 1
+        while step < n:
+            y = torch.logaddexp(y, F.pad(y[..., :-step], (step, 0), value=-math.inf))
+            step *= 2
+    return y.movedim(-1, dim).to(x.dtype)
+
+
+def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest of the most frequent values, and the last place among equals: the longest run when sorted."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    values, places = torch.sort(x.to(torch.uint8) if x.dtype == torch.bool else x, dim=dim, stable=True)
+    values, places = values.movedim(dim, -1), places.movedim(dim, -1)
+    at = torch.arange(values.shape[-1]).expand(values.shape)
+    begins = F.pad(values[..., 1:] != values[..., :-1], (1, 0), value=True)
+    length = at - torch.cummax(torch.where(begins, at, 0), -1).values
+    best = length.argmax(-1, keepdim=True)
+    found = [torch.gather(v, -1, best).movedim(-1, dim) for v in (values, places)]
+    value, place = found if keepdim else [f.squeeze(dim) for f in found]
+    return value.to(x.dtype), place
+
+
+def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower median of what is not NaN, which sorts behind everything."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    values, places = torch.sort(x, dim=dim, stable=True)
+    rank = ((~torch.isnan(x)).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
+    found = [torch.gather(v, dim, rank) for v in (values, places)]
+    value, place = found if keepdim else [f.squeeze(dim) for f in found]
+    return value, place
+
+
+def nanmedian_of_all(x: Tensor) -> Tensor:
+    empty = any(isinstance(n, int) and n == 0 for n in x.shape)
+    return x.new_full((), math.nan) if empty else nanmedian(x.flatten(), 0)[0]
+
+
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The places of the first `size` elements that are not zero, [size, rank]; rows beyond their number are filled."""
+    flat = (x != 0).flatten()
+    rank = torch.cumsum(flat.to(torch.int64), 0) - 1
+    # what is not asked for goes behind the end
+    rank = torch.where(flat & (rank < size), rank, size)
+    rest = torch.full((size + 1,), -1, dtype=torch.int64).scatter(0, rank, torch.arange(flat.shape[0]))[:size]
+    columns: list[Tensor] = []
+    place = rest
+    for n in reversed(x.shape):
+        columns.append(torch.where(rest < 0, fill_value, place % max(n, 1)))
+        place = place // max(n, 1)
+    return torch.stack(columns[::-1], 1) if columns else rest.new_empty((size, 0))
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    return x.flatten().index_put((index.flatten(),), source.flatten(), accumulate).reshape(x.shape)
+
+
+def pdist(x: Tensor, p: float = 2) -> Tensor:
+    """Distances of all pairs of rows, in order."""
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1).unbind(0)
+    return torch.linalg.vector_norm(x[first] - x[second], p, -1)
+
+
+_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+
+
+def nextafter(x: Tensor, y: Tensor) -> Tensor:
+    """The next number behind `x` in the direction of `y`: floats are ordered as the integers of their bits."""
+    x, y = torch.broadcast_tensors(x, y)
+    kind = _BITS[x.dtype]
+    bits = x.contiguous().view(kind)
+    step = torch.where((y > x) == (x > 0), bits + 1, bits - 1)
+    least = torch.where(y > 0, 1, torch.iinfo(kind).min + 1).to(kind)
+    value = torch.where(x == 0, least, step).view(x.dtype)
+    return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), math.nan, value))
+
+
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, e) with x = m 2^e and 1/2 <= |m| < 1; (x, 0) for 0, infinities and NaN."""
+    v = (x if x.dtype == torch.float64 else x.float()).contiguous()
+    digits, bias, kind = (52, 1022, torch.int64) if v.dtype == torch.float64 else (23, 126, torch.int32)
+    small = v.abs() < torch.finfo(v.dtype).tiny
+    bits = torch.where(small, v * 2.0**digits, v).view(kind)
+    field = (2 * bias + 3) << digits
+    exponent = ((bits & field) >> digits) - bias - torch.where(small, digits, 0).to(kind)
+    mantissa = ((bits & ~field) | (bias << digits)).view(v.dtype)
+    plain = (v == 0) | ~torch.isfinite(v)
+    return torch.where(plain, v, mantissa).to(x.dtype), torch.where(plain, 0, exponent).to(torch.int32)
+
+
+_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+
+
+def segment_reduce(
+    data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+    offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
+) -> Tensor:  # fmt: skip
+    """Rows reduced in consecutive segments of `lengths` rows, or between `offsets`; an empty one gives `initial`."""
+    if axis != 0 or indices is not None or (lengths if offsets is None else offsets).dim() != 1:  # type: ignore[union-attr]
+        raise NotImplementedError("segment_reduce along another axis than the first, or by indices")
+    if offsets is not None:
+        ends, lengths = offsets[1:], offsets[1:] - offsets[:-1]
+    else:
+        assert lengths is not None
+        ends = torch.cumsum(lengths, 0)
+    rows = torch.arange(data.shape[0])
+    at = torch.searchsorted(ends, rows.to(ends.dtype), right=True)
+    start = _START[reduce] if initial is None else initial
+    out = data.new_full((lengths.shape[0], *data.shape[1:]), start)
+    if reduce in ("sum", "mean"):
+        out = out.index_add(0, at, data)
+    else:
+        out = out.index_reduce(0, at, data, {"prod": "prod", "max": "amax", "min": "amin"}[reduce])
+    if reduce == "mean":
+        count = lengths.reshape(-1, *(1 for _ in data.shape[1:]))
+        empty = math.nan if initial is None else initial
+        out = torch.where(count > 0, out / count.clamp(min=1), empty)
+    return out
