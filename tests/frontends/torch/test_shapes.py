@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
-from ingot.support.errors import UnsupportedOpError
+from ingot.support.errors import InputError, UnsupportedOpError
 from tests.frontends.torch.agree import Function, agree, close, run
 
 
@@ -335,3 +335,20 @@ def test_sizes_that_torch_writes_in_two_ways() -> None:
     for n in (4, 7, 13):
         x = torch.randn(3, n, 3)
         close(run(model, x), net(x))
+
+
+def test_a_product_of_sizes_that_meets_a_number() -> None:
+    """Patches of an image beside a table of 16 positions: other images are refused."""
+    table = torch.randn(16, 3)
+
+    def embedded(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 8).flatten(2).mT + table
+
+    net = Function(embedded).eval()
+    model = import_exported(export_module(net, (torch.randn(2, 3, 32, 32),), True))
+    for size in ((32, 32), (64, 16), (39, 33)):
+        x = torch.randn(3, 3, *size)
+        close(run(model, x), net(x))
+    for size in ((40, 40), (16, 16)):
+        with pytest.raises(InputError):
+            run(model, torch.randn(3, 3, *size))

@@ -207,7 +207,7 @@ def expand(x: Node, shape: Sequence[DimLike]) -> Node:
         return x
     lead = len(shape) - x.type.rank
     meeting = tuple(d if d == 1 else n for d, n in zip(x.shape, shape[lead:], strict=True))
-    if any(isinstance(d, Dim) and isinstance(n, Dim) and d != n for d, n in zip(x.shape, meeting, strict=True)):
+    if any(isinstance(d, Dim) and d != n for d, n in zip(x.shape, meeting, strict=True)):
         x = written_as(x, meeting)
     return ops.BroadcastInDim(shape, tuple(range(lead, len(shape))))(x)
 
