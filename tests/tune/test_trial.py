@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,8 +186,10 @@ def test_the_key_tells_apart_what_matters():
     assert keys(Graph((other,), (matmul(other, weights(24, 70)),))) == found[0]
 
 
-def test_tuning_a_model(own: Path):
+def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     """From end to end: a short search writes entries that compiling takes, and results stay."""
+    ticks = itertools.count(0.0, 0.02)  # as many steps on a busy machine as on a quiet one
+    monkeypatch.setattr("ingot.tune.run.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     graph = chain()
     given = feeds(graph)
     expected = build(graph, threads=2).model()(**given)
