@@ -17,7 +17,7 @@ from ingot.debug.feeds import index_limits, random_feeds
 from ingot.debug.reference import reference
 from ingot.debug.source import Source, open_source, read_graph
 from ingot.debug.stepper import find_fault
-from ingot.frontends.onnx import importer
+from ingot.frontends.onnx import walk
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.rewrite import Rule, rewrite, rules
 from ingot.support.errors import CompileError
@@ -99,12 +99,12 @@ def test_a_wrong_pass_without_rules_is_named_with_its_op(source: Source, monkeyp
 
 def test_a_wrong_import_is_named_with_its_onnx_node(source: Source, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("onnxruntime")
-    original = importer.find_row
+    original = walk.find_row
 
     def find(domain: str, name: str, version: int):
         return original(domain, "Sigmoid" if name == "Relu" else name, version)
 
-    monkeypatch.setattr(importer, "find_row", find)
+    monkeypatch.setattr(walk, "find_row", find)
     found = compare(source, threads=2, sizes=SIZES)
     assert found.blame is not None
     assert (found.blame.stage, found.blame.op, found.blame.where) == ("import", "Relu", "relu")

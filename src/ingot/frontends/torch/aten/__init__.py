@@ -18,6 +18,7 @@ from ingot.frontends.torch.aten import (
     resize,
     shape,
     special,
+    strided,
 )
 from ingot.frontends.torch.table import Handler, merged
 
@@ -30,6 +31,7 @@ ATEN: dict[str, Handler] = merged(
         logic,
         create,
         shape,
+        strided,
         fold,
         index,
         reduce,

@@ -11,10 +11,8 @@ from ingot.frontends.torch.aten.elementwise import add, compare, select
 from ingot.frontends.torch.aten.shape import (
     clipped,
     insert_axis,
-    places_by_stride,
     reshape,
     slice_axis,
-    start_in_order,
     transpose,
 )
 from ingot.frontends.torch.table import Table
@@ -376,22 +374,6 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     row, column = index_along(x.shape, 0), index_along(x.shape, 1)
     kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
     return ops.Select()(kept, spread, x)
-
-
-@aten("as_strided_scatter.default")
-def as_strided_scatter(
-    c: Context,
-    x: Node,
-    src: Node,
-    size: Sequence[DimLike],
-    stride: Sequence[DimLike],
-    storage_offset: DimLike | None = None,
-) -> Node:
-    """`x` with `src` where `as_strided` would read."""
-    at = places_by_stride(tuple(size), stride, start_in_order(c, x, storage_offset), 1)
-    rows = reshape(at, (at.type.size, 1))
-    flat = reshape(x, (x.type.size,))
-    return reshape(ops.ScatterND("none")(flat, rows, reshape(src, (src.type.size,))), x.shape)
 
 
 def _sized_by_data(c: Context, *args: object, **named: object) -> Node:
