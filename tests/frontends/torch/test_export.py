@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -313,5 +314,24 @@ def test_parts_of_dynamic_sizes(scale: float) -> None:
     net = Resized(scale).eval()
     model = import_exported(export_module(net, (torch.randn(1, 2, 6, 8),), {"x": {2: "h", 3: "w"}}))
     for size in ((9, 11), (10, 30), (7, 4)):
+        x = torch.randn(1, 2, *size)
+        close(run(model, x), net(x))
+
+
+class Cells(nn.Module):
+    """As many cells as begin in an image, of a known number of pixels or of a share of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = torch.arange(math.ceil(x.shape[2] / 4)).repeat_interleave(4)[: x.shape[2]]
+        cells = cells + torch.arange(math.trunc((x.shape[2] - 9) / 2) + 9).sum()  # -1.5 becomes -1
+        cells = cells + torch.arange(0.5, x.shape[2]) + torch.arange(0.25, x.shape[2] / 2, 0.5)
+        return x[..., : math.ceil(x.shape[3] * 0.3)] + cells[: x.shape[2], None]
+
+
+def test_sizes_rounded_up() -> None:
+    """ceil(n / 4), ceil(n * 0.3), ceil((n - 0.5) / 1), ceil((n / 2 - 0.25) / 0.5), which torch computes in floats."""
+    net = Cells().eval()
+    model = import_exported(export_module(net, (torch.randn(1, 2, 12, 8),), {"x": {2: "h", 3: "w"}}))
+    for size in ((9, 11), (10, 30), (6, 4), (64, 40)):
         x = torch.randn(1, 2, *size)
         close(run(model, x), net(x))

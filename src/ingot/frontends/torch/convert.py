@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from pathlib import Path
 from typing import TypeGuard
 
@@ -17,7 +18,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as sym
 
-from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, mod, symbol
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.errors import ImportModelError
 
@@ -171,8 +172,9 @@ class Sizes:
             for _ in range(int(e.exp) - 1):
                 out = out * base
             return out
-        if type(e).__name__ in ("TruncToInt", "FloorToInt"):  # alike, as no size is negative
-            found = self._part(e.args[0])
+        divided = _ROUNDED.get(type(e).__name__)
+        if divided is not None:
+            found = self._whole(e.args[0], divided)
             if found is not None:
                 return found
         apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
@@ -181,34 +183,84 @@ class Sizes:
         values = [self.expression(a) for a in e.args]
         return apply(*values)
 
-    def _part(self, e: sympy.Basic) -> DimLike | None:
-        """The whole part of a size times or divided by a number: `int(n * 0.7)`, `int(n / 2)`. None for other floats.
+    def _whole(self, e: sympy.Basic, divided: Callable[[DimLike, int], DimLike]) -> DimLike | None:
+        """A float of sizes, rounded as `divided` does: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
 
         Products are rounded, so a ratio that is not exact holds for the sizes that it was tried at.
         """
+        exact = self._quotient(e)
+        if exact is not None:
+            return divided(*exact)
         match type(e).__name__, e.args:
-            case "IntTrueDiv", (size, sympy.Integer() as by) if by > 0:
-                return floordiv(self.expression(size), int(by))
             case "Mul", (sympy.Number() as factor, product) if type(product).__name__ == "ToFloat" and factor > 0:
-                ratio = _ratio(float(factor))
+                ratio = _ratio(float(factor), up=divided is ceildiv)
                 if ratio is None:
                     return None
                 size = self.expression(product.args[0])
-                if ratio != Fraction(float(factor)):
-                    self.require(size, _TRIED)
-                return floordiv(size * ratio.numerator, ratio.denominator)
+                self.require(size, _TRIED)
+                return divided(size * ratio.numerator, ratio.denominator)
         return None
 
+    def _quotient(self, e: sympy.Basic) -> _Quotient | None:
+        """A float of sizes as a size over a number, where floats hold it or round it to no other whole number."""
+        number = _fraction(e)
+        if number is not None:
+            return number.numerator, number.denominator
+        match type(e).__name__, e.args:
+            case "ToFloat", (size,):
+                return self.expression(size), 1
+            case "IntTrueDiv", (size, by):
+                return self._over((self.expression(size), 1), by)
+            case "FloatTrueDiv", (x, by):
+                return self._over(self._quotient(x), by)
+            case "Add" | "Mul" as name, parts:
+                found = [q for part in parts if (q := self._quotient(part)) is not None]
+                return reduce(_sum if name == "Add" else _product, found) if len(found) == len(parts) else None
+        return None
 
+    def _over(self, x: _Quotient | None, by: sympy.Basic) -> _Quotient | None:
+        number = _fraction(by)
+        if x is None or number is None or number <= 0:
+            return None
+        return _product(x, (number.denominator, number.numerator))
+
+
+def _fraction(e: sympy.Basic) -> Fraction | None:
+    found = Fraction(float(e)) if isinstance(e, sympy.Number) else None
+    return found if found is not None and found.denominator <= _FINEST else None
+
+
+def _truncated(size: DimLike, by: int) -> DimLike:
+    return dim_max(floordiv(size, by), 0) + dim_min(ceildiv(size, by), 0)
+
+
+_ROUNDED: dict[str, Callable[[DimLike, int], DimLike]] = {
+    "FloorToInt": floordiv,
+    "CeilToInt": ceildiv,
+    "TruncToInt": _truncated,
+}
+_Quotient = tuple[DimLike, int]
+
+
+def _sum(a: _Quotient, b: _Quotient) -> _Quotient:
+    return a[0] * b[1] + b[0] * a[1], a[1] * b[1]
+
+
+def _product(a: _Quotient, b: _Quotient) -> _Quotient:
+    return a[0] * b[0], a[1] * b[1]
+
+
+_FINEST = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
 _TRIED = 1 << 16  # sizes that a ratio stands for a float at
 
 
-def _ratio(factor: float) -> Fraction | None:
-    """What int(factor * n) is the whole part of n times of, for n to _TRIED; None if there is no such ratio."""
+def _ratio(factor: float, up: bool) -> Fraction | None:
+    """The ratio whose multiples, rounded down or up, are those of `factor` for n to _TRIED; None if there is none."""
     ratio = Fraction(factor).limit_denominator(1000)
     n = np.arange(_TRIED + 1)
-    same = np.array_equal((factor * n).astype(np.int64), n * ratio.numerator // ratio.denominator)
-    return ratio if same else None
+    whole = np.ceil(factor * n) if up else np.floor(factor * n)
+    above = ratio.denominator - 1 if up else 0
+    return ratio if np.array_equal(whole, (n * ratio.numerator + above) // ratio.denominator) else None
 
 
 def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
