@@ -20,7 +20,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel_show import show_expr
 from ingot.ir.kernel_verify import children
-from ingot.ir.types import DType, boolean, dtype_of, f32, i64, u32, u64
+from ingot.ir.types import DType, boolean, dtype_of, f32, i64, truncated_in, u64
 from ingot.support.errors import VerifyError
 
 # An integer or bool scalar is a Python int, a float scalar a numpy scalar, a vector a numpy array.
@@ -553,8 +553,7 @@ def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:
         return a != 0
     if not dtype.is_integer or a.dtype.kind != "f":
         return a
-    wide = dtype.bits == 64 or dtype == u32
-    half = 1 << (63 if wide else 31)
+    half = truncated_in(dtype).range[1] + 1
 
     def one(v: float) -> int:
         if -half <= v < half:

@@ -108,6 +108,11 @@ def dtype_of(array: np.ndarray | np.generic | np.dtype | type) -> DType:
     return found
 
 
+def truncated_in(dtype: DType) -> DType:
+    """The integer that a float is truncated to on its way to the integer `dtype`, as on x86 (`kernel.Cast`)."""
+    return i64 if dtype in (i64, u64, u32) else i32
+
+
 @dataclass(frozen=True)
 class TensorType:
     """dtype and shape of one value. Printed as `f32[s0,3,224,224]`; a scalar is `f32[]`."""

@@ -73,7 +73,6 @@ from ingot.ops.core.binary import (
     ShiftRightLogical,
     Sub,
     Xor,
-    truncated_in,
 )
 from ingot.ops.core.contraction import Convolution, DotGeneral, is_depthwise
 from ingot.ops.core.control import Case, While

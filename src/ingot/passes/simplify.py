@@ -19,7 +19,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Const, Graph, Node, rebuilt, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import DType, Shape
+from ingot.ir.types import DType, Shape, truncated_in
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.affine import Positions
 from ingot.passes.attention_masks import mask_rules
@@ -248,7 +248,7 @@ def _convert(n: Node) -> Node | None:
     first = x.inputs[0]
     if first.dtype.is_integer and x.dtype.is_float and n.dtype.is_integer:
         # at once the low bits are kept, by way of a float those of a number that fits
-        return ops.cast(first, n.dtype) if keeps_values(first.dtype, ops.truncated_in(n.dtype)) else None
+        return ops.cast(first, n.dtype) if keeps_values(first.dtype, truncated_in(n.dtype)) else None
     return ops.cast(first, n.dtype)
 
 

@@ -249,7 +249,7 @@ CASES: dict[str, tuple[str, list[np.ndarray], int, dict[str, Any]]] = {
         for kernel in ("LINEAR", "RBF", "POLY", "SIGMOID")
     },
     **{
-        f"support_{classes}_classes": (
+        f"support_{classes}_{what}": (
             "SVMClassifier",
             [X],
             2,
@@ -260,26 +260,13 @@ CASES: dict[str, tuple[str, list[np.ndarray], int, dict[str, Any]]] = {
                 "vectors_per_class": [6 // classes] * classes,
                 "classlabels_ints": [4, 3, 9][:classes],
                 "kernel_type": "RBF",
-            },
+            }
+            | {name: values[: classes * (classes - 1) // 2] for name, values in fits.items()},
         )
-        for classes in (2, 3)
-    },
-    **{
-        f"support_{classes}_probabilities": (
-            "SVMClassifier",
-            [X],
-            2,
-            SUPPORT
-            | {
-                "coefficients": f32(6 * (classes - 1)).tolist(),
-                "rho": f32(classes * (classes - 1) // 2).tolist(),
-                "vectors_per_class": [6 // classes] * classes,
-                "classlabels_ints": [4, 3, 9][:classes],
-                "kernel_type": "RBF",
-                "prob_a": [-1.5, -0.7, -1.1][: classes * (classes - 1) // 2],
-                "prob_b": [0.1, -0.2, 0.3][: classes * (classes - 1) // 2],
-            },
-        )
+        for what, fits in {
+            "classes": {},
+            "probabilities": {"prob_a": [-1.5, -0.7, -1.1], "prob_b": [0.1, -0.2, 0.3]},
+        }.items()
         for classes in (2, 3)
     },
 }

@@ -34,14 +34,18 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, places = torch.sort(x.to(torch.uint8) if x.dtype == torch.bool else x, dim=dim, stable=True)
-    values, places = values.movedim(dim, -1), places.movedim(dim, -1)
-    at = torch.arange(values.shape[-1]).expand(values.shape)
-    begins = F.pad(values[..., 1:] != values[..., :-1], (1, 0), value=True)
+    lines = values.movedim(dim, -1)
+    at = torch.arange(lines.shape[-1]).expand(lines.shape)
+    begins = F.pad(lines[..., 1:] != lines[..., :-1], (1, 0), value=True)
     length = at - torch.cummax(torch.where(begins, at, 0), -1).values
-    best = length.argmax(-1, keepdim=True)
-    found = [torch.gather(v, -1, best).movedim(-1, dim) for v in (values, places)]
-    value, place = found if keepdim else [f.squeeze(dim) for f in found]
+    value, place = _one_of(values, places, dim, length.argmax(-1, keepdim=True).movedim(-1, dim), keepdim)
     return value.to(x.dtype), place
+
+
+def _one_of(values: Tensor, places: Tensor, dim: int, at: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The element `at` (of size 1 along `dim`) of both."""
+    value, place = (torch.gather(v, dim, at) for v in (values, places))
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
 
 
 def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -50,9 +54,7 @@ def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, places = torch.sort(x, dim=dim, stable=True)
     rank = ((~torch.isnan(x)).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
-    found = [torch.gather(v, dim, rank) for v in (values, places)]
-    value, place = found if keepdim else [f.squeeze(dim) for f in found]
-    return value, place
+    return _one_of(values, places, dim, rank, keepdim)
 
 
 def nanmedian_of_all(x: Tensor) -> Tensor:

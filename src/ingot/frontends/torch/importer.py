@@ -17,7 +17,7 @@ from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64, written_as
+from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64, with_shape
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
@@ -245,7 +245,7 @@ class Importer:
             raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
         for a, b in zip(result.shape, want.shape, strict=True):
             self.sizes.require_equal(a, b)
-        return written_as(result, want.shape)
+        return with_shape(result, want.shape)
 
     def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
         name = target.name() if callable(getattr(target, "name", None)) else str(target)

@@ -93,12 +93,12 @@ def with_size(c: Context, x: Node, axis: int, size: DimLike) -> Node:
     if x.shape[axis] == size or (isinstance(x.shape[axis], int) and isinstance(size, int)):
         return x
     c.sizes.require_equal(x.shape[axis], size)
-    return written_as(x, tuple(size if i == axis else d for i, d in enumerate(x.shape)))
+    return with_shape(x, tuple(size if i == axis else d for i, d in enumerate(x.shape)))
 
 
-def written_as(x: Node, shape: Sequence[DimLike]) -> Node:
+def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
     """`x` with equal sizes in another form, which no rule of Dim can show: a slice that removes nothing."""
-    return ops.Slice((0,) * len(shape), tuple(shape), (1,) * len(shape))(x)
+    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def category(dtype: DType) -> int:
@@ -208,7 +208,7 @@ def expand(x: Node, shape: Sequence[DimLike]) -> Node:
     lead = len(shape) - x.type.rank
     meeting = tuple(d if d == 1 else n for d, n in zip(x.shape, shape[lead:], strict=True))
     if any(isinstance(d, Dim) and d != n for d, n in zip(x.shape, meeting, strict=True)):
-        x = written_as(x, meeting)
+        x = with_shape(x, meeting)
     return ops.BroadcastInDim(shape, tuple(range(lead, len(shape))))(x)
 
 

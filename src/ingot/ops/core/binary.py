@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.types import DType, TensorType, boolean, dtype_of, i32, i64, u32, u64
+from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncated_in, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core import trigonometry as tr
@@ -366,11 +366,6 @@ class Convert(Elementwise):
     @classmethod
     def samples(cls) -> Samples:
         return s.conversions(cls)
-
-
-def truncated_in(dtype: DType) -> DType:
-    """The integer that a float is truncated to on its way to the integer `dtype`."""
-    return i64 if dtype in (i64, u64, u32) else i32
 
 
 def _truncate(x: np.ndarray, dtype: DType) -> np.ndarray:

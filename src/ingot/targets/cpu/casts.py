@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ingot.ir.types import DTYPES, DType, f32, u32
+from ingot.ir.types import DTYPES, DType, f32, truncated_in
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.lanes import join, split
 
@@ -83,7 +83,7 @@ def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) 
 def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
     if source.bits < 32:
         x, source = cast(b, x, source, f32, lanes), f32
-    bits = 64 if target.bits == 64 or target == u32 else 32
+    bits = truncated_in(target).bits
     y = _truncated(b, x, source, bits, lanes)
     if target.kind == "u" and target.bits == 64:
         kind, scalar, longs = value_type(source, lanes), value_type(source), vector_of("i64", lanes)

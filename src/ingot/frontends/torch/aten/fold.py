@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.torch.aten.shape import insert_axis, reshape, select_index, slice_axis, swap, transpose, with_shape
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, select_index, slice_axis, swap, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, axis_of, scalar_like
+from ingot.frontends.torch.values import Context, axis_of, scalar_like, with_shape
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 

@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import add, compare, select
-from ingot.frontends.torch.aten.shape import (
-    clipped,
-    insert_axis,
-    reshape,
-    slice_axis,
-    transpose,
-)
+from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,

@@ -22,6 +22,7 @@ from ingot.frontends.torch.values import (
     i64,
     node_of,
     promoted,
+    with_shape,
 )
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product
 from ingot.ir.node import Node
@@ -232,11 +233,6 @@ def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     # the other sizes are equal, though torch may print them in another form
     parts = tuple(with_shape(p, (*c.shape[:axis], p.shape[axis], *c.shape[axis + 1 :])) for p in parts)
     return parts[0] if len(parts) == 1 else ops.Concat(axis)(*parts)
-
-
-def with_shape(x: Node, shape: tuple[DimLike, ...]) -> Node:
-    """`x` whose sizes are known to equal `shape`, in that form."""
-    return x if x.shape == shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 @aten("stack.default")
