@@ -55,8 +55,18 @@ class Sample:
         return f"{self.op}({', '.join(map(str, self.types))})"
 
 
-def run_samples(samples: Sequence[Sample], isa: HostFeatures = HOST) -> list[Arrays]:
-    """The native results of each sample."""
+@dataclass(frozen=True)
+class Together:
+    """Samples as one graph: what it is called with, how many results each sample has, and their dtypes."""
+
+    graph: Graph
+    arrays: list[np.ndarray]
+    counts: list[int]
+    dtypes: list[DType]
+
+
+def together(samples: Sequence[Sample]) -> Together:
+    """Each sample as a subgraph of its own, with operands of types that programs have at their borders."""
     inputs: list[Node] = []
     arrays: list[np.ndarray] = []
     outputs: list[Node] = []
@@ -75,10 +85,16 @@ def run_samples(samples: Sequence[Sample], isa: HostFeatures = HOST) -> list[Arr
         outputs += [_inside(r, BORDER.get(r.dtype.name, r.dtype)) for r in results]
         dtypes += [r.dtype for r in results]
     graph = Graph(tuple(inputs), tuple(outputs), bounds=tuple((name, 0, None) for name in zero))
-    model = CompiledModel(build_program(graph, isa, THREADS), threads=THREADS)
-    got = model(*arrays)
-    flat = iter(_cast(np.asarray(g), t) for g, t in zip(_tuple(got), dtypes, strict=True))
-    return [tuple(next(flat) for _ in range(n)) for n in counts]
+    return Together(graph, arrays, counts, dtypes)
+
+
+def run_samples(samples: Sequence[Sample], isa: HostFeatures = HOST) -> list[Arrays]:
+    """The native results of each sample."""
+    all_ = together(samples)
+    model = CompiledModel(build_program(all_.graph, isa, THREADS), threads=THREADS)
+    got = model(*all_.arrays)
+    flat = iter(_cast(np.asarray(g), t) for g, t in zip(_tuple(got), all_.dtypes, strict=True))
+    return [tuple(next(flat) for _ in range(n)) for n in all_.counts]
 
 
 def _inside(x: Node, dtype: DType) -> Node:
