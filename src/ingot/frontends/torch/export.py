@@ -20,8 +20,9 @@ from ingot.frontends.torch.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor
-# where export_module leaves its names of torch's symbols, and sizes that differ, in the graph module's meta
-NAMES, DIFFER = "ingot_size_names", "ingot_sizes_that_differ"
+# where export_module leaves its names of torch's symbols, sizes that differ and forward's signature, in the graph
+# module's meta
+NAMES, DIFFER, SIGNATURE = "ingot_size_names", "ingot_sizes_that_differ", "ingot_signature"
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
@@ -46,7 +47,7 @@ def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynami
         raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
     if net.training:
         raise ImportModelError("the model is in training mode", fix="call .eval() on it first")
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = _distinct(_arguments(example_inputs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
     args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
@@ -88,6 +89,7 @@ def _traced(
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[DIFFER] = differ
+    program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
     return program
 
 
@@ -198,6 +200,18 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     raise InputError("example_inputs", expected="a tensor, a tuple, or a dict of arguments", got=type(inputs).__name__)
+
+
+def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`call` with every tensor once: torch.export takes one that is given twice for one input."""
+    seen = set[int]()
+
+    def own(leaf: Any) -> Any:
+        again = isinstance(leaf, torch.Tensor) and id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if again else leaf
+
+    return pytree.tree_map(own, call)
 
 
 def dynamic_shapes(

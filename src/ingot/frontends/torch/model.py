@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ingot.frontends.torch.convert import to_torch
 from ingot.ir.node import Graph
 from ingot.support.errors import InputError
 
@@ -36,12 +38,12 @@ class InputAdapter:
     Attributes:
         spec: torch's tree of (args, kwargs).
         leaves: the tree's leaves in order.
-        names: forward's parameter names in order, so that an argument may come by position or by name.
+        signature: forward's, so that an argument may come by position, by name, or not at all where it has a default.
     """
 
     spec: pytree.TreeSpec
     leaves: tuple[Leaf, ...]
-    names: tuple[str, ...] = ()
+    signature: inspect.Signature | None = None
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Sequence[torch.Tensor]:
         """The graph's inputs, in its order, as tensors.
@@ -72,7 +74,8 @@ class InputAdapter:
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.spec:
             return flat
-        args, kwargs = self._rearranged(args, kwargs)
+        if self.signature is not None:
+            args, kwargs = self._rearranged(self.signature, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.spec:
             raise InputError(
@@ -83,40 +86,52 @@ class InputAdapter:
             )
         return flat
 
-    def _rearranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, each by position or by name as the exported program has it."""
+    def _rearranged(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, each by position or by name as it was exported; defaults for those that are left out."""
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as e:
+            raise InputError("arguments", expected=f"those of forward{signature}", got=str(e)) from e
+        bound.apply_defaults()
+        given = dict(bound.arguments)
         positional, keyword = _children(self.spec)
-        order = list(keyword.context or [])
-        names = list(self.names) or order
-        given = dict(zip(names, args, strict=False)) if len(args) <= len(names) else None
-        if given is None or given.keys() & kwargs.keys():
-            return args, kwargs
-        given |= kwargs
-        count = len(_children(positional))
-        wanted = [*names[:count], *order]
-        for leaf in self.leaves:
-            # an argument that was None or constant at export may be left out
-            if leaf.kind == FIXED and leaf.name in wanted:
-                given.setdefault(leaf.name, leaf.value)
-        if set(given) != set(wanted):
-            return args, kwargs
-        return tuple(given[n] for n in names[:count]), {k: given[k] for k in order}
+        count, values = len(_children(positional)), list[Any]()
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given |= given.pop(name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                values += given.pop(name)
+            elif parameter.kind is not parameter.KEYWORD_ONLY and len(values) < count:
+                values.append(given.pop(name))
+        named = {name: given.pop(name) for name in keyword.context or [] if name in given}
+        for name, value in given.items():
+            # what the example left out was traced with its default
+            parameter = signature.parameters.get(name)
+            default = inspect.Parameter.empty if parameter is None else parameter.default
+            self._check_fixed(Leaf(name, FIXED, default), value)
+        return tuple(values), named
 
     def _check_fixed(self, leaf: Leaf, value: object) -> None:
-        if value is leaf.value or (type(value) is type(leaf.value) and value == leaf.value):
+        tensors = isinstance(value, torch.Tensor | np.ndarray)  # equal by element, so the same object or another value
+        if value is leaf.value or (not tensors and type(value) is type(leaf.value) and value == leaf.value):
             return
+        absent = leaf.value is inspect.Parameter.empty
         raise InputError(
             f"argument {leaf.name!r}",
-            expected=f"{leaf.value!r}, as exported",
+            expected="none, as exported" if absent else f"{leaf.value!r}, as exported",
             got=repr(value)[:80],
-            fix="compile again for another value",
+            fix="compile again with this value among the example inputs",
         )
 
 
 def _tensor(leaf: Leaf, value: object) -> torch.Tensor:
     if leaf.kind in (TENSOR, COMPLEX):
+        if isinstance(value, np.ndarray):
+            value = to_torch(value)
         if not isinstance(value, torch.Tensor):
-            fix = "torch.from_numpy(x)" if type(value).__module__ == "numpy" else ""
+            fix = "compile again without it among the example inputs" if value is None else ""
             raise InputError(f"argument {leaf.name!r}", expected="a tensor", got=type(value).__name__, fix=fix)
         if leaf.kind == TENSOR:
             return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import DIFFER, NAMES
+from ingot.frontends.torch.export import DIFFER, NAMES, SIGNATURE
 from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
@@ -152,10 +153,17 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     names = (*(f"next {target}" for target in written), *adapter.names)
     graph = Graph(tuple(inputs), (*renewed, *results), names)
     graph = limited(graph, program.range_constraints, guards, sizes)
-    signature = program.module_call_graph[0].signature
-    arguments = tuple(getattr(signature, "forward_arg_names", None) or ())
     first = {target: _first(_tensor(program, target)) for target in written}
-    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), arguments), adapter, first)
+    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first)
+
+
+def _signature(program: ExportedProgram) -> inspect.Signature | None:
+    """forward's, with its defaults where the module was at hand; a program from a file knows its arguments' names."""
+    kept: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
+    names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
+    if kept is not None or not names:
+        return kept
+    return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
 
 
 def _written(program: ExportedProgram) -> list[str]:
