@@ -135,14 +135,18 @@ def rem(a: Operand, b: Operand, loc: str = "") -> Node:
 
 
 def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:
-    """Remainder with the divisor's sign (Python's %)."""
+    """Remainder with the divisor's sign (Python's %), zeros included."""
     x, y = promote(a, b, loc=loc)
     r = Rem()(x, y, loc=loc)
     if x.dtype.kind == "u":
         return r
     zero = full(r.shape, 0, r.dtype)
     differs = Xor()(Compare("LT")(r, zero), Compare("LT")(y, zero))
-    return Select()(And()(differs, Compare("NE")(r, zero)), Add()(r, y), r, loc=loc)
+    moved = Select()(And()(differs, Compare("NE")(r, zero)), Add()(r, y), r, loc=loc)
+    if not x.dtype.is_float:
+        return moved
+    signed = Select()(Compare("LT")(y, zero), full(r.shape, -0.0, r.dtype), zero)
+    return Select()(Compare("EQ")(r, zero), signed, moved, loc=loc)
 
 
 def pow(a: Operand, b: Operand, loc: str = "") -> Node:

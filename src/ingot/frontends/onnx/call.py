@@ -152,6 +152,11 @@ class Importer(Protocol):
         """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""
         ...
 
+    def require(self, size: DimLike, what: str) -> None:
+        """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
+        `what` where that is never so."""
+        ...
+
 
 @dataclass(frozen=True)
 class Call:

@@ -82,7 +82,7 @@ def import_onnx(
         raise UnsupportedOpError(walk.refused, model=where)
     _check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    graph = Graph(tuple(inputs), tuple(results), tuple(names), limits)
+    graph = Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions))
     _check_sizes(graph, where)
     return graph
 

@@ -20,7 +20,7 @@ from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
-from ingot.ir.dims import Dim, DimLike, narrowed, symbols_of
+from ingot.ir.dims import Dim, DimLike, bounds, narrowed, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 
@@ -92,6 +92,8 @@ class Walk:
         self.symbols: frozenset[str] = frozenset()
         # bounds of symbols beside (1, None)
         self.limits: dict[str, tuple[int, int | None]] = {}
+        # sizes of several symbols that must not be negative
+        self.conditions: dict[Dim, None] = {}
 
     def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""
@@ -263,6 +265,15 @@ class Walk:
         if found is not None:
             self.limits = found
         return found is not None
+
+    def require(self, size: DimLike, what: str) -> None:
+        """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
+        `what` where that is never so."""
+        most = bounds(size, self.limits)[1]
+        if most is not None and most < 0:
+            raise Unsupported(what)
+        if not self.assume(size) and isinstance(size, Dim):
+            self.conditions[size] = None
 
 
 def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:

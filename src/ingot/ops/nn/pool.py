@@ -1,6 +1,7 @@
 """Pooling over the spatial dimensions of x[N,C,*S], with the output sizes of PyTorch and of ONNX since opset 19.
 
-In ceil mode a window may reach past the padded input, but must start inside the input or its low padding.
+In ceil mode a window may reach past the padded input, but must start inside the input or its low padding. So does the
+one window of an input that is shorter by less than a stride, in either mode (ONNX Runtime; PyTorch refuses it).
 """
 
 from __future__ import annotations
@@ -43,18 +44,26 @@ class Axis:
         return (self.kernel - 1) * self.dilation + 1
 
     @property
+    def room(self) -> DimLike:
+        """By how much the padded input is longer than a window."""
+        return self.size + self.low + self.high - self.span
+
+    @property
+    def is_short(self) -> bool:
+        return isinstance(self.room, int) and -self.stride < self.room < 0
+
+    @property
     def count(self) -> DimLike:
         """The number of windows."""
-        room = self.size + self.low + self.high - self.span
-        if not self.ceil_mode:
-            return room // self.stride + 1
+        if not self.ceil_mode and not self.is_short:
+            return self.room // self.stride + 1
         starts = (self.size + self.low + self.stride - 1) // self.stride
-        return dim_min((room + self.stride - 1) // self.stride + 1, starts)
+        return dim_min((self.room + self.stride - 1) // self.stride + 1, starts)
 
     @property
     def reach(self) -> DimLike:
         """The high padding that makes exactly `count` windows fit."""
-        if not self.ceil_mode:
+        if not self.ceil_mode and not self.is_short:
             return self.high
         needed = (self.count - 1) * self.stride + self.span - self.size - self.low
         return max(needed, 0) if isinstance(needed, int) else needed
@@ -94,8 +103,7 @@ class Pool(Op):
         self.expect(all(v >= 1 for v in positive), "expected kernel, strides and dilations >= 1")
         self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
         for i, axis in enumerate(self.axes(x.shape)):
-            room = axis.size + axis.low + axis.high - axis.span
-            fits = isinstance(room, Dim) or room >= 0 or (self.ceil_mode and room > -axis.stride)
+            fits = isinstance(axis.room, Dim) or axis.room >= 0 or axis.is_short
             self.expect(fits, f"spatial axis {i}: a window of {axis.span} exceeds the padded size of {x}")
         return x.with_shape((*x.shape[:2], *(axis.count for axis in self.axes(x.shape))))
 

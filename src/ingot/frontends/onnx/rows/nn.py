@@ -20,9 +20,18 @@ Padding = tuple[tuple[DimLike, DimLike], ...]
 
 
 def padding_of(
-    c: Call, sizes: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+    c: Call,
+    sizes: Sequence[DimLike],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    crops: bool = False,
 ) -> Padding:
-    """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size."""
+    """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size.
+
+    crops: as ONNX defines pools, SAME is negative where windows leave gaps between them.
+    """
     auto = c.str("auto_pad", "NOTSET")
     n = len(kernel)
     if auto in ("NOTSET", ""):
@@ -37,9 +46,17 @@ def padding_of(
     out: list[tuple[DimLike, DimLike]] = []
     for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
         window = (k - 1) * d + 1
-        total = window - 1 if s == 1 else dim_max((ceildiv(size, s) - 1) * s + window - size, 0)
+        total = window - 1 if s == 1 else (ceildiv(size, s) - 1) * s + window - size
+        if window < s:
+            # strides beyond the window leave a rest: a convolution's stays behind it, a pool's is cut on both sides
+            rest = dim_max(-total, 0) if crops else 0
+            before, behind = rest // 2, rest - rest // 2
+            total = dim_max(total, 0)
+        else:
+            before = behind = 0
         small = total // 2
-        out.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+        low, high = (small, total - small) if auto == "SAME_UPPER" else (total - small, small)
+        out.append((low - before, high - behind))
     return tuple(out)
 
 
@@ -56,11 +73,21 @@ def _per_axis(c: Call, name: str, n: int) -> tuple[int, ...]:
 
 
 def _pad_first(x: Node, padding: Padding, fill: float) -> tuple[Node, Pairs]:
-    """Dynamic padding as an op of its own, static padding as it is."""
-    if not any(isinstance(p, Dim) for pair in padding for p in pair):
+    """Padding that is dynamic or negative as an op of its own, other padding as it is."""
+    if all(isinstance(p, int) and p >= 0 for pair in padding for p in pair):
         return x, static_padding(padding)
     low, high = ((0, 0, *(pair[i] for pair in padding)) for i in (0, 1))
     return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
+
+
+def _require_room(
+    c: Call, sizes: Sequence[DimLike], kernel: Sequence[int], padding: Padding, dilation: Sequence[int]
+) -> None:
+    """Require that a window fits into each dynamic size."""
+    for size, k, (low, high), d in zip(sizes, kernel, padding, dilation, strict=True):
+        room = size + low + high - (k - 1) * d - 1
+        if isinstance(room, Dim):
+            c.importer.require(room, f"a window of {(k - 1) * d + 1} on a size of {size}")
 
 
 def convolution(c: Call, x: Node, w: Node) -> Node:
@@ -68,7 +95,9 @@ def convolution(c: Call, x: Node, w: Node) -> Node:
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
     strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
-    x, padding = _pad_first(x, padding_of(c, x.shape[2:], kernel, strides, dilation), 0)
+    around = padding_of(c, x.shape[2:], kernel, strides, dilation)
+    _require_room(c, x.shape[2:], kernel, around, dilation)
+    x, padding = _pad_first(x, around, 0)
     return ops.Conv(strides, padding, dilation, c.int("group", 1))(x, w)
 
 
@@ -114,7 +143,9 @@ def _pool(c: Call) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int
     kernel = c.int_list("kernel_shape")
     n = len(kernel)
     strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
-    return kernel, strides, padding_of(c, c.shape()[2:], kernel, strides, dilation), dilation
+    padding = padding_of(c, c.shape()[2:], kernel, strides, dilation, crops=True)
+    _require_room(c, c.shape()[2:], kernel, padding, dilation)
+    return kernel, strides, padding, dilation
 
 
 @onnx_op("MaxPool")
@@ -147,25 +178,23 @@ def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
 
 @onnx_op("AveragePool")
 def average_pool(c: Call) -> Result:
+    x = c.x()
     kernel, strides, padding, dilation = _pool(c)
-    pool = ops.AvgPool(
-        kernel,
-        strides,
-        static_padding(padding),
-        dilation,
-        ceil_mode=c.flag("ceil_mode"),
-        count_include_pad=c.flag("count_include_pad"),
-    )
-    return pool(c.x())
+    ceil, include = c.flag("ceil_mode"), c.flag("count_include_pad")
+    if include or not any(isinstance(p, Dim) for pair in padding for p in pair):
+        x, pairs = _pad_first(x, padding, 0)
+        return ops.AvgPool(kernel, strides, pairs, dilation, ceil, include)(x)
+    inside, _ = _pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0)
+    x, pairs = _pad_first(x, padding, 0)
+    total = ops.AvgPool(kernel, strides, pairs, dilation, ceil, divisor=1)
+    return ops.div(total(x), total(inside))
 
 
 @onnx_op("LpPool")
 def lp_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
-    pool = ops.LpPool(
-        kernel, strides, static_padding(padding), dilation, ceil_mode=c.flag("ceil_mode"), p=c.int("p", 2)
-    )
-    return pool(c.x())
+    x, pairs = _pad_first(c.x(), padding, 0)
+    return ops.LpPool(kernel, strides, pairs, dilation, ceil_mode=c.flag("ceil_mode"), p=c.int("p", 2))(x)
 
 
 def _spatial(c: Call) -> tuple[int, ...]:

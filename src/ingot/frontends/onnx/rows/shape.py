@@ -88,7 +88,13 @@ def _axes(c: Call) -> tuple[int, ...] | None:
 
 @onnx_op("Squeeze")
 def squeeze(c: Call) -> Result:
-    return ops.squeeze(c.x(), _axes(c))
+    axes = _axes(c)
+    if axes is None:
+        # the rank must not depend on the run
+        for d in c.shape():
+            if isinstance(d, Dim):
+                c.importer.require(d - 2, f"a squeeze of {c.type()} without axes: the size {d} is 1 or not")
+    return ops.squeeze(c.x(), axes)
 
 
 @onnx_op("Unsqueeze")

@@ -1,0 +1,104 @@
+"""Pools, padding and remainders beside ONNX Runtime, and sizes that would change a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ingot.frontends.onnx import import_onnx
+from ingot.ir.interp import interpret
+from ingot.support.errors import InputError
+
+ort = pytest.importorskip("onnxruntime")
+
+
+def one_op(op: str, *shapes: tuple[int | str, ...], opset: int = 22, **attributes: Any) -> onnx.ModelProto:
+    """A model of one op on floats."""
+    names = [f"x{i}" for i in range(len(shapes))]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], **attributes)], "g", inputs, [helper.make_empty_tensor_value_info("y")]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def by_onnxruntime(model: onnx.ModelProto, *arrays: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {f"x{i}": a for i, a in enumerate(arrays)})[0]
+
+
+def f32(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+
+
+@pytest.mark.parametrize("op", POOLS)
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 2), (4, 3, 2), (5, 3, 3), (4, 4, 1)])
+def test_a_pool_of_less_than_its_window(op: str, kernel: int, stride: int, size: int) -> None:
+    x = f32(1, 2, size)
+    model = one_op(op, x.shape, kernel_shape=[kernel], strides=[stride])
+    (got,) = interpret(import_onnx(model), [x])
+    np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", [*POOLS, "Conv"])
+def test_a_window_must_fit_into_a_dynamic_size(op: str) -> None:
+    attributes: dict[str, Any] = {"kernel_shape": [3], "strides": [2]}
+    model = one_op(op, *(((1, 1, "n"), (1, 1, 3)) if op == "Conv" else ((1, 1, "n"),)), **attributes)
+    graph = import_onnx(model)
+    weights = [f32(1, 1, 3)] if op == "Conv" else []
+    assert interpret(graph, [f32(1, 1, 3), *weights])[0].shape == (1, 1, 1)
+    with pytest.raises(InputError, match=r"n in \[3"):
+        interpret(graph, [f32(1, 1, 2), *weights])
+
+
+def test_a_window_must_fit_into_a_size_of_two_symbols() -> None:
+    graph = import_onnx(one_op("MaxPool", ("a", "b", "a + b"), kernel_shape=[4]))
+    with pytest.raises(InputError):
+        interpret(graph, [f32(1, 2, 3)])
+    assert interpret(graph, [f32(2, 2, 4)])[0].shape == (2, 2, 1)
+
+
+@pytest.mark.parametrize("size", ["n", None])
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool"])
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+def test_same_pools_cut_what_lies_between_windows(op: str, auto_pad: str, size: str | None) -> None:
+    for kernel, stride, length in ((1, 3, 9), (1, 2, 10), (2, 4, 11), (3, 4, 9), (3, 2, 8), (2, 3, 10)):
+        x = f32(1, 2, length)
+        model = one_op(op, (1, 2, size or length), kernel_shape=[kernel], strides=[stride], auto_pad=auto_pad)
+        (got,) = interpret(import_onnx(model), [x])
+        cut = -((-(-length // stride) - 1) * stride + kernel - length)
+        if auto_pad == "SAME_UPPER" or cut <= 0 or cut % 2:
+            want = by_onnxruntime(model, x)
+        else:
+            # ONNX cuts as much on either side; ONNX Runtime begins at an earlier row here
+            inside = np.ascontiguousarray(x[..., cut // 2 : length - cut // 2])
+            want = by_onnxruntime(one_op(op, inside.shape, kernel_shape=[kernel], strides=[stride]), inside)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_squeeze_of_a_dynamic_size_refuses_one() -> None:
+    graph = import_onnx(one_op("Squeeze", ("n", 1, 3)))
+    assert interpret(graph, [f32(2, 1, 3)])[0].shape == (2, 3)
+    with pytest.raises(InputError, match=r"n in \[2"):
+        interpret(graph, [f32(1, 1, 3)])
+    fixed = import_onnx(one_op("Squeeze", ("n", 1, 3)), dynamic={"n": 1})
+    assert interpret(fixed, [f32(1, 1, 3)])[0].shape == (3,)
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="floats have fmod=1 only")
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_remainders_of_special_floats(fmod: int) -> None:
+    values = np.array([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 6.0, -6.0, np.inf, -np.inf, np.nan, 1e-30], np.float32)
+    a, b = np.repeat(values, values.size), np.tile(values, values.size)
+    (got,) = interpret(import_onnx(one_op("Mod", a.shape, b.shape, opset=28, fmod=fmod)), [a, b])
+    with np.errstate(all="ignore"):
+        want = np.fmod(a, b) if fmod else np.mod(a, b)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got)[~np.isnan(want)], np.signbit(want)[~np.isnan(want)])
