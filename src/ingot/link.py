@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from ingot.control import launch_control
-from ingot.ir.dims import DimLike, postfix
+from ingot.ir.dims import DimLike, postfix, span_of
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Array, Const, Graph, Input, Node, Project
+from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
 from ingot.runtime import program as rt
@@ -361,7 +361,7 @@ def link(
     )
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.outputs)))
     return rt.Program(
-        symbols=tuple(rt.Symbol(s, *bounds.get(s, (1, None))) for s in graph.symbols()),
+        symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols()),
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
         outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.outputs, strict=True)),
@@ -377,4 +377,5 @@ def link(
 
 
 def _spec(name: str, node: Node) -> rt.TensorSpec:
-    return rt.TensorSpec(name, node.dtype.name, tuple(expression(d) for d in node.shape))
+    elements = tuple(map(expression, elements_of(node)))
+    return rt.TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)), elements)

@@ -52,14 +52,15 @@ def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | Non
     out: dict[str, int] = {}
     for s in program.symbols:
         size = (BATCHES if s.name in first else LENGTHS)[case % 3]
-        size = max(size, s.lo) if s.hi is None else min(max(size, s.lo), s.hi)
+        size = size if s.lo is None else max(size, s.lo)
+        size = size if s.hi is None else min(size, s.hi)
         out[s.name] = given.get(s.name, size)
     return _allowed(program, out, given)
 
 
 def _allowed(program: Program, wanted: dict[str, int], given: Mapping[str, int]) -> dict[str, int]:
     """`wanted`, or small sizes where the program's conditions refuse it."""
-    lows = {s.name: s.lo for s in program.symbols}
+    lows = {s.name: 1 if s.lo is None else s.lo for s in program.symbols}
     options = [[n] if name in given else [n, *range(lows[name], lows[name] + 8)] for name, n in wanted.items()]
     for sizes in islice(product(*options), 10_000):
         values = dict(zip(wanted, sizes, strict=True))
@@ -121,6 +122,10 @@ def random_feeds(
         shape = tuple(evaluate(dim, sizes) for dim in spec.shape)
         if math.prod(shape) * numpy_dtype(spec.dtype).itemsize > sys.maxsize:
             raise MemoryError  # numpy has an error of its own for each way of being too large
+        if spec.elements:
+            told = [evaluate(dim, sizes) for dim in spec.elements]
+            feeds[spec.name] = np.array(told, numpy_dtype(spec.dtype)).reshape(shape)
+            continue
         random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
         feeds[spec.name] = _random(random, spec, shape, (limits or {}).get(spec.name))
     return feeds

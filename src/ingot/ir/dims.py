@@ -4,7 +4,8 @@
     atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
 
 Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
-A constant expression is always a plain `int`. Symbols are integers >= their lower bound (1 unless told).
+A constant expression is always a plain `int`. A symbol is a size, >= its lower bound (1 unless told); one with a dot in
+its name (`shape.0`) is a number that a caller passes as data, and any integer unless told.
 """
 
 from __future__ import annotations
@@ -159,6 +160,11 @@ def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
 def symbol(name: str) -> Dim:
     """A fresh symbolic dimension of that name."""
     return Dim((((Symbol(name),), 1),))
+
+
+def span_of(name: str, lowest: int = 1) -> Interval:
+    """The bounds of a symbol of which nothing is told: a size is at least `lowest`, a number anything."""
+    return (None if "." in name else lowest, None)
 
 
 def as_dim(d: object) -> int | Dim:
@@ -342,7 +348,7 @@ def _sides(d: Dim) -> tuple[str, int | Dim, int | Dim] | None:
 def at_most(a: int | Dim, b: int | Dim) -> bool:
     """Whether a <= b whatever the sizes, 0 included; False also where that is not known."""
     difference = a - b
-    highest = bounds(difference, dict.fromkeys(symbols_of(difference), (0, None)))[1]
+    highest = bounds(difference, {name: span_of(name, 0) for name in symbols_of(difference)})[1]
     return highest is not None and highest <= 0
 
 
@@ -352,16 +358,16 @@ def negative(d: int | Dim) -> bool:
     return highest is not None and highest < 0
 
 
-def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[str, tuple[int, int | None]] | None:
+def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval] | None:
     """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
     limits = dict(of)
     names = sorted(symbols_of(size))
     if not names:
         return limits if isinstance(size, int) and size >= 0 else None
     name = names[0]
-    low, high = limits.get(name, (1, None))
+    low, high = limits.get(name, span_of(name))
 
-    def holds(least: int, most: int | None) -> bool:
+    def holds(least: int | None, most: int | None) -> bool:
         lowest = bounds(size, {**limits, name: (least, most)})[0]
         return lowest is not None and lowest >= 0
 
@@ -369,11 +375,11 @@ def narrowed(size: int | Dim, of: Mapping[str, tuple[int, int | None]]) -> dict[
         return limits
     if len(names) != 1:
         return None
-    top = MOST if high is None else high
+    bottom, top = -MOST if low is None else low, MOST if high is None else high
     if holds(top, high):
-        limits[name] = (_first(lambda v: holds(v, high), low, top), high)
-    elif holds(low, low):
-        limits[name] = (low, _first(lambda v: not holds(low, v), low, top) - 1)
+        limits[name] = (_first(lambda v: holds(v, high), bottom, top), high)
+    elif holds(low, bottom):
+        limits[name] = (low, _first(lambda v: not holds(low, v), bottom, top) - 1)
     else:
         return None
     return limits
@@ -401,7 +407,7 @@ def _interval_mul(x: Interval, y: Interval) -> Interval:
 
 def _atom_bounds(atom: Atom, of: Mapping[str, Interval] | None) -> Interval:
     if isinstance(atom, Symbol):
-        return (of or {}).get(atom.name, (1, None))
+        return (of or {}).get(atom.name) or span_of(atom.name)
     (alo, ahi), (blo, bhi) = bounds(atom.a, of), bounds(atom.b, of)
     if atom.fn == "mod":
         return 0, (None if bhi is None else bhi - 1)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, Symbol, divides, negative, substitute, symbols_of
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.dims import Dim, DimLike, Symbol, divides, negative, span_of, substitute, symbols_of
+from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import InputError, VerifyError
 
@@ -32,7 +32,8 @@ def interpret(
     where an op's reference gives something else than its type rule promised.
     """
     arrays = _ordered(graph, inputs)
-    sizes = bind_symbols(graph, [a.shape for a in arrays])
+    told = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if elements_of(n)]
+    sizes = bind_symbols(graph, [a.shape for a in arrays], told)
     order = graph.nodes()
     left = _use_counts(graph, order)
     values: dict[Node, Values] = {}
@@ -134,8 +135,10 @@ def _input_op(node: Node) -> Input:
     return node.op
 
 
-def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The value of every symbol, from the shapes of the inputs in order.
+def bind_symbols(
+    graph: Graph, shapes: Sequence[tuple[int, ...]], elements: Sequence[Sequence[int]] = ()
+) -> dict[str, int]:
+    """The value of every symbol, from the shapes of the inputs in order and the elements of those that tell any.
 
     A dimension that is an expression gives its symbol where it is linear in one that nothing else gives (2*s0+1 = 9).
     Raises InputError for a wrong rank or size, contradicting sizes, and sizes that its bounds or conditions refuse.
@@ -149,6 +152,10 @@ def bind_symbols(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, i
             raise InputError(f"input {label!r}", expected=node.type, got=f"shape {list(shape)}")
         axes = enumerate(zip(node.shape, shape, strict=True))
         waiting += [(f"axis {i} of input {label!r}", dim, size) for i, (dim, size) in axes]
+    telling = [n for n in graph.inputs if elements_of(n)]
+    for node, values_ in zip(telling, elements, strict=True):
+        told = enumerate(zip(elements_of(node), values_, strict=True))
+        waiting += [(f"element {i} of input {_input_op(node).label!r}", dim, value) for i, (dim, value) in told]
     while waiting:
         rest: list[tuple[str, DimLike, int]] = []
         for where, dim, size in waiting:
@@ -192,9 +199,9 @@ def _solve(dim: Dim, size: int) -> tuple[str, int] | None:
 
 
 def _in_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str]) -> None:
-    declared: dict[str, tuple[int, int | None]] = {name: (lo, hi) for name, lo, hi in graph.bounds}
+    declared = {name: (lo, hi) for name, lo, hi in graph.bounds}
     for name, value in values.items():
-        lo, hi = declared.get(name, (1, None))
-        if value < (lo or 0) or (hi is not None and value > hi):
-            span = f"{name} in [{lo}, {hi if hi is not None else 'inf'}]"
+        lo, hi = declared.get(name) or span_of(name)
+        if (lo is not None and value < lo) or (hi is not None and value > hi):
+            span = f"{name} in [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]"
             raise InputError(source[name], expected=span, got=value, fix="declare wider bounds when compiling")

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
-from ingot.ir.types import Box, DType, TensorType, dtype_of, static_shape
+from ingot.ir.types import Box, DType, Shape, TensorType, dtype_of, static_shape
 from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]
@@ -230,11 +230,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Input(Op):
-    """A graph input."""
+    """A graph input.
+
+    elements: of a small integer tensor whose values are sizes, what they are, flattened; () for any other. A symbol
+    among them is told by the input's data, as those in shapes are by shapes.
+    """
 
     name: ClassVar[str] = "input"
     label: str
     type: TensorType
+    elements: Shape = ()
 
     def infer(self, *inputs: TensorType) -> TensorType:
         return self.type
@@ -357,13 +362,14 @@ class Project(Op):
 class Graph:
     """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds.
 
+    bounds: (symbol, lowest, highest), None where there is no such bound.
     conditions: sizes that must not be negative, where no bounds of one symbol say so: 19 - a - b for a + b < 20.
     """
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     output_names: tuple[str, ...] = ()
-    bounds: tuple[tuple[str, int, int | None], ...] = field(default=())
+    bounds: tuple[tuple[str, int | None, int | None], ...] = field(default=())
     conditions: tuple[Dim, ...] = ()
 
     def nodes(self) -> list[Node]:
@@ -379,10 +385,10 @@ class Graph:
         return out
 
     def symbols(self) -> tuple[str, ...]:
-        """Names of the symbols in the inputs' shapes, in order of appearance."""
+        """Names of the symbols in the inputs' shapes and elements, in order of appearance."""
         seen: dict[str, None] = {}
         for n in self.inputs:
-            for d in n.shape:
+            for d in (*n.shape, *elements_of(n)):
                 seen.update(dict.fromkeys(sorted(symbols_of(d))))
         return tuple(seen)
 
@@ -422,6 +428,11 @@ class Graph:
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
         )
+
+
+def elements_of(node: Node) -> Shape:
+    """What the elements of an input are, where sizes depend on them; else ()."""
+    return node.op.elements if isinstance(node.op, Input) else ()
 
 
 def rebuilt(

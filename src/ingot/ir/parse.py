@@ -160,7 +160,7 @@ class _Parser:
         nodes: dict[str, Node] = {}
         inputs: list[Node] = []
         self.many(")", lambda: inputs.append(self.input(nodes)))
-        bounds: list[tuple[str, int, int | None]] = []
+        bounds: list[tuple[str, int | None, int | None]] = []
         if self.accept("["):
             self.many("]", lambda: bounds.append(self.bound()))
         conditions = self.shape() if self.accept("nonnegative") else ()
@@ -186,7 +186,8 @@ class _Parser:
         ref = self.new_reference(nodes)
         label = self.string("the input's label in quotes")
         self.expect(":")
-        nodes[ref] = Input(label, self.type())()
+        kind = self.type()
+        nodes[ref] = Input(label, kind, self.shape() if self.accept("=") else ())()
         return nodes[ref]
 
     def new_reference(self, nodes: dict[str, Node]) -> str:
@@ -196,10 +197,10 @@ class _Parser:
             raise self.error(f"{ref} is defined twice" if ref in nodes else f"{ref} cannot be defined", start)
         return ref
 
-    def bound(self) -> tuple[str, int, int | None]:
+    def bound(self) -> tuple[str, int | None, int | None]:
         name = self.take("word", "a symbol")
         self.expect(":")
-        lo = self.integer("a lower bound")
+        lo = self.integer("a lower bound") if self.kind == "number" else None
         self.expect("..")
         return name, lo, self.integer("an upper bound") if self.kind == "number" else None
 

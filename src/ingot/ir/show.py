@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from ingot.ir.dims import Dim
-from ingot.ir.node import Array, Const, Graph, Node, Op, Project
+from ingot.ir.node import Array, Const, Graph, Node, Op, Project, elements_of
 from ingot.ir.types import DType, TensorType, dtype_of
 
 INLINE = 32
@@ -42,6 +42,12 @@ def show_node(node: Node) -> str:
     return f"{text}    # {node.loc}" if node.loc else text
 
 
+def _told(node: Node) -> str:
+    """What the elements of an input are."""
+    found = elements_of(node)
+    return f" = [{', '.join(map(str, found))}]" if found else ""
+
+
 class _Printer:
     def __init__(self, locations: bool, inline: int, table: list[Array] | None) -> None:
         self.locations = locations
@@ -54,8 +60,10 @@ class _Printer:
         refs: dict[Node, str] = {}
         for n in graph.inputs:
             refs[n] = f"%{len(refs)}"
-        inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}" for n in graph.inputs)  # type: ignore[attr-defined]
-        spans = ", ".join(f"{s}: {lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
+        inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}{_told(n)}" for n in graph.inputs)  # type: ignore[attr-defined]
+        spans = ", ".join(
+            f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds
+        )
         conditions = ", ".join(map(str, graph.conditions))
         limits = (f" [{spans}]" if spans else "") + (f" nonnegative [{conditions}]" if conditions else "")
         lines = [f"graph({inputs}){limits} {{"]

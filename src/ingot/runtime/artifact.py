@@ -36,7 +36,7 @@ from ingot.support.native import host
 # Like PNG's: not text, and broken by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Bump it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16

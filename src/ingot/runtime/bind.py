@@ -24,41 +24,46 @@ _MAX_CHUNKS = 1 << 31
 Shape = tuple[int, ...]
 
 
-def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
-    """The symbols' values, from the arguments' shapes. Every dim and condition is checked; raises InputError."""
+def told_by(program: Program, inputs: Sequence[np.ndarray]) -> tuple[Shape, ...]:
+    """What `bind_symbols` takes, of a program without state."""
+    telling = [x for spec, x in zip(program.inputs, inputs, strict=True) if spec.elements]
+    return (*(x.shape for x in inputs), *(tuple(x.reshape(-1).tolist()) for x in telling))
+
+
+def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
+    """The symbols' values. told: the arguments' shapes, and behind them the values of each that has elements.
+
+    Every dim, element and condition is checked; raises InputError.
+    """
     values: dict[str, int] = {}
     origin: dict[str, str] = {}
-    for spec, shape in zip(program.arguments, shapes, strict=True):
-        if len(spec.shape) != len(shape):
-            wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
-            raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
-        for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
-            line = linear_in(dim)
-            if line is not None and line[0] not in values:
-                name, slope, start = line
-                values[name] = (size - start) // slope  # a size between two values fails the check below
-                origin[name] = f"axis {axis} of input {spec.name!r}"
+    facts = _facts(program, told)
+    for dim, size, where, place, _ in facts:
+        line = linear_in(dim)
+        if line is not None and line[0] not in values:
+            name, slope, start = line
+            values[name] = (size - start) // slope  # a size between two values fails the check below
+            origin[name] = f"{place} of {where}"
     for symbol in program.symbols:
         size = values[symbol.name]
-        if size < symbol.lo or (symbol.hi is not None and size > symbol.hi):
-            high = "" if symbol.hi is None else f" and <= {symbol.hi}"
+        if (symbol.lo is not None and size < symbol.lo) or (symbol.hi is not None and size > symbol.hi):
+            limits = ((symbol.lo, ">="), (symbol.hi, "<="))
             raise InputError(
                 origin[symbol.name],
-                expected=f"{symbol.name} >= {symbol.lo}{high}",
+                expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
                 fix="compile with wider bounds for this dim",
             )
-    for spec, shape in zip(program.arguments, shapes, strict=True):
-        for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
-            wanted = evaluate(dim, values)
-            if wanted == size:
-                continue
-            if isinstance(dim, int):
-                fix = "the model was compiled for this size; pass it, or compile with a dynamic dim"
-            else:
-                fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
-            meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
-            raise InputError(f"input {spec.name!r}, axis {axis}", expected=meant, got=f"{size} in {shape}", fix=fix)
+    for dim, size, where, place, whole in facts:
+        wanted = evaluate(dim, values)
+        if wanted == size:
+            continue
+        if isinstance(dim, int):
+            fix = "the model was compiled for this size; pass it, or compile with a dynamic dim"
+        else:
+            fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
+        meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
+        raise InputError(f"{where}, {place}", expected=meant, got=f"{size} in {whole}", fix=fix)
     for condition in program.conditions:
         if evaluate(condition, values) < 0:
             used = _used(condition, origin)
@@ -70,6 +75,25 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
                 "use these, or export it with examples of the others",
             )
     return values
+
+
+def _facts(program: Program, told: Sequence[Shape]) -> list[tuple[Expr, int, str, str, Shape]]:
+    """(declared, passed, which input, which axis or element, all that was passed) of every size and number told."""
+    arguments = program.arguments
+    telling = [spec for spec in arguments if spec.elements]
+    for spec, shape in zip(arguments, told, strict=False):
+        if len(spec.shape) != len(shape):
+            wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
+            raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
+    rows = [(spec, spec.shape, "axis") for spec in arguments] + [(spec, spec.elements, "element") for spec in telling]
+    facts: list[tuple[Expr, int, str, str, Shape]] = []
+    for (spec, declared, kind), passed in zip(rows, told, strict=True):
+        if len(declared) != len(passed):
+            wanted = f"{len(declared)} elements"
+            raise InputError(f"input {spec.name!r}", expected=wanted, got=f"{len(passed)}")
+        places = enumerate(zip(declared, passed, strict=True))
+        facts += [(dim, size, f"input {spec.name!r}", f"{kind} {i}", passed) for i, (dim, size) in places]
+    return facts
 
 
 def _used(size: Expr, origin: Mapping[str, str]) -> list[str]:
@@ -114,8 +138,9 @@ class Instance:
     Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
     """
 
-    def __init__(self, program: Program, shapes: Sequence[Shape], image: CodeImage) -> None:
-        self.values = bind_symbols(program, shapes)
+    def __init__(self, program: Program, told: Sequence[Shape], image: CodeImage) -> None:
+        """told: as for `bind_symbols`."""
+        self.values = bind_symbols(program, told)
         self.layout = Layout(program, self.values)
         self.output_shapes: list[Shape] = [
             tuple(evaluate(dim, self.values) for dim in spec.shape) for spec in program.outputs
@@ -123,7 +148,7 @@ class Instance:
         for spec, shape in zip(program.outputs, self.output_shapes, strict=True):
             if min(shape, default=0) < 0:
                 raise InputError(
-                    f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {shapes}"
+                    f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {told}"
                 )
         # of each output: its shape, the strides of a dense one in elements, its bytes
         self.results = [

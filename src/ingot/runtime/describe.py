@@ -15,7 +15,7 @@ def plan(program: Program, instance: Instance | None) -> str:
     lines += [f"output {spec}" for spec in program.outputs]
     lines += [f"state  {s.spec}" for s in program.state]
     lines += [
-        f"symbol {s.name} in [{s.lo}, {'any' if s.hi is None else s.hi}]"
+        f"symbol {s.name} in [{'any' if s.lo is None else s.lo}, {'any' if s.hi is None else s.hi}]"
         + (f" = {instance.values[s.name]}" if instance else "")
         for s in program.symbols
     ]

@@ -62,9 +62,10 @@ class CompiledModel:
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
         self._borders = [Border(spec) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
+        self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._held = Held(program.state)
         self._results = memory.Results(len(program.outputs))
-        if not program.symbols:
+        if not program.symbols and not self._telling:
             self._lanes.prepare((*self._static_shapes(), *self._held.shapes))
 
     def _static_shapes(self) -> tuple[Shape, ...]:
@@ -97,6 +98,8 @@ class CompiledModel:
         shapes = tuple([array.shape for array in arrays])
         if held.shapes:
             shapes += held.shapes
+        if self._telling:
+            shapes += tuple([tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling])
         lane = self._lanes.claim()
         try:
             instance = lane.bind(shapes)
@@ -183,10 +186,15 @@ class CompiledModel:
         return self._lanes.arena_bytes
 
     def plan(self, *shapes: Shape) -> str:
-        """A table of buffers and steps; with input shapes also their sizes and places."""
+        """A table of buffers and steps; with input shapes also their sizes and places.
+
+        Behind the shapes come the values of each input whose elements are sizes.
+        """
         if not shapes and not self.program.symbols:
             shapes = self._static_shapes()
-        instance = Instance(self.program, (*shapes, *self._held.shapes), self._image) if shapes else None
+        count = len(self.inputs)
+        told = (*shapes[:count], *self._held.shapes, *shapes[count:])
+        instance = Instance(self.program, told, self._image) if shapes else None
         return describe.plan(self.program, instance)
 
     def dump(self, stage: str) -> str:

@@ -32,26 +32,37 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 @dataclass(frozen=True)
 class Symbol:
-    """A dynamic dim: lo <= value <= hi (None: no bound)."""
+    """A dynamic dim, or a number that sizes depend on: lo <= value <= hi (None: no bound)."""
 
     name: str
-    lo: int = 0
+    lo: int | None = 0
     hi: int | None = None
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output: C-contiguous, dtype by Ingot's name ("f32")."""
+    """An input or output: C-contiguous, dtype by Ingot's name ("f32").
+
+    elements: of an input whose values are sizes, what they are, flattened; () for any other.
+    """
 
     name: str
     dtype: str
     shape: tuple[Expr, ...]
+    elements: tuple[Expr, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(expr.show(dim) for dim in self.shape)}]"
+        told = f" = [{', '.join(map(expr.show, self.elements))}]" if self.elements else ""
+        return f"{self.name}: {self.dtype}[{', '.join(map(expr.show, self.shape))}]{told}"
 
     def __repr__(self) -> str:
         return f"TensorSpec({self})"
+
+    @property
+    def static_size(self) -> int | None:
+        """How many elements it has; None where only a call tells."""
+        sizes = [dim for dim in self.shape if isinstance(dim, int)]
+        return prod(sizes) if len(sizes) == len(self.shape) else None
 
 
 @dataclass(frozen=True)
@@ -166,15 +177,18 @@ class Program:
         names = [symbol.name for symbol in self.symbols]
         if len(set(names)) != len(names):
             raise VerifyError("program: a symbol is declared twice", got=names)
-        bound = {line[0] for spec in self.arguments for dim in spec.shape if (line := expr.linear_in(dim))}
+        told = [dim for spec in self.arguments for dim in (*spec.shape, *spec.elements)]
+        bound = {line[0] for dim in told if (line := expr.linear_in(dim))}
         if missing := [name for name in names if name not in bound]:
             raise VerifyError("program: no input dim tells the symbol", got=missing)
         for state in self.state:
             state.check()
         for spec in (*self.arguments, *self.outputs):
             dtypes.itemsize(spec.dtype)
-            for dim in spec.shape:
+            for dim in (*spec.shape, *spec.elements):
                 expr.check(dim, names, spec.name)
+            if spec.elements and (spec.dtype[0] not in "iu" or spec.static_size != len(spec.elements)):
+                raise VerifyError(f"input {spec}", expected="integers, and an element for each")
         for condition in self.conditions:
             expr.check(condition, names, "a condition")
         by_id = {buffer.id: buffer for buffer in self.buffers}
@@ -290,7 +304,7 @@ def _expr_json(value: Expr) -> Json:
 
 
 def _spec_json(spec: TensorSpec) -> Json:
-    return [spec.name, spec.dtype, [_expr_json(dim) for dim in spec.shape]]
+    return [spec.name, spec.dtype, *([_expr_json(dim) for dim in dims] for dims in (spec.shape, spec.elements))]
 
 
 def _int(value: Json) -> int:
@@ -318,8 +332,9 @@ def _expr(value: Json) -> Expr:
 
 
 def _spec(value: Json) -> TensorSpec:
-    name, dtype, shape = _list(value, 3)
-    return TensorSpec(_str(name), _str(dtype), tuple(_expr(dim) for dim in _list(shape)))
+    name, dtype, *dims = _list(value, 4)
+    shape, elements = (tuple(_expr(dim) for dim in _list(many)) for many in dims)
+    return TensorSpec(_str(name), _str(dtype), shape, elements)
 
 
 def _buffer(value: Json) -> Buffer:
@@ -359,7 +374,7 @@ def _step(value: Json) -> Step:
 
 def _symbol(value: Json) -> Symbol:
     name, lo, hi = _list(value, 3)
-    return Symbol(_str(name), _int(lo), None if hi is None else _int(hi))
+    return Symbol(_str(name), *(None if bound is None else _int(bound) for bound in (lo, hi)))
 
 
 def _state(value: Json, first: bytes) -> tuple[State, ...]:

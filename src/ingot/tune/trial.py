@@ -27,7 +27,7 @@ from ingot.ir.node import Array, Graph
 from ingot.link import Launch, fill, link
 from ingot.ops.group import Group
 from ingot.pipeline import Trace, cpu_machine, cpu_passes, likely, optimize
-from ingot.runtime.bind import bind_symbols
+from ingot.runtime.bind import bind_symbols, told_by
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
@@ -166,8 +166,8 @@ class Workbench:
         """The program's sites, the one that takes the most time first."""
         times = np.min([self._untuned.seconds(self.feeds) for _ in range(5)], axis=0)
         total = float(times.sum()) or 1e-12
-        shapes = [np.shape(self.feeds[spec.name]) for spec in self._untuned.program.inputs]
-        sizes = bind_symbols(self._untuned.program, shapes)
+        program = self._untuned.program
+        sizes = bind_symbols(program, told_by(program, [self.feeds[spec.name] for spec in program.inputs]))
         found: dict[str, list[Launch]] = {}
         for launch in self._untuned.launches:
             if launch.site is not None:

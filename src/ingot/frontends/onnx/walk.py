@@ -20,7 +20,7 @@ from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
-from ingot.ir.dims import Dim, DimLike, bounds, narrowed, symbols_of
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 
@@ -91,7 +91,7 @@ class Walk:
         self.refused: list[UnsupportedOp] = []
         self.symbols: frozenset[str] = frozenset()
         # bounds of symbols beside (1, None)
-        self.limits: dict[str, tuple[int, int | None]] = {}
+        self.limits: dict[str, Interval] = {}
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
 
