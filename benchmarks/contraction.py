@@ -27,11 +27,11 @@ from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.contraction import emit_contraction
+from ingot.schedule.cpu.contraction.cost_model import Plan, plan_contraction
+from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
+from ingot.schedule.cpu.contraction.operands import Operand
+from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import linear
-from ingot.schedule.machine import Machine
-from ingot.schedule.operands import Operand
-from ingot.schedule.tile import Plan, plan_contraction
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features

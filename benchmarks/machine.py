@@ -18,8 +18,8 @@ from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.types import f32
 from ingot.runtime.memory import aligned_bytes
 from ingot.schedule.block import Block
+from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.schedule.index import add, integer, mul
-from ingot.schedule.machine import Machine, machine_of
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features

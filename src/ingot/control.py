@@ -24,9 +24,9 @@ from ingot.ir.node import Const, Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.group import Group
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.lowered import Arg, Lowered
-from ingot.schedule.machine import Machine
-from ingot.schedule.pointwise import lower_pointwise
 
 Place = tuple[int, Layout]
 NOWHERE = -1  # the buffer of a value that nothing reads: it is known

@@ -19,10 +19,10 @@ from ingot.ops.group import Group
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
 from ingot.schedule.choice import Site
+from ingot.schedule.cpu.lower import lower
+from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import dim_of
-from ingot.schedule.lower import lower
 from ingot.schedule.lowered import Arg, Lowered, Pack
-from ingot.schedule.machine import Machine
 from ingot.schedule.storage import Storage, assign
 from ingot.support import progress
 from ingot.support.errors import CompileError

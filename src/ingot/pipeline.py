@@ -46,7 +46,7 @@ from ingot.passes.simplify import simplify
 from ingot.passes.transposed_conv import split_transposed
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
-from ingot.schedule.machine import Machine, machine_of
+from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.support import flags, progress
 from ingot.support.native import CodeObject, HostFeatures
 from ingot.targets.cpu.assemble import Assembly

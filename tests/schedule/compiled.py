@@ -17,7 +17,7 @@ from ingot.passes.bodies import in_bodies
 from ingot.passes.fuse import fuse
 from ingot.pipeline import NativeAssembler
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.machine import AVX2, Machine, machine_of
+from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
 from ingot.targets.cpu.workers import host_features
 
 HOST = host_features()

@@ -14,8 +14,8 @@ from ingot.ir.types import f32
 from ingot.runtime import program as rt
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
+from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.schedule.index import add, integer, mul
-from ingot.schedule.machine import Machine, machine_of
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features

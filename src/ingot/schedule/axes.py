@@ -57,8 +57,8 @@ class Contraction:
     in panels by `Plan.pack`; otherwise it is read where it lies. computed: each chunk computes its rows of A in scratch
     before it reads them; there is one row axis and one reduce axis then. inner: the contraction that they come from.
 
-    A constant B of integers beside an A of floats is of levels (`levels.py`): each turn of a reduction axis that is
-    `apart` is a block with a zero and a scale for each column. There is one column axis then.
+    A constant B of integers beside an A of floats is quantized in blocks: each turn of a reduction axis that is `apart`
+    is a block with a zero and a scale for each column. There is one column axis then.
     """
 
     batch: tuple[Axis, ...]

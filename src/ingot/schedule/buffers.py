@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Dim, DimLike, estimate, symbols_of
+from ingot.ir.dims import Dim, DimLike, symbols_of
 from ingot.ir.kernel import Buffer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.schedule.emit import Emitter, Leaf, load_leaf
 from ingot.schedule.lowered import Arg
-from ingot.schedule.machine import Machine
-
-AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
 
 Leaves = dict[Node, Leaf]
 
@@ -73,16 +70,4 @@ def _dims_in(value: object) -> list[DimLike]:
     return [d for v in value for d in _dims_in(v)] if isinstance(value, tuple) else []
 
 
-def leaves_caches(body: Graph, machine: Machine) -> bool:
-    """Whether a group's results are gone from all caches before anybody can read them: stores past the caches then
-    save reading the lines that they fill."""
-    written, read = (sum(estimate(n.type.nbytes) for n in nodes) for nodes in (body.outputs, body.inputs))
-    return written > machine.l3 and written + read > 2 * machine.l3
-
-
-def comes_from_memory(body: Graph, machine: Machine) -> bool:
-    """Whether what a group reads is too large for any cache to hold it since it was written."""
-    return sum(estimate(n.type.nbytes) for n in body.inputs) > machine.l3
-
-
-__all__ = ["AHEAD", "Leaves", "Operands", "body_dims", "comes_from_memory", "leaves_caches", "symbol_params"]
+__all__ = ["Leaves", "Operands", "body_dims", "symbol_params"]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.schedule.choice import Choice, Measured, Site
-from ingot.schedule.winograd_plan import GAIN
+from ingot.schedule.cpu.winograd.plan import GAIN
 from ingot.tune.trial import Choices, Readings, Spot
 
 MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down

@@ -31,9 +31,9 @@ from ingot.runtime.bind import bind_symbols, told_by
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
-from ingot.schedule.lower import lower
+from ingot.schedule.cpu.lower import lower
+from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.lowered import Lowered, Pack
-from ingot.schedule.machine import Machine
 from ingot.support import progress
 from ingot.support.native import CodeObject
 from ingot.targets.cpu.assemble import Assembly

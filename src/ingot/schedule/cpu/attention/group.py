@@ -1,0 +1,149 @@
+"""What the kernels of an attention group share: its operands in memory, its sizes, and the way to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.kernel import Buffer, Expr, Kernel, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import DType, TensorType, f32, f64
+from ingot.ops import Attention
+from ingot.ops.core import vecmath
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.pointwise.lower import lower_pointwise
+from ingot.schedule.emit import Emitter, Index
+from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
+from ingot.schedule.index import dim_expr
+from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.support.errors import CompileError
+
+LINE = 64
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operand in memory."""
+
+    buffer: Buffer
+    layout: Layout
+
+    def at(self, *index: Expr) -> Expr:
+        return ix.linear(index, self.layout.strides, self.layout.offset)
+
+    @property
+    def last(self) -> DimLike:
+        return self.layout.strides[-1]
+
+
+class AttentionGroup:
+    """What the kernels share: operands in memory, sizes, and the way back to the group's result."""
+
+    def __init__(
+        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+    ):
+        op = anchor.op
+        assert isinstance(op, Attention)
+        self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
+        q, key, value = anchor.inputs[:3]
+        self.batch, self.heads, self.rows, depth = q.shape
+        self.shared, self.keys, cols = key.shape[1], key.shape[2], value.shape[3]
+        if isinstance(depth, Dim) or isinstance(cols, Dim):
+            raise CompileError("attention", expected="a static head size", got=f"{q.type} and {value.type}")
+        self.depth, self.cols = depth, cols
+        self.dtype: DType = f64 if q.dtype == f64 else f32
+        self.operands = Operands.of(body)
+        self.em: Emitter = self.operands.emitter(body, ins)
+        self.dims: list[DimLike] = [*body_dims(body, (*ins, *outs))]
+        self.before: list[Step] = []
+        self.temps: list[DimLike] = []
+        self.extra: list[tuple[Buffer, Arg]] = []
+        self.q, self.k, self.v = (self._tensor(x, ins) for x in (q, key, value))
+        self.mask: Tensor | None = None
+        if len(anchor.inputs) == 4:
+            mask = self._tensor(anchor.inputs[3], ins)
+            scores = (self.batch, self.heads, self.rows, self.keys)
+            own = tuple(range(4 - len(mask.layout.shape), 4))
+            self.mask = Tensor(mask.buffer, mask.layout.broadcast(scores, own))
+
+    def _tensor(self, operand: Node, ins: tuple[Layout, ...]) -> Tensor:
+        at, layout = operand_memory(self.body, operand, ins)
+        return Tensor(self.operands.ins[at], layout)
+
+    def widened(self, operand: int, tensor: Tensor) -> Tensor:
+        """An operand as f32, converted by a step of its own: a broadcast conversion would cost more than its use."""
+        if tensor.buffer.dtype == self.dtype:
+            return tensor
+        node = self.anchor.inputs[operand]
+        x = Input("x", node.type)()
+        dense = Layout.contiguous(node.shape)
+        low = lower_pointwise(
+            Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine
+        )
+        source, wide = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
+        self.before += low.within([source], [wide], len(self.temps)).steps
+        buffer = Buffer(f"wide{operand}", self.dtype)
+        self.extra.append((buffer, wide))
+        self.temps.append(TensorType(self.dtype, node.shape).nbytes)
+        return Tensor(buffer, dense)
+
+    def kernel(self, name: str, chunk: k.Var, chunks: DimLike, top: Block, scratch: int) -> Lowered:
+        extra = tuple(b for b, _ in self.extra)
+        args = tuple(a for _, a in self.extra)
+        dims = symbol_params(*self.dims)
+        kernel = Kernel(name, (*self.operands.params, *extra), dims, chunk, dim_expr(chunks), top.body, scratch)
+        step = Step(kernel, (*self.operands.args, *args))
+        return Lowered((*self.before, step), tuple(self.temps))
+
+    def store(self, block: Block, index: Index, value: Expr, mask: Expr | None) -> None:
+        """Store elements of the result."""
+        value = block.let(k.cast(value, self.anchor.dtype), "o")
+        bind_result(self.em, block, self.anchor, value)
+        index = result_index(block, self.body.outputs[0], self.anchor, index)
+        store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
+
+    def key_head(self, block: Block, head: Expr) -> Expr:
+        """The key head that a query head reads."""
+        if self.shared == self.heads:
+            return head
+        assert isinstance(self.heads, int) and isinstance(self.shared, int)
+        return block.let(k.binary("div", head, integer(self.heads // self.shared)), "kh")
+
+    def normalizer(self, block: Block, total: Expr, lanes: int) -> Callable[[Expr], Expr]:
+        """x -> x / the sum of a row's weights. A row without any keeps its zeros; one of NaN is 0 under a guard."""
+        one, zero = (k.lit(c, self.dtype, total.lanes) for c in (1.0, 0.0))
+        none = k.binary("eq", total, zero)
+        inverse = k.splat(block.let(k.binary("div", one, k.select(none, one, total)), "l"), lanes)
+        if not self.op.guarded:
+            return lambda x: k.mul(x, inverse)
+        poisoned = k.splat(block.let(k.binary("ne", total, total), "n"), lanes)
+        return lambda x: k.select(poisoned, k.lit(0.0, self.dtype, lanes), k.mul(x, inverse))
+
+    def capped(self, value: Expr) -> Expr:
+        """softcap(score)."""
+        if not self.op.softcap:
+            return value
+        inverse = k.lit(1 / self.op.softcap, self.dtype, value.lanes)
+        return k.mul(vecmath.tanh(k.mul(value, inverse)), k.lit(self.op.softcap, self.dtype, value.lanes))
+
+
+class Scratch:
+    """Places in a worker's scratch."""
+
+    def __init__(self, block: Block):
+        self.block, self.nbytes = block, 0
+
+    def alloc(self, hint: str, dtype: DType, size: int) -> Buffer:
+        buffer = self.block.alloc(hint, dtype, size, scratch=self.nbytes)
+        self.nbytes += -(-size * dtype.nbytes // LINE) * LINE
+        return buffer
+
+
+__all__ = ["AttentionGroup", "Scratch", "Tensor"]

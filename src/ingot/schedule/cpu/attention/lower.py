@@ -1,0 +1,22 @@
+"""Attention groups: one Attention and the reshapes and transposes behind it."""
+
+from __future__ import annotations
+
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph
+from ingot.ops import Attention
+from ingot.schedule.cpu.attention.decode import Decode
+from ingot.schedule.cpu.attention.flash import Flash
+from ingot.schedule.cpu.attention.group import AttentionGroup
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.lowered import Lowered
+
+
+def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """An Attention, and the reshapes and transposes behind it. Raises CompileError for a symbolic head size."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
+    group = AttentionGroup(anchor, body, ins, outs, machine)
+    return Decode(group).lower() if Decode.suits(group) else Flash(group).lower()
+
+
+__all__ = ["lower_attention"]

@@ -1,0 +1,238 @@
+"""Cumulative folds: every element is the fold of those before it along one dimension.
+
+    for 16 columns at once: acc = 0; for i: acc += x[i]; out[i] = acc
+    along vectors:          acc = 0; for i in steps of 8: v = x[i ... i + 7] folded; out[i ... i + 7] = acc + v;
+                            acc += the last lane of v
+
+Vectors run along another dimension where elements lie side by side there; the dimension itself is walked in order.
+Where they lie side by side along the dimension itself, a vector is folded in log2(lanes) steps (Sklansky 1960). Sums
+and products of f32 are kept in f64, of which they are rounded once; those of f64 stay in order: another may overflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType, f32, f64
+from ingot.ops import CumReduce
+from ingot.ops.core.base import identity_of
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.cpu.caches import AHEAD, comes_from_memory, leaves_caches
+from ingot.schedule.cpu.chunks import CHUNK, STREAMED, chunked_loops, vector_loop
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.reducers import accumulator, combining
+from ingot.schedule.cpu.rows.short_rows import LINE
+from ingot.schedule.emit import Emitter, Index, load_at, store_at
+from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Lowered, Step
+
+PIECE = 1024  # columns of a line that are walked together where elements come from memory
+
+
+def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """A CumReduce, and the reshapes and transposes behind it."""
+    walk = _Walk.of(body, ins, outs, machine)
+    x, op, length, strides = walk.anchor.inputs[0], walk.op, walk.length, walk.layout.strides
+    others = [d for d in range(x.type.rank) if d != op.dim]
+    dense = [d for d in others if strides[d] == 1 and estimate(x.shape[d]) > 1]
+    axis = others.index(dense[-1]) if dense else max(len(others) - 1, 0)
+    shape, work, lanes, scratch = tuple(x.shape[d] for d in others), max(1, estimate(length)), 1, 0
+    pieces = tuple(ceildiv(n, PIECE) if d == axis else n for d, n in enumerate(shape))
+    write = partial(walk.columns, axis, 0)
+    if walk.stream and dense and estimate(product(pieces)) >= 2 * machine.threads:
+        write = partial(walk.lines, axis, shape[axis])
+        shape, work, scratch = pieces, work * PIECE, PIECE * walk.dtype.nbytes
+    elif dense:
+        lanes = _columns(x, dense[-1], length, walk.dtype, machine)
+        write = partial(walk.columns, axis, lanes if lanes > 1 and comes_from_memory(body, machine) else 0)
+    elif strides[op.dim] == 1 and _any_order(op, x.dtype) and _fits(length, machine.lanes(walk.dtype), machine):
+        write = walk.row
+    chunk, top = k.var("chunk"), Block()
+    size = STREAMED if walk.stream else CHUNK
+    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=work, size=size)
+    dims = symbol_params(*body_dims(body, (*ins, *outs)))
+    kernel = Kernel("cumulative", walk.operands.params, dims, chunk, chunks, top.body, scratch)
+    return Lowered((Step(kernel, walk.operands.args),))
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The ways along the dimension of a fold, in `dtype`; an index is that of the other dimensions."""
+
+    body: Graph
+    outs: tuple[Layout, ...]
+    anchor: Node
+    op: CumReduce
+    dtype: DType
+    operands: Operands
+    em: Emitter
+    buffer: Buffer
+    layout: Layout  # of the operand, in `buffer`
+    stream: bool
+    machine: Machine
+
+    @staticmethod
+    def of(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> _Walk:
+        anchor = next(n for n in body.nodes() if isinstance(n.op, CumReduce))
+        op, x, operands = anchor.op, anchor.inputs[0], Operands.of(body)
+        assert isinstance(op, CumReduce)
+        dtype = accumulator(x.dtype)
+        if dtype == f32 and op.kind in ("sum", "prod"):
+            dtype = f64
+        which, layout = operand_memory(body, x, ins)
+        em, stream = operands.emitter(body, ins), leaves_caches(body, machine)
+        return _Walk(body, outs, anchor, op, dtype, operands, em, operands.ins[which], layout, stream, machine)
+
+    @property
+    def length(self) -> DimLike:
+        return self.anchor.shape[self.op.dim]
+
+    def result(self, block: Block, index: Index, at: Expr, value: Expr, mask: Expr | None) -> None:
+        bind_result(self.em, block, self.anchor, block.let(k.cast(value, self.anchor.dtype), "c"))
+        own = result_index(block, self.body.outputs[0], self.anchor, self.full(index, at))
+        store_results(self.em, block, self.body, self.operands.outs, self.outs, own, mask, stream=self.stream)
+
+    def full(self, index: Index, at: Expr) -> Index:
+        return (*index[: self.op.dim], at, *index[self.op.dim :])
+
+    def place(self, index: Index, at: Expr) -> Expr:
+        return ix.linear(self.full(index, at), self.layout.strides, self.layout.offset)
+
+    def operand(self, block: Block, index: Index, at: Expr, mask: Expr | None) -> Expr:
+        return k.cast(load_at(block, self.buffer, self.place(index, at), mask), self.dtype)
+
+    def nth(self, i: Expr) -> Expr:
+        """The place of the i-th element that is folded."""
+        return ix.sub(dim_expr(self.length - 1), i) if self.op.reverse else i
+
+    def fold(self, a: Expr, b: Expr) -> Expr:
+        return k.binary(combining(self.op.kind, self.dtype), a, b)
+
+    def identity(self, lanes: int) -> Lit:
+        return Lit(self.dtype, lanes, identity_of(self.op.kind, self.dtype))
+
+    def started(self, block: Block, lanes: int) -> Buffer:
+        acc = block.alloc("acc", self.dtype, 1, lanes=lanes)
+        block.store(acc, ZERO, self.identity(lanes))
+        return acc
+
+    def columns(self, axis: int, ahead: int, block: Block, index: Index, mask: Expr | None) -> None:
+        """One element of each column after the other. ahead: of so many columns what comes later is fetched."""
+        acc = self.started(block, index[axis].lanes if index else 1)
+
+        def element(b: Block, i: Expr) -> None:
+            at = self.nth(i)
+            if ahead:
+                self.fetch(b, index, at, ahead)
+            value = k.splat(self.operand(b, index, at, mask), acc.lanes)
+            old = b.let(k.load(acc, ZERO), "o")
+            new = b.let(self.fold(old, value), "n")
+            b.store(acc, ZERO, new)
+            self.result(b, index, at, old if self.op.exclusive else new, mask)
+
+        block.loop("i", 0, self.length, 1, element)
+
+    def fetch(self, block: Block, index: Index, at: Expr, columns: int) -> None:
+        """What is `AHEAD` bytes on."""
+        nbytes = self.buffer.dtype.nbytes
+        rows = -(-AHEAD // (columns * nbytes))
+        there = ix.first_lane(self.place(index, ix.add(at, integer(-rows if self.op.reverse else rows))))
+        for column in range(0, columns, LINE // nbytes):
+            block.stmts.append(k.Prefetch(self.buffer, k.add(there, integer(column))))
+
+    def row(self, block: Block, index: Index, _: Expr | None) -> None:
+        """One vector of a row after the other."""
+        op, width = self.op, self.machine.lanes(self.dtype)
+        acc = self.started(block, width)
+
+        def vector(b: Block, at: Expr, live: Expr | None) -> None:
+            value = self.operand(b, index, at, live)
+            value = _folded(b, op, b.let(value if live is None else k.select(live, value, self.identity(width))))
+            old = b.let(k.load(acc, ZERO), "o")
+            new = b.let(self.fold(old, value), "n")
+            whole = k.Shuffle(self.dtype, width, value, value, (0 if op.reverse else width - 1,) * width)
+            b.store(acc, ZERO, b.let(self.fold(old, whole), "o"))
+            self.result(b, index, at, _shifted(op, new, old) if op.exclusive else new, live)
+
+        vector_loop(block, ZERO, self.length, width, self.machine, vector, reverse=op.reverse)
+
+    def lines(self, axis: int, size: DimLike, block: Block, index: Index, _: Expr | None) -> None:
+        """A piece of one line of `size` elements after the other, which memory gives sooner than columns."""
+        lanes = self.machine.lanes(self.buffer.dtype)
+        low = block.let(k.mul(index[axis], integer(PIECE)), "low")
+        high = block.let(k.binary("min", k.add(low, integer(PIECE)), dim_expr(size)), "high")
+        block.multiples[getattr(low, "name", "")] = PIECE
+        acc = block.alloc("sums", self.dtype, PIECE, scratch=0)
+        block.loop("j", 0, PIECE, lanes, lambda b, e: b.store(acc, e, self.identity(lanes)))
+
+        def vector(b: Block, i: Expr, e: Expr, mask: Expr | None) -> None:
+            at = self.nth(i)
+            own, there = (*index[:axis], e, *index[axis + 1 :]), ix.sub(e, low)
+            below = self.place(own, ix.add(at, integer(-1 if self.op.reverse else 1)))
+            b.stmts.append(k.Prefetch(self.buffer, ix.first_lane(below)))
+            old = load_at(b, acc, there, mask)
+            new = b.let(self.fold(old, self.operand(b, own, at, mask)), "n")
+            store_at(b, acc, there, new, mask)
+            self.result(b, own, at, old if self.op.exclusive else new, mask)
+
+        def line(b: Block, i: Expr) -> None:
+            vector_loop(b, low, high, lanes, self.machine, lambda c, e, m: vector(c, i, e, m), multiple=lanes)
+
+        block.loop("i", 0, self.length, 1, line)
+
+
+def _any_order(op: CumReduce, dtype: DType) -> bool:
+    """Whether the fold may be bracketed in any way."""
+    return dtype != f64 or op.kind not in ("sum", "prod")
+
+
+def _fits(length: DimLike, lanes: int, machine: Machine) -> bool:
+    """Whether rows can be walked by whole vectors and masked ones."""
+    whole = isinstance(length, int) and length % lanes == 0
+    return lanes > 1 and estimate(length) >= lanes and (whole or machine.masks)
+
+
+def _columns(x: Node, dim: int, length: DimLike, dtype: DType, machine: Machine) -> int:
+    """How many columns to walk together: several vectors, where enough chunks remain for all threads."""
+    lanes, size = machine.lanes(dtype), x.shape[dim]
+    if not isinstance(size, int):
+        return lanes
+    columns = estimate(x.type.size) // max(1, estimate(length))
+    widest = min(machine.registers // 2 * lanes, columns // (16 * machine.threads))
+    while 2 * lanes <= widest and size % (2 * lanes) == 0:
+        lanes *= 2
+    return lanes
+
+
+def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
+    """Every lane folded with those before it: halves of blocks twice the size each time, the later half with the last
+    lane of the earlier one."""
+    lanes, half = value.lanes, 1
+    while half < lanes:
+        ends = [i & -2 * half | (half if op.reverse else half - 1) for i in range(lanes)]
+        before = k.Shuffle(value.dtype, lanes, value, value, tuple(ends))
+        both = block.let(k.binary(combining(op.kind, value.dtype), before, value), "v")
+        later = [bool(i & half) != op.reverse for i in range(lanes)]
+        pick = tuple(i + lanes * late for i, late in enumerate(later))
+        value = block.let(k.Shuffle(value.dtype, lanes, value, both, pick), "v")
+        half *= 2
+    return value
+
+
+def _shifted(op: CumReduce, value: Expr, fill: Expr) -> Expr:
+    """Every lane of `value` moved on by a place in the direction of the fold, `fill` in the one left free."""
+    n = value.lanes
+    pick = tuple(i + 1 for i in range(n)) if op.reverse else tuple(i - 1 if i else n for i in range(n))
+    return k.Shuffle(value.dtype, n, value, fill, pick)
+
+
+__all__ = ["lower_cumulative"]

@@ -1,0 +1,66 @@
+"""One fused group -> kernels: the table of strategies by the group's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ops.group import Group
+from ingot.schedule.cpu.attention.lower import lower_attention
+from ingot.schedule.cpu.contraction.lower import lower_contraction
+from ingot.schedule.cpu.cumulative import lower_cumulative
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.pointwise.lower import lower_pointwise
+from ingot.schedule.cpu.recurrent.lower import lower_recurrent
+from ingot.schedule.cpu.rows.lower import lower_rows
+from ingot.schedule.cpu.scatter import lower_scatter
+from ingot.schedule.cpu.sort import lower_sort
+from ingot.schedule.cpu.windows.inverted_bottleneck import lower_expanded
+from ingot.schedule.cpu.windows.pool import lower_pool
+from ingot.schedule.lowered import Lowered
+from ingot.support.errors import CompileError
+
+Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
+PackingStrategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
+
+STRATEGIES: dict[str, Strategy] = {
+    "pointwise": lower_pointwise,
+    "rows": lower_rows,
+    "window": lower_pool,
+    "attention": lower_attention,
+    "scan": lower_cumulative,
+    "sort": lower_sort,
+    "scatter": lower_scatter,
+}
+
+
+PACKING: dict[str, PackingStrategy] = {
+    "contraction": lower_contraction,
+    "expand": lower_expanded,
+    "lstm": lower_recurrent,
+    "gru": lower_recurrent,
+    "rnn": lower_recurrent,
+}
+
+
+def _is_empty(node: Node) -> bool:
+    return any(d == 0 for d in node.shape)
+
+
+def lower(
+    group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError.
+
+    `constant` tells which operands are constants: these may be repacked at compile time.
+    """
+    if all(_is_empty(n) for n in group.body.outputs):
+        return Lowered(())
+    packing = PACKING.get(group.kind)
+    if packing is not None:
+        return packing(group.body, ins, outs, constant, machine)
+    strategy = STRATEGIES.get(group.kind)
+    if strategy is None:
+        raise CompileError(f"no kernel strategy for a {group.kind} group", expected=", ".join([*STRATEGIES, *PACKING]))
+    return strategy(group.body, ins, outs, machine)

@@ -1,0 +1,177 @@
+"""A recurrent group's step as a graph, its products in stages, and the weights that these read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import estimate
+from ingot.ir.kernel import Expr, Lit, Ramp, Var
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.types import DType, TensorType, boolean, f32, f64
+from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
+from ingot.ops.nn.terms import Term
+from ingot.ops.views import strided
+from ingot.schedule.buffers import Operands
+from ingot.schedule.cpu.machine import Machine
+from ingot.support.errors import CompileError
+
+LINE = 16  # counters of a pass and direction: on cache lines of their own
+BLOCK = 4  # vectors of a block of columns, if the gates allow it
+PART_SECONDS = 3e-6  # of work that is worth a wait
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One product of the cell: `node` [B, gates*H] = operand [B,H] times rows of R from `first` on.
+
+    base: of its weights among the packed ones of a direction; vectors: of columns in a block, for each gate; rows: of a
+    register tile.
+    """
+
+    node: Node
+    operand: Node
+    first: int
+    gates: int
+    vectors: int
+    rows: int
+    blocks: int
+    base: int
+
+    @property
+    def width(self) -> int:
+        """Vectors of a block."""
+        return self.gates * self.vectors
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The graph of one step of one direction, over its own inputs."""
+
+    at: Pass
+    row: Node
+    states: tuple[Node, ...]
+    valid: Node | None
+    results: tuple[Node, ...]
+    stages: tuple[Stage, ...]
+
+
+class Recurrence:
+    """What a recurrent group computes: sizes, the cell of each direction, its products in stages, and how many workers
+    share their columns."""
+
+    def __init__(
+        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        machine: Machine,
+    ):
+        anchor = next(n for n in body.nodes() if isinstance(n.op, Recurrent))
+        op = anchor.op
+        assert isinstance(op, Recurrent)
+        self.op, self.anchor, self.body, self.ins, self.outs = op, anchor, body, ins, outs
+        self.constant, self.machine = constant, machine
+        x = anchor.inputs[0]
+        self.steps, self.batch, _ = x.shape
+        self.dtype: DType = f64 if x.dtype == f64 else f32
+        self.hidden = op.hidden
+        r = anchor.inputs[2]
+        self.r_at = body.inputs.index(r) if r in body.inputs and constant[body.inputs.index(r)] else -1
+        # a constant R stays as narrow as it is, and is widened as it is loaded
+        self.stored: DType = r.dtype if self.r_at >= 0 else self.dtype
+        self.lanes = machine.lanes(self.dtype)
+        if not machine.masks:
+            # without mask registers columns come in whole vectors
+            while self.hidden % self.lanes:
+                self.lanes //= 2
+        self.directions = op.directions()
+        self.operands = Operands.of(body)
+        self.cells = tuple(self._cell(d) for d in self.directions)
+        self.stages = self.cells[0].stages
+        self.weights_size = sum(self._weights_size(s) for s in self.stages)
+        self.parts = self._parts()
+
+    def _cell(self, d: Pass) -> Cell:
+        """The op's step as a graph, and its products in the order in which they can be computed."""
+        op, acc, h = self.op, self.dtype, self.hidden
+        given = op.parameters(self.anchor.inputs, d.index)
+        row = Input("row", TensorType(acc, (self.batch, op.gates * h)))()
+        r = Input("r", TensorType(acc, (op.gates * h, h)))()
+        states = tuple(Input(f"state{i}", TensorType(acc, (self.batch, h)))() for i in range(op.states))
+        valid = Input("valid", TensorType(boolean, (self.batch, 1)))() if op.has_lengths else None
+        inner = Parameters(given.w, Term(r), given.b, tuple(map(Term, states)), given.peephole)
+        results = op.step(d.index, Term(row), inner, None if valid is None else Term(valid))
+        nodes = tuple(t.node for t in results)
+        stages: list[Stage] = []
+        for n in topological(nodes):
+            if not isinstance(n.op, ops.DotGeneral):
+                continue
+            found = strided(n.inputs[1], {r: Layout.contiguous(r.shape)})
+            if found is None or found[0] is not r or not isinstance(found[1].offset, int):
+                raise CompileError("a recurrent cell", expected="products with rows of R", got=str(n))
+            first = found[1].offset // h
+            stages.append(self._stage(n, first, stages))
+        return Cell(d, row, states, valid, nodes, tuple(stages))
+
+    def _stage(self, node: Node, first: int, before: list[Stage]) -> Stage:
+        gates = int(node.shape[1]) // self.hidden
+        lanes = self.lanes
+        most = -(-self.hidden // lanes)
+        vectors = max(1, min(BLOCK // gates, most))
+        if not self.machine.masks:
+            while most % vectors:
+                vectors -= 1
+        width = gates * vectors
+        # registers for sums, the weights of a k and a value of h
+        rows = max(1, (self.machine.registers - 1) // width - 1)
+        rows = 1 << (rows.bit_length() - 1)
+        if isinstance(self.batch, int) and self.batch:
+            rows = -(-self.batch // -(-self.batch // rows))  # as even as can be
+        base = sum(self._weights_size(s) for s in before)
+        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
+
+    def _weights_size(self, s: Stage) -> int:
+        return s.blocks * self.hidden * s.gates * s.vectors * self.lanes
+
+    def _parts(self) -> int:
+        """Workers that share a direction's columns."""
+        seconds = 0.0
+        for s in self.stages:
+            weights = self._weights_size(s)
+            flops = 2 * weights * estimate(self.batch)
+            # from the shared cache at 40 GB/s, or at three quarters of the multiply-add peak
+            seconds += max(weights * self.stored.nbytes / 40e9, flops / (self.machine.gflops * 0.75e9))
+        share = seconds / len(self.stages)
+        workers = max(1, self.machine.threads // len(self.directions))
+        return max(1, min(workers, int(share / PART_SECONDS), *(s.blocks for s in self.stages), LINE))
+
+    def lengths(self) -> Node:
+        """The operand that has them."""
+        return self.anchor.inputs[4 + self.op.states]
+
+
+def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
+    """R[D, G*H, H] as [direction][stage][block][k][gate][columns of the block], missing columns zero."""
+    for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
+        for s in stages:
+            own = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden, hidden)
+            wide = s.blocks * s.vectors * lanes
+            padded = np.zeros((s.gates, wide, hidden), r.dtype)
+            padded[:, :hidden] = own
+            blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden).transpose(1, 3, 0, 2)
+            line[s.base : s.base + blocks.size] = blocks.reshape(-1)
+
+
+def offset_from(index: Expr, j: Var) -> int:
+    """What was added to the column j: the gate's first row of R."""
+    base = index.base if isinstance(index, Ramp) else index
+    if base == j:
+        return 0
+    if isinstance(base, k.Binary) and base.fn == "add" and base.a == j and isinstance(base.b, Lit):
+        return int(base.b.value)
+    raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
+
+
+__all__ = ["LINE", "Cell", "Recurrence", "Stage", "offset_from", "pack_weights"]

@@ -1,0 +1,357 @@
+"""The kernel of a recurrent group: a loop over time, shared by workers.
+
+Passes are the rounds of one kernel; their chunks are (direction, part of the columns). Chunks of a round may take their
+part in any order, so a worker takes the part that it had before, if it is free: its share of R stays in its own cache.
+Every other pass walks the part's weights backwards: what the last one left in the cache is used first. (A walk that
+always starts at the same end finds nothing in a least-recently-used cache that is smaller than the part.)
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike
+from ingot.ir.kernel import Buffer, Expr, Kernel, Var, integer
+from ingot.ir.node import Node, topological
+from ingot.ir.types import DType, i64
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.buffers import body_dims, symbol_params
+from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, Stage, offset_from
+from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
+from ingot.schedule.index import ZERO, dim_expr
+from ingot.schedule.lowered import Arg, Step
+
+SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
+TURN = 32  # multiply-adds of a turn of the loop over k, at most
+
+
+class Loop:
+    """The kernel over time."""
+
+    def __init__(
+        self, scan: Recurrence, rows: Arg, weights: Arg, outputs: Arg, others: list[Arg],
+        between: list[tuple[Arg, Arg]], control: Arg | None,
+    ):
+        self.scan = scan
+        acc = scan.dtype
+        self.params: list[tuple[Buffer, Arg]] = []
+        self.rows = self._param("rows", acc, rows)
+        self.weights = self._param("weights", scan.stored, weights)
+        self.outputs = self._param("outputs", acc, outputs, True)
+        self.others = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
+        self.between = [
+            (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
+            for i, (dots, operand) in enumerate(between)
+        ]
+        self.control = self._param("control", i64, control, True) if control is not None else None
+        needed = set(topological([n for c in scan.cells for n in c.results]))
+        if scan.op.has_lengths:
+            needed |= set(topological([scan.lengths()]))
+        self.leaves: dict[Node, Leaf] = {}
+        for i, (n, buffer) in enumerate(zip(scan.body.inputs, scan.operands.ins, strict=True)):
+            if n in needed:
+                self.params.append((buffer, Arg("in", i)))
+                self.leaves[n] = load_leaf(buffer, scan.ins[i])
+        self.params += [(b, Arg("out", i)) for i, b in enumerate(scan.operands.outs)]
+
+    def _param(self, name: str, dtype: DType, arg: Arg, writable: bool = False) -> Buffer:
+        buffer = Buffer(name, dtype, writable=writable)
+        self.params.append((buffer, arg))
+        return buffer
+
+    def step(self) -> Step:
+        scan, top, chunk = self.scan, Block(), k.var("chunk")
+        count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
+        chunks: int = count
+        rounds: DimLike = 1
+        scratch = 0
+        if self.control is None:
+            self._alone(top, chunk)
+        else:
+            chunks, rounds, scratch = count * parts, scan.steps * stages, 64
+            self._shared(top, chunk, self.control)
+        dims = symbol_params(
+            *body_dims(scan.body, (*scan.ins, *scan.outs)), *(d for n in scan.body.inputs for d in n.shape), rounds
+        )
+        params = tuple(b for b, _ in self.params)
+        kernel = Kernel("scan", params, dims, chunk, dim_expr(chunks), top.body, scratch, dim_expr(rounds))
+        return Step(kernel, tuple(a for _, a in self.params))
+
+    def _alone(self, top: Block, direction: Expr) -> None:
+        """One chunk per direction does all passes."""
+
+        def turn(block: Block, i: Expr) -> None:
+            for s in range(len(self.scan.stages)):
+                self._direction(block, direction, i, s, ZERO)
+
+        top.loop("i", 0, self.scan.steps, 1, turn)
+
+    def _shared(self, top: Block, chunk: Expr, control: Buffer) -> None:
+        """A chunk does one part of one pass of one direction."""
+        scan = self.scan
+        count, stages, parts = len(scan.directions), len(scan.stages), scan.parts
+        order = top.let(k.binary("div", chunk, integer(parts)), "order")
+        direction = top.let(k.binary("rem", order, integer(count)), "d")
+        turn = top.let(k.binary("div", order, integer(count)), "turn")
+        line = top.let(k.mul(order, integer(LINE)), "line")
+        mine = top.alloc("mine", i64, 1, scratch=0)
+        last = top.let(k.load(mine, ZERO), "last")
+        # what lies in fresh scratch may be any number
+        wanted = top.let(k.binary("rem", k.binary("max", last, ZERO), integer(parts)), "wanted")
+        found = top.alloc("part", i64, 1)
+        top.store(found, ZERO, integer(-1))
+        for i in range(parts):
+
+            def claim(b: Block, i: int = i) -> None:
+                part = b.let(k.binary("rem", k.add(wanted, integer(i)), integer(parts)), "p")
+                taken = b.fresh("taken")
+                b.stmts.append(k.Increment(taken, control, k.add(line, part)))
+                b.store(found, ZERO, k.select(k.binary("eq", taken, ZERO), part, integer(-1)))
+
+            top.when(k.binary("lt", k.load(found, ZERO), ZERO), claim)
+        part = top.let(k.load(found, ZERO), "part")
+        top.store(mine, ZERO, part)
+        i = top.let(k.binary("div", turn, integer(stages)), "i")
+        if stages == 1:
+            self._direction(top, direction, i, 0, part)
+        else:
+            stage = top.let(k.binary("rem", turn, integer(stages)), "stage")
+            for s in range(stages):
+                top.when(
+                    k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part)
+                )
+
+    def _direction(self, block: Block, direction: Expr, i: Expr, stage: int, part: Expr) -> None:
+        cells = self.scan.cells
+        if len(cells) == 1:
+            self._pass(block, cells[0], i, stage, part)
+            return
+        block.when(
+            k.binary("eq", direction, ZERO),
+            lambda b: self._pass(b, cells[0], i, stage, part),
+            lambda b: self._pass(b, cells[1], i, stage, part),
+        )
+
+    def _pass(self, block: Block, cell: Cell, i: Expr, stage: int, part: Expr) -> None:
+        """One stage of one step, for one part of the columns."""
+        scan, s = self.scan, cell.stages[stage]
+        parts, blocks = scan.parts, s.blocks
+        low = block.let(k.binary("div", k.mul(part, integer(blocks)), integer(parts)), "low")
+        high = block.let(
+            k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high"
+        )
+        odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
+        step = _Step(self, cell, stage, i, odd)
+
+        def columns(b: Block, c: Expr) -> None:
+            back = k.sub(k.sub(k.add(low, high), integer(1)), c)
+            own = b.let(k.select(odd, back, c), "c")
+            step.columns(b, own)
+
+        block.loop("c", low, high, 1, columns)
+
+
+class _Step:
+    """One stage of one step of one direction: the products and the cell's arithmetic for a block of columns."""
+
+    def __init__(self, loop: Loop, cell: Cell, stage: int, i: Expr, odd: Expr):
+        self.loop, self.scan, self.cell, self.number, self.i, self.odd = loop, loop.scan, cell, stage, i, odd
+        self.stage = cell.stages[stage]
+
+    def _state(self, b: Expr, j: Expr) -> Expr:
+        """The place of (direction, b, j) in a state."""
+        scan = self.scan
+        row = ix.add(ix.mul(dim_expr(scan.batch), integer(self.cell.at.index)), b)
+        return ix.add(ix.mul(row, integer(scan.hidden)), j)
+
+    def _slot(self, block: Block, i: Expr) -> Expr:
+        """The start of the outputs of step i."""
+        size = len(self.scan.directions) * self.scan.batch * self.scan.hidden
+        return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
+
+    def columns(self, block: Block, column: Expr) -> None:
+        """A block of columns: the products of a tile of rows at a time, then the cell row by row."""
+        s, batch = self.stage, self.scan.batch
+        rows = s.rows
+        sums = block.alloc("sums", self.scan.dtype, rows * s.width * self.scan.lanes, stack=True)
+
+        def tile(x: Block, b: Expr) -> None:
+            count: Expr = integer(rows)
+            if isinstance(batch, int) and batch % rows == 0:
+                self._products(x, column, b, ZERO, rows, sums)
+            else:
+                count = x.let(k.binary("min", k.sub(dim_expr(batch), b), integer(rows)), "rows")
+                x.when(
+                    k.binary("eq", count, integer(rows)),
+                    lambda y: self._products(y, column, b, ZERO, rows, sums),
+                    lambda y: self._rest(y, column, b, count, sums),
+                )
+
+            def finish(y: Block, r: Expr) -> None:
+                for v in range(s.vectors):
+                    self._finish(y, column, k.add(b, r), sums, r, v)
+
+            x.loop("r", ZERO, count, 1, finish)
+
+        block.loop("b", 0, batch, rows, tile)
+
+    def _rest(self, block: Block, column: Expr, b: Expr, count: Expr, sums: Buffer) -> None:
+        """The products of fewer rows than a tile has: tiles of a power of two from 4 on, then one of what is left, as a
+        tile of few rows takes as long as its weights take to arrive."""
+        at: Expr = ZERO
+
+        def some(rows: int, test: str) -> Expr:
+            here = at
+            has = block.let(k.binary(test, count, k.add(here, integer(rows))), "has")
+            block.when(has, lambda x: self._products(x, column, k.add(b, here), here, rows, sums))
+            return block.let(k.select(has, k.add(here, integer(rows)), here), "at")
+
+        for rows in (16, 8, 4):
+            if rows < self.stage.rows:
+                at = some(rows, "ge")
+        for rows in range(1, min(4, self.stage.rows)):
+            some(rows, "eq")
+
+    def _products(self, block: Block, column: Expr, b: Expr, at: Expr, rows: int, sums: Buffer) -> None:
+        """Rows from b on times the block's weights, to rows from `at` on of the sums."""
+        scan, s, lanes = self.scan, self.stage, self.scan.lanes
+        width, h = s.width, scan.hidden
+        tile = rows * width
+        unroll = next(u for u in (16, 8, 4, 2, 1) if (h % u == 0 and u * tile <= TURN) or u == 1)
+        sets = min(unroll, -(-SUMS // tile))
+        acc = block.alloc("acc", scan.dtype, sets * tile, lanes=lanes)
+        zero = k.lit(0.0, scan.dtype, lanes)
+        for n in range(sets * tile):
+            block.store(acc, integer(n), zero)
+        if self.number == 0:
+            source = self.loop.outputs
+            start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
+        else:
+            source = self.loop.between[self.number - 1][1]
+            start = self._state(b, ZERO)
+        start = block.let(start, "h")
+        line = block.let(
+            k.add(integer(self.cell.at.index * scan.weights_size + s.base), k.mul(column, integer(h * width * lanes))),
+            "w",
+        )
+
+        def turns(x: Block, e: Expr) -> None:
+            e = x.let(k.select(self.odd, k.sub(integer(h - unroll), e), e), "k")
+            for u in range(unroll):
+                here = ix.add(e, integer(u))
+                row = ix.add(line, ix.mul(here, integer(width * lanes)))
+                own = [k.load(self.loop.weights, ix.add(row, integer(n * lanes)), lanes) for n in range(width)]
+                weights = [x.let(k.cast(w, scan.dtype), "w") for w in own]
+                for r in range(rows):
+                    value = x.let(k.load(source, ix.add(start, ix.add(here, integer(r * h)))), "x")
+                    value = x.let(k.splat(value, lanes), "x")
+                    for n, w in enumerate(weights):
+                        slot = integer(u % sets * tile + r * width + n)
+                        x.store(acc, slot, k.fma(value, w, k.load(acc, slot)))
+
+        block.loop("k", 0, h, unroll, turns)
+        for n in range(tile):
+            value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
+            block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
+
+    def _finish(self, block: Block, column: Expr, b: Expr, products: Buffer, r: Expr, v: int) -> None:
+        """The cell for one row and one vector of columns."""
+        scan, s, lanes, cell = self.scan, self.stage, self.scan.lanes, self.cell
+        j = block.fresh("j")
+        block.stmts.append(k.Let(j, k.add(k.mul(column, integer(s.vectors * lanes)), integer(v * lanes))))
+        mask: Expr | None = None
+        if scan.hidden % (s.vectors * lanes):
+            mask = block.let(k.binary("lt", k.ramp(j, lanes), integer(scan.hidden)), "live")
+        across = k.ramp(j, lanes) if lanes > 1 else j
+        start = ix.mul(r, integer(s.width * lanes))
+        sums = [
+            block.let(k.load(products, ix.add(start, integer((g * s.vectors + v) * lanes)), lanes), "s")
+            for g in range(s.gates)
+        ]
+        em = self._emitter(block, j, sums)
+        if self.number < len(cell.stages) - 1:
+            dots, operand = self.loop.between[self.number]
+            row = ix.add(ix.mul(dim_expr(scan.batch), integer(cell.at.index)), b)
+            base = ix.mul(row, integer(s.gates * scan.hidden))
+            for g, value in enumerate(sums):
+                store_at(block, dots, ix.add(ix.add(base, integer(g * scan.hidden)), across), value, mask)
+            value = em.value(block, cell.stages[self.number + 1].operand, (b, across), mask)
+            store_at(block, operand, self._state(b, across), value, mask)
+            return
+        values = [block.let(em.value(block, n, (b, across), mask), "y") for n in cell.results]
+        y, *states = values
+        lay = scan.outs[0]
+        place = (self._time(block), integer(cell.at.index), b, across)
+        target = scan.operands.outs[0]
+        store_at(block, target, ix.linear(place, lay.strides, lay.offset), k.cast(y, target.dtype), mask)
+        own = self._state(b, across)
+        store_at(block, self.loop.outputs, ix.add(self._slot(block, self.i), own), states[0], mask)
+        for buffer, value in zip(self.loop.others, states[1:], strict=True):
+            store_at(block, buffer, own, value, mask)
+
+        def final(x: Block) -> None:
+            for n, value in enumerate(states):
+                buffer, lay = scan.operands.outs[1 + n], scan.outs[1 + n]
+                at = ix.linear((integer(cell.at.index), b, across), lay.strides, lay.offset)
+                store_at(x, buffer, at, k.cast(value, buffer.dtype), mask)
+
+        block.when(k.binary("eq", self.i, dim_expr(scan.steps - 1)), final)
+
+    def _time(self, block: Block) -> Expr:
+        if not self.cell.at.reverse:
+            return self.i
+        return block.let(k.sub(dim_expr(self.scan.steps - 1), self.i), "at")
+
+    def _emitter(self, block: Block, j: Var, sums: list[Expr]) -> Emitter:
+        """An emitter of the cell's graph with this stage's products in registers and everything else in memory."""
+        scan, cell, loop = self.scan, self.cell, self.loop
+        at = self._time(block)
+        width = scan.op.gates * scan.hidden
+
+        def row(b: Block, index: Index, mask: Expr | None) -> Expr:
+            step = ix.add(at, ix.mul(dim_expr(scan.steps), integer(cell.at.index)))
+            line = ix.add(ix.mul(step, dim_expr(scan.batch)), index[0])
+            return load_at(b, loop.rows, ix.add(ix.mul(line, integer(width)), index[1]), mask)
+
+        def state(buffer: Buffer, start: Expr) -> Leaf:
+            return Leaf(
+                lambda b, index, mask: load_at(b, buffer, ix.add(start, self._state(*index)), mask), pinned=True
+            )
+
+        def product(b: Block, index: Index, mask: Expr | None) -> Expr:
+            return sums[offset_from(index[1], j) // scan.hidden]
+
+        leaves = dict(loop.leaves)
+        leaves[cell.row] = Leaf(row, pinned=True)
+        before = self._slot(block, k.add(self.i, integer(1)))
+        leaves[cell.states[0]] = state(loop.outputs, before)
+        for n, buffer in zip(cell.states[1:], loop.others, strict=True):
+            leaves[n] = state(buffer, ZERO)
+        for s, (dots, _) in zip(cell.stages[: self.number], loop.between, strict=False):
+            leaves[s.node] = self._earlier(s, dots)
+        leaves[self.stage.node] = Leaf(product, home=block, pinned=True)
+        em = Emitter(leaves)
+        if cell.valid is not None:
+            lengths = scan.lengths()
+
+            def valid(b: Block, index: Index, mask: Expr | None) -> Expr:
+                length = k.cast(em.value(b, lengths, (index[0],), None), i64)
+                return b.let(k.binary("lt", at, length), "valid")
+
+            em.bind(cell.valid, Leaf(valid, pinned=True))
+        return em
+
+    def _earlier(self, s: Stage, dots: Buffer) -> Leaf:
+        """The products of a stage that is over."""
+        scan = self.scan
+
+        def read(b: Block, index: Index, mask: Expr | None) -> Expr:
+            row = ix.add(ix.mul(dim_expr(scan.batch), integer(self.cell.at.index)), index[0])
+            return load_at(b, dots, ix.add(ix.mul(row, integer(s.gates * scan.hidden)), index[1]), mask)
+
+        return Leaf(read, pinned=True)
+
+
+__all__ = ["Loop"]

@@ -1,0 +1,150 @@
+"""Recurrent groups: LSTM, GRU and RNN.
+
+    1. P[t] = x[t] W^T + b for all steps: one contraction (for each direction)
+    2. for t: for block of columns: acc[row][gate] = h[t-1] R_block;  h[t], c[t] = cell(acc + P[t], h[t-1], c[t-1])
+
+R is repacked so that a block of columns is one stream: [block][k][gate][columns]. The cell is whatever the op's `step`
+says: the emitter evaluates its graph with the products in registers. A cell with a product of a product (GRU that
+resets before the product) runs in stages; every stage is a pass over the columns.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import DimLike
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node, const, topological
+from ingot.ir.types import DType, i64
+from ingot.ops.nn.terms import Term
+from ingot.schedule.cpu.contraction.lower import lower_contraction
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.pointwise.lower import lower_pointwise
+from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_weights
+from ingot.schedule.cpu.recurrent.loop import Loop
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+
+
+def lower_recurrent(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """An LSTM, GRU or RNN. Raises CompileError where the hidden size is no plain number."""
+    return _Scan(body, ins, outs, constant, machine).lower()
+
+
+class _Scan(Recurrence):
+    """The steps before the scan, and the scan."""
+
+    def __init__(
+        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        machine: Machine,
+    ):
+        super().__init__(body, ins, outs, constant, machine)
+        self.launches: list[Step] = []
+        self.temps: list[DimLike] = []
+        self.packs: list[Pack] = []
+
+    def _temp(self, elements: DimLike, dtype: DType) -> Arg:
+        self.temps.append(elements * dtype.nbytes)
+        return Arg("temp", len(self.temps) - 1)
+
+    def _embed(self, low: Lowered, ins: tuple[Arg, ...], outs: tuple[Arg, ...]) -> None:
+        """Run another group's steps on these operands."""
+        own = low.within(ins, outs, len(self.temps), len(self.packs))
+        self.launches += own.steps
+        self.temps += own.temps
+        self.packs += own.packs
+
+    def _part_of(self, value: Node) -> tuple[Graph, list[int]]:
+        """A graph of `value` over the group's inputs that it reads, and their positions."""
+        nodes = set(topological([value]))
+        used = [i for i, n in enumerate(self.body.inputs) if n in nodes]
+        return Graph(tuple(self.body.inputs[i] for i in used), (value,)), used
+
+    def _compute(self, value: Node, to: Arg, layout: Layout) -> None:
+        """Write a pointwise value of the group's inputs to memory."""
+        graph, used = self._part_of(value)
+        low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
+        self._embed(low, tuple(Arg("in", i) for i in used), (to,))
+
+    def _project(self, cell: Cell, to: Arg) -> None:
+        """P of one direction, at its place in `to`."""
+        op, inputs = self.op, self.anchor.inputs
+        x, w = inputs[:2]
+        d = cell.at.index
+        width = op.gates * self.hidden
+        own = ops.Slice((d, 0, 0), (d + 1, *w.shape[1:]), (1, 1, 1))(w)
+        flat = ops.Reshape(w.shape[1:])(own)
+        product = Term(ops.DotGeneral(((), ()), ((2,), (1,)), self.dtype)(x, flat))
+        given = op.parameters(inputs, d)
+        value = product + (given.b.slice(0, 0, width) + op.outer_bias(given))
+        graph, used = self._part_of(value.node)
+        rows = self.batch * width
+        layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * d)
+        low = lower_contraction(
+            graph, tuple(self.ins[i] for i in used), (layout,), tuple(self.constant[i] for i in used), self.machine
+        )
+        self._embed(low, tuple(Arg("in", i) for i in used), (to,))
+
+    def _weights(self) -> Arg:
+        """R, packed: at compile time where it is a constant."""
+        r = self.anchor.inputs[2]
+        at, stages, lanes, size = self.r_at, self.stages, self.lanes, self.weights_size
+        if at >= 0:
+            what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
+            key = f"scan {what} {self.hidden} {lanes} {self.stored}"
+            write = partial(pack_weights, stages, self.hidden, lanes)
+            self.packs.append(Pack(at, key, self.stored, size * len(self.directions), write))
+            return Arg("pack", len(self.packs) - 1)
+        to = self._temp(size * len(self.directions), self.dtype)
+        h = self.hidden
+        for d in self.directions:
+            for s in stages:
+                wide = s.blocks * s.vectors * lanes
+                own = Term(r).cast(self.dtype).slice(0, d.index, d.index + 1)
+                own = own.slice(1, s.first, s.first + s.gates * h).reshape((s.gates, h, h))
+                own = own.pad(1, 0, wide - h, 0.0).reshape((s.gates, s.blocks, s.vectors * lanes, h))
+                value = own.transpose((1, 3, 0, 2)).node
+                dense = Layout.contiguous(value.shape)
+                self._compute(value, to, Layout(dense.shape, dense.strides, d.index * size + s.base))
+        return to
+
+    def lower(self) -> Lowered:
+        count, h = len(self.directions), self.hidden
+        state: DimLike = count * self.batch * h
+        rows = self._temp(state * self.op.gates * self.steps, self.dtype)
+        for cell in self.cells:
+            self._project(cell, rows)
+        weights = self._weights()
+        # the output of the pass at hand and of the one before; the other states are changed in place
+        outputs = self._temp(2 * state, self.dtype)
+        others = [self._temp(state, self.dtype) for _ in range(self.op.states - 1)]
+        dense = Layout.contiguous((count, self.batch, h))
+        for i, initial in enumerate(self.anchor.inputs[4 : 4 + self.op.states]):
+            value = Term(initial).cast(self.dtype).node
+            if i == 0:
+                self._compute(value, outputs, Layout(dense.shape, dense.strides, state))
+            else:
+                self._compute(value, others[i - 1], dense)
+            if not isinstance(self.steps, int) or self.steps == 0:
+                # what stays if there is no step
+                self._compute(initial, Arg("out", 1 + i), self.outs[1 + i])
+        between = [
+            (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
+            for s in self.stages[:-1]
+        ]
+        control: Arg | None = None
+        if self.parts > 1:
+            counters = self.steps * len(self.stages) * count * LINE
+            control = self._temp(counters, i64)
+            zero = ops.BroadcastInDim((counters,), ())(const(0, np.int64))
+            clear = lower_pointwise(Graph((), (zero,)), (), (Layout.contiguous((counters,)),), self.machine)
+            self._embed(clear, (), (control,))
+        self.launches.append(Loop(self, rows, weights, outputs, others, between, control).step())
+        return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
+
+
+__all__ = ["lower_recurrent"]

@@ -1,0 +1,217 @@
+"""Scatter: a copy of the operand, into which the updates are combined.
+
+    out = x
+    for update in order:  if it lies inside:  out[indices[update] + window] (=, +=, ...) updates[update, window]
+
+Updates may meet in one element, so their order is kept: only dimensions in which the place of an update is its own
+coordinate (whole dimensions of the window, batching dimensions) are shared out and vectorized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Expr, Kernel, integer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import bf16, boolean, f16, f32, i64
+from ingot.ops import Scatter
+from ingot.ops.views import pull_back
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.cpu.chunks import CHUNK, chunked_loops, vector_loop
+from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.pointwise.lower import lower_pointwise
+from ingot.schedule.emit import Index, load_at, store_at
+from ingot.schedule.group_io import operand_memory
+from ingot.schedule.index import ZERO, both, dim_expr
+from ingot.schedule.lowered import Lowered, Step
+from ingot.support.errors import CompileError
+
+
+def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """A Scatter, or a DynamicUpdateSlice, and the reshapes and transposes behind it."""
+    anchor = next((n for n in body.nodes() if isinstance(n.op, Scatter)), None)
+    if anchor is None:
+        # every element of an updated slice is known by its own index
+        return lower_pointwise(body, ins, outs, machine)
+    return _Scattering(anchor, body, ins, outs, machine).lower()
+
+
+class _Scattering:
+    def __init__(
+        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+    ):
+        op = anchor.op
+        assert isinstance(op, Scatter)
+        self.op, self.anchor, self.body, self.machine = op, anchor, body, machine
+        self.operands = Operands.of(body)
+        self.x, self.indices, self.updates = (operand_memory(body, i, ins) for i in anchor.inputs)
+        out = pull_back(body.outputs[0], anchor, outs[0])
+        if out is None:
+            raise CompileError("scatter", expected="a result that lies in memory with strides", where=anchor.loc)
+        self.out = out
+        self.dims = symbol_params(*body_dims(body, (*ins, *outs)))
+        # where the coordinates of an update go: dimension of the updates -> dimension of the operand
+        rank = anchor.type.rank
+        gone = (*op.inserted_window_dims, *op.input_batching_dims)
+        kept = [d for d in range(rank) if d not in gone]
+        self.window = dict(zip(op.update_window_dims, kept, strict=True))
+        update_rank = anchor.inputs[2].type.rank
+        self.batch = [d for d in range(update_rank) if d not in op.update_window_dims]
+        self.batching = {
+            self.batch[b - (b > op.index_vector_dim)]: d
+            for d, b in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
+        }
+        whole = {u: d for u, d in self.window.items() if d not in op.scatter_dims_to_operand_dims}
+        self.own = sorted({**whole, **self.batching})
+
+    def lower(self) -> Lowered:
+        return Lowered((self._copy(), self._combine()))
+
+    def _copy(self) -> Step:
+        chunk, top = k.var("chunk"), Block()
+        which, layout = self.x
+        source, target = self.operands.ins[which], self.operands.outs[0]
+        shape = self.anchor.shape
+        dense = [d for d in range(len(shape)) if self.out.strides[d] == 1 and shape[d] != 1]
+        axis = dense[-1] if dense else max(len(shape) - 1, 0)
+
+        def write(block: Block, index: Index, mask: Expr | None) -> None:
+            value = load_at(block, source, ix.linear(index, layout.strides, layout.offset), mask)
+            store_at(block, target, ix.linear(index, self.out.strides, self.out.offset), value, mask)
+
+        lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
+        chunks = chunked_loops(top, chunk, shape, axis, lanes, self.machine, write)
+        kernel = Kernel("scatter_copy", self.operands.params, self.dims, chunk, chunks, top.body)
+        return Step(kernel, self.operands.args)
+
+    def _combine(self) -> Step:
+        chunk, top = k.var("chunk"), Block()
+        shape = self.anchor.inputs[2].shape
+        serial = [d for d in range(len(shape)) if d not in self.own]
+        axis = self._axis(shape)
+        outer = [d for d in self.own if d != axis]
+        rows = product(shape[d] for d in outer)
+        columns: DimLike = 1 if axis is None else shape[axis]
+        run, block = self._chunk(rows, columns, max(1, estimate(product(shape[d] for d in serial))))
+        blocks = ceildiv(columns, block)
+        part = top.let(k.binary("rem", chunk, dim_expr(blocks)), "part")
+        low = top.let(k.mul(part, integer(block)), "low")
+        top.multiples[getattr(low, "name", "")] = 64
+        high = top.let(k.binary("min", k.add(low, integer(block)), dim_expr(columns)), "high")
+        lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
+
+        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
+            if left:
+                b.loop("u", 0, shape[left[0]], 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
+                return
+            if axis is None:
+                self._where_inside(b, at, None, lambda c, target: self._update(c, at, target, None))
+                return
+            along = axis
+            if along not in self.window:
+                # each has an index of its own
+                def element(y: Block, e: Expr, _: Expr | None) -> None:
+                    here = at | {along: e}
+                    self._where_inside(y, here, None, lambda c, target: self._update(c, here, target, None))
+
+                vector_loop(b, low, high, 1, self.machine, element)
+                return
+
+            def line(c: Block, target: dict[int, Expr]) -> None:
+                def vector(y: Block, e: Expr, m: Expr | None) -> None:
+                    self._update(y, at | {along: e}, target | {self.window[along]: e}, m)
+
+                vector_loop(c, low, high, lanes, self.machine, vector, multiple=64)
+
+            self._where_inside(b, at, along, line)
+
+        def one(b: Block, row: Expr) -> None:
+            places = ix.delinearize(row, tuple(shape[d] for d in outer), {}) if outer else ()
+            nest(b, serial, {d: b.let(e, "i") for d, e in zip(outer, places, strict=True)})
+
+        first = top.let(k.mul(k.binary("div", chunk, dim_expr(blocks)), integer(run)), "first")
+        if run == 1:
+            one(top, first)
+        else:
+            last = top.let(k.binary("min", k.add(first, integer(run)), dim_expr(rows)), "last")
+            top.loop("row", first, last, 1, one)
+        chunks = dim_expr(ceildiv(rows, run) * blocks)
+        kernel = Kernel("scatter", self.operands.params, self.dims, chunk, chunks, top.body)
+        return Step(kernel, self.operands.args)
+
+    def _chunk(self, rows: DimLike, columns: DimLike, depth: int) -> tuple[int, int]:
+        """(rows, columns) of a chunk, each with `depth` updates."""
+        # whole vectors, enough work, and no more chunks than help
+        block = max(64, CHUNK // depth)
+        if isinstance(columns, int):
+            share = -(-columns * max(1, estimate(rows)) // (8 * self.machine.threads))
+            block = max(64, min(columns, max(block, share)))
+        block = -(-block // 64) * 64
+        # several rows, where they are many and short
+        run = max(1, CHUNK // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
+        if isinstance(rows, int):
+            run = max(1, min(run, rows // (4 * self.machine.threads)))
+        return run, block
+
+    def _axis(self, shape: tuple[DimLike, ...]) -> int | None:
+        """The dimension of the updates that lines run along: one in which they lie side by side and do not meet."""
+        dense = [d for d in self.own if shape[d] != 1 and self.updates[1].strides[d] == 1]
+        return dense[-1] if dense else None
+
+    def _where_inside(
+        self, block: Block, at: dict[int, Expr], axis: int | None, then: Callable[[Block, dict[int, Expr]], None]
+    ) -> None:
+        """then(block, place of the update), but for `axis`, where that lies inside."""
+        inside, target = self._target(block, at, axis)
+        if inside is None:
+            then(block, target)
+        else:
+            block.when(inside, lambda b: then(b, target))
+
+    def _target(self, block: Block, at: dict[int, Expr], axis: int | None) -> tuple[Expr | None, dict[int, Expr]]:
+        """Where an update goes, but for `axis`, and whether it lies inside."""
+        op = self.op
+        which, layout = self.indices
+        rank = self.anchor.inputs[1].type.rank
+        target: dict[int, Expr] = {d: at[u] for u, d in (self.window | self.batching).items() if u != axis}
+        inside: Expr | None = None
+        for component, d in enumerate(op.scatter_dims_to_operand_dims):
+            where = [at.get(u, ZERO) for u in self.batch]
+            if op.index_vector_dim < rank:
+                where.insert(op.index_vector_dim, integer(component))
+            flat = ix.linear(tuple(where), layout.strides, layout.offset)
+            start = block.let(k.cast(block.let(k.load(self.operands.ins[which], flat), "s"), i64), "s")
+            place = block.let(k.add(start, target[d]), "to") if d in target else start
+            target[d] = place
+            low, high = k.binary("ge", place, ZERO), k.binary("lt", place, dim_expr(self.anchor.shape[d]))
+            inside = both(inside, k.binary("and", low, high))
+            # the sum of a huge index and a window's offset would wrap around
+            inside = both(inside, k.binary("ge", start, dim_expr(self.anchor.shape[d] * -1)))
+        return (None if inside is None else block.let(inside, "in")), target
+
+    def _update(self, block: Block, at: dict[int, Expr], target: dict[int, Expr], mask: Expr | None) -> None:
+        which, layout = self.updates
+        source, out = self.operands.ins[which], self.operands.outs[0]
+        index = tuple(at[d] for d in range(len(layout.shape)))
+        value = load_at(block, source, ix.linear(index, layout.strides, layout.offset), mask)
+        place = tuple(target.get(d, ZERO) for d in range(self.anchor.type.rank))
+        flat = ix.linear(place, self.out.strides, self.out.offset)
+        if self.op.kind != "set":
+            wide = f32 if out.dtype in (f16, bf16) else out.dtype
+            old = load_at(block, out, flat, mask)
+            value = k.cast(_combined(self.op.kind, k.cast(old, wide), k.cast(value, wide)), out.dtype)
+        store_at(block, out, flat, block.let(value, "v"), mask)
+
+
+def _combined(kind: str, old: Expr, value: Expr) -> Expr:
+    if old.dtype == boolean:
+        return k.binary("or" if kind == "max" else "and", old, value)
+    return k.binary(kind, old, value)
+
+
+__all__ = ["lower_scatter"]

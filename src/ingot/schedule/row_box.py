@@ -1,0 +1,61 @@
+"""What the reductions of a row group have in common: the box that they reduce, and how vectors run through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import Shape
+from ingot.ops import ArgReduce, Reduce
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The shape of a row group: the full box, the reduced dimensions, and the dimension that vectors run along."""
+
+    shape: Shape
+    reduced: tuple[int, ...]
+    axis: int
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(d for d in range(len(self.shape)) if d not in self.reduced)
+
+    @property
+    def kept_shape(self) -> Shape:
+        return tuple(self.shape[d] for d in self.kept)
+
+    @property
+    def horizontal(self) -> bool:
+        """Vectors run along a reduced dimension."""
+        return self.axis in self.reduced
+
+
+def reduction(node: Node) -> Reduce | ArgReduce:
+    op = node.op
+    assert isinstance(op, Reduce | ArgReduce)
+    return op
+
+
+def reductions_of(body: Graph) -> list[Node]:
+    return [n for n in body.nodes() if isinstance(n.op, Reduce | ArgReduce)]
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    return tuple(sorted(reduction(node).dims))
+
+
+def rows_of(body: Graph) -> Rows | None:
+    """The common row shape of the group's reductions; None where they have none or disagree."""
+    found = reductions_of(body)
+    if not found:
+        return None
+    shape, reduced = found[0].inputs[0].shape, reduced_dims(found[0])
+    if any(n.inputs[0].shape != shape or reduced_dims(n) != reduced for n in found):
+        return None
+    sized = [d for d in range(len(shape)) if shape[d] != 1]
+    axis = sized[-1] if sized else len(shape) - 1
+    return Rows(shape, reduced, axis)
+
+
+__all__ = ["Rows", "reduced_dims", "reduction", "reductions_of", "rows_of"]

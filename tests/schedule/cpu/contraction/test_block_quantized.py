@@ -1,0 +1,98 @@
+"""Products with weights of 4 and 8 bits against the interpreter: in registers for one row, widened for several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, f32, i4, i8, u4, u8
+from ingot.schedule.cpu.machine import NEON, Machine
+from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph
+
+# NEON's schedules (vectors of 4, no masks) run on any machine
+TARGETS = [*MACHINES, replace(NEON, threads=2)]
+
+
+def product(
+    m: DimLike, n: int, blocks: int, block: int, dtype: DType = u4, zeros: str = "blocks", scale: float = 1
+) -> Graph:
+    """relu(x[m, k] . w[n, k] + bias), as `passes/levels.py` leaves it."""
+    rng = np.random.default_rng(n + blocks * block)
+    low = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
+    shape = (n, blocks, block) if blocks > 1 else (n, block)
+    one = (*shape[:-1], 1)
+
+    def levels(shape: tuple[int, ...]) -> Node:
+        return const(rng.integers(low, low + (1 << dtype.bits), shape).astype(dtype.numpy))
+
+    zero = {
+        "blocks": lambda: levels(one),
+        "one": lambda: levels(()),
+        "floats": lambda: const((rng.random(one) * 8).astype(np.float32)),
+    }[zeros]()
+    w = ops.Dequantize()(levels(shape), zero, const((rng.random(one) * scale).astype(np.float32)))
+    x = Input("x", TensorType(f32, (m, blocks * block)))()
+    sides = ((1, 2), (1, 2)) if blocks > 1 else ((1,), (1,))
+    y = ops.DotGeneral(contract=sides)(ops.reshape(x, (m, *shape[1:])), w)
+    return Graph((x,), (ops.maximum(ops.add(y, const(rng.standard_normal(n).astype(np.float32))), 0),))
+
+
+def rows(m: int, k: int) -> np.ndarray:
+    return np.random.default_rng(m * k).standard_normal((m, k)).astype(np.float32)
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize(
+    ("n", "blocks", "block", "dtype"),
+    [(1, 3, 16, u4), (37, 2, 32, i8), (100, 5, 20, i4), (33, 1, 77, u4), (33, 3, 21, u8), (260, 4, 256, i4)],
+)
+def test_rows(n: int, blocks: int, block: int, dtype: DType, machine: Machine) -> None:
+    """One row, several, and as many as come, which one kernel computes either way."""
+    for m in (1, 29):
+        check(product(m, n, blocks, block, dtype), [rows(m, blocks * block)], machine=machine)
+    model = product(symbol("m"), n, blocks, block, dtype)
+    for m in (1, 2, 50):
+        check(model, [rows(m, blocks * block)], machine=machine)
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("zeros", ["one", "floats"])
+@pytest.mark.parametrize("dtype", [u4, i8])
+def test_zeros(zeros: str, dtype: DType, machine: Machine) -> None:
+    for m in (1, 9):
+        check(product(m, 70, 3, 32, dtype, zeros), [rows(m, 96)], machine=machine)
+        check(product(m, 70, 1, 40, dtype, zeros), [rows(m, 40)], machine=machine)
+
+
+def test_special_values() -> None:
+    """NaN and infinities in x, scales of zero."""
+    for m in (1, 4):
+        x = rows(m, 96)
+        x[0, 5], x[-1, 40] = np.inf, np.nan
+        check(product(m, 70, 3, 32), [x])
+        x[-1, 40] = -np.inf
+        check(product(m, 70, 3, 32), [x])
+        check(product(m, 70, 3, 32, scale=0), [rows(m, 96)])
+        check(product(m, 70, 3, 32, scale=0), [x])
+
+
+def test_no_rows() -> None:
+    model = replace(product(symbol("m"), 70, 3, 32), bounds=(("m", 0, None),))
+    check(model, [rows(0, 96)])
+
+
+def test_long_reductions() -> None:
+    """Of which a part at a time is widened, also for a scale of all."""
+    for blocks, block in ((86, 128), (1, 11008), (172, 64)):
+        for m in (2, 40):
+            check(product(m, 100, blocks, block), [rows(m, blocks * block)], rtol=1e-5)
+
+
+def test_weights_stay_small() -> None:
+    m = compile_graph(product(1, 512, 16, 32), NATIVE)
+    assert m.program.weights.nbytes < 512 * 512 * 0.7 + 512 * 16 + 4096

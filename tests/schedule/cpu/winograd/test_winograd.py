@@ -1,0 +1,454 @@
+"""Winograd convolution: exact transforms, error bounds, edges, layouts, what it reads, and when it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import DimLike, symbol
+from ingot.ir.interp import interpret
+from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, f32, f64
+from ingot.passes.layout import explicit_padding
+from ingot.runtime.executor import CompiledModel
+from ingot.schedule.axes import Axis, Contraction, Inside
+from ingot.schedule.cpu.contraction.cost_model import plan_contraction
+from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.machine import AVX2, Machine
+from ingot.schedule.cpu.winograd.lower import lower_winograd
+from ingot.schedule.cpu.winograd.plan import Pieces, Shape, covered, plan_winograd
+from ingot.schedule.cpu.winograd.toom_cook import array, transform, transformed_weights
+from ingot.schedule.lowered import Lowered
+from tests.schedule.compiled import MACHINES, NATIVE, compile_graph
+from tests.targets.cpu.native import Native, place
+
+RNG = np.random.default_rng(5)
+ALGORITHMS = [(2, 3), (4, 3), (2, 5)]
+
+
+def random(*shape: int, dtype: DType = f32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype.numpy)
+
+
+# The matrices
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_identity_is_exact(algorithm: tuple[int, int]) -> None:
+    """In rational arithmetic A^T [(G g) . (B^T d)] is the convolution."""
+    t = transform(*algorithm)
+    d = [Fraction(int(v)) for v in RNG.integers(-9, 9, t.alpha)]
+    g = [Fraction(int(v)) for v in RNG.integers(-9, 9, t.r)]
+
+    def times(matrix: tuple[tuple[Fraction, ...], ...], v: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, v, strict=True)), Fraction(0)) for row in matrix]
+
+    products = [a * b for a, b in zip(times(t.g, g), times(t.bt, d), strict=True)]
+    want = [sum((g[k] * d[i + k] for k in range(t.r)), Fraction(0)) for i in range(t.m)]
+    assert times(t.at, products) == want
+    data = (array(t.at), array(t.bt))
+    assert all((m.astype(np.float32) == m).all() for m in data)  # the kernel's constants are not rounded
+
+
+# Kernels
+
+
+def image(n: DimLike, h: int, w: int, c: int, dtype: DType = f32) -> Node:
+    return Input("x", TensorType(dtype, (n, h, w, c)))()
+
+
+def convolution(x: Node, w: np.ndarray, pad: int = 0) -> Node:
+    """NHWC; weights O, I, window."""
+    op = ops.Convolution((1, 1), ((pad, pad), (pad, pad)), (1, 1), (1, 1), "N01C", "OI01", "N01C")
+    return op(x, const(w))
+
+
+def lower(graph: Graph, pieces: Pieces, machine: Machine) -> tuple[Lowered, list[np.ndarray]]:
+    """The graph, one convolution and its epilogue, as a group, and the constants it takes as inputs."""
+    constants = [n for n in graph.nodes() if n.inputs == () and n not in graph.inputs and n.type.rank]
+    params = {n: Input(f"c{i}", n.type)() for i, n in enumerate(constants)}
+    memo: dict[Node, Node] = {}
+    for n in graph.nodes():
+        memo[n] = params.get(n) or n.with_inputs([memo[i] for i in n.inputs])
+    body = Graph((*(memo[n] for n in graph.inputs), *params.values()), tuple(memo[o] for o in graph.outputs))
+    ins, outs = (tuple(Layout.contiguous(n.shape) for n in nodes) for nodes in (body.inputs, body.outputs))
+    anchor = next(n for n in body.nodes() if isinstance(n.op, ops.Convolution))
+    low = lower_winograd(body, ins, outs, anchor, pieces, machine)
+    return low, [np.asarray(n.op.value) for n in constants if isinstance(n.op, Const)]
+
+
+def execute(low: Lowered, ins: list[np.ndarray], out: np.ndarray, interpreted: bool = False) -> None:
+    """All steps, in order; temporaries start as NaN."""
+    packs = [place(p.apply(ins[p.index])) for p in low.packs]
+    temps = [place(np.full(int(n) // out.itemsize, np.nan, out.dtype)) for n in low.temps]
+    memory = {"in": ins, "out": [out], "pack": packs, "temp": temps}
+    for step in low.steps:
+        arrays = [memory[a.kind][a.index] for a in step.args]
+        if interpreted:
+            run_kernel(step.kernel, {b.name: a for b, a in zip(step.kernel.params, arrays, strict=True)})
+        else:
+            Native(step.kernel)(arrays, (), int(step.kernel.chunks.value))  # type: ignore[attr-defined]
+
+
+def direct(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """float64, from NHWC and O, I, window."""
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), w.shape[2:], axis=(1, 2))
+    return np.einsum("nhwcij,ocij->nhwo", windows, w.astype(np.float64), optimize=True)
+
+
+def bound(x: np.ndarray, w: np.ndarray, m: int) -> np.ndarray:
+    """What the error of each output cannot exceed: the same algorithm on absolute values, times the roundings on the
+    way. (Barabasz et al. 2020, theorem 2, with a plain sum over channels.)"""
+    t = transform(m, w.shape[2])
+    at, g, bt = (np.abs(array(v)) for v in (t.at, t.g, t.bt))
+    n, h, width, c = x.shape
+    out = np.zeros((n, h - t.r + 1, width - t.r + 1, w.shape[0]))
+    u = np.einsum("ea,ocab,fb->efco", g, np.abs(w.astype(np.float64)), g)
+    for y in (*range(0, out.shape[1] - m, m), out.shape[1] - m):
+        for z in (*range(0, out.shape[2] - m, m), out.shape[2] - m):
+            d = np.abs(x[:, y : y + t.alpha, z : z + t.alpha].astype(np.float64))
+            v = np.einsum("ea,nabc,fb->nefc", bt, d, bt)
+            here = np.einsum("ie,nefc,efco,jf->nijo", at, v, u, at, optimize=True)
+            part = out[:, y : y + m, z : z + m]
+            part[...] = np.maximum(part, here)
+    roundings = 4 * t.alpha + c + 2
+    return out * roundings * 2.0**-24
+
+
+CASES = [  # n, h, w, ci, co, pieces
+    (1, 8, 8, 16, 16, Pieces(4, 4, 16)),
+    (2, 8, 12, 32, 48, Pieces(2, 6, 32, True)),
+    (1, 14, 14, 20, 37, Pieces(4, 5, 32)),
+    (1, 14, 14, 20, 37, Pieces(4, 5, 16, True)),
+    (3, 7, 9, 3, 70, Pieces(4, 4, 32, True)),
+    (2, 7, 9, 33, 70, Pieces(2, 7, 48)),
+    (1, 4, 5, 5, 1, Pieces(4, 2, 16)),
+    (1, 14, 14, 32, 37, Pieces(4, 5, 32, late=16)),
+    (2, 7, 9, 64, 70, Pieces(4, 4, 16, True, late=32)),
+    (1, 7, 7, 16, 1, Pieces(2, 7, 16, True, late=16)),
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pieces], machine: Machine) -> None:
+    """Sizes that tiles, vectors and blocks do not divide; a bias, a residual and relu behind it."""
+    n, h, w, ci, co, pieces = case
+    weights, bias = random(co, ci, 3, 3), random(co)
+    x, residual = image(n, h + 2, w + 2, ci), Input("r", TensorType(f32, (n, h, w, co)))()
+    y = convolution(x, weights)
+    y = ops.add(ops.add(y, ops.BroadcastInDim(y.shape, (3,))(const(bias))), residual)
+    y = ops.maximum(y, 0.0)
+    low, constants = lower(Graph((x, residual), (y,)), pieces, machine)
+    xs = random(n, h + 2, w + 2, ci), random(n, h, w, co)
+    out = place(np.full((n, h, w, co), np.nan, np.float32))
+    execute(low, [*map(place, xs), *map(place, constants)], out)
+    want = np.maximum(direct(xs[0], weights) + bias + xs[1], 0)
+    assert (np.abs(out - want) <= bound(xs[0], weights, pieces.m) + 1e-6 * (1 + np.abs(want))).all()
+
+
+DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
+    (1, 2, 8, 9, 8, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
+    (1, 2, 5, 7, 5, 10, 2, 2, 2, Pieces(2, 5, 16, True)),
+    (2, 3, 6, 6, 8, 16, 1, 1, 1, Pieces(4, 5, 16)),
+    (1, 1, 9, 8, 20, 17, 3, 1, 1, Pieces(4, 5, 16)),
+    (1, 1, 9, 8, 16, 40, 4, 1, 1, Pieces(4, 6, 16, True)),
+    (1, 1, 6, 6, 3, 1, 5, 1, 1, Pieces(4, 4, 16)),
+    (1, 1, 9, 8, 32, 40, 3, 1, 1, Pieces(4, 6, 32, True, late=16)),
+    (2, 2, 6, 6, 32, 17, 2, 1, 1, Pieces(2, 5, 16, late=16)),
+]
+
+
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", DEEP)
+def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], interpreted: bool) -> None:
+    """An output slice is the convolution of the slices that it reads, side by side as channels."""
+    *sizes, pieces = case
+    n, depth, h, w, ci, co, groups, taps, apart = sizes
+    extra = (taps - 1) * apart
+    weights = random(groups * co, ci, taps, 3, 3)
+    op = ops.Convolution(
+        (1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups
+    )
+    x = Input("x", TensorType(f32, (n, depth + extra, h + 2, w + 2, groups * ci)))()
+    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, AVX2 if interpreted else NATIVE)
+    data = random(*map(int, x.shape))
+    out = np.full((n, depth, h, w, groups * co), np.nan, np.float32)
+    if interpreted:
+        execute(low, [data, *constants], out, interpreted=True)
+    else:
+        out = place(out)
+        execute(low, [place(data), *map(place, constants)], out)
+    for d in range(depth):
+        for g in range(groups):
+            read = data[:, d : d + extra + 1 : apart, :, :, g * ci : (g + 1) * ci]
+            flat = np.concatenate(list(read.swapaxes(0, 1)), axis=-1)
+            own = weights[g * co : (g + 1) * co].swapaxes(1, 2).reshape(co, taps * ci, 3, 3)
+            error = np.abs(out[:, d, :, :, g * co : (g + 1) * co] - direct(flat, own))
+            assert (error <= bound(flat, own, pieces.m)).all()
+
+
+@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "dilation", "pieces"),
+    [
+        ((9, 14), (2, 3), Pieces(4, 5, 16)),
+        ((8, 16), (2, 2), Pieces(4, 4, 16, True)),
+        ((5, 3), (3, 4), Pieces(2, 6, 16, True, late=16)),
+        ((7, 9), (1, 2), Pieces(2, 6, 16)),
+    ],
+)
+def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], pieces: Pieces, interpreted: bool) -> None:
+    """Images of every dilation-th row and column: of unlike sizes, smaller than a tile, empty."""
+    (h, w), (a, b) = size, dilation
+    weights = random(9, 16, 3, 3)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), dilation, "N01C", "OI01", "N01C")
+    x = image(2, h + 2 * a, w + 2 * b, 16)
+    machine = AVX2 if interpreted else NATIVE
+    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, machine)
+    data, out = random(*map(int, x.shape)), np.full((2, h, w, 9), np.nan, np.float32)
+    if interpreted:
+        execute(low, [data, *constants], out, interpreted=True)
+    else:
+        out = place(out)
+        execute(low, [place(data), *map(place, constants)], out)
+    spread = np.zeros((9, 16, 2 * a + 1, 2 * b + 1), np.float32)
+    spread[:, :, ::a, ::b] = weights
+    want = direct(data, spread)
+    assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(("split", "late"), [(False, 0), (True, 0), (True, 16)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late: int) -> None:
+    """The interpreter sees every read beyond an operand, every read of memory never written, every race."""
+    m, r = algorithm
+    h, w, ci, co = m + 3, m + 1, late or 5, 9
+    weights = random(co, ci, r, r)
+    x = image(1, h + r - 1, w + r - 1, ci)
+    pieces = Pieces(m, 3, 8, split, late)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), pieces, AVX2)
+    data, out = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
+    execute(low, [data, *constants], out, interpreted=True)
+    assert (np.abs(out - direct(data, weights)) <= bound(data, weights, m)).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("late", [0, 16])
+@pytest.mark.parametrize("spread", [0, 4, 15])
+def test_error_bound(algorithm: tuple[int, int], spread: int, late: int) -> None:
+    """Magnitudes over `spread` decades both ways, in data and weights: within the bound, output by output."""
+    m, r = algorithm
+    h, ci, co = 13, 48, 32
+
+    def data(*shape: int) -> np.ndarray:
+        return (random(*shape) * 10.0 ** RNG.uniform(-spread, spread, shape)).astype(np.float32)
+
+    xs, weights = data(1, h + r - 1, h + r - 1, ci), data(co, ci, r, r)
+    x = image(*xs.shape)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 16, 32, late=late), NATIVE)
+    out = place(np.full((1, h, h, co), np.nan, np.float32))
+    execute(low, [place(xs), *map(place, constants)], out)
+    assert (np.abs(out - direct(xs, weights)) <= bound(xs, weights, m)).all()
+
+
+@pytest.mark.parametrize("late", [0, 16])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late: int) -> None:
+    m, r = algorithm
+    xs = np.maximum(random(1, 27 + r, 27 + r, 128), 0)
+    weights = random(64, 128, r, r) * np.float32((2 / (r * r * 128)) ** 0.5)
+    x = image(*xs.shape)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(m, 49, 64, late=late), NATIVE)
+    out = place(np.zeros((1, 28, 28, 64), np.float32))
+    execute(low, [place(xs), *map(place, constants)], out)
+    want = direct(xs, weights)
+    assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("late", [0, 16])
+def test_float64(late: int) -> None:
+    weights = random(24, 16, 3, 3, dtype=f64)
+    x = image(1, 11, 11, 16, f64)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 9, 24, late=late), NATIVE)
+    data, out = random(1, 11, 11, 16, dtype=f64), place(np.zeros((1, 9, 9, 24)))
+    execute(low, [place(data), *map(place, constants)], out)
+    np.testing.assert_allclose(out, direct(data, weights), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("late", [0, 16])
+def test_nan_stays_in_its_tiles(late: int) -> None:
+    """A NaN reaches the outputs of the tiles that read it, also those whose windows do not hold it, and no others."""
+    weights = random(16, 16, 3, 3)
+    x = image(1, 18, 18, 16)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16, late=late), NATIVE)
+    data = random(1, 18, 18, 16)
+    clean, out = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
+    execute(low, [place(data), *map(place, constants)], clean)
+    data[0, 7, 7, 3] = np.nan  # inputs 4..9 belong to tile 1
+    execute(low, [place(data), *map(place, constants)], out)
+    bad = np.asarray(np.isnan(out).any(axis=(0, 3)))
+    assert bad[5:8, 5:8].all()  # windows that hold it
+    assert bad[4:8, 4:8].all() and bad.sum() == 16  # and the rest of the tile
+    np.testing.assert_array_equal(out[:, ~bad], clean[:, ~bad])
+
+
+def test_packed_weights_are_the_panels_of_the_products() -> None:
+    """The layout that the contraction generator reads: for each block of columns, all products, in its panels."""
+    weights = random(70, 12, 3, 3)
+    x = image(1, 10, 10, 12)
+    graph = Graph((x,), (convolution(x, weights),))
+    pieces = Pieces(4, 4, 48)
+    low, _ = lower(graph, pieces, NATIVE)
+    got = low.packs[0].apply(weights)
+    u = np.zeros((36, 12, 96), np.float32)
+    u[:, :, :70] = transformed_weights(weights.transpose(2, 3, 1, 0), transform(4, 3))
+    dense = np.ascontiguousarray(u.reshape(36, 12, 2, 48).transpose(2, 0, 1, 3))
+    c = _products(36, 12, 48)
+    np.testing.assert_array_equal(got, panels(1, c, plan_contraction(c, NATIVE)).apply(dense))
+
+
+def _products(products: int, ci: int, columns: int) -> Contraction:
+    return Contraction(
+        (Axis(2, 0, products * ci * columns), Axis(products, 0, ci * columns)), (Axis(4, 16),), (Axis(columns, 0, 1),),
+        (Axis(ci, 1, columns),), f32, f32, f32,
+    )  # fmt: skip
+
+
+# In programs
+
+
+def network(n: DimLike) -> Graph:
+    """Two convolutions with padding, a residual and a concatenation, all of which change where results lie."""
+    x = image(n, 14, 14, 64)
+    first = ops.maximum(convolution(x, random(64, 64, 3, 3) * np.float32(0.05), 1), 0.0)
+    second = ops.add(convolution(first, random(64, 64, 3, 3) * np.float32(0.05), 1), x)
+    joined = ops.Concat(3)(first, second)
+    return Graph((x,), (convolution(joined, random(32, 128, 3, 3) * np.float32(0.03), 1),))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_single_channel_that_goes(machine: Machine) -> None:
+    weights, x = random(1, 5, 3, 3), image(2, 10, 11, 5)
+    y = ops.Reshape((2, 8, 9))(ops.maximum(convolution(x, weights), 0.0))
+    low, constants = lower(Graph((x,), (y,)), Pieces(4, 4, 16), machine)
+    given = random(2, 10, 11, 5)
+    out = place(np.full((2, 8, 9), np.nan, np.float32))
+    execute(low, [place(given), *map(place, constants)], out)
+    want = np.maximum(direct(given, weights), 0)[..., 0]
+    assert (np.abs(out - want) <= bound(given, weights, 4)[..., 0] + 1e-6).all()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_dynamic_batch(batch: int) -> None:
+    x = random(batch, 14, 14, 64)
+    graph = network(symbol("n"))
+    model = compile_graph(explicit_padding(graph))
+    assert sum(s.kernel.startswith("winograd") for s in model.program.steps) >= 3
+    (want,) = interpret(graph, [x])
+    error = np.asarray(model(x)).astype(np.float64) - want
+    # docs/winograd.md has 0.7 to 1.2e-6 of one layer; the largest of 20,000 errors varies by half from draw to draw
+    assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
+
+
+@pytest.fixture(scope="module")
+def open_size() -> tuple[Graph, CompiledModel]:
+    x = Input("x", TensorType(f32, (symbol("n"), symbol("h"), 2 * symbol("w"), 32)))()
+    op = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "N01C", "OI01", "N01C", 1)
+    wide = op(x, const(random(40, 32, 3, 3) * np.float32(0.05)))
+    y = ops.add(ops.maximum(wide, 0.0), wide)
+    out = op(y, const(random(33, 40, 3, 3) * np.float32(0.05)))
+    graph = Graph((x,), (out,), bounds=(("h", 0, None),))
+    model = compile_graph(explicit_padding(graph))
+    assert sum(s.kernel.startswith("winograd") for s in model.program.steps) == 2
+    return graph, model
+
+
+SIZES = [(1, 1, 1), (2, 1, 4), (1, 3, 1), (1, 4, 2), (3, 5, 3), (1, 13, 9), (1, 16, 20), (2, 0, 3)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_open_sizes(size: tuple[int, int, int], open_size: tuple[Graph, CompiledModel]) -> None:
+    """Slices that are smaller than a tile too: nothing beyond them is read, and each of their outputs is written."""
+    graph, model = open_size
+    n, h, w = size
+    x = random(n, h, 2 * w, 32)
+    (want,) = interpret(graph, [x])
+    got = np.asarray(model(x)).astype(np.float64)
+    assert got.shape == want.shape and np.isfinite(got).all()
+    assert not got.size or np.sqrt(np.mean((got - want) ** 2)) <= 2e-6 * want.std()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_dynamic_batch_of_volumes(batch: int) -> None:
+    x = Input("x", TensorType(f32, (symbol("n"), 6, 14, 14, 32)))()
+    op = ops.Convolution((1,) * 3, ((1, 1),) * 3, (1,) * 3, (1,) * 3, "N012C", "OI012", "N012C", 2)
+    graph = Graph((x,), (op(x, const(random(64, 16, 3, 3, 3) * np.float32(0.05))),))
+    model = compile_graph(explicit_padding(graph))
+    assert any(s.kernel.startswith("winograd") for s in model.program.steps)
+    data = random(batch, 6, 14, 14, 32)
+    (want,) = interpret(graph, [data])
+    error = np.asarray(model(data)).astype(np.float64) - want
+    assert np.sqrt(np.mean(error**2)) <= 1.5e-6 * want.std()
+
+
+def test_switched_off() -> None:
+    padded = explicit_padding(network(symbol("n")))
+    model = compile_graph(padded, replace(NATIVE, winograd=False))
+    assert not any(s.kernel.startswith("winograd") for s in model.program.steps)
+
+
+def test_windows_that_read_padding_stay_direct() -> None:
+    """A direct convolution leaves out the turns that read zeros: a third along each axis for d half of the size."""
+    share = Inside(24, 24, 1, 12, 12, 36).share(3)
+    assert share == 2 / 3
+    x, w = (1, 48, 48, 64), (64, 64, 3, 3)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (12, 12), "N01C", "OI01", "N01C")
+    s = covered(op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))()), *map(Layout.contiguous, (x, w)))
+    axes = Axis(24, 48 * 64), Axis(24, 64)
+    c = Contraction((), axes, (Axis(64, 0, 1),), (Axis(9, 12 * 64, 64 * 64), Axis(64, 1, 64)), f32, f32, f32)
+    assert s is not None and plan_winograd(s, plan_contraction(c, NATIVE), NATIVE) is not None
+    assert plan_winograd(s, plan_contraction(c, NATIVE), NATIVE, share * share) is None
+
+
+def test_only_where_it_is_covered() -> None:
+    def shape(op: ops.Convolution, x: tuple[DimLike, ...], w: tuple[int, ...]) -> Shape | None:
+        node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
+        return covered(node, Layout.contiguous(x), Layout.contiguous(w))
+
+    plain = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "OI01", "N01C")
+    assert shape(plain, (symbol("n"), 9, 8, 16), (24, 16, 3, 3)) == Shape(symbol("n"), 7, 6, 16, 24, 3, f32)
+    assert shape(plain, (1, 9, 9, 16), (24, 16, 7, 7)) is None
+    assert shape(plain, (1, 9, 9, 16), (24, 16, 3, 1)) is None
+    assert shape(plain, (1, symbol("h") + 2, 9, 16), (24, 16, 3, 3)) == Shape(1, symbol("h"), 7, 16, 24, 3, f32)
+    assert shape(plain, (1, symbol("h") + 2, 9, 16), (24, 16, 3, symbol("s"))) is None
+    assert shape(replace(plain, strides=(2, 2)), (1, 9, 9, 16), (24, 16, 3, 3)) is None
+    dilated = Shape(1, 5, 7, 16, 24, 3, f32, dilation=(2, 1))
+    assert shape(replace(plain, rhs_dilation=(2, 1)), (1, 9, 9, 16), (24, 16, 3, 3)) == dilated
+    assert shape(replace(plain, feature_groups=2), (1, 9, 9, 16), (24, 8, 3, 3)) == Shape(1, 7, 7, 8, 12, 3, f32, 2)
+    deep = ops.Convolution((1,) * 3, ((0, 0),) * 3, (1,) * 3, (2, 1, 1), "N012C", "OI012", "N012C")
+    assert shape(deep, (1, 8, 9, 9, 16), (24, 16, 3, 3, 3)) == Shape(1, 7, 7, 16, 24, 3, f32, 1, 4, 3, 2)
+    assert shape(replace(deep, strides=(2, 1, 1)), (1, 8, 9, 9, 16), (24, 16, 3, 3, 3)) is None
+    first = replace(plain, lhs_layout="NC01")
+    assert shape(first, (1, 16, 9, 9), (24, 16, 3, 3)) is None  # vectors run along channels
+
+
+def test_only_where_it_pays() -> None:
+    def chosen(h: int, ci: int, co: int) -> Pieces | None:
+        shape = Shape(1, h, h, ci, co, 3, f32)
+        w = h + 2
+        c = Contraction(
+            (), (Axis(h, w * ci), Axis(h, ci)), (Axis(co, 0, 1),),
+            (Axis(3, w * ci, 3 * ci * co), Axis(3 * ci, 1, co)), f32, f32, f32,
+        )  # fmt: skip
+        return plan_winograd(shape, plan_contraction(c, NATIVE), NATIVE)
+
+    large, image_input, tiny = chosen(56, 64, 64), chosen(224, 3, 64), chosen(2, 4, 4)
+    assert large is not None and large.m == 4
+    assert image_input is None and tiny is None
