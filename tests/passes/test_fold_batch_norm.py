@@ -6,6 +6,8 @@ import pytest
 from ingot import ops
 from ingot.ir.node import Node, const
 from ingot.ir.rewrite import fueled
+from ingot.ir.types import f16, f32
+from ingot.passes.fold import fold_constants
 from ingot.passes.fold_batch_norm import fold_batch_norm
 from ingot.passes.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
@@ -60,6 +62,17 @@ def test_transposed_conv(groups: int) -> None:
     out = fold_batch_norm(g)
     assert count(out, ops.BatchNorm) == 0
     same_values(g, out, 1e-4)
+
+
+def test_a_norm_behind_sums_that_were_rounded() -> None:
+    w = values(3, 4, 3, 3)
+    narrow = const(w.op.value.astype(np.float16))  # type: ignore[attr-defined]
+    y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1), dtype=f32)(ops.Convert(f16)(X), narrow)
+    y = ops.Convert(f16)(ops.Add()(y, spread(values(3), y)))
+    g = graph(ops.BatchNorm(1e-3)(y, *(ops.Convert(f16)(v) for v in norm(y, 3).inputs[1:])))
+    out = fold_batch_norm(fold_constants(g))
+    assert count(out, ops.BatchNorm) == 0
+    same_values(g, out, 5e-3)
 
 
 def test_decomposed_norm_and_scalars() -> None:

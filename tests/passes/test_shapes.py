@@ -8,6 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import divides, symbol
 from ingot.ir.node import Graph, Node, const
+from ingot.ir.types import f16, f32
 from ingot.passes.layout import assign_layouts, explicit_padding
 from ingot.passes.merge_matmuls import merge_matmuls
 from ingot.passes.nest_concats import nest_concats
@@ -123,6 +124,22 @@ def test_projections_of_one_value_become_one_product() -> None:
     after = merge_matmuls(before)
     assert count(before, ops.MatMul) == 3 and count(after, ops.MatMul) == 1
     same_values(before, after, 1e-5, s=3)
+
+
+def test_projections_whose_sums_are_wider_than_what_is_stored() -> None:
+    x = arg("x", symbol("s"), 8, dtype=f16)
+
+    def half(bias: Node | None) -> Node:
+        w = const(RNG.normal(size=(8, 8)).astype(np.float16))
+        if bias is None:
+            return ops.MatMul()(x, w)
+        y = ops.MatMul(f32)(x, w)
+        return ops.Convert(f16)(ops.Add()(y, ops.BroadcastInDim(y.shape, (1,))(bias)))
+
+    before = graph(*(ops.Reshape((symbol("s"), 2, 4))(half(b)) for b in (weight(8), None, weight(8))))
+    after = merge_matmuls(before)
+    assert count(after, ops.MatMul) == 1
+    same_values(before, after, 0, s=3)
 
 
 def test_a_bias_that_repeats_one_number_stays_outside() -> None:

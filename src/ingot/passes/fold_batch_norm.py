@@ -99,16 +99,16 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     # as rounding is monotonous, the largest weight of a channel tells of all of them
     others = tuple(d for d, size in enumerate(spread) if size == 1)
     largest = np.abs(weights.value).reshape(parts).max(axis=others, keepdims=True, initial=0)
-    shift = chain.shift.astype(chain.last.dtype.numpy)
+    shift = chain.shift.astype(anchor.dtype.numpy)
     with np.errstate(all="ignore"):
         finite = np.isfinite((largest.astype(np.float64) * scale).astype(dtype)).all() and np.isfinite(shift).all()
     if not finite or not fuel.burn("fold-batch-norm"):
         return None
     y = anchor.op(x, deferred(w.type, scaled, w.loc), loc=anchor.loc)
-    if not shift.any():
-        return y
-    spread_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
-    return ops.Add()(y, spread_shift, loc=chain.last.loc or anchor.loc)
+    if shift.any():
+        spread_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
+        y = ops.Add()(y, spread_shift, loc=chain.last.loc or anchor.loc)
+    return ops.cast(y, chain.last.dtype)
 
 
 def _channels(anchor: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -129,6 +129,8 @@ def _extended(chain: _Chain, n: Node, at: int) -> _Chain | None:
     """`chain` with the affine op `n`, whose operand `at` is the chain; None for any other op."""
     if isinstance(n.op, ops.BatchNorm):
         return _norm(chain, n, n.op.eps) if at == 0 else None
+    if isinstance(n.op, ops.Convert) and chain.anchor.dtype.bits > n.dtype.bits and n.dtype.is_float:
+        return replace(chain, last=n)  # sums are wider than what is stored
     if not isinstance(n.op, ops.Add | ops.Sub | ops.Mul | ops.Div):
         return None
     v = channel_vector(n.inputs[1 - at], chain.axis, len(chain.scale))

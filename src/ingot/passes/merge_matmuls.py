@@ -8,38 +8,43 @@ as memory (heads for attention); a result that pointwise ops follow is better of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Graph, Node, const, deferred
-from ingot.ir.types import TensorType, static_shape
+from ingot.ir.types import DType, TensorType, static_shape
 from ingot.support.files import release
 
 
 @dataclass(frozen=True)
 class _Product:
-    """x @ weight (+ bias): `result` is the node that the rest of the graph reads."""
+    """x @ weight (+ bias), rounded to the result's dtype: `result` is the node that the rest of the graph reads."""
 
+    product: Node
     result: Node
     weight: Node
     bias: np.ndarray | None
+
+
+# what products that merge have in common: the value that they read, and the dtype that their results are rounded to
+_Kind = tuple[Node, DType]
 
 
 def merge_matmuls(graph: Graph) -> Graph:
     """x @ A, x @ B -> slices of x @ [A B] (see module)"""
     users = graph.uses()
     replaced: dict[Node, Node] = {}
-    for x, found in _candidates(graph, users).items():
+    for (x, _), found in _candidates(graph, users).items():
         if len(found) > 1:
             replaced |= _merged(x, found)
     return graph.replaced(replaced)
 
 
-def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[Node, list[_Product]]:
-    out: dict[Node, list[_Product]] = {}
+def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list[_Product]]:
+    out: dict[_Kind, list[_Product]] = {}
     outputs = set(graph.outputs)
     for n in graph.nodes():
         if not isinstance(n.op, ops.MatMul) or n in outputs:
@@ -47,14 +52,21 @@ def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[Node, list[
         x, w = n.inputs
         if not isinstance(w.op, Const) or w.type.rank != 2 or isinstance(x.op, Const):
             continue
-        product = _with_bias(n, w, users, outputs)
+        product = _rounded(_with_bias(n, w, users), users, outputs)
         readers = users.get(product.result, [])
         if readers and product.result not in outputs and all(isinstance(u.op, ops.Reshape) for u in readers):
-            out.setdefault(x, []).append(product)
+            out.setdefault((x, product.result.dtype), []).append(product)
     return out
 
 
-def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
+def _rounded(product: _Product, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
+    """`product` as it is stored, where its sums are wider (f32 of bf16)."""
+    readers = users.get(product.result, [])
+    single = len(readers) == 1 and product.result not in outputs and isinstance(readers[0].op, ops.Convert)
+    return replace(product, result=readers[0]) if single else product
+
+
+def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]]) -> _Product:
     readers = users.get(n, [])
     if len(readers) == 1 and isinstance(readers[0].op, ops.Add):
         (add,) = readers
@@ -63,18 +75,20 @@ def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]], outputs: se
         along_columns = isinstance(op, ops.BroadcastInDim) and op.dims == (n.type.rank - 1,)
         bias = other.inputs[0].op if along_columns else None
         if isinstance(bias, Const) and bias.value.shape == weight.shape[1:]:
-            return _Product(add, weight, bias.value)
-    return _Product(n, weight, None)
+            return _Product(n, add, weight, bias.value)
+    return _Product(n, n, weight, None)
 
 
 def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
     loc = products[0].result.loc
-    y = ops.MatMul()(x, _joined([p.weight for p in products]), loc=loc)
+    widest = max((p.product.dtype for p in products), key=lambda d: d.bits)
+    y = ops.MatMul(None if widest == x.dtype else widest)(x, _joined([p.weight for p in products]), loc=loc)
     if any(p.bias is not None for p in products):
         zeros = [np.zeros(static_shape(p.weight.shape)[1], y.dtype.numpy) for p in products]
         parts = [z if p.bias is None else p.bias for p, z in zip(products, zeros, strict=True)]
         bias = const(np.concatenate(parts))
         y = ops.Add()(y, ops.BroadcastInDim(y.shape, (y.type.rank - 1,))(bias), loc=loc)
+    y = ops.cast(y, products[0].result.dtype)
     out: dict[Node, Node] = {}
     start: DimLike = 0
     for p in products:

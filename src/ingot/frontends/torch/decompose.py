@@ -106,7 +106,7 @@ def _trilinear(
     for n, axes in enumerate((expand1, expand2, expand3)):
         for axis in sorted(axes):
             parts[n] = parts[n].unsqueeze(axis)
-    return (parts[0] * parts[1] * parts[2]).sum(list(sumdim))
+    return (parts[0] * parts[1] * parts[2]).sum(list(sumdim), dtype=i1.dtype)
 
 
 # M. Giles, "Approximating the erfinv function" (2010), single precision: w = -log(1 - x^2) below and from 5

@@ -245,6 +245,11 @@ def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
     return wide
 
 
+def sums_of(dtype: DType) -> DType | None:
+    """The `dtype` of a contraction whose sums something is added to before they are rounded; None for its operands'."""
+    return f32 if dtype.is_float and dtype.bits < 32 else None
+
+
 def axis_of(dim: int, rank: int) -> int:
     """A non-negative axis; a 0-d tensor counts as 1-d, as in PyTorch."""
     return dim + max(rank, 1) if dim < 0 else dim

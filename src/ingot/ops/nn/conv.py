@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, mod
 from ingot.ir.node import Node, Op
-from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, finish, known
 from ingot.ops.core.contraction import Convolution
@@ -44,7 +44,8 @@ def _check_positive(op: Op, **values: tuple[int, ...]) -> None:
 class Conv(Op):
     """x[N,C,*S], w[O,C/groups,*K] -> [N,O,*S'], S' = (S + padding - dilation (K - 1) - 1) // stride + 1.
 
-    Cross-correlation. padding: (low, high) for each spatial dimension; negative ones crop.
+    Cross-correlation. padding: (low, high) for each spatial dimension; negative ones crop. dtype: of the result, x's
+    unless given.
     """
 
     name: ClassVar[str] = "conv"
@@ -52,6 +53,7 @@ class Conv(Op):
     padding: Pairs
     dilation: tuple[int, ...]
     groups: int = 1
+    dtype: DType | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -75,11 +77,12 @@ class Conv(Op):
     def _core(self) -> Convolution:
         data, kernel = layouts(len(self.strides))
         ones = (1,) * len(self.strides)
-        return Convolution(self.strides, self.padding, ones, self.dilation, data, kernel, data, self.groups)
+        spatial = (self.strides, self.padding, ones, self.dilation)
+        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = inputs
-        return finish(self._core().reference(t.exact(x), t.exact(w)), dtype_of(x))
+        return finish(replace(self._core(), dtype=None).reference(t.exact(x), t.exact(w)), self.dtype or dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         return self._core()(*inputs)
@@ -97,6 +100,7 @@ class Conv(Op):
         yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.float16)
         yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.int32)
         yield cls((1,), ((1, 1),), (1,)), _data((2, 3, 8), (4, 3, 3), np.float64)
+        yield cls((1,), ((1, 1),), (1,), dtype=f32), _data((2, 3, 8), (4, 3, 3), np.float16)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class ConvTranspose(Op):
     """x[N,C,*S], w[C,O/groups,*K] -> [N,O,*S'], S' = (S - 1) stride - padding + dilation (K - 1) + output_padding + 1.
 
     The gradient of Conv with respect to its input: each element of x adds a scaled kernel to the result, from which
-    `padding` is then cut off.
+    `padding` is then cut off. dtype: of the result, x's unless given.
     """
 
     name: ClassVar[str] = "conv_transpose"
@@ -113,6 +117,7 @@ class ConvTranspose(Op):
     output_padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
+    dtype: DType | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -138,7 +143,7 @@ class ConvTranspose(Op):
                 not isinstance(extent, int) or extent >= 0, f"spatial axis {i}: padding exceeds the result of {x}"
             )
             out.append(extent)
-        return x.with_shape(tuple(out))
+        return TensorType(self.dtype or x.dtype, tuple(out))
 
     def _core(self, w: Shape) -> Convolution:
         """The convolution over x with stride - 1 holes between elements, by the flipped kernel."""
@@ -148,7 +153,8 @@ class ConvTranspose(Op):
             reach = (w[2 + i] - 1) * self.dilation[i]
             padding.append((reach - low, reach - high + self.output_padding[i]))
         ones = (1,) * len(self.strides)
-        return Convolution(ones, tuple(padding), self.strides, self.dilation, data, kernel, data, self.groups)
+        spatial = (ones, tuple(padding), self.strides, self.dilation)
+        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = t.exact(inputs[0]), t.exact(inputs[1])
@@ -174,12 +180,12 @@ class ConvTranspose(Op):
         high = [r - max(0, p) for r, (_, p) in zip(room, self.padding, strict=True)]
         y = y[(slice(None), slice(None), *(slice(a, b) for a, b in zip(low, high, strict=True)))]
         extra = [(max(0, -p), max(0, -q)) for p, q in self.padding]
-        return finish(np.pad(y, [(0, 0), (0, 0), *extra]), dtype_of(inputs[0]))
+        return finish(np.pad(y, [(0, 0), (0, 0), *extra]), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, w = inputs
         if 0 in x.shape[2:]:  # no element of x, between which there are holes
-            return full(self.infer(x.type, w.type).shape, 0, x.dtype)
+            return full(self.infer(x.type, w.type).shape, 0, self.dtype or x.dtype)
         spatial = len(self.strides)
         core = self._core(w.shape)
         kernel = Term(w).map(Reverse(tuple(range(2, 2 + spatial))))
@@ -198,6 +204,7 @@ class ConvTranspose(Op):
         yield cls((2,), ((-1, -2),), (0,), (1,)), _data((1, 2, 4), (2, 2, 3))
         yield cls((2, 1, 2), ((1, 1), (0, 0), (0, 1)), (1, 0, 0), (1, 1, 1)), _data((1, 2, 3, 2, 3), (2, 2, 3, 2, 2))
         yield cls((2,), ((1, 1),), (0,), (1,), 3), _data((2, 3, 4), (3, 1, 4), np.float16)
+        yield cls((2,), ((1, 1),), (0,), (1,), dtype=f32), _data((2, 3, 4), (3, 1, 4), np.float16)
         yield cls((2,), ((0, 0),), (0,), (1,)), _data((0, 3, 4), (3, 2, 2))
         yield cls((2,), ((0, 0),), (0,), (1,)), _data((1, 3, 0), (3, 2, 4))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op
-from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish
 from ingot.ops.nn import terms as t
@@ -34,9 +34,13 @@ def _data(*shapes: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarra
 
 @dataclass(frozen=True)
 class MatMul(Op):
-    """numpy's matmul: [..., M, K] x [..., K, N] -> [..., M, N], leading dimensions broadcast, vectors promoted."""
+    """numpy's matmul: [..., M, K] x [..., K, N] -> [..., M, N], leading dimensions broadcast, vectors promoted.
+
+    dtype: of the result, the operands' unless given (f32 sums of bf16, to which a bias is added before rounding).
+    """
 
     name: ClassVar[str] = "matmul"
+    dtype: DType | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -54,26 +58,26 @@ class MatMul(Op):
         except ShapeError as e:
             raise ShapeError(f"{self.name}: batch dimensions of {a} and {b}: {e}") from None
         rows, cols = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
-        return a.with_shape((*batch, *rows, *cols))
+        return TensorType(self.dtype or a.dtype, (*batch, *rows, *cols))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         a, b = (t.exact(x) for x in inputs)
         with np.errstate(all="ignore"):
-            return finish(np.asarray(np.matmul(a, b)), dtype_of(inputs[0]))
+            return finish(np.asarray(np.matmul(a, b)), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         a, b = Term(inputs[0]), Term(inputs[1])
         if b.rank <= 2 or (a.rank > 1 and all(d == 1 for d in b.shape[:-2]) and b.rank <= a.rank):
             # one plain right side for every row of a: no batch
             right = b if b.rank <= 2 else b.reshape(b.shape[-2:])
-            return t.contract(a, right, [(a.rank - 1, max(right.rank - 2, 0))]).node
+            return t.contract(a, right, [(a.rank - 1, max(right.rank - 2, 0))], dtype=self.dtype).node
         vector = a.rank == 1
         if vector:
             a = a.expand(0)
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         n = len(batch)
         a, b = a.broadcast((*batch, *a.shape[-2:])), b.broadcast((*batch, *b.shape[-2:]))
-        out = t.contract(a, b, [(n + 1, n)], [(i, i) for i in range(n)])
+        out = t.contract(a, b, [(n + 1, n)], [(i, i) for i in range(n)], self.dtype)
         return out.reshape((*batch, out.shape[-1])).node if vector else out.node
 
     @classmethod
@@ -98,6 +102,8 @@ class MatMul(Op):
             yield cls(), _data(a, b)
         for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64):
             yield cls(), _data((2, 3, 5), (2, 5, 4), dtype=dtype)
+        yield cls(f32), _data((2, 3, 5), (5, 4), dtype=np.float16)
+        yield cls(f32), _data((2, 3, 5), (2, 5, 4), dtype=ml_dtypes.bfloat16)
 
 
 _ELLIPSIS = "."

@@ -8,7 +8,18 @@ from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, boolean, cast, expand, i64, promoted
+from ingot.frontends.torch.values import (
+    Context,
+    Operand,
+    Unsupported,
+    axis_of,
+    boolean,
+    cast,
+    expand,
+    i64,
+    promoted,
+    sums_of,
+)
 from ingot.ir.node import Node
 
 aten = Table()
@@ -83,26 +94,30 @@ def inner(c: Context, a: Node, b: Node) -> Node:
 
 @aten("linear.default")
 def linear(c: Context, x: Node, weight: Node, bias: Node | None = None) -> Node:
-    out = ops.MatMul()(x, swap(weight, 0, 1) if weight.type.rank == 2 else weight)
-    return out if bias is None else ops.Add()(out, expand(bias, out.shape))
+    weight = swap(weight, 0, 1) if weight.type.rank == 2 else weight
+    if bias is None:
+        return ops.MatMul()(x, weight)
+    out = ops.MatMul(sums_of(x.dtype))(x, weight)
+    return cast(ops.Add()(out, expand(cast(bias, out.dtype), out.shape)), x.dtype)
 
 
 def _added(c: Context, base: Node, product: Node, beta: Operand, alpha: Operand) -> Node:
+    """beta base + alpha product, rounded once."""
     product = scaled(product, alpha)
     # beta = 0 drops the base even where it is NaN
-    if isinstance(beta, int | float) and beta == 0:
-        return product
-    return ops.Add()(product, scaled(expand(base, product.shape), beta))
+    if not (isinstance(beta, int | float) and beta == 0):
+        product = ops.Add()(product, scaled(expand(cast(base, product.dtype), product.shape), beta))
+    return cast(product, c.dtype)
 
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")
 def addmm(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: Operand = 1) -> Node:
-    return _added(c, base, ops.MatMul()(a, b), beta, alpha)
+    return _added(c, base, ops.MatMul(sums_of(a.dtype))(a, b), beta, alpha)
 
 
 @aten("addbmm.default")
 def addbmm(c: Context, base: Node, a: Node, b: Node, *, beta: Operand = 1, alpha: Operand = 1) -> Node:
-    return _added(c, base, ops.Reduce("sum", (0,))(ops.MatMul()(a, b)), beta, alpha)
+    return _added(c, base, ops.Reduce("sum", (0,))(ops.MatMul(sums_of(a.dtype))(a, b)), beta, alpha)
 
 
 @aten("addr.default")

@@ -12,7 +12,7 @@ from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, scalar_like, wide
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, scalar_like, sums_of, wide
 from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node, Op, const
 
@@ -33,10 +33,10 @@ def both_sides(padding: Ints, count: int) -> Pairs:
 
 
 def add_channels(x: Node, bias: Node | None) -> Node:
-    """x (N, C, *S) plus bias (C)."""
+    """x (N, C, *S) plus bias (C), in x's dtype."""
     if bias is None:
         return x
-    return ops.Add()(x, ops.BroadcastInDim(x.shape, (1,))(bias))
+    return ops.Add()(x, ops.BroadcastInDim(x.shape, (1,))(cast(bias, x.dtype)))
 
 
 def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
@@ -51,8 +51,9 @@ def _convolve(
     x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Pairs, dilation: Ints, groups: int
 ) -> Node:
     n = weight.type.rank - 2
-    op = ops.Conv(per_axis(stride, n), padding, per_axis(dilation, n), groups)
-    return batched(x, n, lambda v: add_channels(op(v, weight), bias))
+    sums = None if bias is None else sums_of(x.dtype)
+    op = ops.Conv(per_axis(stride, n), padding, per_axis(dilation, n), groups, sums)
+    return batched(x, n, lambda v: cast(add_channels(op(v, weight), bias), v.dtype))
 
 
 @aten("conv1d.default", "conv2d.default", "conv3d.default")
@@ -105,10 +106,10 @@ def _transposed(
     dilation: Ints,
 ) -> Node:
     n = weight.type.rank - 2
-    op = ops.ConvTranspose(
-        per_axis(stride, n), both_sides(padding, n), per_axis(output_padding, n), per_axis(dilation, n), groups
-    )
-    return batched(x, n, lambda v: add_channels(op(v, weight), bias))
+    sums = None if bias is None else sums_of(x.dtype)
+    windows = (both_sides(padding, n), per_axis(output_padding, n), per_axis(dilation, n))
+    op = ops.ConvTranspose(per_axis(stride, n), *windows, groups, sums)
+    return batched(x, n, lambda v: cast(add_channels(op(v, weight), bias), v.dtype))
 
 
 @aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
