@@ -19,7 +19,6 @@ from ingot.ir.types import Shape, TensorType, dtype_of, i64
 from ingot.ops.core.base import Pairs, check_count, finish, identity_of, widen
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, IsNan
-from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
@@ -428,16 +427,7 @@ class AdaptivePool(Op):
         else:
             longest = dim_min(dim_max((size + out - 1) // out + 1, 1), size)
         start = t.as_term(t.minimum(first, t.size(size - longest)))
-        rows = Gather(
-            offset_dims=(*range(d), *range(d + 1, x.rank + 1)),
-            collapsed_slice_dims=(),
-            operand_batching_dims=(),
-            start_indices_batching_dims=(),
-            start_index_map=(d,),
-            index_vector_dim=1,
-            slice_sizes=(*x.shape[:d], longest, *x.shape[d + 1 :]),
-        )
-        x = Term(rows(x.node, start.node))
+        x = t.windows(x, start, longest, d)
         places, f, e = start.expand(1) + t.as_term(t.arange(longest)), t.as_term(first), t.as_term(end)
         own = (places >= f.expand(1)) & (places < e.expand(1))
         return t.as_term(t.where(own.spread(x.shape, (d, d + 1)), x, identity_of(kind, x.dtype))), e - f

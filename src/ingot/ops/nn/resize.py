@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, divides, negative
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, negative
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
 from ingot.ops.core.base import check_count, check_dims, finish, known
@@ -226,7 +226,7 @@ class Resize(Op):
                 y = np.take(y, np.asarray(self._nearest(self._position(i, size, work), size)), axis)
             else:
                 parts = [
-                    np.take(y, np.asarray(at), axis) * np.asarray(weight).reshape(form)
+                    self._part(np.take(y, np.asarray(at), axis), np.asarray(weight).reshape(form))
                     for at, weight in self._taps(i, size, work)
                 ]
                 y = np.sum(parts, axis=0)
@@ -236,6 +236,10 @@ class Resize(Op):
                 form = [-1 if d == axis else 1 for d in range(x.ndim)]
                 y = np.where(np.asarray(outside).reshape(form), y.dtype.type(self.extrapolation), y)
         return finish(np.trunc(y) if dtype.is_integer and y.dtype.kind == "f" else y, dtype)
+
+    def _part(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """What elements add to a result: in windows as wide as the scale demands, nothing where they weigh nothing."""
+        return np.where(weight == 0, 0, x * weight) if self.antialias else x * weight
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
@@ -263,7 +267,7 @@ class Resize(Op):
                 return _repeat(x, axis, factor)
             return t.take(x, self._nearest(self._position(i, size, work), size), axis)
         if self.antialias:
-            return self._dense(x, i, axis, size, work)
+            return self._windowed(x, i, axis, size, work)
         out: Term | None = None
         for at, weight in self._taps(i, size, work):
             part = t.take(x, at, axis)
@@ -286,24 +290,32 @@ class Resize(Op):
         floors = self.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and self.nearest_mode == "floor"
         return factor if scaled and (plain or floors) else None
 
-    def _dense(self, x: Term, i: int, axis: int, size: DimLike, work: DType) -> Term:
-        """By a product with the [out, in] matrix of weights: antialiasing has as many taps as the scale demands."""
-        out = self.sizes[i]
+    def _windowed(self, x: Term, i: int, axis: int, size: DimLike, work: DType) -> Term:
+        """Antialiasing has as many taps as the scale demands: windows as rows, times their weights. A product with an
+        [out, in] matrix would spread NaN and infinities to all outputs by its zeros."""
         stretch = self._stretch(i, size)
-        static = isinstance(size, int) and isinstance(out, int)
-        if static or not self.exclude_outside:
-            matrix = _matrix(self._taps(i, size, work), out, size, work)
+        if stretch is not None or known(size, self.sizes[i]) or not self.exclude_outside:
+            start, count, weight = _rows(self._taps(i, size, work), size)
         else:
-            position = t.as_term(self._position(i, size, work)).expand(1)
-            distance = position - t.as_term(t.arange(size, work))
-            if self.scales is None:
-                distance = distance * t.minimum(_term(t.as_term(t.size(out, work)) / t.size(size, work)), 1)
-            elif stretch is not None:
-                distance = distance * stretch
-            weight = _term(_cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance))
-            matrix = weight / weight.sum((1,))
-        moved = t.contract(x, matrix.cast(x.dtype), [(axis, 1)])
-        return moved.transpose([*range(axis), x.rank - 1, *range(axis, x.rank - 1)])
+            start, count, weight = self._open_rows(i, size, work)
+        rows = t.windows(x, start, count, axis)
+        spread = t.as_term(weight, work).cast(x.dtype).spread(rows.shape, (axis, axis + 1))
+        # what weighs nothing is no part of a window
+        part = t.where(spread.equals(0), 0, rows * spread)
+        return _term(part).sum((axis + 1,), keepdims=False)
+
+    def _open_rows(self, i: int, size: DimLike, work: DType) -> tuple[Value, DimLike, Value]:
+        """As `_rows` where the scale is known at run time only, taps outside x excluded."""
+        out, half = self.sizes[i], 2 if self.mode == "cubic" else 1
+        position = t.as_term(self._position(i, size, work))
+        shrink = t.minimum(_term(t.as_term(t.size(out, work)) / t.size(size, work)), 1)
+        count = dim_min(2 * dim_max(ceildiv(half * size, out), half) + 1, size)
+        first = t.convert(t.ceil(position - half / _term(t.as_term(shrink))), i64)
+        start = t.clamp(0, first, t.size(size - count))
+        places = _term(t.as_term(start)).expand(1) + t.as_term(t.arange(count))
+        distance = (position.expand(1) - places.cast(work)) * shrink
+        weight = _term(_cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance))
+        return start, count, weight / weight.sum((1,))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -320,6 +332,8 @@ class Resize(Op):
                         cls((2, 3), (3, 2), mode, exclude_outside=exclude, antialias=antialias, scales=(0.3, 0.7)),
                         (x,),
                     )
+                    if antialias:
+                        yield cls((3, 9), (2, 3), mode, exclude_outside=exclude, antialias=True), (_holes(),)
             crop = {"coordinates": "tf_crop_and_resize", "roi": ((0.2, 0.9), (-0.2, 1.1)), "extrapolation": 9.5}
             yield cls((4, 6), (2, 3), mode, **crop), (x,)
             yield cls((1, 6), (2, 3), mode, **crop), (x,)
@@ -342,21 +356,28 @@ def _repeat(x: Term, axis: int, factor: int) -> Term:
     return x.spread(shape, dims).reshape((*x.shape[:axis], x.shape[axis] * factor, *x.shape[axis + 1 :]))
 
 
-def _matrix(taps: list[tuple[Value, Value]], out: DimLike, size: DimLike, dtype: DType) -> Term:
-    """[out, in] weights; taps at one index add up."""
-    if isinstance(out, int) and isinstance(size, int):
-        matrix = np.zeros((out, size), dtype.numpy)
-        for at, weight in taps:
-            np.add.at(matrix, (np.arange(out), np.asarray(at)), np.asarray(weight))
-        return t.as_term(matrix)
-    column = t.as_term(t.arange(size))
-    total: Term | None = None
+def _rows(taps: list[tuple[Value, Value]], size: DimLike) -> tuple[Value, DimLike, Value]:
+    """The taps as windows of one length: their first indices [out], the length and the weights [out, length]. Taps at
+    one index add up."""
+    count = dim_min(len(taps), size)
+    start = t.minimum(taps[0][0], t.size(size - count))
+    places = t.arange(count)
+    total: Value | None = None
     for at, weight in taps:
-        hit = column.equals(t.as_term(at).expand(1))
-        part = _term(t.where(hit, t.as_term(weight).expand(1), 0.0))
+        if t.is_term(at, start, places, weight):
+            hit = t.as_term(places).equals(_term(t.as_term(at) - start).expand(1))
+            part = t.where(hit, _term(t.as_term(weight)).expand(1), 0.0)
+        else:
+            part = np.where(np.asarray(at - start)[:, None] == places, np.asarray(weight)[:, None], 0)
         total = part if total is None else total + part
     assert total is not None
-    return total
+    return start, count, total
+
+
+def _holes() -> np.ndarray:
+    x = _data(1, 2, 24, 20)
+    x[0, 0, 2, 3], x[0, 1, 0, 0], x[0, 1, 20, 19] = np.nan, np.inf, -np.inf
+    return x
 
 
 def _data(*shape: int) -> np.ndarray:

@@ -378,6 +378,20 @@ def take(x: Term, indices: Value, axis: int) -> Term:
     return Term(gather(x.node, at.node))
 
 
+def windows(x: Term, start: Value, count: DimLike, axis: int) -> Term:
+    """`count` neighbours from each place in `start` on: one dimension of places in place of `axis`, then theirs."""
+    rows = Gather(
+        offset_dims=(*range(axis), *range(axis + 1, x.rank + 1)),
+        collapsed_slice_dims=(),
+        operand_batching_dims=(),
+        start_indices_batching_dims=(),
+        start_index_map=(axis,),
+        index_vector_dim=1,
+        slice_sizes=(*x.shape[:axis], count, *x.shape[axis + 1 :]),
+    )
+    return Term(rows(x.node, as_term(start).node))
+
+
 def contract(
     a: Term, b: Term, over: Sequence[tuple[int, int]], batch: Sequence[tuple[int, int]] = (), dtype: DType | None = None
 ) -> Term:
