@@ -323,7 +323,7 @@ def test_attributes_that_became_inputs(opset: int) -> None:
     np.testing.assert_allclose(interpret(graph, [np.array([1, -2, 3, 9], np.float32)])[0], [5, 0, 3])
 
 
-@pytest.mark.parametrize("opset", [6, 10_000])
+@pytest.mark.parametrize("opset", [0, 10_000])
 def test_other_opsets_are_refused(opset: int) -> None:
     with pytest.raises(ImportModelError, match="unsupported opset"):
         import_onnx(model([node("Relu", ["x"])], [("x", F, [2])], opset=opset))

@@ -133,11 +133,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_image_decoder_decode_tiff_rgb",
         "test_image_decoder_decode_webp_rgb",
     ),
-    "opsets before 7": (
-        "test_not_2d",
-        "test_not_3d",
-        "test_not_4d",
-    ),
     "optimizers": (
         "test_adagrad",
         "test_adagrad_multiple",

@@ -181,7 +181,7 @@ def _gather(c: Call, xs: Sequence[Sym]) -> Sym:
 
 @_rule("Concat")
 def _concat(c: Call, xs: Sequence[Sym]) -> Sym:
-    return Sym.of(xs[0].dtype, np.concatenate([x.items for x in xs], axis=c.int("axis")))
+    return Sym.of(xs[0].dtype, np.concatenate([x.items for x in xs], axis=c.int("axis", 1)))
 
 
 def _axes(c: Call, xs: Sequence[Sym], default: Sequence[int] | None = None) -> tuple[int, ...] | None:

@@ -35,7 +35,7 @@ def import_onnx(
 ) -> Graph:
     """An ONNX model as a MODEL-level graph.
 
-    source: path of an ONNX file, or a ModelProto. Opsets 7 and newer.
+    source: path of an ONNX file, or a ModelProto. Every opset that the installed onnx package knows.
     dynamic: None keeps the model's dynamic dimensions; False refuses them; a mapping gives symbols a size
         (`{"batch": 1}`) or inclusive bounds (`{"length": (1, 512)}`).
     shapes: input name -> its shape, in place of the model's: an int fixes a dimension, a string names a symbol or gives

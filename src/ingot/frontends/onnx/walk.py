@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ingot.frontends.onnx import rows  # noqa: F401 - fills the table
+from ingot.frontends.onnx import legacy
+from ingot.frontends.onnx import rows as _rows  # noqa: F401 - fills the table
 from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, find_row, seek_multiple
 from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
@@ -24,7 +25,7 @@ from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 
-_MIN_OPSET = 7
+_MIN_OPSET = 1
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
@@ -210,6 +211,7 @@ class Walk:
             domain, version = "", _ADOPTED[proto.op_type]
         call = Call(proto, version, loc, inputs, self, scope, scope.attributes)
         if domain == "":
+            call = call if version >= legacy.OPSET else legacy.modern(call)
             folded = _fold(call)
             if folded is not None:
                 return folded

@@ -75,7 +75,7 @@ def _outputs(y: Node, states: tuple[Node, ...], batch_first: bool) -> Result:
     return [ops.transpose(y, (2, 0, 1, 3)), *(ops.transpose(s, (1, 0, 2)) for s in states)]
 
 
-@onnx_op("LSTM", since=7)
+@onnx_op("LSTM")
 def lstm(c: Call) -> Result:
     x, w, r, b, h, hidden, first = _operands(c, "LSTM")
     cell = _state(c, 6, (w.shape[0], x.shape[1], hidden), x, first)
@@ -103,7 +103,7 @@ def dynamic_quantize_lstm(c: Call) -> Result | None:
     return lstm(replace(c, inputs=(c.inputs[0], matrix(1, 8), matrix(2, 10), *c.inputs[3:8])))
 
 
-@onnx_op("GRU", since=7)
+@onnx_op("GRU")
 def gru(c: Call) -> Result:
     x, w, r, b, h, hidden, first = _operands(c, "GRU")
     op = ops.GRU(
@@ -118,7 +118,7 @@ def gru(c: Call) -> Result:
     return _outputs(y, tuple(states), first)
 
 
-@onnx_op("RNN", since=7)
+@onnx_op("RNN")
 def rnn(c: Call) -> Result:
     x, w, r, b, h, hidden, first = _operands(c, "RNN")
     op = ops.RNN(hidden, c.str("direction", "forward"), _clip(c), _activations(c), c.has(4))

@@ -67,7 +67,7 @@ def _elements(c: Call, i: int) -> list[Element]:
     return [float(v) if not isinstance(v, Dim | Ratio) else v for v in found.items.reshape(-1)]
 
 
-@onnx_op("Upsample", since=7)
+@onnx_op("Upsample")
 def upsample_7(c: Call) -> Result:
     scales = c.float_list("scales") or ()
     return _resize(c, scales, None, range(c.rank()), "asymmetric", "floor")

@@ -275,7 +275,7 @@ def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
     return x if not any(d != 0 for d in grow) else ops.PadMode(grow[:rank], grow[rank:], mode)(x)
 
 
-@onnx_op("Tile", since=6)
+@onnx_op("Tile")
 def tile(c: Call) -> Result:
     x = c.x()
     repeats = c.dims(1)
