@@ -405,6 +405,31 @@ PI_F32 = (3.1415927410125732, -8.742277657347586e-08)
 HALF_PI_F32 = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 QUARTER_PI_F32 = (0.7853981852531433, -2.1855694143368964e-08)
 TWO_OVER_PI = 0.6366197723675814
+# the first 1216 bits of 2 / pi behind the point
+_TWO_OVER_PI_BITS = int(
+    "a2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561b7246e3a424dd2e006492eea09d1921cfe1d"
+    "eb1cb129a73ee88235f52ebb4484e99c7026b45f7e413991d639835339f49c845f8bbdf9283b1ff897ffde05980fef2f118b"
+    "5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d0856033046fc7b"
+    "6bab"
+    , 16,
+)  # fmt: skip
+
+
+def _turns_far() -> tuple[tuple[float, ...], ...]:
+    """2^(16 q) times 2 / pi modulo 4, for q to 60, as sums of four floats; by place, in tables of 64."""
+    rows: list[list[float]] = []
+    for q in range(61):
+        rest = (_TWO_OVER_PI_BITS << 16 * q) % (4 << 1216)
+        row: list[float] = []
+        for _ in range(4):
+            row.append(rest / (1 << 1216))
+            over, under = row[-1].as_integer_ratio()
+            rest -= (over << 1216) // under
+        rows.append(row)
+    return tuple((*column, 0.0, 0.0, 0.0) for column in zip(*rows, strict=True))
+
+
+TURNS_FAR = _turns_far()
 # ln 2: 41 bits, so that times an exponent it is exact, and the rest
 LN2_EXACT = (0.693147180559663, 2.8235290563031577e-13)
 # 2^n, and 2^n modulo 2 pi: a multiple of 2^-25 and the rest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from ingot.ops.core.words import (
     root,
     scaled_by,
     table,
+    two_product,
+    two_sum,
     with_sign,
 )
 
@@ -76,6 +78,42 @@ def _reduce_f64(x: Expr) -> tuple[Expr, Expr, Expr]:
     return k.bitcast(shifted, i64), r, k.fma(j, lit(-c.HALF_PI[2], x), k.sub(lost, product_low))
 
 
+def _reduce_far_f64(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(quadrant, r, tail) as `_reduce_f64`, for |x| >= 2^51 (Payne and Hanek 1983).
+
+    x = m 2^(16 q) with m below 2^69 and, unless q is 0, whole: the multiples of 4 in (2^(16 q) 2 / pi) count for
+    nothing. Of the products with what remains of it, in four floats, only the last is not exact.
+    """
+    exponent = k.binary("and", k.binary("lshr", k.bitcast(x, i64), bits_lit(52, x)), bits_lit(0x7FF, x))
+    q = k.binary("lshr", k.binary("max", k.sub(exponent, bits_lit(1075, x)), bits_lit(0, x)), bits_lit(4, x))
+    down = k.sub(bits_lit(1023, x), k.binary("shl", q, bits_lit(4, x)))
+    m = k.mul(x, k.bitcast(k.binary("shl", down, bits_lit(52, x)), f64))
+    (p0, e0), (p1, e1), (p2, e2) = (two_product(m, k.lookup(t, q, f64)) for t in c.TURNS_FAR[:3])
+    p3 = k.mul(m, k.lookup(c.TURNS_FAR[3], q, f64))
+    total, low = two_sum(_modulo_4(p0), _modulo_4(e0))
+    total, lower = two_sum(total, _modulo_4(p1))
+    shifted = plus(total, F64.shift)
+    total = k.sub(total, plus(shifted, -F64.shift))
+    rest = k.add(e2, p3)
+    for term in (e1, p2, low, lower):
+        total, lost = two_sum(total, term)
+        rest = k.add(rest, lost)
+    total, rest = two_sum(total, rest)
+    r, tail = two_product(total, lit(c.HALF_PI[0], x))
+    tail = k.fma(total, lit(c.HALF_PI[1], x), k.fma(rest, lit(c.HALF_PI[0], x), tail))
+    return k.bitcast(shifted, i64), r, tail
+
+
+def _modulo_4(x: Expr) -> Expr:
+    return k.fma(k.unary("trunc", scaled_by(x, 0.25)), lit(-4.0, x), x)
+
+
+def _sine_and_cosine_f64(r: Expr, tail: Expr) -> tuple[Expr, Expr]:
+    sine, cosine = _sine_and_cosine(r, False)
+    half = k.fma(k.mul(r, r), lit(-0.5, r), lit(1.0, r))
+    return k.fma(tail, half, sine), k.fma(negated(tail), r, cosine)
+
+
 def _sine_and_cosine(r: Expr, narrow: bool) -> tuple[Expr, Expr]:
     """For |r| <= pi/4. `narrow`: to f32's precision."""
     z = k.mul(r, r)
@@ -86,11 +124,6 @@ def _sine_and_cosine(r: Expr, narrow: bool) -> tuple[Expr, Expr]:
     rounded = k.sub(one, half)
     cosine = k.add(rounded, k.add(k.sub(k.sub(one, rounded), half), quartic))
     return sine, cosine
-
-
-def _in_domain(x: Expr, value: Expr) -> Expr:
-    """f64: NaN beyond |x| = 2^51, where the reduction would be wrong."""
-    return k.select(k.binary("le", absolute(x), lit(2.0**51, x)), value, lit(nan, x))
 
 
 def _bit(quadrant: Expr, mask: int) -> Expr:
@@ -106,13 +139,18 @@ def _circular(x: Expr, quarter: int) -> Expr:
         near = _by_quadrant(*_near_f32(x), quarter)
         value = k.choose(k.binary("le", absolute(x), lit(2.0**15, x)), near, far)
     else:
-        quadrant, r, tail = _reduce_f64(x)
-        sine, cosine = _sine_and_cosine(r, False)
-        half = k.fma(k.mul(r, r), lit(-0.5, x), lit(1.0, x))
-        value = _by_quadrant(quadrant, k.fma(tail, half, sine), k.fma(negated(tail), r, cosine), quarter)
+        near, far = (
+            _by_quadrant(quadrant, *_sine_and_cosine_f64(r, tail), quarter)
+            for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
+        )
+        value = k.choose(_is_near_f64(x), near, far)
     if not quarter:
         value = k.select(below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
-    return value if x.dtype == f32 else _in_domain(x, value)
+    return value
+
+
+def _is_near_f64(x: Expr) -> Expr:
+    return k.binary("le", absolute(x), lit(2.0**51, x))
 
 
 def _by_quadrant(quadrant: Expr, sine: Expr, cosine: Expr, quarter: int) -> Expr:
@@ -123,30 +161,29 @@ def _by_quadrant(quadrant: Expr, sine: Expr, cosine: Expr, quarter: int) -> Expr
 
 
 def sin(x: Expr) -> Expr:
-    """f32: every argument; f64: |x| <= 2^51, NaN beyond."""
     return _circular(x, 0)
 
 
 def cos(x: Expr) -> Expr:
-    """f32: every argument; f64: |x| <= 2^51, NaN beyond."""
     return _circular(x, 1)
 
 
 def tan(x: Expr) -> Expr:
-    """sin / cos or -cos / sin by quadrant, in f64. f64: |x| <= 2^51, NaN beyond."""
-    narrow = x.dtype == f32
-    if narrow:
+    """sin / cos or -cos / sin by quadrant, in f64."""
+    if x.dtype == f32:
         quadrant, r = _reduce_f32(x)
-        sine, cosine = _sine_and_cosine(r, True)
-    else:
-        quadrant, r, tail = _reduce_f64(x)
-        sine, cosine = _sine_and_cosine(r, False)
-        half = k.fma(k.mul(r, r), lit(-0.5, x), lit(1.0, x))
-        sine, cosine = k.fma(tail, half, sine), k.fma(negated(tail), r, cosine)
+        value = k.cast(_tangent(quadrant, *_sine_and_cosine(r, True)), f32)
+        return k.select(below(absolute(x), 2.0**-13), x, value)
+    near, far = (
+        _tangent(quadrant, *_sine_and_cosine_f64(r, tail))
+        for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
+    )
+    return k.select(below(absolute(x), 2.0**-28), x, k.choose(_is_near_f64(x), near, far))
+
+
+def _tangent(quadrant: Expr, sine: Expr, cosine: Expr) -> Expr:
     odd = _bit(quadrant, 1)
-    value = quotient(k.select(odd, negated(cosine), sine), k.select(odd, sine, cosine))
-    value = k.select(below(absolute(x), 2.0**-13 if narrow else 2.0**-28), x, k.cast(value, x.dtype))
-    return value if narrow else _in_domain(x, value)
+    return quotient(k.select(odd, negated(cosine), sine), k.select(odd, sine, cosine))
 
 
 def _atan_core(top: Expr, bottom: Expr) -> Expr:

@@ -182,14 +182,14 @@ def erf(x: Expr) -> Expr:
 
 def gelu(x: Expr, narrow: bool = False) -> Expr:
     """x P(x) of an f32, with the normal distribution P: max(x, 0) - |x| P(-|x|), where P(-|x|) is the fourth power of a
-    polynomial and 0 from |x| = 5.8 on. NaN at -inf, as from the formula by erf. `narrow`: x is of bf16 and so will the
-    result be, for which a sixteenth power of fewer terms is exact enough."""
+    polynomial and 0 from |x| = 5.8 on. NaN at -inf and -0 below -5.8, as from the formula by erf. `narrow`: x is of
+    bf16 and so will the result be, for which a sixteenth power of fewer terms is exact enough."""
     a = absolute(x)
     p = polynomial(a, c.GELU_BF16 if narrow else c.GELU_F32)
     for _ in range(4 if narrow else 2):
         p = k.mul(p, p)
-    # not max(x, 0): -inf is to give NaN
-    positive = k.sub(x, k.binary("minnum", x, lit(0.0, x)))
+    # not max(x, 0): -inf is to give NaN, and other negative numbers -0
+    positive = k.mul(x, k.select(above(x, 0.0), lit(1.0, x), lit(0.0, x)))
     return k.select(below(a, 5.8), k.fma(negated(p), a, positive), positive)
 
 
