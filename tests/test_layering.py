@@ -24,7 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "runtime": set(),
 }
 # These see every layer above; of each other, only what stands before them.
-TOP = ["control", "link", "tuned", "pipeline", "compiler", "debug", "tune", "cli", "__main__"]
+TOP = ["sizes", "control", "link", "tuned", "pipeline", "compiler", "debug", "tune", "cli", "__main__"]
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {

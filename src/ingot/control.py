@@ -124,7 +124,7 @@ class _Control:
         assert isinstance(op, While)
         operands = self.anchor.inputs
         count = range(len(operands))
-        fixed = [_hands_on(out, given) for out, given in zip(op.body.outputs, op.body.inputs, strict=True)]
+        fixed = [_hands_on(out, given) for out, given in zip(op.body.results, op.body.inputs, strict=True)]
         constants = {i: c for i in count if fixed[i] and (c := self._constant(operands[i])) is not None}
         places: dict[int, Place] = {}
         for i in count:
@@ -135,7 +135,7 @@ class _Control:
         start = len(plan.steps)
         ((flag, _),) = plan.nested(_with_constants(op.cond, constants), buffers)
         leave = plan.jump(flag)
-        body = op.body.with_outputs([op.body.outputs[i] for i in changing])
+        body = op.body.with_outputs([*(op.body.outputs[i] for i in changing), *op.body.found.values()])
         found = plan.nested(_with_constants(body, constants), buffers)
         for i, source in zip(changing, found, strict=True):
             self._copy(op.body.outputs[i], source, places[i])
@@ -156,7 +156,7 @@ class _Control:
         chosen = ops.Select()(inside, at, high)
         constants = {i: c for i, x in enumerate(operands) if (c := self._constant(x)) is not None}
         buffers = [NOWHERE if i in constants else self._where(x)[0] for i, x in enumerate(operands)]
-        results: list[Place | None] = [self._fresh(n) for n in op.branches[0].outputs]
+        results: list[Place | None] = [self._fresh(n) for n in op.branches[0].results]
         ends: list[int] = []
         for number, branch in enumerate(op.branches):
             skip: int | None = None
@@ -166,7 +166,7 @@ class _Control:
                 self._evaluate(here, (flag, Layout.contiguous(())))
                 skip = plan.jump(flag)
             found = plan.nested(_with_constants(branch, constants), buffers)
-            for value, source, target in zip(branch.outputs, found, results, strict=True):
+            for value, source, target in zip(branch.results, found, results, strict=True):
                 assert target is not None
                 self._copy(value, source, target)
             if skip is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.control import launch_control
-from ingot.ir.dims import DimLike, postfix, span_of
+from ingot.ir.dims import DimLike, is_found, span_of, symbol
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
@@ -17,13 +17,13 @@ from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
 from ingot.runtime import program as rt
-from ingot.runtime.expr import Expr
 from ingot.schedule.choice import Site
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import dim_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.schedule.storage import Storage, assign
+from ingot.sizes import FoundSizes, expression
 from ingot.support import progress
 from ingot.support.errors import CompileError
 from ingot.support.files import release
@@ -59,11 +59,6 @@ class Launch:
     inputs: tuple[tuple[int, Layout] | None, ...]
     outputs: tuple[tuple[int, Layout], ...]
     site: Site | None = None
-
-
-def expression(d: DimLike) -> Expr:
-    """A dimension as the runtime evaluates it."""
-    return d if isinstance(d, int) else tuple(postfix(d))
 
 
 @dataclass
@@ -139,22 +134,37 @@ class _Linker:
         self.steps: list[rt.Step] = []
         self.launches: list[Launch] = []
         self.scratch = 0
+        self.found = FoundSizes(self, lambda kind, index: self._new(None, _Memory(kind, 8, index=index)))
         self.by_identity: dict[int, tuple[Kernel, str]] = {}  # the kernel too: an id is that of a living object
         self.depth = 0
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
             self._new(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
-        for i, n in enumerate(self.graph.outputs):
+        for i, n in enumerate(self.graph.results):
             self._new(n, _Memory("output", n.type.nbytes, index=i))
-        groups = [n for n in self.graph.nodes() if isinstance(n.op, Group)]
-        for i, n in enumerate(groups):
-            progress.report("schedule", i, len(groups))
-            self._launch(n)
+        self._launch_all()
+        self.found.finish()
 
-    def _new(self, owner: Node, memory: _Memory) -> int:
+    def _launch_all(self) -> None:
+        """The steps of all groups of the graph, and behind those that give sizes the steps of these."""
+        self.found.declare(self.graph)
+        names: dict[Node, list[str]] = {}
+        for name, n in self.graph.found.items():
+            self.of_owner[n] = self.found.buffers[name]
+            names.setdefault(n, []).append(name)
+        groups = [n for n in self.storage.order if isinstance(n.op, Group)]
+        for i, n in enumerate(groups):
+            if not self.depth:
+                progress.report("schedule", i, len(groups))
+            self._launch(n)
+            if now := [name for r in n.results for name in names.get(r, ())]:
+                self.found.known(now)
+
+    def _new(self, owner: Node | None, memory: _Memory) -> int:
         self.buffers.append(memory)
-        self.of_owner[owner] = len(self.buffers) - 1
+        if owner is not None:
+            self.of_owner[owner] = len(self.buffers) - 1
         return len(self.buffers) - 1
 
     def layout(self, node: Node) -> Layout:
@@ -229,14 +239,16 @@ class _Linker:
             for arg in step.args:
                 self.buffers[resolve(arg)].touch(number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
+            chunks, rounds = count(step.kernel.chunks), count(step.kernel.rounds)
+            self.found.note(number, (chunks, rounds, *(symbol(v.name) for v in step.kernel.dims)))
             self.steps.append(
                 rt.Step(
-                    self._symbol(step.kernel),
+                    self.symbol(step.kernel),
                     tuple((resolve(a), 0) for a in step.args),
                     tuple((v.name,) for v in step.kernel.dims),
-                    expression(count(step.kernel.chunks)),
+                    expression(chunks),
                     what,
-                    expression(count(step.kernel.rounds)),
+                    expression(rounds),
                 )
             )
 
@@ -263,10 +275,8 @@ class _Linker:
         self.graph = self.storage.graph
         self.of_owner = dict(zip(self.graph.inputs, places, strict=True))
         self.depth += 1
-        for n in self.graph.nodes():
-            if isinstance(n.op, Group):
-                self._launch(n)
-        found = [(self.buffer(n), self.layout(n)) for n in self.graph.outputs]
+        self._launch_all()
+        found = [(self.buffer(n), self.layout(n)) for n in self.graph.results]
         self.depth -= 1
         self.graph, self.storage, self.of_owner = outside
         return found
@@ -293,7 +303,7 @@ class _Linker:
         self.buffers.append(_Memory("arena", nbytes, name="temp"))
         return len(self.buffers) - 1
 
-    def _symbol(self, kernel: Kernel) -> str:
+    def symbol(self, kernel: Kernel) -> str:
         """The native name of a kernel. Lowering is memoized, so equal layers share the object."""
         known = self.by_identity.get(id(kernel))
         if known is None:
@@ -359,12 +369,13 @@ def link(
         )
         for i, b in enumerate(linker.buffers)
     )
-    names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.outputs)))
+    names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
     return rt.Program(
-        symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols()),
+        symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols() if not is_found(s)),
+        sizes=linker.found.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
-        outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.outputs, strict=True)),
+        outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.results, strict=True)),
         buffers=buffers,
         steps=tuple(linker.steps),
         code=code,

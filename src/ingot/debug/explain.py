@@ -118,7 +118,7 @@ def _explanation(
     rows = _rows(build, instance, times, rates)
     return Explanation(
         name,
-        dict(instance.values),
+        instance.most,
         rates,
         rows,
         sum(times),
@@ -133,7 +133,7 @@ def _explanation(
 
 
 def _rows(build: Build, instance: Instance, times: list[float], rates: Rates) -> tuple[Row, ...]:
-    sizes, total = instance.values, sum(times) or 1.0
+    sizes, total = instance.most, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
     apart = reasons(build)
@@ -249,7 +249,7 @@ def _blocks(program: Program, instance: Instance) -> list[Block]:
             b.first_step,
             b.last_step,
             instance.layout.offsets[b.id],
-            evaluate(b.nbytes, instance.values),
+            evaluate(b.nbytes, instance.most),
             b.halo is not None,
         )
         for b in program.buffers

@@ -69,6 +69,7 @@ class Stepper:
         self.image = CodeImage(program.code)
         self.instance = Instance(program, [a.shape for a in self.inputs], self.image)
         self.sizes = self.instance.values
+        self.instance.begin()
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
         for offset, nbytes, byte in self.instance.layout.filled:
@@ -85,11 +86,9 @@ class Stepper:
             scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
         )  # fmt: skip
         self.bases = np.frombuffer(self.instance.bases, np.int64)
-        self.bases[2:] = [a.ctypes.data for a in (*self.inputs, *self.outputs)]
-        # the driver's own view of the context and of the step records: see targets/cpu/driver.py
-        context = (ctypes.c_int64 * 7).from_address(self.instance.address)
-        records = (ctypes.c_int64 * (4 * len(program.steps))).from_address(context[2]) if program.steps else ()
-        self.records = np.array(records, np.int64).reshape(-1, 4)
+        tensors = [a.ctypes.data for a in (*self.inputs, *self.outputs)]
+        self.bases[2 : 2 + len(tensors)] = tensors
+        self.records = self.instance.records
         self.random = np.random.default_rng(seed)
 
     def run(self, launch: Launch) -> None:
@@ -103,6 +102,8 @@ class Stepper:
                 number = step.target
                 continue
             number += 1
+        if self.build.program.sizes:
+            self.sizes = self.instance.found()
 
     def _step(self, number: int) -> None:
         function, table, chunks, rounds = (int(v) for v in self.records[number])
@@ -129,6 +130,10 @@ class Stepper:
                 base, place = self.arena, self.instance.layout.offsets[buffer]
             case "weight":
                 base, place = self.weights, plan.offset
+            case "size":
+                base, place = self.instance.sizes.view(np.uint8), 8 * plan.index
+            case "table":
+                raise VerifyError("a value of the plan", expected="in memory of its own", got="in the steps' table")
         shape = tuple(self.size(d) for d in layout.shape)
         strides = tuple(self.size(d) * dtype.itemsize for d in layout.strides)
         if 0 in shape:

@@ -4,8 +4,9 @@
     atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
 
 Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
-A constant expression is always a plain `int`. A symbol is a size, >= its lower bound (1 unless told); one with a dot in
-its name (`shape.0`) is a number that a caller passes as data, and any integer unless told.
+A constant expression is always a plain `int`. A symbol is a size, >= its lower bound (1 unless told). One whose name
+starts with `$` may be 0: a value computed in the run gives it (`Graph.sizes`). One with a dot in its name (`shape.0`)
+is a number that a caller passes as data, or that the run finds, and any integer unless told.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Symbol:
 
     def __str__(self) -> str:
         return self.name
+
+
+FOUND = "$"  # the first letter of the names of sizes that only the run finds
+
+
+def is_found(name: str) -> bool:
+    """Whether a value that is computed in the run gives the symbol of that name."""
+    return name.startswith(FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +172,9 @@ def symbol(name: str) -> Dim:
 
 
 def span_of(name: str, lowest: int = 1) -> Interval:
-    """The bounds of a symbol of which nothing is told: a size is at least `lowest`, a number anything."""
-    return (None if "." in name else lowest, None)
+    """The bounds of a symbol of which nothing is told: a size is at least `lowest`, one that the run finds 0, a number
+    anything."""
+    return (None if "." in name else min(lowest, 0) if is_found(name) else lowest, None)
 
 
 def as_dim(d: object) -> int | Dim:
@@ -309,7 +319,7 @@ Interval = tuple[int | None, int | None]  # inclusive; None where unbounded
 
 
 def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
-    """Inclusive (lo, hi) of `d`, None where unbounded. `of` gives the symbols' bounds; (1, None) unless told."""
+    """Inclusive (lo, hi) of `d`, None where unbounded. `of` gives the symbols' bounds, where they are told."""
     if isinstance(d, int):
         return d, d
     lo: int | None = 0
@@ -353,7 +363,7 @@ def at_most(a: int | Dim, b: int | Dim) -> bool:
 
 
 def negative(d: int | Dim) -> bool:
-    """Whether d < 0 whatever the sizes, which are at least 1."""
+    """Whether d < 0 whatever the sizes."""
     highest = bounds(d)[1]
     return highest is not None and highest < 0
 
@@ -386,6 +396,7 @@ def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval]
 
 
 MOST = 1 << 40  # no size is larger
+FARTHEST = 1 << 62  # nor any number that sizes follow from farther from 0
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -489,7 +500,7 @@ def _postfix_atom(atom: Atom) -> list[int | str]:
     return [*postfix(atom.a), *postfix(atom.b), name]
 
 
-_TOKEN = re.compile(r"\s*(\d+|[A-Za-z_][\w.]*|//|[-+*%(),])")
+_TOKEN = re.compile(r"\s*(\d+|\$?[A-Za-z_][\w.]*|//|[-+*%(),])")
 
 
 def parse_dim(text: str) -> int | Dim:
@@ -547,7 +558,7 @@ def _parse_atom(tokens: list[str]) -> tuple[int | Dim, list[str]]:
         return (dim_max if head == "max" else dim_min)(a, b), _expect(rest, ")")
     if head.isdigit():
         return int(head), rest
-    if not head[0].isalpha() and head[0] != "_":
+    if not head[0].isalpha() and head[0] not in ("_", FOUND):
         raise ValueError(f"unexpected {head!r} in a dimension")
     return symbol(head), rest
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, Symbol, divides, negative, span_of, substitute, symbols_of
+from ingot.ir.dims import FARTHEST, Dim, DimLike, Symbol, divides, negative, span_of, substitute, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import InputError, VerifyError
@@ -34,7 +34,7 @@ def interpret(
     arrays = _ordered(graph, inputs)
     told = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if elements_of(n)]
     sizes = bind_symbols(graph, [a.shape for a in arrays], told)
-    order = graph.nodes()
+    order, found = graph.nodes(), _Found(graph)
     left = _use_counts(graph, order)
     values: dict[Node, Values] = {}
     for node, array in zip(graph.inputs, arrays, strict=True):
@@ -43,13 +43,41 @@ def interpret(
         for node in order:
             if node not in values:
                 values[node] = _evaluate(node, [values[i] for i in node.inputs], sizes)
+            if node in found.names:
+                found.take(node, int(values[node][0]), sizes)
             if observe is not None:
                 observe(node, values[node])
             for i in node.inputs:
                 left[i] -= 1
                 if not left[i]:
                     del values[i]
-    return tuple(values[n][0] for n in graph.outputs)
+    return tuple(values[n][0] for n in graph.results)
+
+
+class _Found:
+    """The sizes that values give in the run."""
+
+    def __init__(self, graph: Graph):
+        self.names: dict[Node, list[str]] = {}
+        for name, node in graph.found.items():
+            self.names.setdefault(node, []).append(name)
+        self.most = dict(graph.sizes)
+        self.bounds = {name: (low, high) for name, low, high in graph.bounds}
+        self.conditions = [c for c in graph.conditions if not self.most.keys().isdisjoint(symbols_of(c))]
+
+    def take(self, node: Node, value: int, sizes: dict[str, int]) -> None:
+        """Note what `node` says in `sizes`. Raises InputError beyond a bound or a condition."""
+        for name in self.names[node]:
+            low, high = self.bounds.get(name) or span_of(name)
+            low = -FARTHEST if low is None else low
+            most = int(substitute(self.most[name], sizes))
+            most = most if high is None else min(most, high)
+            if not low <= value <= most:
+                raise InputError(f"size {name} of {_place(node)}", expected=f"{low} to {most}", got=value)
+            sizes[name] = value
+        for condition in self.conditions:
+            if negative(got := substitute(condition, sizes)):
+                raise InputError(f"sizes {sizes}", expected=f"{condition} >= 0", got=got)
 
 
 def _use_counts(graph: Graph, order: Sequence[Node]) -> dict[Node, int]:

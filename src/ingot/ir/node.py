@@ -360,10 +360,13 @@ class Project(Op):
 
 @dataclass(frozen=True)
 class Graph:
-    """Inputs (Input nodes, in order) and outputs, with the outputs' names and the symbols' bounds.
+    """Inputs (Input nodes, in order) and outputs, with the results' names and the symbols' bounds.
 
     bounds: (symbol, lowest, highest), None where there is no such bound.
     conditions: sizes that must not be negative, where no bounds of one symbol say so: 19 - a - b for a + b < 20.
+    sizes: symbols that values give in the run, and the most that each may be. The last outputs are these values, i64
+    scalars, in this order; those before are the graph's results. Such a symbol's name starts with `$`, and its value
+    and its most are made without it and without those behind it.
     """
 
     inputs: tuple[Node, ...]
@@ -371,10 +374,25 @@ class Graph:
     output_names: tuple[str, ...] = ()
     bounds: tuple[tuple[str, int | None, int | None], ...] = field(default=())
     conditions: tuple[Dim, ...] = ()
+    sizes: tuple[tuple[str, DimLike], ...] = ()
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """The outputs without those that only say sizes."""
+        return self.outputs[: len(self.outputs) - len(self.sizes)]
+
+    @property
+    def found(self) -> dict[str, Node]:
+        """The values that give symbols in the run."""
+        return dict(zip((name for name, _ in self.sizes), self.outputs[len(self.results) :], strict=True))
 
     def nodes(self) -> list[Node]:
-        """Every node that the outputs need, and every input, operands first."""
-        return topological((*self.inputs, *self.outputs))
+        """Every node that the outputs need, and every input; operands first, and values before what has their size."""
+        roots = (*self.inputs, *self.outputs)
+        if not self.sizes:
+            return topological(roots)
+        found = self.found
+        return topological(roots, lambda n: (*n.inputs, *(found[s] for s in sorted(mentions(n)) if s in found)))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Node -> the nodes that read it, in order; outputs are no users."""
@@ -385,12 +403,20 @@ class Graph:
         return out
 
     def symbols(self) -> tuple[str, ...]:
-        """Names of the symbols in the inputs' shapes and elements, in order of appearance."""
+        """Names of the symbols in the inputs' shapes and elements, in order of appearance, then of those found in the
+        run."""
         seen: dict[str, None] = {}
         for n in self.inputs:
             for d in (*n.shape, *elements_of(n)):
                 seen.update(dict.fromkeys(sorted(symbols_of(d))))
+        seen.update(dict.fromkeys(name for name, _ in self.sizes))
         return tuple(seen)
+
+    @cached_property
+    def mentioned(self) -> frozenset[str]:
+        """The symbols in types and attributes, those of graphs inside included but for what these find themselves."""
+        own = {name for name, _ in self.sizes}
+        return frozenset().union(*(mentions(n) for n in self.nodes())) - own
 
     def with_outputs(self, outputs: Iterable[Node]) -> Graph:
         """This graph with other outputs; itself where they are the same."""
@@ -418,6 +444,7 @@ class Graph:
 
         nodes = rebuilt((*self.inputs, *self.outputs), rule=known)
         conditions = [substitute(c, values) for c in self.conditions]
+        sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
             if isinstance(new, int) and new < 0:
                 raise ShapeError(f"sizes {dict(values)}: expected {old} >= 0")
@@ -427,12 +454,33 @@ class Graph:
             outputs=nodes[len(self.inputs) :],
             bounds=tuple(b for b in self.bounds if b[0] not in values),
             conditions=tuple(c for c in conditions if isinstance(c, Dim)),
+            sizes=sizes,
         )
 
 
 def elements_of(node: Node) -> Shape:
     """What the elements of an input are, where sizes depend on them; else ()."""
     return node.op.elements if isinstance(node.op, Input) else ()
+
+
+def mentions(n: Node) -> frozenset[str]:
+    """The symbols in the node's types and attributes."""
+    found = _symbols_in(n.types)
+    return found if isinstance(n.op, Const | Input | Project) else found | _symbols_in(n.op.attributes().values())
+
+
+def _symbols_in(values: Iterable[object]) -> frozenset[str]:
+    found: frozenset[str] = frozenset()
+    for value in values:
+        if isinstance(value, Dim):
+            found |= symbols_of(value)
+        elif isinstance(value, TensorType):
+            found |= _symbols_in(value.shape)
+        elif isinstance(value, tuple):
+            found |= _symbols_in(value)
+        elif isinstance(value, Graph):
+            found |= value.mentioned
+    return found
 
 
 def rebuilt(

@@ -1,11 +1,11 @@
 """Read the text form of a graph (see `ingot.ir.show`) back into the same graph.
 
     graph  ::= "graph" "(" [input {"," input}] ")" ["[" bound {"," bound} "]"]
-               "{" {line} "return" [result {"," result}] "}"
+               "{" {line} "return" [result {"," result}] ["where" size {"," size}] "}"
     input  ::= %n "label" ":" type            bound ::= symbol ":" int ".." [int]
     line   ::= %n "=" ( "const" data ":" type | "const" "<" "#"int type ">"
                       | op "(" refs ")" ["{" attrs "}"] ":" types )
-    ref    ::= %n | %n "." int                result ::= ref ["name"]
+    ref    ::= %n | %n "." int                result ::= ref ["name"]        size ::= symbol "=" ref "most" <dim>
 
 Nothing is evaluated: ops come from the registry, attributes are plain values.
 """
@@ -52,7 +52,7 @@ _TOKEN = re.compile(
       | (?P<ref>%\d+(?:\.\d+)?)
       | (?P<entry>\#\d+)
       | (?P<number>-?(?:\d+\.(?!\.)\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|0x[0-9a-fA-F]+|\d+|inf\b|nan\b))
-      | (?P<word>[A-Za-z_][\w.]*)
+      | (?P<word>\$?[A-Za-z_][\w.]*)
       | (?P<mark>\.\.|//|[-+*%(){}\[\]<>=:,])""",
     re.VERBOSE,
 )
@@ -170,17 +170,28 @@ class _Parser:
         self.next()
         outputs: list[Node] = []
         names: list[str] = []
-        while self.token != "}":
+        while self.token not in ("}", "where"):
             outputs.append(self.reference(nodes))
             if self.kind == "text":
                 names.append(self.string("a name"))
-            if self.token != "}":
+            if self.token not in ("}", "where"):
                 self.expect(",")
         if names and len(names) != len(outputs):
             raise self.error(f"expected a name for each of the {len(outputs)} results or for none, got {len(names)}")
-        self.next()
+        sizes: list[tuple[str, DimLike]] = []
+        if self.accept("where"):
+            self.many("}", lambda: sizes.append(self.size(nodes, outputs)))
+        else:
+            self.next()
         several = tuple(c for c in conditions if isinstance(c, Dim))
-        return Graph(tuple(inputs), tuple(outputs), tuple(names), tuple(bounds), several)
+        return Graph(tuple(inputs), tuple(outputs), tuple(names), tuple(bounds), several, tuple(sizes))
+
+    def size(self, nodes: dict[str, Node], outputs: list[Node]) -> tuple[str, DimLike]:
+        name = self.take("word", "a symbol")
+        self.expect("=")
+        outputs.append(self.reference(nodes))
+        self.expect("most")
+        return name, self.symbolic()
 
     def input(self, nodes: dict[str, Node]) -> Node:
         ref = self.new_reference(nodes)

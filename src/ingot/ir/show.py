@@ -10,7 +10,9 @@
 
 Nodes are numbered in order within each graph, so equal graphs print equally. `%4.1` is result 1 of %4. An attribute is
 none, true, false, an int, a float (with a point, an exponent, inf or nan), "text", `s0*2` in <> (a symbolic size), a
-dtype, a tensor type, a tuple or a graph.
+dtype, a tensor type, a tuple or a graph. Sizes that the run finds stand behind the results:
+
+      return %7 "places" where $n = %5 most <4*s0>
 """
 
 from __future__ import annotations
@@ -79,12 +81,13 @@ class _Printer:
             count += 1
             line = f"{inside}{refs[n]} = {self.application(n, [refs[i] for i in n.inputs], inside)}"
             lines.append(f"{line}    # {_one_line(n.loc)}" if self.locations and n.loc else line)
-        names = graph.output_names or (None,) * len(graph.outputs)
+        names = graph.output_names or (None,) * len(graph.results)
         results = (
             refs[n] if name is None else f"{refs[n]} {_quote(name)}"
-            for n, name in zip(graph.outputs, names, strict=True)
+            for n, name in zip(graph.results, names, strict=True)
         )
-        lines.append(f"{inside}return {', '.join(results)}".rstrip())
+        found = ", ".join(f"{s} = {refs[graph.found[s]]} most <{most}>" for s, most in graph.sizes)
+        lines.append(f"{inside}return {', '.join(results)}".rstrip() + (f" where {found}" if found else ""))
         lines.append(indent + "}")
         return lines
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from weakref import WeakSet
 
-from ingot.ir.dims import Dim, DimLike, symbols_of
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project
-from ingot.ir.types import TensorType
+from ingot.ir.dims import FOUND, Dim, DimLike, is_found, symbols_of
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, mentions, topological
+from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
 
 # Nodes never change: one that was right stays right, so that only what a pass made is looked at after it.
@@ -26,7 +26,8 @@ def verify(graph: Graph, after: str = "", outer: frozenset[str] = frozenset()) -
 
     Checked: inputs are distinct Input nodes and all of the Input nodes there are; output names match the outputs; every
     output and operand is a single result; every node's types are what its op's type rule gives; every symbol is one of
-    the inputs' (a body may also use those of the graph around it); graphs among the attributes are well formed.
+    the inputs' (a body may also use those of the graph around it) or is found in the run, by values that are made
+    without it; graphs among the attributes are well formed.
     """
     _graph(graph, f"after {after}: " if after else "", outer)
 
@@ -40,11 +41,12 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
             raise VerifyError(f"{prefix}two inputs are labelled {n.op.label!r}", got=f"{labels[n.op.label]} and {n}")
         labels[n.op.label] = n
     names = graph.output_names
-    if names and (len(names) != len(graph.outputs) or len(set(names)) != len(names)):
-        raise VerifyError(f"{prefix}output names", expected=f"{len(graph.outputs)} distinct names or none", got=names)
+    if names and (len(names) != len(graph.results) or len(set(names)) != len(names)):
+        raise VerifyError(f"{prefix}output names", expected=f"{len(graph.results)} distinct names or none", got=names)
     for n in graph.outputs:
         if len(n.types) != 1:
             raise VerifyError(f"{prefix}graph outputs", expected="single results", got=n)
+    _sizes(graph, prefix, outer)
     symbols = frozenset(graph.symbols()) | outer
     known = set(graph.inputs)
     for n in graph.nodes():
@@ -57,6 +59,26 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
         if n not in _verified:
             _node(n, prefix)
             _verified.add(n)
+
+
+def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
+    """Each symbol that the run finds is an i64, and made without itself and those behind it: else no order exists."""
+    late = {name for name, _ in graph.sizes}
+    if len(late) != len(graph.sizes) or late & outer or not all(map(is_found, late)):
+        raise VerifyError(f"{prefix}sizes", expected=f"distinct names with {FOUND}", got=[s for s, _ in graph.sizes])
+    seen: set[Node] = set()
+    for name, most in graph.sizes:
+        root = graph.found[name]
+        if root.types != (TensorType(i64),):
+            raise VerifyError(f"{prefix}the size {name}", expected="i64[]", got=root)
+        for n in topological((root,), lambda n: () if n in seen else n.inputs):
+            early = late & mentions(n)
+            if early:
+                raise VerifyError(f"{prefix}the size {name} depends on {', '.join(sorted(early))}", got=n)
+            seen.add(n)
+        if late & symbols_of(most):
+            raise VerifyError(f"{prefix}the most of {name}", expected="sizes known before it", got=most)
+        late.discard(name)
 
 
 def _place(n: Node) -> str:

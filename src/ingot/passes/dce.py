@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, Project, rebuilt
+from ingot.ir.node import Graph, Node, Project, rebuilt, topological
 
 Reads = dict[Node, set[int]]
 
@@ -58,12 +58,12 @@ Pruned = tuple[Node, dict[int, int]] | None
 def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     names = tuple(body.output_names[i] for i in outputs) if body.output_names else ()
     takes, gives = tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs)
-    return replace(body, inputs=takes, outputs=gives, output_names=names)
+    return replace(body, inputs=takes, outputs=(*gives, *body.found.values()), output_names=names)
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
     """The places of the inputs that those outputs of `body` read."""
-    found = set(Graph((), tuple(body.outputs[i] for i in outputs)).nodes())
+    found = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
     return {at for at, n in enumerate(body.inputs) if n in found}
 
 
@@ -83,7 +83,7 @@ def _case(n: Node, kept: set[int]) -> Pruned:
     branches = n.op.branches
     outputs = sorted(kept)
     inputs = sorted(set().union(*(_needs(b, outputs) for b in branches)))
-    if len(outputs) == len(branches[0].outputs) and len(inputs) == len(branches[0].inputs):
+    if len(outputs) == len(branches[0].results) and len(inputs) == len(branches[0].inputs):
         return None
     op = ops.Case(tuple(_select(b, inputs, outputs) for b in branches))
     return op(n.inputs[0], *(n.inputs[1 + i] for i in inputs), loc=n.loc), {old: at for at, old in enumerate(outputs)}

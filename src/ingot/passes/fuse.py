@@ -20,9 +20,9 @@ What is left outside groups: inputs, constants, and storage ops.
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.dims import bounds, estimate, product
+from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Const, Graph, Input, Node, Project, mentions
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
@@ -168,6 +168,8 @@ class _Fusion:
             return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._widens(node.op):
             return False
+        if any(map(is_found, mentions(node))):
+            return False  # its halo would lie elsewhere in each run
         return ops.fill_byte(node) is not None and node in self.forced
 
     def _widens(self, op: ops.Pad) -> bool:

@@ -336,7 +336,10 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
     if not isinstance(index.op, Const) or not isinstance(n.op, ops.Case):
         return None
     at, branches = int(index.op.value), n.op.branches
-    out = inline(branches[at if 0 <= at < len(branches) else -1], rest)
+    taken = branches[at if 0 <= at < len(branches) else -1]
+    if taken.sizes:
+        return None  # only a graph holds sizes that the run finds, and a rule sees none
+    out = inline(taken, rest)
     return out[0] if len(out) == 1 else out
 
 

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from ingot.runtime import memory
 from ingot.runtime.dtypes import itemsize
-from ingot.runtime.expr import Expr, evaluate, linear_in, show
+from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
 from ingot.runtime.image import CodeImage
-from ingot.runtime.program import Buffer, Program
+from ingot.runtime.program import Buffer, Program, table_places
 from ingot.support.errors import IngotError, InputError
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
 _MAX_CHUNKS = 1 << 31
+_UNKNOWN = -(1 << 63)
+_BEYOND = "the input holds more than there is room for: compile with a larger bound, or pass less"
 
 Shape = tuple[int, ...]
 
@@ -64,7 +66,10 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
         meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
         raise InputError(f"{where}, {place}", expected=meant, got=f"{size} in {whole}", fix=fix)
+    found = {size.name for size in program.sizes}
     for condition in program.conditions:
+        if isinstance(condition, tuple) and not found.isdisjoint(condition):
+            continue  # the run checks it
         if evaluate(condition, values) < 0:
             used = _used(condition, origin)
             raise InputError(
@@ -101,6 +106,15 @@ def _used(size: Expr, origin: Mapping[str, str]) -> list[str]:
     return [] if isinstance(size, int) else [name for name in origin if name in size]
 
 
+def _spans(program: Program, values: Mapping[str, int]) -> dict[str, Span]:
+    """Where the symbols' values lie, and the sizes that the run finds."""
+    spans = {name: (value, value) for name, value in values.items()}
+    for size in program.sizes:
+        most = span(size.most, spans)[1]
+        spans[size.name] = min(size.lo, 0), max(0, most if size.hi is None else min(most, size.hi))
+    return spans
+
+
 class Layout:
     """Where the arena buffers of a bound program are.
 
@@ -108,13 +122,14 @@ class Layout:
     must hold that byte before the first run. nbytes: the arena's size.
     """
 
-    def __init__(self, program: Program, values: Mapping[str, int]) -> None:
+    def __init__(self, program: Program, spans: Mapping[str, Span]) -> None:
+        """Buffers are as large as sizes that lie in `spans` may make them."""
         plain: list[tuple[Buffer, int]] = []
         groups: dict[tuple[str, int, int], list[Buffer]] = {}
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
-            nbytes = evaluate(buffer.nbytes, values)
+            nbytes = max(0, span(buffer.nbytes, spans)[1])
             if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
@@ -141,9 +156,10 @@ class Instance:
     def __init__(self, program: Program, told: Sequence[Shape], image: CodeImage) -> None:
         """told: as for `bind_symbols`."""
         self.values = bind_symbols(program, told)
-        self.layout = Layout(program, self.values)
+        self.spans = _spans(program, self.values)
+        self.layout = Layout(program, self.spans)
         self.output_shapes: list[Shape] = [
-            tuple(evaluate(dim, self.values) for dim in spec.shape) for spec in program.outputs
+            tuple(span(dim, self.spans)[1] for dim in spec.shape) for spec in program.outputs
         ]
         for spec, shape in zip(program.outputs, self.output_shapes, strict=True):
             if min(shape, default=0) < 0:
@@ -160,40 +176,80 @@ class Instance:
         ]
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
-        starts: list[int] = []
         chunks: list[int] = []
         rounds: list[int] = []
         for step in program.steps:
-            starts.append(len(args))
             for identity, offset in step.args:
                 base, place = locate(identity)
                 args += (base, place + evaluate(offset, self.values))
-            args += (evaluate(dim, self.values) for dim in step.dims)
+            args += (span(dim, self.spans)[1] for dim in step.dims)
             if step.target is not None:
                 chunks.append(step.target)
                 rounds.append(-1 if step.args else -2)
                 continue
-            count = evaluate(step.chunks, self.values)
+            count = span(step.chunks, self.spans)[1]
             if not 0 <= count < _MAX_CHUNKS:
                 where = step.label or step.kernel
                 raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=count, where=where)
             chunks.append(count)
-            rounds.append(evaluate(step.rounds, self.values))
-        self._args = np.array(args, np.int64)
-        self._steps = np.zeros((len(starts), 4), np.int64)
-        self._steps[:, 0] = [image.address(s.kernel) if s.target is None else 0 for s in program.steps]
-        self._steps[:, 1] = self._args.ctypes.data + 8 * np.array(starts, np.int64)
-        self._steps[:, 2] = chunks
-        self._steps[:, 3] = rounds
-        self._bases = np.zeros(_TENSORS + len(program.arguments) + len(program.results), np.int64)
+            rounds.append(span(step.rounds, self.spans)[1])
+        count = len(program.steps)
+        self._table = np.zeros(4 * count + len(args), np.int64)
+        self._table[4 * count :] = args
+        place = table_places(program.steps)
+        starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
+        self.records = self._table[: 4 * count].reshape(-1, 4)
+        self.records[:, 0] = [image.address(s.kernel) if s.target is None else 0 for s in program.steps]
+        self.records[:, 1] = self._table.ctypes.data + 8 * np.array(starts, np.int64)
+        self.records[:, 2] = chunks
+        self.records[:, 3] = rounds
+        tensors = _TENSORS + len(program.arguments) + len(program.results)
+        self._bases = np.zeros(tensors + 2, np.int64)
         self._context = np.zeros(7, np.int64)
         self._context[1] = self._bases.ctypes.data
-        self._context[2] = self._steps.ctypes.data
-        self._context[3] = len(starts)
+        self._context[2] = self._table.ctypes.data
+        self._context[3] = count
+        self._program = program
+        self.sizes = np.zeros(len(program.sizes), np.int64)
+        self._bases[tensors:] = self.sizes.ctypes.data, self._table.ctypes.data
         self.chunks = [n * max(r, 0) for n, r in zip(chunks, rounds, strict=True)]
         self.bases = self._bases.data
         self.address: int = self._context.ctypes.data
         self.last_used = 0
+
+    @property
+    def most(self) -> dict[str, int]:
+        """The symbols' values, and the most that sizes may be which the run finds."""
+        return {name: high for name, (_, high) in self.spans.items()}
+
+    def begin(self) -> None:
+        """No size is found yet."""
+        self.sizes.fill(_UNKNOWN)
+
+    def found(self) -> dict[str, int]:
+        """All sizes, after a run. Raises InputError where it found one beyond its bounds, or that breaks a condition,
+        and went no further."""
+        values, program = dict(self.values), self._program
+        for size, value in zip(program.sizes, self.sizes.tolist(), strict=True):
+            if value == _UNKNOWN:
+                continue  # in a branch that was not taken
+            most = span(size.most, {name: (v, v) for name, v in values.items()})[1]
+            most = most if size.hi is None else min(most, size.hi)
+            if not size.lo <= value <= most:
+                raise InputError(f"size {size.name}", expected=f"{size.lo} to {most}", got=value, fix=_BEYOND)
+            values[size.name] = value
+        for condition in program.conditions:
+            names = [item for item in condition if item in values] if isinstance(condition, tuple) else []
+            if all(s.name in values for s in program.sizes if isinstance(condition, tuple) and s.name in condition):
+                got = ", ".join(f"{name} = {values[name]}" for name in dict.fromkeys(names))
+                if evaluate(condition, values) < 0:
+                    raise InputError("sizes that the data gives", expected=f"{show(condition)} >= 0", got=got)
+        return values
+
+    def cut(self) -> list[Shape]:
+        """The shapes of the outputs, after a run. Raises as `found` does."""
+        values = self.found()
+        return [tuple(evaluate(dim, values) for dim in spec.shape) for spec in self._program.outputs]
 
     def attach(self, *, pool: int, arena: int, weights: int, scratch: int, stride: int) -> None:
         """Set the addresses that outlive a run."""
@@ -216,6 +272,7 @@ class _Locator:
         self._values = values
         self._layout = layout
         self._outputs = _TENSORS + len(program.arguments)
+        self._sizes = self._outputs + len(program.results)
         self._known: dict[int, tuple[int, int]] = {}
 
     def __call__(self, identity: int) -> tuple[int, int]:
@@ -231,4 +288,8 @@ class _Locator:
             return _ARENA, self._layout.offsets[buffer.id]
         if buffer.kind == "weight":
             return _WEIGHTS, buffer.offset
+        if buffer.kind == "size":
+            return self._sizes, 8 * buffer.index
+        if buffer.kind == "table":
+            return self._sizes + 1, 0
         return (_TENSORS if buffer.kind == "input" else self._outputs) + buffer.index, 0

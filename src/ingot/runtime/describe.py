@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.runtime.bind import Instance
-from ingot.runtime.expr import evaluate, show
+from ingot.runtime.expr import show, span
 from ingot.runtime.program import Buffer, Program
 
 
@@ -19,6 +19,7 @@ def plan(program: Program, instance: Instance | None) -> str:
         + (f" = {instance.values[s.name]}" if instance else "")
         for s in program.symbols
     ]
+    lines += [f"size   {s.name} in [{s.lo}, {show(s.most)}]" for s in program.sizes]
     kernels = len({step.kernel for step in program.steps})
     arena = f", arena {instance.layout.nbytes} bytes" if instance else ""
     lines.append(
@@ -50,7 +51,7 @@ def _steps(program: Program, instance: Instance | None) -> list[list[str]]:
             step.kernel,
             str(instance.chunks[number]) if instance else show(step.chunks),
             " ".join(f"{identity}+{show(at)}" if at != 0 else str(identity) for identity, at in step.args),
-            " ".join(str(evaluate(dim, instance.values)) if instance else show(dim) for dim in step.dims),
+            " ".join(str(span(dim, instance.spans)[1]) if instance else show(dim) for dim in step.dims),
             step.label,
         ]
         for number, step in enumerate(program.steps)
@@ -62,7 +63,7 @@ def _buffers(program: Program, instance: Instance | None) -> list[list[str]]:
         [
             str(buffer.id),
             buffer.kind + (f" halo of {buffer.fill}:{buffer.halo}" if buffer.halo else ""),
-            str(evaluate(buffer.nbytes, instance.values)) if instance else show(buffer.nbytes),
+            str(span(buffer.nbytes, instance.spans)[1]) if instance else show(buffer.nbytes),
             f"{buffer.first_step}-{buffer.last_step}" if buffer.kind == "arena" else "",
             _place(buffer, instance),
             buffer.name,

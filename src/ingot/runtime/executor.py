@@ -116,6 +116,9 @@ class CompiledModel:
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
             lane.run(instance, pointers)
+            if self.program.sizes:
+                shapes = zip(self._makers, results, instance.cut(), strict=True)
+                results = [maker.cut(result, shape) for maker, result, shape in shapes]
             if held.shapes:
                 held.exchange()
         finally:

@@ -40,6 +40,37 @@ def evaluate(expr: Expr, values: Mapping[str, int]) -> int:
     return stack[0]
 
 
+Span: TypeAlias = "tuple[int, int]"
+
+
+def span(expr: Expr, spans: Mapping[str, Span]) -> Span:
+    """The least and the most that a checked expression may be, of symbols that lie in `spans`; not always the
+    tightest, as each symbol counts anew wherever it stands."""
+    if isinstance(expr, int):
+        return expr, expr
+    stack: list[Span] = []
+    for item in expr:
+        if isinstance(item, int):
+            stack.append((item, item))
+        elif item not in OPERATORS:
+            stack.append(spans[item])
+        else:
+            b, a = stack.pop(), stack.pop()
+            if item == "%":
+                known = a[0] == a[1] and b[0] == b[1] > 0
+                stack.append((a[0] % b[0], a[0] % b[0]) if known else (0, max(b[1] - 1, 0)))
+                continue
+            if item == "//":
+                b = max(b[0], 1), max(b[1], 1)
+            if item == "-":
+                b = b[1], b[0]
+            ends = [OPERATORS[item](x, y) for x, y in zip(a, b, strict=True)]
+            if item in ("*", "//"):
+                ends = [OPERATORS[item](x, y) for x in a for y in b]
+            stack.append((min(ends), max(ends)))
+    return stack[0]
+
+
 def check(expr: Expr, names: Collection[str], where: str) -> None:
     """Raise VerifyError unless the expression is well formed and uses only the symbols `names`."""
     if isinstance(expr, int):

@@ -64,6 +64,8 @@ class Lane:
         for pointer in pointers:
             bases[slot] = pointer
             slot += 1
+        if self._program.sizes:
+            instance.begin()
         self._run(instance.address)
 
     def activate(self, instance: Instance) -> None:

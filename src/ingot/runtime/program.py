@@ -6,14 +6,14 @@
 A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
 thread; it starts when all chunks of the step before it are done. With `rounds`, chunks r * chunks to (r + 1) *
 chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses
-of the arena, the weights, the arguments and the results, in this order. `args` is the step's table of i64: for its
-buffer i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step with a
-`target` is a jump.
+of the arena, the weights, the arguments, the results, the sizes and the table. `args` is the step's table of i64: for
+its buffer i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step
+with a `target` is a jump.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, TypeAlias, cast, get_args
@@ -26,7 +26,7 @@ from ingot.runtime.expr import Expr
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import CodeObject, HostFeatures
 
-BufferKind: TypeAlias = Literal["arena", "weight", "input", "output"]
+BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "table"]
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -36,6 +36,19 @@ class Symbol:
 
     name: str
     lo: int | None = 0
+    hi: int | None = None
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that steps find: i64 number i of the sizes is the i-th. lo <= value <= min(most, hi).
+
+    most: over the symbols, and the sizes before it.
+    """
+
+    name: str
+    lo: int
+    most: Expr
     hi: int | None = None
 
 
@@ -87,9 +100,11 @@ class Buffer:
     """Memory that steps read and write.
 
     arena: placed by the runtime; lives from first_step to last_step, inclusive. weight: at byte `offset` of the
-    weights. input/output: number `index` of the program's arguments or results. halo: an arena buffer whose bytes are
-    all `fill` when its program is bound and whose halo no step ever writes; it shares memory only with buffers of the
-    same key, fill and size. alias: (buffer id, byte offset): a part of another buffer; needs no memory of its own.
+    weights. input/output: number `index` of the program's arguments or results. size: number `index` of the sizes that
+    steps find. table: the steps' records and tables (`table_places`), which the step behind a size writes. halo: an
+    arena buffer whose bytes are all `fill` when its program is bound and whose halo no step ever writes; it shares
+    memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset): a part of another buffer;
+    needs no memory of its own.
     """
 
     id: int
@@ -122,11 +137,27 @@ class Step:
     target: int | None = None
 
 
+def table_places(steps: Sequence[Step]) -> Callable[[int, int], int]:
+    """Where entries lie in the table of i64 that all steps share: (step, 0) -> its chunks, 1 -> rounds, 2 -> first dim.
+
+    A record of 4 entries per step (see `targets/cpu/driver.py`), then for each step two per argument and its dims.
+    """
+    starts = [4 * len(steps)]
+    for step in steps:
+        starts.append(starts[-1] + 2 * len(step.args) + len(step.dims))
+
+    def place(step: int, entry: int) -> int:
+        return 4 * step + 2 + entry if entry < 2 else starts[step] + 2 * len(steps[step].args) + entry - 2
+
+    return place
+
+
 @dataclass(frozen=True)
 class Program:
     """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
-    conditions: expressions over the symbols that must not be negative.
+    conditions: expressions over the symbols and sizes that must not be negative.
+    sizes: what steps find; buffers and results are as large as these may be. Offsets know none.
     state: what the kernels read as arguments behind the inputs, and write anew as results before the outputs.
     scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
     `dump`. meta: what it was compiled from and for, for people.
@@ -141,6 +172,7 @@ class Program:
     weights: NDArray[np.uint8]
     isa: HostFeatures
     conditions: tuple[Expr, ...] = ()
+    sizes: tuple[Size, ...] = ()
     state: tuple[State, ...] = ()
     scratch_bytes: int = 0
     stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
@@ -183,7 +215,16 @@ class Program:
             raise VerifyError("program: no input dim tells the symbol", got=missing)
         for state in self.state:
             state.check()
-        for spec in (*self.arguments, *self.outputs):
+        for spec in self.arguments:
+            for dim in spec.shape:
+                expr.check(dim, names, spec.name)
+        fixed = tuple(names)
+        for size in self.sizes:
+            expr.check(size.most, names, size.name)
+            names.append(size.name)
+        if len(set(names)) != len(names):
+            raise VerifyError("program: a size is declared twice", got=names)
+        for spec in (*self.arguments, *self.results):
             dtypes.itemsize(spec.dtype)
             for dim in (*spec.shape, *spec.elements):
                 expr.check(dim, names, spec.name)
@@ -195,17 +236,19 @@ class Program:
         if len(by_id) != len(self.buffers):
             raise VerifyError("program: two buffers have the same id")
         for buffer in self.buffers:
-            self._check_buffer(buffer, by_id, names)
+            self._check_buffer(buffer, by_id, names, fixed)
         for number, step in enumerate(self.steps):
-            self._check_step(number, step, by_id, names)
+            self._check_step(number, step, by_id, names, fixed)
 
-    def _check_buffer(self, buffer: Buffer, by_id: Mapping[int, Buffer], names: Sequence[str]) -> None:
+    def _check_buffer(
+        self, buffer: Buffer, by_id: Mapping[int, Buffer], names: Sequence[str], fixed: Sequence[str]
+    ) -> None:
         where = f"buffer {buffer.id}"
         expr.check(buffer.nbytes, names, where)
         if buffer.kind not in get_args(BufferKind):
             raise VerifyError(where, expected=f"kind in {get_args(BufferKind)}", got=buffer.kind)
         if buffer.alias is not None:
-            expr.check(buffer.alias[1], names, where)
+            expr.check(buffer.alias[1], fixed, where)
             root, seen = buffer, {buffer.id}
             while root.alias is not None:
                 parent = by_id.get(root.alias[0])
@@ -216,7 +259,8 @@ class Program:
             if root.kind != buffer.kind:
                 raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
             return
-        count = {"input": len(self.arguments), "output": len(self.results)}.get(buffer.kind)
+        counts = {"input": self.arguments, "output": self.results, "size": self.sizes, "table": (None,)}
+        count = len(counts[buffer.kind]) if buffer.kind in counts else None
         if count is not None and not 0 <= buffer.index < count:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
@@ -226,16 +270,19 @@ class Program:
                     where, expected=f"a constant range of the {self.weights.nbytes} bytes of weights", got=buffer.offset
                 )
 
-    def _check_step(self, number: int, step: Step, by_id: Mapping[int, Buffer], names: Sequence[str]) -> None:
+    def _check_step(
+        self, number: int, step: Step, by_id: Mapping[int, Buffer], names: Sequence[str], fixed: Sequence[str]
+    ) -> None:
         where = f"step {number} ({step.label or step.kernel})"
         if step.target is not None:
             if not 0 <= step.target <= len(self.steps) or len(step.args) > 1:
                 raise VerifyError(where, expected="a step to go on at, and at most one flag", got=step.target)
         elif step.kernel not in self.code.symbols:
             raise VerifyError(where, expected="a kernel of the code object", got=repr(step.kernel))
-        for item in (step.chunks, step.rounds, *step.dims, *(offset for _, offset in step.args)):
+        for item in (step.chunks, step.rounds, *step.dims):
             expr.check(item, names, where)
-        for identity, _ in step.args:
+        for identity, offset in step.args:
+            expr.check(offset, fixed, where)
             buffer = by_id.get(identity)
             if buffer is None:
                 raise VerifyError(where, expected="a declared buffer", got=identity)
@@ -251,6 +298,7 @@ class Program:
         return {
             "symbols": [[s.name, s.lo, s.hi] for s in self.symbols],
             "conditions": [_expr_json(condition) for condition in self.conditions],
+            "sizes": [[s.name, s.lo, _expr_json(s.most), s.hi] for s in self.sizes],
             "inputs": [_spec_json(spec) for spec in self.inputs],
             "outputs": [_spec_json(spec) for spec in self.outputs],
             "state": [_spec_json(s.spec) for s in self.state],
@@ -377,6 +425,11 @@ def _symbol(value: Json) -> Symbol:
     return Symbol(_str(name), *(None if bound is None else _int(bound) for bound in (lo, hi)))
 
 
+def _size(value: Json) -> Size:
+    name, lo, most, hi = _list(value, 4)
+    return Size(_str(name), _int(lo), _expr(most), None if hi is None else _int(hi))
+
+
 def _state(value: Json, first: bytes) -> tuple[State, ...]:
     specs = [_spec(item) for item in _list(value)]
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
@@ -393,6 +446,7 @@ def _decode(
     return Program(
         symbols=tuple(_symbol(item) for item in _list(data["symbols"])),
         conditions=tuple(_expr(item) for item in _list(data["conditions"])),
+        sizes=tuple(_size(item) for item in _list(data["sizes"])),
         inputs=tuple(_spec(item) for item in _list(data["inputs"])),
         outputs=tuple(_spec(item) for item in _list(data["outputs"])),
         buffers=tuple(_buffer(item) for item in _list(data["buffers"])),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cached_property
+from math import prod
 from typing import Protocol, TypeGuard, cast
 
 import numpy as np
@@ -36,9 +37,11 @@ class Tensor(Protocol):
     def contiguous(self) -> Tensor: ...
     def is_neg(self) -> bool: ...
     def view(self, dtype: object) -> Tensor: ...
-    def reshape(self, shape: tuple[int, ...]) -> Tensor: ...
+    def reshape(self, shape: int | tuple[int, ...]) -> Tensor: ...
     def tolist(self) -> list[int]: ...
     def resolve_neg(self) -> Tensor: ...
+    def clone(self) -> Tensor: ...
+    def __getitem__(self, index: slice) -> Tensor: ...
 
 
 class _Torch(Protocol):
@@ -120,6 +123,13 @@ class Border:
             return self._empty(shape, strides, self._torch_dtype)
         torch = cast(_Torch, sys.modules["torch"])
         return torch.from_numpy(memory).view(self._torch_dtype).reshape(shape)
+
+    def cut(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
+        """A result of that shape, whose elements are the first that lie in a larger one; memory of its own."""
+        if tuple(result.shape) == shape:
+            return result
+        part = result.reshape(-1)[: prod(shape)].reshape(shape)
+        return part.copy() if isinstance(part, np.ndarray) else part.clone()
 
     @cached_property
     def _torch_dtype(self) -> object:

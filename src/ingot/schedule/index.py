@@ -38,6 +38,8 @@ def _apply_expr(atom: Apply) -> Expr:
     a, b = dim_expr(atom.a), dim_expr(atom.b)
     if atom.fn in ("max", "min"):
         return k.binary(atom.fn, a, b)
+    if (bounds(atom.b)[0] or 0) < 1:
+        b = k.binary("max", b, integer(1))  # of nothing there are no parts, but machines trap
     lowest, _ = bounds(atom.a, dict.fromkeys(symbols_of(atom.a), (0, None)))
     if lowest is not None and lowest >= 0:
         return k.binary("div" if atom.fn == "floordiv" else "rem", a, b)

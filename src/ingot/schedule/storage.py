@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from ingot import ops
-from ingot.ir.dims import DimLike, estimate, product
+from ingot.ir.dims import DimLike, estimate, is_found, product, symbols_of
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, rebuilt
+from ingot.ir.node import Const, Graph, Input, Node, mentions, rebuilt, topological
 from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
@@ -37,11 +37,13 @@ class Place:
 @dataclass(frozen=True)
 class Storage:
     """Places of all values; `halos`: buffers that must start with all bytes alike, with a key that
-    equal geometries share and the byte."""
+    equal geometries share and the byte; `order`: one in which values are made before what reads them, is of their size
+    or lies behind something of their size."""
 
     graph: Graph
     places: dict[Node, Place]
     halos: dict[Node, tuple[str, int]]
+    order: tuple[Node, ...]
 
 
 def assign(graph: Graph) -> Storage:
@@ -51,7 +53,7 @@ def assign(graph: Graph) -> Storage:
         attempt = _Assignment(graph)
         misfit = attempt.run()
         if misfit is None:
-            return Storage(graph, attempt.places, attempt.halos)
+            return Storage(graph, attempt.places, attempt.halos, attempt.order)
         graph = _with_copy(graph, *misfit)
     raise AssertionError("each copy settles one operand")
 
@@ -62,6 +64,8 @@ class _Assignment:
         self.users = graph.uses()
         self.places: dict[Node, Place] = {}
         self.halos: dict[Node, tuple[str, int]] = {}
+        self.order: tuple[Node, ...] = ()
+        self.sizing = frozenset(topological(graph.found.values()))  # what sizes are made of
 
     def run(self) -> tuple[Node, Node] | None:
         """Fill `places`; the (storage op, operand) that does not fit, if there is one."""
@@ -79,6 +83,8 @@ class _Assignment:
                 movable = isinstance(operand.op, Group | ops.Concat | ops.Pad) and operand not in self.places
                 if not movable or operand in self.graph.outputs or not self._readable(operand, inner):
                     return node, operand
+                if operand in self.sizing and not _found(inner) <= mentions(operand):
+                    return node, operand  # it would lie behind what is made of it
                 self.places[operand] = Place(place.owner, inner)
             if isinstance(node.op, ops.Pad):
                 fill = ops.fill_byte(node)
@@ -87,12 +93,24 @@ class _Assignment:
                 if outer_fill != fill:
                     return next(u for u in self.users[node] if isinstance(u.op, ops.Concat | ops.Pad)), node
                 self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}", fill
+        self.order = self._ordered()
         self._in_place()
         return None
 
+    def _ordered(self) -> tuple[Node, ...]:
+        found = self.graph.found
+        if not found:
+            return tuple(self.graph.nodes())
+
+        def needs(n: Node) -> tuple[Node, ...]:
+            names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
+            return (*n.inputs, *(found[s] for s in sorted(names) if s in found))
+
+        return tuple(topological((*self.graph.inputs, *self.graph.outputs), needs))
+
     def _in_place(self) -> None:
         """Write pointwise groups over an operand that they are the last to read, element by element."""
-        order = {n: i for i, n in enumerate(self.graph.nodes())}
+        order = {n: i for i, n in enumerate(self.order)}
         for node, at in order.items():
             place, group = self.places.get(node), node.op
             if not isinstance(group, Group) or group.kind != "pointwise" or len(node.types) != 1:
@@ -150,6 +168,12 @@ class _Assignment:
                 if reads_memory(n) and not all(_fits(i, params) for i in n.inputs):
                     return False
         return True
+
+
+def _found(layout: Layout) -> frozenset[str]:
+    """The sizes that the run finds, of those that say where the elements lie."""
+    names = frozenset[str]().union(*map(symbols_of, (*layout.strides, layout.offset)))
+    return frozenset(filter(is_found, names))
 
 
 def _share_sets(node: Node) -> bool:

@@ -43,7 +43,7 @@ class While(CoreOp):
         for what, graph in (("cond", self.cond), ("body", self.body)):
             takes = _types(graph.inputs)
             self.expect(takes == inputs, f"{what}: expected inputs {_show(inputs)}, got {_show(takes)}")
-        stops, gives = _types(self.cond.outputs), _types(self.body.outputs)
+        stops, gives = _types(self.cond.results), _types(self.body.results)
         self.expect(stops == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(stops)}")
         self.expect(gives == inputs, f"body: expected outputs {_show(inputs)}, got {_show(gives)}")
         return inputs[0] if len(inputs) == 1 else inputs
@@ -76,10 +76,10 @@ class Case(CoreOp):
         self.expect(len(inputs) > 0, "expected an index operand, got none")
         index, *rest = inputs
         self.expect(index.rank == 0 and index.dtype.is_integer, f"index: expected an integer scalar, got {index}")
-        result = _types(self.branches[0].outputs)
+        result = _types(self.branches[0].results)
         self.expect(len(result) > 0, "expected branches with outputs")
         for n, graph in enumerate(self.branches):
-            takes, gives = _types(graph.inputs), _types(graph.outputs)
+            takes, gives = _types(graph.inputs), _types(graph.results)
             self.expect(takes == tuple(rest), f"branch {n}: expected inputs {_show(tuple(rest))}, got {_show(takes)}")
             self.expect(gives == result, f"branch {n}: expected outputs {_show(result)}, got {_show(gives)}")
         return result[0] if len(result) == 1 else result

@@ -1,0 +1,131 @@
+"""Sizes that the run finds, against the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.parse import parse
+from ingot.ir.show import show
+from ingot.ir.types import TensorType, f32, i64
+from ingot.ir.verify import verify
+from ingot.pipeline import build_native
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError, VerifyError
+
+N, K = symbol("n"), symbol("$k")
+SIZES = (0, 1, 5, 100, 3000, 7)
+
+
+def positive(x: Node) -> Node:
+    """How many elements are positive."""
+    return ops.Reduce("sum", (0,))(ops.Convert(i64)(ops.compare("GT", x, 0)))
+
+
+def first(x: Node, size: object) -> Node:
+    return ops.Slice((0,), (size,), (1,))(x)  # type: ignore[arg-type]
+
+
+def graph() -> Graph:
+    """The first $k elements of x[n], $k of which are positive, in all kinds of groups."""
+    x, w = Input("x", TensorType(f32, (N,)))(), Input("w", TensorType(f32, (4,)))()
+    cut = first(x, K)
+    joined = ops.Concat(0)(ops.Exp()(cut), w, x)
+    outer = ops.Mul()(ops.BroadcastInDim((K, 4), (0,))(cut), ops.BroadcastInDim((K, 4), (1,))(w))
+    product = ops.DotGeneral(((), ()), ((0,), (0,)))(outer, outer)
+    total, places = ops.Reduce("sum", (0,))(cut), ops.Reduce("sum", (0,))(ops.Iota(TensorType(i64, (K,)), 0)())
+    ordered = ops.Sort(0, False, True, 1)(cut)
+    results = (joined, outer, product, total, places, ordered)
+    return Graph((x, w), (*results, positive(x)), bounds=(("n", 0, None),), sizes=(("$k", N),))
+
+
+def agree(model: CompiledModel, g: Graph, *arrays: np.ndarray) -> None:
+    got = model(*arrays)
+    for u, v in zip(interpret(g, arrays), got if isinstance(got, tuple) else (got,), strict=True):
+        assert v.shape == u.shape  # type: ignore[union-attr]
+        np.testing.assert_allclose(v, u, rtol=1e-4, atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_text_and_verify() -> None:
+    g = graph()
+    verify(g)
+    assert parse(show(g)) == g
+    with pytest.raises(VerifyError, match=r"\$k depends on \$k"):
+        verify(g.with_outputs((*g.results, positive(first(g.inputs[0], K)))))
+    with pytest.raises(VerifyError, match="distinct names"):
+        verify(replace(g, sizes=(("k", N),)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_kinds_of_groups(threads: int, tmp_path: Path) -> None:
+    g, rng = graph(), np.random.default_rng(0)
+    model = CompiledModel(build_native(g, threads), threads=threads)
+    model.save(tmp_path / "m.ingot")
+    loaded = ingot.load(tmp_path / "m.ingot")
+    for n in SIZES:
+        for shift in (0, -9, 0.7, 9):
+            xs = [(rng.standard_normal(n) + shift).astype(np.float32), rng.standard_normal(4).astype(np.float32)]
+            agree(model, g, *xs)
+            agree(loaded, g, *xs)
+    assert "size   $k in [0, n]" in model.plan((5,), (4,))
+
+
+def test_torch_tensors_come_back_cut() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(50)
+    joined, outer, *_ = CompiledModel(build_native(graph(), 1))(x, torch.ones(4))  # type: ignore[misc]
+    count = int((x > 0).sum())
+    assert outer.shape == (count, 4) and torch.equal(outer[:, 0], x[:count])
+    assert joined.shape == (count + 54,) and outer.untyped_storage().nbytes() == outer.nbytes
+
+
+def test_size_of_a_size_and_conditions() -> None:
+    """$b is a size of what is $k long; $k + 2 $b < 40 is a condition, and 6 the most of $b."""
+    x = Input("x", TensorType(f32, (N,)))()
+    cut, b = first(x, K), symbol("$b")
+    again = positive(ops.sub(cut, 1.0))
+    condition = 39 - K - b * 2
+    g = Graph((x,), (first(cut, b), positive(x), again), conditions=(condition,), sizes=(("$k", N), ("$b", 6)))
+    model = CompiledModel(build_native(g, 1))
+    fine = np.r_[np.full(6, 2, np.float32), np.full(10, 0.5, np.float32)]
+    agree(model, g, fine)
+    for wrong, why in ((np.full(7, 2, np.float32), r"size \$b.*0 to 6"), (np.full(40, 0.5, np.float32), ">= 0")):
+        for run in (model, lambda *xs: interpret(g, xs)):
+            with pytest.raises(InputError, match=why):
+                run(wrong)
+        agree(model, g, fine)
+
+
+def test_what_sizes_are_made_of_lies_in_front() -> None:
+    """A value that a size is made of cannot be written behind something of that size."""
+    x = Input("x", TensorType(f32, (N, 8)))()
+    w = const(np.eye(8, dtype=np.float32) * 3)
+    made = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    count = positive(ops.Reduce("max", (1,))(made))
+    cut = ops.Slice((0, 0), (K, 8), (1, 1))(made)
+    joined = ops.Concat(0)(ops.Tanh()(cut), ops.Exp()(cut), made, ops.Exp()(made))
+    g = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (0,)))(joined, w), count), sizes=(("$k", N),))
+    model, rng = CompiledModel(build_native(g, 2)), np.random.default_rng(0)
+    for n in (1, 3, 20):
+        agree(model, g, rng.standard_normal((n, 8)).astype(np.float32) / 9)
+
+
+def test_inside_a_loop() -> None:
+    """A body that finds a size in every turn."""
+    i, x = Input("i", TensorType(i64))(), Input("x", TensorType(f32, (20,)))()
+    padded = ops.Concat(0)(first(x, K), ops.BroadcastInDim((20 - K,), ())(const(-1.0, np.float32)))
+    body = Graph((i, x), (ops.add(i, 1), ops.sub(padded, 0.25), positive(x)), sizes=(("$k", 20),))
+    loop = ops.While(Graph((i, x), (ops.compare("LT", i, 5),)), body)
+    g = Graph((i, x), loop(i, x).results)
+    verify(g)
+    model, rng = CompiledModel(build_native(g, 2)), np.random.default_rng(0)
+    for _ in range(4):
+        agree(model, g, np.asarray(0), rng.standard_normal(20).astype(np.float32))
