@@ -61,21 +61,27 @@ f16 = DType("f16", 16, "f")
 bf16 = DType("bf16", 16, "f")
 f8e4m3fn = DType("f8e4m3fn", 8, "f")
 f8e5m2 = DType("f8e5m2", 8, "f")
+f8e4m3fnuz = DType("f8e4m3fnuz", 8, "f")
+f8e5m2fnuz = DType("f8e5m2fnuz", 8, "f")
+f8e8m0fnu = DType("f8e8m0fnu", 8, "f")
+f4e2m1fn = DType("f4e2m1fn", 4, "f")
 i64 = DType("i64", 64, "i")
 i32 = DType("i32", 32, "i")
 i16 = DType("i16", 16, "i")
 i8 = DType("i8", 8, "i")
 i4 = DType("i4", 4, "i")
+i2 = DType("i2", 2, "i")
 u64 = DType("u64", 64, "u")
 u32 = DType("u32", 32, "u")
 u16 = DType("u16", 16, "u")
 u8 = DType("u8", 8, "u")
 u4 = DType("u4", 4, "u")
+u2 = DType("u2", 2, "u")
 boolean = DType("bool", 8, "b")
 
-DTYPES: dict[str, DType] = {
-    t.name: t for t in (f64, f32, f16, bf16, f8e4m3fn, f8e5m2, i64, i32, i16, i8, i4, u64, u32, u16, u8, u4, boolean)
-}
+_FLOATS = (f64, f32, f16, bf16, f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0fnu, f4e2m1fn)
+_INTEGERS = (i64, i32, i16, i8, i4, i2, u64, u32, u16, u8, u4, u2)
+DTYPES: dict[str, DType] = {t.name: t for t in (*_FLOATS, *_INTEGERS, boolean)}
 
 _NUMPY: dict[str, np.dtype] = {
     "f64": np.dtype(np.float64),
@@ -84,16 +90,22 @@ _NUMPY: dict[str, np.dtype] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "f8e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "f8e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "f4e2m1fn": np.dtype(ml_dtypes.float4_e2m1fn),
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
     "i16": np.dtype(np.int16),
     "i8": np.dtype(np.int8),
     "i4": np.dtype(ml_dtypes.int4),
+    "i2": np.dtype(ml_dtypes.int2),
     "u64": np.dtype(np.uint64),
     "u32": np.dtype(np.uint32),
     "u16": np.dtype(np.uint16),
     "u8": np.dtype(np.uint8),
     "u4": np.dtype(ml_dtypes.uint4),
+    "u2": np.dtype(ml_dtypes.uint2),
     "bool": np.dtype(np.bool_),
 }
 _FROM_NUMPY: dict[np.dtype, DType] = {v: DTYPES[k] for k, v in _NUMPY.items()}
@@ -106,6 +118,34 @@ def dtype_of(array: np.ndarray | np.generic | np.dtype | type) -> DType:
     if found is None:
         raise TypeError(f"no Ingot dtype for numpy {dt}; expected one of {', '.join(DTYPES)}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class FloatFormat:
+    """How a float of at most 8 bits codes numbers: (-1)^sign 2^(e - bias) 1.m, subnormal where e is 0.
+
+    top: the code of the largest number. over: that of what is larger: infinity, NaN, or the largest. has_sign: not for
+    e8m0, of which every code is a power of two. has_negative_zero: where not, its code is NaN's.
+    """
+
+    mantissa: int
+    bias: int
+    top: int
+    over: int
+    nan: int
+    has_sign: bool = True
+    has_negative_zero: bool = True
+
+
+# as ml_dtypes rounds: ties to even, powers of two away from zero; NaN of a type without one is -0
+FLOAT_FORMATS: dict[DType, FloatFormat] = {
+    f8e4m3fn: FloatFormat(3, 7, 0x7E, 0x7F, 0x7F),
+    f8e5m2: FloatFormat(2, 15, 0x7B, 0x7C, 0x7E),
+    f8e4m3fnuz: FloatFormat(3, 8, 0x7F, 0x80, 0x80, has_negative_zero=False),
+    f8e5m2fnuz: FloatFormat(2, 16, 0x7F, 0x80, 0x80, has_negative_zero=False),
+    f8e8m0fnu: FloatFormat(0, 127, 0xFE, 0xFF, 0xFF, has_sign=False, has_negative_zero=False),
+    f4e2m1fn: FloatFormat(1, 1, 0x7, 0x7, 0x8),
+}
 
 
 def truncated_in(dtype: DType) -> DType:

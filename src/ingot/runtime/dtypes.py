@@ -8,12 +8,11 @@ import numpy as np
 
 from ingot.support.errors import InputError, VerifyError
 
-# name -> (bytes, numpy or ml_dtypes name, PyTorch name). numpy has no bfloat16 of its own.
-_DTYPES = {
+# name -> (bytes, numpy or ml_dtypes name, PyTorch name). Numbers of less than 8 bits have a byte each.
+_NUMPYS = {
     "f64": (8, "float64", "torch.float64"),
     "f32": (4, "float32", "torch.float32"),
     "f16": (2, "float16", "torch.float16"),
-    "bf16": (2, "bfloat16", "torch.bfloat16"),
     "i8": (1, "int8", "torch.int8"),
     "i16": (2, "int16", "torch.int16"),
     "i32": (4, "int32", "torch.int32"),
@@ -24,6 +23,21 @@ _DTYPES = {
     "u64": (8, "uint64", "torch.uint64"),
     "bool": (1, "bool", "torch.bool"),
 }
+# of the package ml_dtypes
+_MORE = {
+    "bf16": (2, "bfloat16", "torch.bfloat16"),
+    "f8e4m3fn": (1, "float8_e4m3fn", "torch.float8_e4m3fn"),
+    "f8e5m2": (1, "float8_e5m2", "torch.float8_e5m2"),
+    "f8e4m3fnuz": (1, "float8_e4m3fnuz", "torch.float8_e4m3fnuz"),
+    "f8e5m2fnuz": (1, "float8_e5m2fnuz", "torch.float8_e5m2fnuz"),
+    "f8e8m0fnu": (1, "float8_e8m0fnu", "torch.float8_e8m0fnu"),
+    "f4e2m1fn": (1, "float4_e2m1fn", "no torch type"),
+    "i4": (1, "int4", "no torch type"),
+    "i2": (1, "int2", "no torch type"),
+    "u4": (1, "uint4", "no torch type"),
+    "u2": (1, "uint2", "no torch type"),
+}
+_DTYPES = _NUMPYS | _MORE
 
 
 def itemsize(name: str) -> int:
@@ -33,19 +47,24 @@ def itemsize(name: str) -> int:
     return _DTYPES[name][0]
 
 
+def needs_ml_dtypes(name: str) -> bool:
+    return name in _MORE
+
+
 @cache
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype. bf16 needs the package ml_dtypes; raises InputError without it."""
-    if name != "bf16":
-        return np.dtype(_DTYPES[name][1])
-    # Imported here so that programs without bf16 arrays load with numpy alone.
+    """The numpy dtype. Those that numpy lacks need the package ml_dtypes; raises InputError without it."""
+    text = _DTYPES[name][1]
+    if not needs_ml_dtypes(name):
+        return np.dtype(text)
+    # Imported here so that programs without such arrays load with numpy alone.
     try:
         import ml_dtypes
     except ImportError as error:
         raise InputError(
-            "bfloat16 arrays need the package ml_dtypes", fix="pip install ml_dtypes, or pass torch tensors"
+            f"{text} arrays need the package ml_dtypes", fix="pip install ml_dtypes, or pass torch tensors"
         ) from error
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(getattr(ml_dtypes, text))
 
 
 def torch_name(name: str) -> str:

@@ -57,8 +57,8 @@ class Border:
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
         self.torch_name = dtypes.torch_name(spec.dtype)
-        # bf16 programs called with torch tensors need no ml_dtypes.
-        self.dtype = None if spec.dtype == "bf16" else dtypes.numpy_dtype(spec.dtype)
+        # Programs called with torch tensors need no ml_dtypes.
+        self.dtype = None if dtypes.needs_ml_dtypes(spec.dtype) else dtypes.numpy_dtype(spec.dtype)
         # What the first tensor that was right had, as torch has one object for each.
         self._kind: tuple[object, object] = (None, None)
 

@@ -15,20 +15,21 @@ from ingot.ir.kernel_interp import run_kernel
 from ingot.ir.kernel_verify import verify_kernel
 from ingot.ir.types import (
     DTYPES,
+    FLOAT_FORMATS,
     DType,
     bf16,
     boolean,
     dtype_of,
-    f8e4m3fn,
-    f8e5m2,
     f16,
     f32,
     f64,
+    i2,
     i4,
     i8,
     i16,
     i32,
     i64,
+    u2,
     u4,
     u8,
     u32,
@@ -225,11 +226,11 @@ def test_float_unary(dtype: DType, fn: str) -> None:
         same(evaluate(dtype, lambda a: k.unary(fn, a), x, lanes=7), getattr(np, numpy)(x))
 
 
-ALL = [f64, f32, f16, bf16, f8e4m3fn, f8e5m2, i64, i32, i16, i8, u8, u32, i4, u4, boolean]
+NARROW_FLOATS = list(FLOAT_FORMATS)
 
 
-@pytest.mark.parametrize("source", [f64, f32, f16, bf16, f8e4m3fn, f8e5m2])
-@pytest.mark.parametrize("target", [f64, f32, f16, bf16, f8e4m3fn, f8e5m2, boolean])
+@pytest.mark.parametrize("source", [f64, f32, f16, bf16, *NARROW_FLOATS])
+@pytest.mark.parametrize("target", [f64, f32, f16, bf16, *NARROW_FLOATS, boolean])
 def test_float_casts(source: DType, target: DType) -> None:
     rng = np.random.default_rng(0)
     with np.errstate(all="ignore"):
@@ -238,7 +239,8 @@ def test_float_casts(source: DType, target: DType) -> None:
             [x, [1 + 2**-11, 1 + 2**-11 + 2**-40, 2**-15, 2**-25, 448.0, 464.0, 465.0, 57344.0, 61440.0]]
         )
         x = x.astype(source.numpy)
-        wide, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=64), x.astype(target.numpy)
+        exact = x.astype(np.float32) if source.bits <= 8 else x
+        wide, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=64), exact.astype(target.numpy)
         got = evaluate(target, lambda a: k.cast(a, target), x, lanes=16)
     same(got, wide)
     if target == boolean:
@@ -270,13 +272,25 @@ def test_float_to_int(source: DType, target: DType) -> None:
     np.testing.assert_array_equal(ops.Convert(target).reference(x).astype(object), want)
 
 
-@pytest.mark.parametrize("dtype", [i4, u4])
-def test_four_bits_of_a_byte_count(dtype: DType) -> None:
+@pytest.mark.parametrize("dtype", NARROW_FLOATS)
+def test_every_code_of_a_narrow_float(dtype: DType) -> None:
+    x = np.arange(1 << dtype.bits, dtype=np.uint8).view(dtype.numpy)
+    for target in (f32, f64):
+        same(evaluate(target, lambda v, to=target: k.cast(v, to), x, lanes=16), x.astype(target.numpy))
+    wide = x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        between = np.concatenate([wide, wide[1:] / 2 + wide[:-1] / 2, wide * np.float32(1.01), wide * np.float32(1.5)])
+        same(evaluate(dtype, lambda v: k.cast(v, dtype), between, lanes=16), between.astype(dtype.numpy))
+
+
+@pytest.mark.parametrize("dtype", [i4, u4, i2, u2])
+def test_low_bits_of_a_byte_count(dtype: DType) -> None:
     """Whatever the others are: ml_dtypes writes them as zeros."""
     x = np.arange(256, dtype=np.uint8)
+    low, high = dtype.range
     for lanes in (1, 16):
         got = evaluate(i32, lambda v: k.cast(v, i32), x.view(dtype.numpy), lanes=lanes)
-        same(got, ((x.astype(np.int64) & 15) ^ 8) - 8 if dtype == i4 else x & 15)
+        same(got, ((x.astype(np.int64) - low) & (high - low)) + low)
 
 
 @pytest.mark.parametrize("source", [i64, i32, i16, i8, u8, u32, boolean])

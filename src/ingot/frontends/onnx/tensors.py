@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -17,6 +16,8 @@ from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
 
 _P = onnx.TensorProto
+_CODES = dict(_P.DataType.items())
+_NEWER = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
 
 DTYPES: dict[int, DType] = {
     _P.FLOAT: T.f32,
@@ -34,8 +35,12 @@ DTYPES: dict[int, DType] = {
     _P.BFLOAT16: T.bf16,
     _P.FLOAT8E4M3FN: T.f8e4m3fn,
     _P.FLOAT8E5M2: T.f8e5m2,
+    _P.FLOAT8E4M3FNUZ: T.f8e4m3fnuz,
+    _P.FLOAT8E5M2FNUZ: T.f8e5m2fnuz,
     _P.UINT4: T.u4,
     _P.INT4: T.i4,
+    # of newer onnx packages
+    **{_CODES[name]: dtype for name, dtype in _NEWER.items() if name in _CODES},
 }
 CODES: dict[DType, int] = {v: k for k, v in DTYPES.items()}
 
@@ -210,12 +215,10 @@ def _check_count(tensor: onnx.TensorProto, got: int, expected: int, unit: str) -
 def _decode(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], count: int) -> np.ndarray:
     if dtype.bits >= 8:
         return raw.view(dtype.numpy.newbyteorder("<") if dtype.numpy.isbuiltin else dtype.numpy).reshape(shape)
-    nibbles = np.empty((raw.size, 2), np.uint8)
-    nibbles[:, 0], nibbles[:, 1] = raw & 15, raw >> 4
-    flat = nibbles.reshape(-1)[:count]
-    if dtype.kind == "i":
-        return (flat.astype(np.int8) - ((flat & 8) << 1).astype(np.int8)).astype(ml_dtypes.int4).reshape(shape)
-    return flat.astype(ml_dtypes.uint4).reshape(shape)
+    # low bits first
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    flat = ((raw[:, None] >> shifts) & ((1 << dtype.bits) - 1)).reshape(-1)[:count].astype(np.uint8)
+    return flat.view(dtype.numpy).reshape(shape)
 
 
 def sparse_to_array(tensor: onnx.SparseTensorProto, external: ExternalData, limit: Mapping[str, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Op
-from ingot.ir.types import Box, DType, Shape, TensorType
+from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
 Perm = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -128,18 +128,15 @@ def check_scalar_index(op: Op, inputs: Sequence[TensorType]) -> None:
 
 
 # References compute narrow floats in f32 and sub-byte integers in a byte, and round once at the end.
-_NARROW = {np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
+_NARROW = {t.numpy for t in DTYPES.values() if t.is_float and t.bits < 32}
 
 
 def widen(x: np.ndarray) -> np.ndarray:
     """`x` in a type that numpy computes in."""
     if x.dtype in _NARROW:
         return x.astype(np.float32)
-    if x.dtype == ml_dtypes.int4:
-        return x.astype(np.int8)
-    if x.dtype == ml_dtypes.uint4:
-        return x.astype(np.uint8)
-    return x
+    dtype = dtype_of(x)
+    return x.astype(DTYPES[f"{dtype.kind}8"].numpy) if dtype.bits < 8 else x
 
 
 def finish(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
@@ -148,9 +145,8 @@ def finish(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
     if y.dtype == dtype.numpy:
         return y
     if dtype.kind in "iu" and dtype.bits < 8:
-        bits = y.astype(np.int64) & 0xF
-        y = np.where((bits > 7) & (dtype.kind == "i"), bits - 16, bits)
-        return y.astype(np.int8).astype(dtype.numpy)
+        low, high = dtype.range
+        return (((y.astype(np.int64) - low) & (high - low)) + low).astype(np.int8).astype(dtype.numpy)
     with np.errstate(all="ignore"):
         return y.astype(dtype.numpy)
 
@@ -168,8 +164,9 @@ def identity_of(kind: str, dtype: DType) -> int | float | bool:
     if dtype.kind == "b":
         return kind == "min"
     if dtype.is_float:
-        if dtype.name == "f8e4m3fn":  # has no infinity
-            return -448.0 if kind == "max" else 448.0
+        if dtype in FLOAT_FORMATS and dtype != f8e5m2:  # has no infinity
+            ends = ml_dtypes.finfo(dtype.numpy)
+            return float(ends.min if kind == "max" else ends.max)
         return float("-inf") if kind == "max" else float("inf")
     low, high = dtype.range
     return low if kind == "max" else high

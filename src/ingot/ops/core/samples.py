@@ -66,6 +66,10 @@ def conversions(make: Callable[[DType], Op]) -> Samples:
     for to in names:
         for source in names:
             yield make(DTYPES[to]), (values(DTYPES[source]),)
+    for name in ("f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn", "i2", "u2"):
+        for other in (name, "f32", "f16", "f64", "bf16", "i8", "u8", "i32", "bool", "f8e5m2"):
+            yield make(DTYPES[name]), (values(DTYPES[other]),)
+            yield make(DTYPES[other]), (values(DTYPES[name]),)
     yield make(DTYPES["f16"]), (np.zeros((0, 3), np.float32),)
     yield make(DTYPES["i64"]), (np.asarray(2.5, np.float32),)
 

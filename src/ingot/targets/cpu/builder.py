@@ -57,7 +57,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
         return f"0xH{int(rounded.view(np.uint16)):04X}"
     if dtype.name == "bf16":
         return str(int(rounded.view(np.int16)))
-    if dtype.bits == 8:
+    if dtype.bits <= 8:
         return str(int(rounded.view(np.int8)))
     return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"
 

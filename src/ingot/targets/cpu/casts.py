@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ingot.ir.types import DTYPES, DType, f32, truncated_in
+from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, f8e4m3fn, f8e5m2, f32, truncated_in
 from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.lanes import join, split
 
@@ -139,6 +139,8 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
         wide = _op(b, "zext", x, "i16", "i32", lanes)
         up = b.emit(f"shl {ints} {wide}, {b.splat('16', 'i32', lanes)}", (wide,))
         return _op(b, "bitcast", up, "i32", "float", lanes)
+    if source not in (f8e4m3fn, f8e5m2):
+        return _widen_bits(b, x, source, lanes)
     # 8-bit floats through f16: e5m2 is its upper byte; e4m3fn has the same layout shifted, with a bias of 7 for 15
     # (2**8), no infinity, and NaN at 0x7f.
     wide = _op(b, "zext", x, "i8", "i16", lanes)
@@ -157,6 +159,43 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
     nan = b.emit(f"icmp eq {shorts} {low}, {b.splat('127', 'i16', lanes)}", (low,))
     quiet = b.splat(literal(float("nan"), f32), "float", lanes)
     return b.emit(f"select {vector_of('i1', lanes)} {nan}, {floats} {quiet}, {floats} {scaled}", (nan, scaled))
+
+
+def _widen_bits(b: Builder, x: str, source: DType, lanes: int) -> str:
+    """A float of at most 8 bits as f32, on the bits; no subnormal f32 on the way, which a thread may count as zero."""
+    form = FLOAT_FORMATS[source]
+    ints, flags, floats = vector_of("i32", lanes), vector_of("i1", lanes), vector_of("float", lanes)
+
+    def const(value: int) -> str:
+        return b.splat(str(value), "i32", lanes)
+
+    def op(name: str, x: str, y: str) -> str:
+        return b.emit(f"{name} {ints} {x}, {y}", (x, y))
+
+    wide = _op(b, "zext", x, "i8", "i32", lanes)
+    code = op("and", wide, const((1 << source.bits) - 1))
+    if not form.has_sign:
+        # 2^-127, the least, is a subnormal f32
+        least = b.emit(f"icmp eq {ints} {code}, zeroinitializer", (code,))
+        power = op("shl", code, const(23))
+        value = b.emit(f"select {flags} {least}, {ints} {const(1 << 22)}, {ints} {power}", (least, power))
+    else:
+        low = op("and", code, const((1 << (source.bits - 1)) - 1))
+        shifted = op("shl", low, const(23 - form.mantissa))
+        normal = op("add", shifted, const((127 - form.bias) << 23))
+        step = (128 - form.bias) << 23
+        lifted = _op(b, "bitcast", op("add", shifted, const(step)), "i32", "float", lanes)
+        base = _op(b, "bitcast", const(step), "i32", "float", lanes)
+        moved = b.emit(f"fsub {floats} {lifted}, {base}", (lifted, base))
+        subnormal = _op(b, "bitcast", moved, "float", "i32", lanes)
+        small = b.emit(f"icmp ult {ints} {low}, {const(1 << form.mantissa)}", (low,))
+        size = b.emit(f"select {flags} {small}, {ints} {subnormal}, {ints} {normal}", (small, subnormal, normal))
+        sign = op("and", op("shl", code, const(32 - source.bits)), const(-(1 << 31)))
+        value = op("or", size, sign)
+    if not form.has_negative_zero:
+        is_nan = b.emit(f"icmp eq {ints} {code}, {const(form.nan)}", (code,))
+        value = b.emit(f"select {flags} {is_nan}, {ints} {const(0x7FC00000)}, {ints} {value}", (is_nan, value))
+    return _op(b, "bitcast", value, "i32", "float", lanes)
 
 
 def _narrow(b: Builder, x: str, wide: str, target: DType, lanes: int) -> str:
@@ -252,12 +291,13 @@ def _bfloat_bits(b: Builder, x: str, lanes: int) -> str:
 
 
 def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
-    """f32 -> 8-bit float on the bits; overflow gives infinity (e5m2) or NaN (e4m3fn, which has none).
+    """f32 -> a float of at most 8 bits, on the bits.
 
     Normal results round in place; subnormal ones round by adding a power of two whose last place is the
     subnormal step.
     """
-    mantissa, bias = (2, 15) if target.name == "f8e5m2" else (3, 7)
+    form = FLOAT_FORMATS[target]
+    mantissa, bias = form.mantissa, form.bias
     ints, flags, floats = vector_of("i32", lanes), vector_of("i1", lanes), vector_of("float", lanes)
 
     def const(value: int) -> str:
@@ -267,25 +307,39 @@ def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
         return b.emit(f"{name} {ints} {x}, {y}", (x, y))
 
     bits = _op(b, "bitcast", x, "float", "i32", lanes)
-    sign = op("and", op("lshr", bits, const(24)), const(0x80))
     magnitude = op("and", bits, const(0x7FFFFFFF))
     drop = 23 - mantissa
-    last = op("and", op("lshr", magnitude, const(drop)), const(1))
+    # ties to even, and away from zero where there is no last place
+    last = op("and", op("lshr", magnitude, const(drop)), const(1)) if mantissa else const(1)
     rounded = op("add", op("add", magnitude, last), const((1 << (drop - 1)) - 1))
     normal = op("sub", op("lshr", rounded, const(drop)), const((127 - bias) << mantissa))
-    # smallest step 2**(1 - bias - mantissa) is the last place of this power of two
-    magic = (1 - bias - mantissa + 23 + 127) << 23
-    lifted = _op(b, "bitcast", magnitude, "i32", "float", lanes)
-    shift = _op(b, "bitcast", const(magic), "i32", "float", lanes)
-    added = b.emit(f"fadd {floats} {lifted}, {shift}", (lifted, shift))
-    subnormal = op("sub", _op(b, "bitcast", added, "float", "i32", lanes), const(magic))
+    if form.has_sign:
+        # smallest step 2**(1 - bias - mantissa) is the last place of this power of two
+        magic = (1 - bias - mantissa + 23 + 127) << 23
+        lifted = _op(b, "bitcast", magnitude, "i32", "float", lanes)
+        shift = _op(b, "bitcast", const(magic), "i32", "float", lanes)
+        added = b.emit(f"fadd {floats} {lifted}, {shift}", (lifted, shift))
+        subnormal = op("sub", _op(b, "bitcast", added, "float", "i32", lanes), const(magic))
+    else:
+        # a subnormal f32 above 2^-127, the least power
+        upper = b.emit(f"icmp ugt {ints} {magnitude}, {const(1 << 22)}", (magnitude,))
+        subnormal = b.emit(f"zext {flags} {upper} to {ints}", (upper,))
     small = b.emit(f"icmp ult {ints} {magnitude}, {const((128 - bias) << 23)}", (magnitude,))
     value = b.emit(f"select {flags} {small}, {ints} {subnormal}, {ints} {normal}", (small, subnormal, normal))
-    top, nan = (0x7C, 0x7E) if target.name == "f8e5m2" else (0x7F, 0x7F)
-    over = b.emit(f"icmp ugt {ints} {value}, {const(top)}", (value,))
+    over = b.emit(f"icmp ugt {ints} {value}, {const(form.top)}", (value,))
     huge = b.emit(f"icmp ugt {ints} {magnitude}, {const((254 - 127 + 127) << 23)}", (magnitude,))
-    over = b.emit(f"or {flags} {over}, {huge}", (over, huge))
-    value = b.emit(f"select {flags} {over}, {ints} {const(top)}, {ints} {value}", (over, value))
+    if form.has_sign:
+        over = b.emit(f"or {flags} {over}, {huge}", (over, huge))
+    value = b.emit(f"select {flags} {over}, {ints} {const(form.over)}, {ints} {value}", (over, value))
     is_nan = b.emit(f"icmp ugt {ints} {magnitude}, {const(0x7F800000)}", (magnitude,))
-    value = b.emit(f"select {flags} {is_nan}, {ints} {const(nan)}, {ints} {value}", (is_nan, value))
-    return _op(b, "trunc", op("or", value, sign), "i32", "i8", lanes)
+    if not form.has_sign:
+        none = b.emit(f"icmp slt {ints} {bits}, {const(1)}", (bits,))  # zeros and negative numbers
+        is_nan = b.emit(f"or {flags} {is_nan}, {none}", (is_nan, none))
+    value = b.emit(f"select {flags} {is_nan}, {ints} {const(form.nan)}, {ints} {value}", (is_nan, value))
+    if form.has_sign:
+        sign = op("and", op("lshr", bits, const(32 - target.bits)), const(1 << (target.bits - 1)))
+        if not form.has_negative_zero:
+            nothing = b.emit(f"icmp eq {ints} {value}, zeroinitializer", (value,))
+            sign = b.emit(f"select {flags} {nothing}, {ints} zeroinitializer, {ints} {sign}", (nothing, sign))
+        value = op("or", value, sign)
+    return _op(b, "trunc", value, "i32", "i8", lanes)

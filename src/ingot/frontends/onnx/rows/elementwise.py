@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce as fold_left
 
+import ml_dtypes
 import numpy as np
 
 from ingot import ops
@@ -144,10 +145,13 @@ def where(c: Call) -> Result:
 # casts
 
 
-def convert(x: Node, dtype: DType, saturate: bool) -> Node:
-    """Cast; to an 8-bit float, finite and infinite values beyond its range become its largest when `saturate`."""
-    if dtype in (T.f8e4m3fn, T.f8e5m2) and saturate and x.dtype.is_float and x.dtype.bits > 8:
-        most = 448.0 if dtype == T.f8e4m3fn else 57344.0
+def convert(x: Node, dtype: DType, saturate: bool, round_mode: str = "up") -> Node:
+    """Cast; to a float of at most 8 bits, finite and infinite values beyond its range become its largest when
+    `saturate`. round_mode: up, down or nearest, where the result is a power of two."""
+    if dtype == T.f8e8m0fnu and x.dtype != dtype:
+        return _to_power(ops.cast(x, T.f32), saturate, round_mode)
+    if dtype in T.FLOAT_FORMATS and saturate and x.dtype.is_float and x.dtype.bits > 8:
+        most = float(ml_dtypes.finfo(dtype.numpy).max)
         bounded = ops.minimum(ops.maximum(x, -most), most)
         x = ops.where(ops.IsNan()(x), x, bounded)
     if dtype is T.boolean and x.dtype != T.boolean:
@@ -155,14 +159,31 @@ def convert(x: Node, dtype: DType, saturate: bool) -> Node:
     return ops.cast(x, dtype)
 
 
+def _to_power(x: Node, saturate: bool, round_mode: str) -> Node:
+    """f32 as powers of two (e8m0): their exponents, which are f32's, behind a fraction that rounds."""
+    bits = ops.BitcastConvert(T.i32)(x)
+    exponent = ops.and_(ops.ShiftRightLogical()(*ops.promote(bits, 23)), 0xFF)
+    fraction = ops.and_(bits, 0x7FFFFF)
+    if round_mode not in ("up", "down", "nearest"):
+        raise Unsupported(f"round_mode {round_mode!r}")
+    least = {"up": 1, "nearest": 1 << 22, "down": 1 << 23}[round_mode]
+    grows = ops.compare("GE", fraction, least)
+    code = ops.add(exponent, ops.cast(grows, T.i32))
+    if saturate:
+        code = ops.minimum(code, 0xFE)
+    # not a number, or more than the largest
+    code = ops.where(ops.IsNan()(x), ops.scalar(0xFF, T.i32), ops.minimum(code, 0xFF))
+    return ops.BitcastConvert(T.f8e8m0fnu)(ops.cast(code, T.u8))
+
+
 @onnx_op("Cast")
 def cast_row(c: Call) -> Result:
-    return convert(c.x(), dtype_from_code(c.int("to")), c.flag("saturate", 1))
+    return convert(c.x(), dtype_from_code(c.int("to")), c.flag("saturate", 1), c.str("round_mode", "up"))
 
 
 @onnx_op("CastLike")
 def cast_like(c: Call) -> Result:
-    return convert(c.x(), c.type(1).dtype, c.flag("saturate", 1))
+    return convert(c.x(), c.type(1).dtype, c.flag("saturate", 1), c.str("round_mode", "up"))
 
 
 # clamping
