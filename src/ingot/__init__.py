@@ -36,12 +36,13 @@ def compile(
     threads: int | None = None,
     cache: bool = True,
     fast_math: bool = False,
+    weights: Any = None,
 ) -> Any:
     """Compile a trained model to one native program.
 
     Args:
-        model: a path of an ONNX file, an `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` in eval
-            mode (with `example_inputs`).
+        model: a path of an ONNX file or of a StableHLO program (text, or portable bytecode), an `onnx.ModelProto`, a
+            `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`).
         example_inputs: for an nn.Module, a tuple of positional or a dict of keyword arguments.
         target: "native", this machine's CPU with all its vector extensions.
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
@@ -52,6 +53,7 @@ def compile(
         threads: of the compiled model's calls; by default the physical cores this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
+        weights: for StableHLO, arguments that always have these values, a mapping from their index or name to arrays.
 
     Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
     inputs, outputs, save, dump, explain.
@@ -70,6 +72,7 @@ def compile(
         threads=threads,
         cache=cache,
         fast_math=fast_math,
+        weights=weights,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ def compile_model(
     threads: int | None,
     cache: bool,
     fast_math: bool,
+    weights: Any = None,
 ) -> Any:
     """See `ingot.compile`."""
     if target != "native":
@@ -53,6 +54,10 @@ def compile_model(
     of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
     if (path or of_onnx) and example_inputs is not None:
         raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
+    if (isinstance(model, str) and "\n" in model) or (path and _holds_stablehlo(path)):
+        return _compile_stablehlo(model, dynamic, weights, options)
+    if weights is not None:
+        raise InputError("weights", expected="none: this model holds its own", got="some")
     if path:
         return _compile_file(path, dynamic, options)
     if of_onnx:
@@ -82,6 +87,28 @@ def _import_onnx(source: Any, dynamic: Any) -> Graph:
 
     progress.report("read")
     return import_onnx(source, dynamic=dynamic)
+
+
+def _holds_stablehlo(path: Path) -> bool:
+    """Whether a file is MLIR, told by its first bytes; a protobuf message begins with none of these."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    if head[:4] != b"ML\xefR" and head[:1] not in (b"m", b"#", b"/", b'"', b"f", b"\n", b" ", b"!"):
+        return False
+    from ingot.frontends.stablehlo import is_stablehlo
+
+    return is_stablehlo(head)
+
+
+def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Options) -> Any:
+    from ingot.frontends.stablehlo import import_stablehlo
+
+    progress.report("read")
+    imported = import_stablehlo(source, dynamic=dynamic, weights=weights)
+    compiled = _compiled(_program(imported.graph, options), options)
+    return compiled if imported.plain else FrameworkModel(compiled, imported.flatten, imported.unflatten)
 
 
 def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
@@ -151,6 +178,37 @@ def fingerprint() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+class FrameworkModel:
+    """A compiled model that is called with the arguments of the program it comes from, and returns its results.
+
+    flatten: (args, kwargs) to the compiled model's inputs; unflatten: its outputs to what the program returns.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]],
+        unflatten: Callable[[Sequence[Any]], Any],
+    ):
+        self.compiled = compiled
+        self._flatten, self._unflatten = flatten, unflatten
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._unflatten(self.compiled.run(self._flatten(args, kwargs)))
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        return self.compiled.explain(*self._flatten(args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+    def __repr__(self) -> str:
+        return repr(self.compiled).replace("CompiledModel", type(self).__name__, 1)
+
+    def __reduce__(self) -> NoReturn:
+        self.compiled.__reduce__()
 
 
 class TorchModel:

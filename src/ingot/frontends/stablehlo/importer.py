@@ -1,0 +1,387 @@
+"""From a StableHLO module to a graph: one walk over the operations of main, functions inlined where they are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.stablehlo import locations
+from ingot.frontends.stablehlo.sizes import SizeInput, Sizes, solved
+from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
+from ingot.frontends.stablehlo.types import Tensor, Unsupported, show, tensor_type
+from ingot.frontends.stablehlo.values import (
+    AnyValue,
+    Call,
+    Complex,
+    Missing,
+    Quantized,
+    Row,
+    Rows,
+    Scope,
+    Token,
+    parts,
+)
+from ingot.ir import types as T
+from ingot.ir.dims import Dim, DimLike, substitute, symbol, symbols_of
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType
+from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
+
+# functions that call each other twice each grow without bound
+_MOST_OPERATIONS = 2_000_000
+_DEEPEST_CALL = 64
+TENSOR, COMPLEX = "tensor", "complex"
+Bound = int | tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An argument or result of main. kind: tensor, or complex (a [..., 2] of the graph); dtype: of the parts."""
+
+    name: str
+    kind: str
+    dtype: T.DType
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A program as a graph, and what its arguments and results are to a caller."""
+
+    graph: Graph
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What is known of an argument of main beside its type: its name, the sizes that the type leaves open, a value."""
+
+    name: str
+    shape: tuple[DimLike, ...] | None = None
+    value: np.ndarray | None = None
+
+
+def import_module(
+    module: Module, rows: Rows, arguments: Sequence[Argument], bounds: Mapping[str, Bound] | None = None,
+    where: str = "",
+) -> Imported:  # fmt: skip
+    """`module.main` as a MODEL-level graph.
+
+    arguments: one for each of main's, in order. bounds: sizes or inclusive bounds of the symbols in their shapes.
+
+    Raises UnsupportedOpError naming every operation that Ingot has no row for, ImportModelError for a module that is
+    not well formed, InputError for `bounds` of what is no symbol.
+    """
+    main = module.main
+    if main is None:
+        raise ImportModelError("a module", expected="a function @main", got=", ".join(module.functions), where=where)
+    fixed: dict[str, DimLike] = {k: v for k, v in (bounds or {}).items() if isinstance(v, int)}
+    telling: frozenset[str] = frozenset()
+    while True:
+        importer = Importer(module, rows, where, frozenset(a.name for a in arguments))
+        try:
+            inputs, values = _inputs(main, arguments, fixed, telling)
+            results = importer.function(main, values)
+            break
+        except SizeInput as e:
+            telling |= {e.label}
+        except ShapeError as e:
+            equal = _equation(e)
+            if equal is None or equal[0] in fixed:
+                raise ImportModelError(str(e), where=where or None) from e
+            name, value = equal
+            fixed = {k: substitute(v, {name: value}) for k, v in fixed.items()} | {name: value}
+    if importer.refused:
+        raise UnsupportedOpError(importer.refused, model=where or None)
+    names = _output_names(main)
+    outputs = [_output(v, n) for v, n in zip(results, names, strict=True)]
+    taken = [a for a in arguments if a.name in inputs]
+    graph = Graph(tuple(inputs[a.name] for a in taken), tuple(n for n, _ in outputs), tuple(names))
+    known = set(graph.symbols())
+    shapes = [a.shape or () for a in arguments]
+    named = known.union(*(symbols_of(d) for shape in shapes for d in shape))
+    if unknown := [k for k in bounds or {} if k not in named]:
+        raise InputError("dynamic names no symbol", expected=f"one of {sorted(named)}", got=unknown)
+    limits = tuple((k, *v) for k, v in sorted((bounds or {}).items()) if isinstance(v, tuple) and k in known)
+    types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
+    leaves = tuple(_leaf(a.name, types[a.name]) for a in taken)
+    return Imported(replace(graph, bounds=limits), leaves, tuple(leaf for _, leaf in outputs))
+
+
+def _equation(e: ShapeError) -> tuple[str, DimLike] | None:
+    """A symbol and what it has to be, of two sizes that would have to be equal."""
+    a, b = e.sizes or (0, 0)
+    return solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+
+
+def _leaf(name: str, text: str) -> Leaf:
+    type = tensor_type(text)
+    return Leaf(name, COMPLEX if type.complex else TENSOR, type.dtype)
+
+
+def _inputs(
+    main: Function, arguments: Sequence[Argument], fixed: Mapping[str, DimLike], telling: frozenset[str]
+) -> tuple[dict[str, Node], list[AnyValue]]:
+    inputs: dict[str, Node] = {}
+    values: list[AnyValue] = []
+    refused: list[UnsupportedOp] = []
+    for argument, (_, text) in zip(arguments, main.body.arguments, strict=True):
+        if text.startswith("!stablehlo.token"):
+            values.append(Token())
+            continue
+        try:
+            type = tensor_type(text)
+        except Unsupported as e:
+            refused.append(UnsupportedOp(str(e), f"argument {argument.name!r}"))
+            continue
+        shape = tuple(substitute(d, fixed) for d in argument.shape or named_sizes(argument.name, type))
+        values.append(_value(argument, type, shape, inputs, fixed if argument.name in telling else None))
+    if refused:
+        raise UnsupportedOpError(refused)
+    return inputs, values
+
+
+def named_sizes(label: str, type: Tensor, names: Mapping[int, str] | None = None) -> tuple[DimLike, ...]:
+    """The type's sizes, those that it leaves open as symbols: `names` by axis, else <label>_<axis>."""
+    given = names or {}
+    return tuple(
+        symbol(given.get(i, f"{_word(label)}_{i}")) if d is None else d for i, d in enumerate(type.shape)
+    )
+
+
+def _value(
+    argument: Argument, type: Tensor, shape: tuple[DimLike, ...], inputs: dict[str, Node],
+    told: Mapping[str, DimLike] | None,
+) -> AnyValue:  # fmt: skip
+    """told: what is known of symbols, for an argument whose elements are sizes."""
+    if argument.value is not None:
+        return _constant(argument, type, shape)
+    label = argument.name
+    whole = TensorType(type.dtype, (*shape, 2) if type.complex else shape)
+    elements: tuple[DimLike, ...] = ()
+    if told is not None and isinstance(whole.size, int):
+        # a dot in its name: the symbol may be any integer
+        elements = tuple(substitute(symbol(f"{_word(label)}.{i}"), told) for i in range(whole.size))
+    node = Input(label, whole, elements)(loc=label)
+    inputs[label] = node
+    if type.complex:
+        return Complex(*(ops.index_axis(node, -1, i) for i in (0, 1)))
+    return Quantized(node, type.quant) if type.quant else node
+
+
+def _word(label: str) -> str:
+    word = re.sub(r"\W", "_", label)
+    return word if re.match(r"[A-Za-z_]", word) else f"arg_{word}"
+
+
+def _constant(argument: Argument, type: Tensor, shape: tuple[DimLike, ...]) -> AnyValue:
+    value = argument.value
+    assert value is not None
+    wanted = np.dtype(type.dtype.numpy)
+    kind = np.result_type(wanted, np.complex64) if type.complex else wanted
+    if value.dtype != kind or value.shape != shape:
+        raise InputError(
+            f"weights of {argument.name!r}", expected=f"{kind}{list(shape)}", got=f"{value.dtype}{list(value.shape)}"
+        )
+    if type.complex:
+        return Complex(const(np.real(value).copy()), const(np.imag(value).copy()))
+    node = const(value, loc=argument.name)
+    return Quantized(node, type.quant) if type.quant else node
+
+
+def _output_names(main: Function) -> list[str]:
+    """jax.result_info of each result where it is a name of its own, else output_0, output_1, ..."""
+    names: list[str] = []
+    for i in range(len(main.result_types)):
+        given = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
+        text = "".join(ch if ch.isalnum() else "_" for ch in given).strip("_") if isinstance(given, str) else ""
+        names.append(text if text and not text[0].isdigit() else f"output_{i}")
+    return [n if names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
+
+
+def _output(value: AnyValue, name: str) -> tuple[Node, Leaf]:
+    match value:
+        case Complex(real, imag):
+            return ops.stack([real, imag], -1), Leaf(name, COMPLEX, real.dtype)
+        case Node() | Quantized():
+            (node,) = parts(value)
+            return node, Leaf(name, TENSOR, node.dtype)
+        case _:
+            raise UnsupportedOpError([UnsupportedOp(f"a result that is no tensor, {name}")])
+
+
+@dataclass
+class Importer:
+    """The walk: values by name, what was refused, and how much was imported."""
+
+    module: Module
+    rows: Rows
+    where: str = ""
+    inputs: frozenset[str] = frozenset()
+    refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
+    count: int = 0
+    depth: int = 0
+
+    def __post_init__(self) -> None:
+        self.sizes = Sizes(self.inputs)
+        self._places: dict[str, str] = {}
+
+    def function(self, function: Function, arguments: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
+        """Its results for these arguments."""
+        if not function.body.operations:
+            raise ImportModelError(f"function @{function.name} has no body", where=self.where or None)
+        if len(arguments) != len(function.body.arguments):
+            raise ImportModelError(
+                f"a call of @{function.name}", expected=f"{len(function.body.arguments)} arguments", got=len(arguments),
+                where=self.where or None,
+            )  # fmt: skip
+        self.depth += 1
+        if self.depth > _DEEPEST_CALL:
+            raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
+        results = self.block(function.body, arguments, None)
+        self.depth -= 1
+        return results
+
+    def block(
+        self, block: Block, arguments: Sequence[AnyValue], outer: Scope | None, captures: dict[Node, Node] | None = None
+    ) -> tuple[AnyValue, ...]:
+        """The operands of the terminator. With `captures`, `outer` is read through inputs that are gathered there."""
+        names = (name for name, _ in block.arguments)
+        scope = Scope(dict(zip(names, arguments, strict=True)), outer, captures, self.sizes.anywhere)
+        for op in block.operations:
+            if op.name in _TERMINATORS:
+                return tuple(self._operand(scope, name, op) for name in op.operands)
+            results = self._results(op, scope)
+            for (name, _), value in zip(op.results, results, strict=True):
+                scope.values[name] = value
+        raise ImportModelError("a block without a return", where=self.where or None)
+
+    def _operand(self, scope: Scope, name: str, op: Operation) -> AnyValue:
+        value = scope.get(name)
+        if value is None:
+            raise ImportModelError(f"{op.name} reads {name}, which nothing defines", where=self.place(op) or None)
+        return value
+
+    def place(self, op: Operation) -> str:
+        if op.loc not in self._places:
+            self._places[op.loc] = locations.describe(op.loc, self.module.locations) if op.loc else ""
+        return self._places[op.loc]
+
+    def _results(self, op: Operation, scope: Scope) -> Sequence[AnyValue]:
+        self.count += 1
+        if self.count > _MOST_OPERATIONS:
+            raise ImportModelError("a program is too large", expected=f"at most {_MOST_OPERATIONS} operations")
+        operands = [self._operand(scope, name, op) for name in op.operands]
+        if any(isinstance(v, Missing) for v in operands):
+            return [Missing()] * len(op.results)
+        loc = self.place(op)
+        try:
+            call = Call(self, op, scope, tuple(map(_type, (t for _, t in op.results))), loc, op.attributes)
+            results = call_row(call, operands)
+            if len(results) != len(op.results):
+                raise Unsupported(f"{len(op.results)} results, its row gives {len(results)}")
+            return [_checked(value, type, op) for value, type in zip(results, call.types, strict=True)]
+        except Unsupported as e:
+            # a refusal without a reason is that of an operation inside, which is listed already
+            if str(e):
+                self.refused.append(UnsupportedOp(op.name, loc, str(e) if str(e) != _NO_ROW else ""))
+            return [Missing()] * len(op.results)
+        except ShapeError as e:
+            if e.sizes is not None or " at " in str(e):
+                raise
+            raise ShapeError(str(e), where=loc or f"{op.name} of {op.results[0][0] if op.results else ''}") from None
+
+
+_TERMINATORS = frozenset(("func.return", "return", "stablehlo.return"))
+_NO_ROW = "no row"
+
+
+def _type(text: str) -> Tensor | None:
+    return tensor_type(text) if text.startswith("tensor<") else None
+
+
+def _checked(value: AnyValue, type: Tensor | None, op: Operation) -> AnyValue:
+    """`value`, whose type is the declared one; a size that only the declaration knows is taken from it."""
+    if type is None or not isinstance(value, Node | Complex | Quantized):
+        return value
+    nodes = parts(value)
+    fitted = tuple(_fit(n, type, op) for n in nodes)
+    if fitted == nodes:
+        return value
+    return Complex(*fitted) if isinstance(value, Complex) else fitted[0] if isinstance(value, Node) else value
+
+
+def _fit(node: Node, type: Tensor, op: Operation) -> Node:
+    if node.dtype != type.dtype or len(node.shape) != len(type.shape):
+        declared = show(type.dtype, [d for d in type.shape])
+        raise ImportModelError(f"{op.name}: another type than its operands give", expected=node.type, got=declared)
+    shape = node.shape
+    if shape == type.shape:
+        return node
+    sizes: list[DimLike] = []
+    for got, declared in zip(shape, type.shape, strict=True):
+        if isinstance(got, int) and declared is not None and got != declared:
+            raise ImportModelError(f"{op.name}: a declared size", expected=got, got=declared)
+        sizes.append(got if declared is None else declared)
+    if tuple(sizes) == shape:
+        return node
+    return ops.Slice((0,) * len(shape), tuple(sizes), (1,) * len(shape))(node)
+
+
+# --- rows
+
+
+# what moves or adds elements does so to the real and to the imaginary parts
+_PARTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "add", "subtract", "negate", "broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "pad",
+        "gather", "dynamic_slice", "dynamic_update_slice", "reverse", "select", "optimization_barrier",
+        "dynamic_broadcast_in_dim", "dynamic_reshape", "dynamic_gather", "dynamic_pad", "real_dynamic_slice",
+        "all_reduce", "all_gather", "all_to_all", "collective_permute", "collective_broadcast", "reduce_scatter",
+        "set_dimension_size",
+    )
+)  # fmt: skip
+
+
+def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
+    """The results of an operation by its row. Raises Unsupported."""
+    name = c.op.name
+    rows = c.importer.rows
+    row = rows.real.get(name)
+    if any(isinstance(v, Quantized) for v in operands) or any(t is not None and t.quant for t in c.types):
+        row = rows.quantized.get(name, rows.quantized["stablehlo.any"] if row is not None else None)
+    elif any(isinstance(v, Complex) for v in operands):
+        if name in rows.complex:
+            row = rows.complex[name]
+        elif name in _PARTWISE:
+            return _partwise(c, rows.real[name], operands)
+        elif name not in _WHOLE:
+            raise Unsupported("of complex numbers")
+    if row is None:
+        raise Unsupported(_NO_ROW)
+    results = row(c, *operands)
+    return results if isinstance(results, tuple) else () if results is None else (results,)
+
+
+# these take values of any kind
+_WHOLE = frozenset((
+    "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.map", "stablehlo.reduce", "stablehlo.sort",
+    "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "func.call", "stablehlo.composite",
+    "stablehlo.custom_call", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.get_dimension_size",
+    "stablehlo.after_all",
+))  # fmt: skip
+
+
+def _partwise(c: Call, row: Row, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
+    def of(part: int) -> tuple[AnyValue, ...]:
+        out = row(c, *(parts(v)[part] if isinstance(v, Complex) else v for v in operands))
+        return out if isinstance(out, tuple) else (out,)
+
+    pairs = zip(of(0), of(1), strict=True)
+    return tuple(Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in pairs)
+

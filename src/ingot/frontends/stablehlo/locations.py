@@ -1,0 +1,28 @@
+"""Where in the user's program an operation comes from, of MLIR's location texts.
+
+    callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ALIAS = re.compile(r"#loc\w*")
+_FILE = re.compile(r'"([^"]+)" : (\d+)')
+_NAME = re.compile(r'"([^"]*)" \(')
+
+
+def describe(text: str, aliases: Mapping[str, str]) -> str:
+    """The first file and line that `text` leads to, behind the name that it gives; "" for an unknown place."""
+    expanded = text
+    for _ in range(12):
+        if len(expanded) > 4000 or not _ALIAS.search(expanded):
+            break
+        expanded = _ALIAS.sub(lambda m: aliases.get(m[0], "unknown"), expanded)
+    file, name = _FILE.search(expanded), _NAME.search(expanded)
+    if file is None:
+        only = name or re.match(r'"([^"]*)"', expanded)
+        return only[1] if only else ""
+    place = f"{file[1]}:{file[2]}"
+    return f"{name[1]} ({place})" if name and name[1] else place

@@ -1,0 +1,215 @@
+"""A StableHLO file or text: what is asked for about its arguments, and the way from a caller's arrays to the graph."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Bound, Leaf, import_module, named_sizes
+from ingot.frontends.stablehlo.parser import parse
+from ingot.frontends.stablehlo.rows import ROWS
+from ingot.frontends.stablehlo.syntax import Module
+from ingot.frontends.stablehlo.types import Unsupported, tensor_type
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Graph
+from ingot.support.errors import ImportModelError, InputError
+
+BYTECODE = b"ML\xefR"
+Weights = Mapping[int, object] | Mapping[str, object]
+Dynamic = Mapping[str, Bound | Mapping[int, str]]
+_HEAD = re.compile(rb"\s*(?://[^\n]*\n\s*|#\w+ = [^\n]*\n\s*)*(?:module\b|\"builtin\.module\"|func\.func\b)")
+
+
+def is_stablehlo(head: bytes) -> bool:
+    """Whether a file that begins so is MLIR, as text or as bytecode."""
+    return head.startswith(BYTECODE) or _HEAD.match(head) is not None
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A program as a graph, and the way between a caller's arrays and it."""
+
+    graph: Graph
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether a caller's arrays are the graph's inputs and outputs as they are."""
+        return all(leaf.kind == "tensor" for leaf in (*self.inputs, *self.outputs))
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs of a call's arguments, by position or by name."""
+        names = [leaf.name for leaf in self.inputs]
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        if len(given) != len(args) + len(kwargs) or set(given) != set(names):
+            raise InputError("inputs", expected=", ".join(names), got=f"{len(args)} values, and {list(kwargs)} by name")
+        return [_given(leaf, given[leaf.name]) for leaf in self.inputs]
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """One array, or a tuple in main's order, of the graph's outputs."""
+        results = tuple(_result(leaf, y) for leaf, y in zip(self.outputs, outputs, strict=True))
+        return results[0] if len(results) == 1 else results
+
+
+def _given(leaf: Leaf, value: Any) -> Any:
+    """An argument as the graph takes it."""
+    if leaf.kind != COMPLEX:
+        return value
+    array, wanted = np.asarray(value), np.result_type(leaf.dtype.numpy, np.complex64)
+    if array.dtype != wanted:
+        raise InputError(f"input {leaf.name!r}", expected=wanted, got=array.dtype)
+    return np.stack([np.real(array), np.imag(array)], -1)
+
+
+def _result(leaf: Leaf, value: Any) -> Any:
+    if leaf.kind != COMPLEX:
+        return value
+    pairs = np.ascontiguousarray(value)
+    return pairs.view(np.result_type(pairs.dtype, np.complex64))[..., 0]
+
+
+def import_stablehlo(
+    source: str | os.PathLike[str] | bytes | Module,
+    *,
+    dynamic: Dynamic | bool | None = None,
+    weights: Weights | None = None,
+    names: Sequence[str] | None = None,
+    shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
+    where: str = "",
+) -> ImportedModel:
+    """A StableHLO program as a MODEL-level graph.
+
+    source: a path, the text itself (it has a line break), portable bytecode, or a parsed module.
+    dynamic: of the sizes that main's types leave open, symbols `<argument>_<axis>`: None keeps them, False refuses
+        them; a mapping gives symbols a size or inclusive bounds, an argument names for its axes: {"x": {0: "batch"}}.
+    weights: arguments, by index or name, that always have these values: they are constants of the graph.
+    names: of main's arguments; by default those of the text, or of its locations.
+    shapes: of arguments whose type leaves sizes open.
+
+    Raises ImportModelError for text that cannot be read, UnsupportedOpError naming every op that there is no row for,
+    InputError for arguments here that do not fit main's.
+    """
+    module, where = _module(source, where)
+    main = module.main
+    if main is None:
+        found = ", ".join(module.functions)
+        raise ImportModelError("a module has no main function", expected="@main", got=found, where=where or None)
+    labels = _names(module) if names is None else list(names)
+    values = _weights(weights or {}, labels)
+    axes, bounds = _dynamic(dynamic, labels)
+    arguments = [
+        Argument(label, _shape(label, type, axes.get(label), shapes[i] if shapes else None), values.get(label))
+        for i, (label, (_, type)) in enumerate(zip(labels, main.body.arguments, strict=True))
+    ]
+    imported = import_module(module, ROWS, arguments, bounds, where)
+    if dynamic is False and imported.graph.symbols():
+        open_ = list(imported.graph.symbols())
+        fix = f"give their sizes: dynamic={{{open_[0]!r}: 1, ...}}"
+        raise InputError("the model has dynamic dimensions", got=open_, fix=fix)
+    return ImportedModel(imported.graph, imported.inputs, imported.outputs)
+
+
+def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tuple[Module, str]:
+    if isinstance(source, Module):
+        return source, where
+    if isinstance(source, str) and "\n" in source:
+        return parse(source, where), where
+    if isinstance(source, bytes):
+        data = source
+    else:
+        path = Path(source)
+        where = str(path)
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise ImportModelError(f"cannot read the model: {e.strerror}", where=where) from e
+    if data.startswith(BYTECODE):
+        return parse(text_of(data, where), where), where
+    try:
+        return parse(data.decode(), where), where
+    except UnicodeDecodeError as e:
+        raise ImportModelError("not a StableHLO program", expected="text in UTF-8, or bytecode", where=where) from e
+
+
+def text_of(bytecode: bytes, where: str = "") -> str:
+    """Portable bytecode as text, by jaxlib. Raises ImportModelError without it, and for what it cannot read."""
+    try:
+        from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import chlo, stablehlo
+    except ImportError as e:
+        fix = "pip install 'ingot-compiler[jax]', or give the program as text"
+        raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix) from e
+    with ir.Context() as context:
+        stablehlo.register_dialect(context)
+        chlo.register_dialect(context)
+        try:
+            module = stablehlo.deserialize_portable_artifact(context, bytecode)
+            return str(module.operation.get_asm(enable_debug_info=True))
+        except Exception as e:  # of MLIR's own kind, or a ValueError
+            raise ImportModelError(f"not readable as StableHLO bytecode: {e}", where=where or None) from e
+
+
+def _names(module: Module) -> list[str]:
+    """Of main's arguments: `loc("x")` where there is one, else `%x` as it is written."""
+    assert module.main is not None
+    main = module.main
+    out: list[str] = []
+    for i, (name, _) in enumerate(main.body.arguments):
+        text = main.argument_locs[i] if i < len(main.argument_locs) else ""
+        text = module.locations.get(text, text)
+        given = re.fullmatch(r'"([^"]*)"', text)
+        out.append(given[1] if given and given[1] else name.lstrip("%"))
+    return out if len(set(out)) == len(out) else [n.lstrip("%") for n, _ in main.body.arguments]
+
+
+def _weights(weights: Weights, labels: Sequence[str]) -> dict[str, np.ndarray]:
+    out: dict[str, np.ndarray] = {}
+    for key, value in weights.items():
+        if isinstance(key, int) and -len(labels) <= key < len(labels):
+            out[labels[key]] = np.asarray(value)
+        elif key in labels:
+            out[str(key)] = np.asarray(value)
+        else:
+            raise InputError("weights", expected=f"indices or names of {list(labels)}", got=repr(key))
+    return out
+
+
+def _dynamic(
+    dynamic: Dynamic | bool | None, labels: Sequence[str]
+) -> tuple[dict[str, dict[int, str]], dict[str, Bound]]:
+    if dynamic is None or isinstance(dynamic, bool):
+        return {}, {}
+    axes: dict[str, dict[int, str]] = {}
+    bounds: dict[str, Bound] = {}
+    for key, value in dynamic.items():
+        if isinstance(value, Mapping):
+            if key not in labels:
+                raise InputError("dynamic", expected=f"an argument of {list(labels)}", got=repr(key))
+            axes[key] = dict(value)
+        else:
+            bounds[key] = value
+    return axes, bounds
+
+
+def _shape(
+    label: str, text: str, axes: Mapping[int, str] | None, given: tuple[DimLike, ...] | None
+) -> tuple[DimLike, ...] | None:
+    if given is not None or not text.startswith("tensor<"):
+        return given
+    try:
+        type = tensor_type(text)
+    except Unsupported:
+        return None  # refused with all others
+    for axis in axes or {}:
+        if not 0 <= axis < len(type.shape) or type.shape[axis] is not None:
+            raise InputError(f"dynamic[{label!r}]", expected=f"axes that {text} leaves open", got=axis)
+    return named_sizes(label, type, axes)
+
+

@@ -1,0 +1,115 @@
+"""Regions of scalars as functions: recognised by what they compute, or applied to whole tensors.
+
+A region is built once on inputs of its own. Equal computations are one node, so `out is Add()(a, b)` asks whether it is
+a sum; a region that is nothing known is still elementwise, and is applied to tensors op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot import ops
+from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.stablehlo.values import AnyValue, Call, flatten, like, unflatten
+from ingot.ir.node import Const, Graph, Input, Node, Op, topological
+from ingot.ir.types import Shape, boolean
+
+
+@dataclass(frozen=True)
+class Region:
+    """arguments and results: values whose nodes are scalars."""
+
+    arguments: tuple[AnyValue, ...]
+    results: tuple[AnyValue, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return flatten(self.arguments)
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return flatten(self.results)
+
+    def __call__(self, *values: AnyValue) -> tuple[AnyValue, ...]:
+        """The region on each element of tensors of one shape."""
+        arrays = flatten(values)
+        out = elementwise(self.outputs, dict(zip(self.inputs, arrays, strict=True)), arrays[0].shape)
+        return unflatten(self.results, out)
+
+    def combiner(self) -> str | None:
+        """What two scalars are combined by: sum prod max min and or, or set, the second alone; None for another."""
+        if len(self.inputs) != 2 or len(self.outputs) != 1:
+            return None
+        (a, b), (out,) = self.inputs, self.outputs
+        if out is b:
+            return "set"
+        for kind, op in _COMBINERS.items():
+            if _takes(op, a) and (out is op(a, b) or out is op(b, a)):
+                return kind
+        return None
+
+
+_COMBINERS: Mapping[str, Op] = {
+    "sum": ops.Add(),
+    "prod": ops.Mul(),
+    "max": ops.Max(),
+    "min": ops.Min(),
+    "and": ops.And(),
+    "or": ops.Or(),
+}
+
+
+def _takes(op: Op, x: Node) -> bool:
+    return not isinstance(op, ops.And | ops.Or) or not x.dtype.is_float
+
+
+def region(c: Call, index: int, likes: Sequence[AnyValue]) -> Region:
+    """Region `index` of an operation on scalars of the types of `likes`."""
+    block = c.regions[index]
+    if len(block.arguments) != len(likes):
+        raise Unsupported(f"a region of {len(block.arguments)} arguments, expected {len(likes)}")
+    arguments = tuple(
+        like(v, [Input(f"{name}.{i}", n.type.with_shape(()))() for i, n in enumerate(flatten((v,)))])
+        for (name, _), v in zip(block.arguments, likes, strict=True)
+    )
+    return Region(arguments, c.importer.block(block, arguments, c.scope))
+
+
+def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:
+    """`roots`, a computation on scalars, with scalars replaced by tensors of `shape`."""
+    made = dict(images)
+
+    def wide(n: Node) -> Node:
+        return made[n] if n in made else ops.broadcast_to(n, shape)
+
+    # what does not read a replaced scalar stays a scalar
+    for n in topological(roots, lambda n: () if n in images else n.inputs):
+        if n in made or not any(i in made for i in n.inputs):
+            continue
+        if isinstance(n.op, ops.Elementwise):
+            made[n] = n.op(*map(wide, n.inputs), loc=n.loc)
+        elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
+            made[n] = made[n.inputs[0]]
+        else:
+            raise Unsupported(f"a region with {n.op.name}")
+    return tuple(wide(r) for r in roots)
+
+
+def identity(kind: str, node: Node) -> bool:
+    """Whether `node` is a constant that changes nothing: 0 for a sum."""
+    if not isinstance(node.op, Const) or node.op.array.splat is None:
+        return False
+    value = node.op.array.splat
+    neutral = ops.identity_of(kind, node.dtype)
+    return bool(value == node.dtype.numpy.type(neutral)) if node.dtype != boolean else bool(value) == bool(neutral)
+
+
+def apply(kind: str, a: Node, b: Node) -> Node:
+    """Two tensors by a combiner that `Region.combiner` names."""
+    return _COMBINERS[kind](a, ops.broadcast_to(b, a.shape))
+
+
+def graph(inputs: Sequence[Node], outputs: Sequence[Node], captures: Mapping[Node, Node]) -> Graph:
+    """A graph of its own, which takes what it captured behind its inputs."""
+    return Graph((*inputs, *captures.values()), tuple(outputs))

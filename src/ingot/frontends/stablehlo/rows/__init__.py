@@ -1,0 +1,29 @@
+"""Rows, one per operation: tables by kind, joined."""
+
+from ingot.frontends.stablehlo.rows import (
+    collective,
+    complex,
+    contraction,
+    control,
+    elementwise,
+    linalg,
+    quantized,
+    random,
+    reduce,
+    scatter,
+    shape,
+    sort,
+    special,
+    window,
+)
+from ingot.frontends.stablehlo.values import Rows, merged
+
+_MODULES = (
+    collective, complex, contraction, control, elementwise, linalg, quantized, random, reduce, scatter, shape, sort,
+    special, window,
+)  # fmt: skip
+ROWS = Rows(
+    real=merged(module.row for module in _MODULES),
+    complex=merged((complex.on_complex, contraction.on_complex, linalg.on_complex)),
+    quantized=merged((quantized.on_quantized,)),
+)

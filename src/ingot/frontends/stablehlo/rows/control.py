@@ -1,0 +1,136 @@
+"""Control flow and calls. A region's graph takes every outer value that it reads as an operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.syntax import Symbol
+from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
+from ingot.ir.node import Input, Node
+from ingot.ir.types import i32
+
+row = Table()
+
+
+@row("func.call")
+def call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    return _call(c, c.text("callee"), operands)
+
+
+def _call(c: Call, name: str, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
+    function = c.importer.module.functions.get(name)
+    if function is None:
+        raise Unsupported(f"@{name}, which is not in the module")
+    return c.importer.function(function, operands)
+
+
+@row("composite")
+def composite(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    """What its decomposition computes."""
+    decomposition = c.attributes.get("decomposition")
+    if not isinstance(decomposition, Symbol):
+        raise Unsupported("no decomposition")
+    return _call(c, decomposition.name, operands)
+
+
+def _fresh(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
+    """Inputs of a graph of its own, of the types of `values`."""
+    inputs = [Input(f"{c.loc or c.op.name}.{i}", n.type)() for i, n in enumerate(flatten(values))]
+    return unflatten(values, inputs)
+
+
+@row("while")
+def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    """While(cond; body), what it captures carried along behind its own values."""
+    if not flatten(operands):
+        raise Unsupported("without values")
+    captures: dict[Node, Node] = {}
+    carried = _fresh(operands, c)
+    cond = c.importer.block(c.regions[0], carried, c.scope, captures)
+    body = c.importer.block(c.regions[1], carried, c.scope, captures)
+    inputs = flatten(carried)
+    outputs = _fitted(flatten(body), inputs)
+    op = ops.While(
+        regions.graph(inputs, flatten(cond), captures),
+        regions.graph(inputs, (*outputs, *captures.values()), captures),
+    )
+    results = op(*flatten(operands), *captures, loc=c.loc).results
+    return unflatten(operands, results[: len(inputs)])
+
+
+def _fitted(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
+    """Equal sizes may have another form, which a slice that removes nothing rewrites."""
+    if len(nodes) != len(to):
+        raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
+    out: list[Node] = []
+    for n, t in zip(nodes, to, strict=True):
+        same = n.shape == t.shape or len(n.shape) != len(t.shape)
+        out.append(n if same else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
+    return tuple(out)
+
+
+@row("if")
+def if_(c: Call, pred: Node) -> tuple[AnyValue, ...]:
+    known = c.importer.sizes.decided(pred)
+    if known is not None:
+        return c.importer.block(c.regions[0 if known else 1], (), c.scope)
+    return _branches(c, ops.cast(pred, i32), (1, 0))
+
+
+@row("case")
+def case(c: Call, index: Node) -> tuple[AnyValue, ...]:
+    return _branches(c, index, range(len(c.regions)))
+
+
+def _branches(c: Call, index: Node, order: Sequence[int]) -> tuple[AnyValue, ...]:
+    captures: dict[Node, Node] = {}
+    results = [c.importer.block(c.regions[i], (), c.scope, captures) for i in order]
+    kinds = results[0]
+    if any(isinstance(v, Missing) for branch in results for v in branch):
+        raise Unsupported("")
+    nodes = [flatten(branch) for branch in results]
+    if not nodes[0]:
+        return tuple(v for v in kinds)
+    graphs = tuple(regions.graph((), _fitted(n, nodes[0]), captures) for n in nodes)
+    out = ops.Case(graphs)(index, *captures, loc=c.loc).results
+    return unflatten(kinds, out)
+
+
+@row("map")
+def map_(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+    return regions.region(c, 0, xs)(*xs)
+
+
+@row("custom_call")
+def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    name = c.text("call_target_name")
+    if name == "shape_assertion":
+        (pred, *_) = operands
+        if isinstance(pred, Node) and c.importer.sizes.decided(pred) is False:
+            raise Unsupported(f"its condition is false: {c.text('error_message')}")
+        return ()
+    if name in _IDENTITIES:
+        return tuple(operands)
+    target = CUSTOM.rows.get(name)
+    if target is None:
+        raise Unsupported(f"@{name}")
+    results = target(c, *operands)
+    return results if isinstance(results, tuple) else (results,)
+
+
+# annotations of how a value is spread over devices, or of where it is kept
+_IDENTITIES = frozenset((
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
+    "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
+))  # fmt: skip
+CUSTOM = Table()  # `target.name` of a custom_call -> row
+
+
+@row("after_all", "create_token")
+def after_all(c: Call, *tokens: AnyValue) -> AnyValue:
+    return Token()
+
+

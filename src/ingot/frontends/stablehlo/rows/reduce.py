@@ -1,0 +1,136 @@
+"""reduce: a region that is a known combiner is Reduce, an argmax is ArgReduce, any other is folded in halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.regions import Region
+from ingot.frontends.stablehlo.rows.elementwise import ordered
+from ingot.frontends.stablehlo.sizes import require_one_shape
+from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
+from ingot.ir.dims import product
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import boolean, i64
+
+row = Table()
+
+
+@row("reduce")
+def reduce(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    count = len(operands) // 2
+    xs, inits = operands[:count], operands[count:]
+    dims = c.ints("dimensions")
+    require_one_shape(flatten(xs), c.op.name)
+    body = regions.region(c, 0, (*inits, *inits))
+    return reduced(body, xs, inits, dims, c.loc)
+
+
+def reduced(
+    body: Region, xs: Sequence[AnyValue], inits: Sequence[AnyValue], dims: tuple[int, ...], loc: str = ""
+) -> tuple[AnyValue, ...]:
+    if len(xs) == 1 and isinstance(xs[0], Complex) and isinstance(inits[0], Complex) and _is_sum(body):
+        return (Complex(*(_known("sum", x, i, dims, loc) for x, i in zip(parts(xs[0]), parts(inits[0]), strict=True))),)
+    nodes, starts = flatten(xs), flatten(inits)
+    kind = body.combiner() if len(nodes) == 1 else None
+    if kind is not None and kind != "set":
+        return (_known(kind, nodes[0], starts[0], dims, loc),)
+    found = _argument(body, nodes, starts, dims, loc)
+    if found is not None:
+        return found
+    return unflatten(inits, folded(body, nodes, starts, dims))
+
+
+def _is_sum(body: Region) -> bool:
+    if len(body.inputs) != 4 or len(body.outputs) != 2:
+        return False
+    a, b, x, y = body.inputs
+    return all(o in (ops.Add()(p, q), ops.Add()(q, p)) for o, p, q in zip(body.outputs, (a, b), (x, y), strict=True))
+
+
+def _known(kind: str, x: Node, init: Node, dims: tuple[int, ...], loc: str) -> Node:
+    if x.dtype == boolean:
+        kind = {"sum": "or", "prod": "and", "max": "or", "min": "and"}.get(kind, kind)
+    y = ops.Reduce(kind, dims)(x, loc=loc) if dims else x
+    return y if regions.identity(kind, init) else regions.apply(kind, y, init)
+
+
+def _argument(
+    body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...], loc: str
+) -> tuple[AnyValue, ...] | None:
+    """(max, where it first is) of values and their places along a dimension, as JAX writes it."""
+    if len(xs) != 2 or len(dims) != 1 or len(body.outputs) != 2:
+        return None
+    x, places = xs
+    iota, (dim,) = places.op, dims
+    if not isinstance(iota, ops.Iota) or iota.dimension != dim or not places.dtype.is_integer or x.shape[dim] == 0:
+        return None
+    for kind, direction in (("max", "GT"), ("min", "LT")):
+        if body.outputs in _argument_bodies(direction, *body.inputs) and regions.identity(kind, inits[0]):
+            index = ops.ArgReduce(kind, dim)(x, loc=loc)
+            return ops.Reduce(kind, dims)(x, loc=loc), ops.cast(index, places.dtype)
+    return None
+
+
+def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list[tuple[Node, Node]]:
+    """What the region of an argmax gives: with NaN for floats, and without."""
+    better, first = ops.Compare(direction)(a, b), ops.Compare("LT")(i, j)
+    out: list[tuple[Node, Node]] = []
+    for taken in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
+        tie = ops.And()(ops.Compare("EQ")(a, b), first)
+        out.append((ops.Select()(taken, a, b), ops.Select()(ops.Or()(taken, tie), i, j)))
+    return out
+
+
+def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...]) -> tuple[Node, ...]:
+    """Neighbours are combined until one is left, then the initial values in front of it."""
+    kept = tuple(d for d in range(xs[0].type.rank) if d not in dims)
+    shape = tuple(xs[0].shape[d] for d in kept)
+    n = product(xs[0].shape[d] for d in dims)
+    rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept)), (n, *shape)) for x in xs)
+    starts = tuple(ops.broadcast_to(i, shape) for i in inits)
+    if not isinstance(n, int):
+        return _in_turn(body, rows, starts)
+    if n == 0:
+        return starts
+    while n > 1:
+        half = n // 2
+        pairs = [ops.slice_axis(r, 0, at, 2 * half, 2) for at in (0, 1) for r in rows]
+        combined = regions.elementwise(body.outputs, dict(zip(body.inputs, pairs, strict=True)), (half, *shape))
+        if n % 2:
+            last = [ops.slice_axis(r, 0, n - 1, n) for r in rows]
+            combined = tuple(ops.concat(pair, 0) for pair in zip(combined, last, strict=True))
+        rows, n = combined, half + n % 2
+    left = [ops.index_axis(r, 0, 0) for r in rows]
+    return regions.elementwise(body.outputs, dict(zip(body.inputs, (*starts, *left), strict=True)), shape)
+
+
+def _in_turn(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
+    """One row after the other, of a number that only the run knows."""
+    i = Input("i", ops.scalar(0, i64).type)()
+    values = [Input(f"value.{k}", s.type)() for k, s in enumerate(starts)]
+    inner = [Input(f"rows.{k}", r.type)() for k, r in enumerate(rows)]
+    shape = starts[0].shape
+    zeros = [ops.scalar(0, i64)] * len(shape)
+    at = [ops.index_axis(ops.DynamicSlice((1, *shape))(r, i, *zeros), 0, 0) for r in inner]
+    new = regions.elementwise(body.outputs, dict(zip(body.inputs, (*values, *at), strict=True)), shape)
+    inputs = (i, *values, *inner)
+    count = ops.scalar(rows[0].shape[0], i64)
+    step = Graph(inputs, (ops.add(i, 1), *new, *inner))
+    op = ops.While(Graph(inputs, (ops.compare("LT", i, count),)), step)
+    return op(ops.scalar(0, i64), *starts, *rows).results[1 : 1 + len(starts)]
+
+
+@row("chlo.top_k")
+def top_k(c: Call, x: Node) -> tuple[Node, Node]:
+    places = c.types[1]
+    if places is None:
+        raise Unsupported("places that are no tensor")
+    axis, k = x.type.rank - 1, c.int("k")
+    iota = ops.Iota(x.type.with_dtype(places.dtype), axis)()
+    # by IEEE's total order, in which a negative NaN is the least: no comparison of floats says so
+    keys = ordered(x) if x.dtype.is_float else x
+    sorted_ = ops.Sort(axis, True, True, 1, k)(keys, x, iota, loc=c.loc).results
+    return sorted_[1], sorted_[2]

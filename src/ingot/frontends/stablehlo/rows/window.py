@@ -1,0 +1,179 @@
+"""reduce_window and select_and_scatter: every position of a window is a strided slice, combined one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product as every
+
+from ingot import ops
+from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.regions import Region
+from ingot.frontends.stablehlo.rows.scatter import scattered
+from ingot.frontends.stablehlo.sizes import require_equal, require_one_shape
+from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Input, Node
+from ingot.ir.types import Shape, TensorType, boolean, i64, u8
+from ingot.ops.core.base import dilated, extent
+
+row = Table()
+_MOST_TAPS = 4096  # of a window whose region is nothing known: each is code
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Of full rank."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    base_dilation: tuple[int, ...]
+
+    def shape(self, x: Shape) -> Shape:
+        out: list[DimLike] = []
+        for d, n in enumerate(x):
+            padded = dilated(n, self.base_dilation[d]) + sum(self.padding[d])
+            out.append(extent(padded, self.sizes[d], self.strides[d], self.dilation[d]))
+        return tuple(out)
+
+    def padded(self, x: Node, value: Node) -> Node:
+        low, high = (tuple(p[i] for p in self.padding) for i in (0, 1))
+        return ops.pad(x, low, high, value, tuple(b - 1 for b in self.base_dilation))
+
+    def taps(self, xs: Sequence[Node], shape: Shape) -> Iterator[tuple[Node, ...]]:
+        """For each position in the window, what padded operands hold there."""
+        count = 1
+        for s in self.sizes:
+            count *= s
+        if count > _MOST_TAPS:
+            raise Unsupported(f"a window of {count} elements with a region of its own")
+        for tap in every(*map(range, self.sizes)):
+            start = tuple(t * d for t, d in zip(tap, self.dilation, strict=True))
+            limit = tuple(a + (n - 1) * s + 1 for a, n, s in zip(start, shape, self.strides, strict=True))
+            yield tuple(ops.Slice(start, limit, self.strides)(x) for x in xs)
+
+
+def _window(c: Call, rank: int) -> _Window:
+    ones = (1,) * rank
+    return _Window(
+        c.ints("window_dimensions", ones), c.ints("window_strides", ones), c.pairs("padding", rank),
+        c.ints("window_dilations", ones), c.ints("base_dilations", ones),
+    )  # fmt: skip
+
+
+@row("reduce_window")
+def reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    count = len(operands) // 2
+    xs, inits = operands[:count], operands[count:]
+    nodes, starts = flatten(xs), flatten(inits)
+    require_one_shape(nodes, c.op.name)
+    window = _window(c, nodes[0].type.rank)
+    body = regions.region(c, 0, (*inits, *inits))
+    if len(xs) == 1 and isinstance(xs[0], Complex):
+        a, b, x, y = body.inputs
+        if body.outputs == (ops.Add()(a, x), ops.Add()(b, y)):
+            return (Complex(*(_known("sum", window, n, s, c.loc) for n, s in zip(nodes, starts, strict=True))),)
+    kind = body.combiner() if len(nodes) == 1 else None
+    if kind is not None and kind != "set":
+        return (_known(kind, window, nodes[0], starts[0], c.loc),)
+    return unflatten(inits, _folded(body, window, nodes, starts))
+
+
+def _known(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
+    if x.dtype == boolean:
+        # the greatest of bits is their disjunction
+        kind = {"or": "max", "and": "min", "sum": "max", "prod": "min"}.get(kind, kind)
+    if kind in ("and", "or"):
+        body = _pair(kind, x)
+        return _folded(body, window, (x,), (init,))[0]
+    neutral = regions.identity(kind, init)
+    padding = window.padding
+    if not neutral:
+        x = window.padded(x, init)
+        padding = ((0, 0),) * len(padding)
+    base = window.base_dilation if neutral else (1,) * len(padding)
+    scan = _scan(kind, window, x, padding, base) if neutral else None
+    if scan is not None:
+        return scan
+    y = _windows(kind, window, x, padding, base, loc)
+    return y if neutral else regions.apply(kind, y, init)
+
+
+def _windows(
+    kind: str, window: _Window, x: Node, padding: tuple[tuple[int, int], ...], base: tuple[int, ...], loc: str
+) -> Node:
+    if x.dtype == boolean:
+        # bits are folded as bytes
+        bits = ops.cast(x, u8)
+        y = _windows(kind, window, bits, padding, base, loc)
+        return ops.compare("NE", y, 0) if kind == "max" else ops.compare("EQ", y, 1)
+    op = ops.ReduceWindow(kind, window.sizes, window.strides, padding, window.dilation, base)
+    return op(x, loc=loc)
+
+
+def _scan(
+    kind: str, window: _Window, x: Node, padding: tuple[tuple[int, int], ...], base: tuple[int, ...]
+) -> Node | None:
+    """A window over all that lies before (or behind) each place is a running fold."""
+    wide = [d for d, n in enumerate(window.sizes) if n != 1]
+    plain = all(v == 1 for v in (*window.strides, *window.dilation, *base))
+    if len(wide) != 1 or not plain or x.dtype == boolean:
+        return None
+    (d,) = wide
+    n = window.sizes[d]
+    if n != x.shape[d] or any(p != (0, 0) for i, p in enumerate(padding) if i != d):
+        return None
+    if padding[d] in ((n - 1, 0), (0, n - 1)):
+        return ops.CumReduce(kind, d, reverse=padding[d][0] == 0)(x)
+    return None
+
+
+def _pair(kind: str, x: Node) -> Region:
+    a, b = (Input(name, TensorType(x.dtype))() for name in ("a", "b"))
+    return Region((a, b), (regions.apply(kind, a, b),))
+
+
+def _folded(body: Region, window: _Window, xs: Sequence[Node], inits: Sequence[Node]) -> tuple[Node, ...]:
+    shape = window.shape(xs[0].shape)
+    totals = tuple(ops.broadcast_to(i, shape) for i in inits)
+    padded = [window.padded(x, i) for x, i in zip(xs, inits, strict=True)]
+    for values in window.taps(padded, shape):
+        totals = regions.elementwise(body.outputs, dict(zip(body.inputs, (*totals, *values), strict=True)), shape)
+    return totals
+
+
+@row("select_and_scatter")
+def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -> AnyValue:
+    """The chosen element of each window takes in the window's source."""
+    nodes = parts(x)
+    rank = nodes[0].type.rank
+    window = _window(c, rank)
+    choose = regions.region(c, 0, (init, init))
+    (pred,) = choose.outputs
+    combine = regions.region(c, 1, (init, init))
+    shape = window.shape(nodes[0].shape)
+    require_equal(shape, parts(source)[0].shape, c.op.name)
+    numbers = [ops.Iota(TensorType(i64, nodes[0].shape), d)() for d in range(rank)]
+    # places outside are none: they are never chosen
+    padded = [window.padded(n, i) for n, i in zip(nodes, parts(init), strict=True)]
+    places = [window.padded(n, ops.scalar(-1, i64)) for n in numbers]
+    best: list[Node] | None = None
+    for values in window.taps([*padded, *places], shape):
+        new = list(values)
+        if best is None:
+            best = new
+            continue
+        old = dict(zip(choose.inputs, (*best[: len(nodes)], *new[: len(nodes)]), strict=True))
+        (stays,) = regions.elementwise((pred,), old, shape)
+        none_yet, outside = (ops.compare("LT", v[len(nodes)], 0) for v in (best, new))
+        keep = ops.or_(outside, ops.and_(stays, ops.Not()(none_yet)))
+        best = [ops.where(keep, b, n) for b, n in zip(best, new, strict=True)]
+    assert best is not None
+    index = ops.stack(best[len(nodes) :], -1)
+    op = ops.Scatter("set", (), tuple(range(rank)), (), (), tuple(range(rank)), rank)
+    filled = unflatten((x,), [ops.broadcast_to(p, n.shape) for p, n in zip(parts(init), nodes, strict=True)])
+    return scattered(combine, op, filled, index, (source,))
+

@@ -1,0 +1,269 @@
+"""Sizes that the program computes: integer tensors whose elements are known at import, as numbers or as symbolic sizes.
+
+    concatenate(reshape(get_dimension_size(x, 0) * 2), [5])   ->   (2*s0, 5)
+
+Shapes of dynamic ops come as tensors. A shape stays an expression over the inputs' sizes where every op on the way has
+a rule here; where one has none, only the run knows it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.stablehlo.types import Unsupported
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbols_of
+from ingot.ir.node import Const, Input, Node, Project, topological
+from ingot.ir.types import boolean
+from ingot.support.errors import ShapeError
+
+_LIMIT = 1024  # larger tensors are data, not shapes
+_MOST_TOLD = 16  # and larger inputs
+
+
+def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None:
+    """Raise ShapeError for the first two sizes that have to be equal and are not: the importer tries again with symbols
+    for which they are."""
+    for x, y in zip(a, b, strict=True):
+        if x != y:
+            raise ShapeError(f"{what}: sizes differ", expected=x, got=y).between((x, y))
+
+
+def require_one_shape(nodes: Sequence[Node], what: str) -> None:
+    """As `require_equal`, of tensors of one rank."""
+    for n in nodes[1:]:
+        if n.shape != nodes[0].shape and len(n.shape) == len(nodes[0].shape):
+            require_equal(nodes[0].shape, n.shape, what)
+
+
+def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
+    """A symbol and its value in a = b, where that is linear in one; None where it is not, or never true."""
+    difference = a - b
+    # rather an element of an input than a size of one
+    for name in sorted(symbols_of(difference), key=lambda s: ("." in s, s), reverse=True):
+        at = [substitute(difference, {name: n}) for n in range(3)]
+        slope = at[1] - at[0]
+        if isinstance(slope, int) and slope != 0 and at[2] - at[1] == slope:
+            value = divides(-at[0], slope) if slope > 0 else divides(at[0], -slope)
+            if value is not None:
+                return name, value
+    return None
+
+
+class SizeInput(Exception):
+    """A size is an element of an input: `label` names it."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        super().__init__(label)
+
+
+class Sizes:
+    """`inputs`: labels of the program's own inputs, whose elements a size may be."""
+
+    def __init__(self, inputs: frozenset[str] = frozenset()) -> None:
+        self.inputs = inputs
+        self._known: dict[Node, np.ndarray] = {}
+        self._closed: dict[Node, bool] = {}
+
+    def dims(self, node: Node) -> tuple[DimLike, ...]:
+        """The elements in order. Raises Unsupported where only the run knows one of them."""
+        return tuple(d if isinstance(d, Dim) else int(d) for d in self.elements(node).reshape(-1))
+
+    def elements(self, root: Node) -> np.ndarray:
+        """An object array of int, bool and Dim."""
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in self._known:
+                stack.pop()
+                continue
+            missing = [i for i in node.inputs if i not in self._known]
+            if missing:
+                stack += missing
+                continue
+            self._known[node] = self._evaluate(node)
+            stack.pop()
+        return self._known[root]
+
+    def decided(self, node: Node) -> bool | None:
+        """The value of a bool scalar, where it is the same for all sizes."""
+        try:
+            return bool(self.elements(node).reshape(-1)[0])
+        except (Unsupported, SizeInput):
+            return None
+
+    def anywhere(self, node: Node) -> Node | None:
+        """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
+        if self.closed(node):
+            return node
+        if not node.dtype.is_integer or not isinstance(node.type.size, int) or not 0 < node.type.size <= _MOST_TOLD:
+            return None
+        try:
+            dims = self.dims(node)
+        except (Unsupported, SizeInput):
+            return None
+        return ops.reshape(ops.stack([ops.scalar(d, node.dtype) for d in dims]), node.shape)
+
+    def closed(self, node: Node) -> bool:
+        """Whether `node` reads no input: any graph may hold it as it is."""
+        for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
+            if n not in self._closed:
+                self._closed[n] = not isinstance(n.op, Input) and all(self._closed[i] for i in n.inputs)
+        return self._closed[node]
+
+    def _evaluate(self, node: Node) -> np.ndarray:
+        op, inputs = node.op, [self._known[i] for i in node.inputs]
+        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _LIMIT:
+            raise _unknown(node)
+        if isinstance(op, Input) and op.elements:
+            return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
+        if isinstance(op, Input) and op.label in self.inputs and node.dtype.is_integer and node.type.size <= _MOST_TOLD:
+            raise SizeInput(op.label)
+        if isinstance(op, Const):
+            return _objects(op.value)
+        if isinstance(op, ops.DimValue):
+            return np.array(op.dim, object)
+        if isinstance(op, ops.Iota):
+            return _objects(op.reference())
+        if isinstance(op, ops.Convert):
+            return _converted(node, inputs[0])
+        if op.rearranges or isinstance(op, ops.Concat):
+            moved = op.reference(*inputs)
+            assert isinstance(moved, np.ndarray)
+            return moved
+        if isinstance(op, ops.Reduce) and op.kind in _FOLDS:
+            rule = _FOLDS[op.kind]
+            out = np.empty(tuple(d for i, d in enumerate(inputs[0].shape) if i not in op.dims), object)
+            flat = np.moveaxis(inputs[0], op.dims, range(len(op.dims))).reshape(-1, out.size)
+            for i in range(out.size):
+                total = _FOLDS_START[op.kind]
+                for v in flat[:, i]:
+                    total = rule(total, v)
+                out.reshape(-1)[i] = total
+            return out
+        if isinstance(op, ops.Compare):
+            return _elementwise(lambda a, b: _compare(op.direction, a, b, node), *inputs)
+        rule = _RULES.get(type(op))
+        if rule is None or not (node.dtype.is_integer or node.dtype == boolean):
+            raise _unknown(node)
+        try:
+            return _elementwise(rule, *inputs)
+        except (ZeroDivisionError, TypeError):
+            raise _unknown(node) from None
+
+
+def _unknown(node: Node) -> Unsupported:
+    what = f"input {node.op.label!r}" if isinstance(node.op, Input) else node.op.name
+    return Unsupported(f"a size that only the run knows: it comes from {what}")
+
+
+def _objects(array: np.ndarray) -> np.ndarray:
+    out = np.empty(array.shape, object)
+    out.reshape(-1)[:] = array.reshape(-1).tolist()
+    return out
+
+
+def _elementwise(rule: Callable[..., object], *inputs: np.ndarray) -> np.ndarray:
+    out = np.empty(inputs[0].shape, object)
+    flat = out.reshape(-1)
+    for i, values in enumerate(zip(*(v.reshape(-1) for v in inputs), strict=True)):
+        flat[i] = rule(*values)
+    return out
+
+
+def _converted(node: Node, x: np.ndarray) -> np.ndarray:
+    source, dtype = node.inputs[0].dtype, node.dtype
+    symbolic = any(isinstance(v, Dim) for v in x.reshape(-1))
+    if not symbolic:
+        raw = np.array(x.tolist(), None if x.size else np.int64).astype(source.numpy)
+        return _objects(ops.Convert(dtype).reference(raw))
+    if not (source.is_integer and dtype.is_integer):
+        raise _unknown(node)
+    return x
+
+
+def _quotient(a: DimLike, b: DimLike) -> DimLike:
+    """Towards zero."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    _check_signs(a, b)
+    return floordiv(a, b)
+
+
+def _remainder(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b * _as_int(_quotient(a, b))
+    _check_signs(a, b)
+    return mod(a, b)
+
+
+def _as_int(d: DimLike) -> int:
+    assert isinstance(d, int)
+    return d
+
+
+def _check_signs(a: DimLike, b: DimLike) -> None:
+    """Rounding down is rounding towards zero only where nothing is negative."""
+    low = bounds(a)[0]
+    if low is None or low < 0 or (bounds(b)[0] or 0) < 1:
+        raise Unsupported(f"the quotient of sizes {a} and {b}, which may be negative")
+
+
+def _select(pred: object, a: object, b: object) -> object:
+    if not isinstance(pred, bool):
+        raise Unsupported("a choice of sizes that only the run knows")
+    return a if pred else b
+
+
+def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
+    difference = a - b
+    low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
+    answers = {
+        "EQ": (low == high == 0, (low is not None and low > 0) or (high is not None and high < 0)),
+        "GE": (low is not None and low >= 0, high is not None and high < 0),
+        "GT": (low is not None and low > 0, high is not None and high <= 0),
+    }
+    flipped = {"LT": "GE", "LE": "GT", "NE": "EQ"}.get(direction)
+    true, false = answers[flipped or direction]
+    if not (true or false):
+        raise _unknown(node)
+    return bool(true) != bool(flipped)
+
+
+def _sign(a: DimLike) -> int:
+    low, high = (a, a) if isinstance(a, int) else bounds(a)
+    if low is not None and low > 0:
+        return 1
+    if high is not None and high < 0:
+        return -1
+    if low == high == 0:
+        return 0
+    raise Unsupported(f"the sign of a size {a}")
+
+
+def _both(a: object, b: object) -> bool:
+    return bool(a) and bool(b)
+
+
+_RULES: dict[type, Callable[..., object]] = {
+    ops.Add: operator.add,
+    ops.Sub: operator.sub,
+    ops.Mul: operator.mul,
+    ops.Div: _quotient,
+    ops.Rem: _remainder,
+    ops.Max: dim_max,
+    ops.Min: dim_min,
+    ops.Neg: operator.neg,
+    ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high),
+    ops.Select: _select,
+    ops.Sign: _sign,
+    ops.And: _both,
+    ops.Or: lambda a, b: bool(a) or bool(b),
+    ops.Not: operator.not_,
+}
+_FOLDS: dict[str, Callable[..., object]] = {"sum": operator.add, "prod": operator.mul, "max": dim_max, "min": dim_min}
+_FOLDS_START = {"sum": 0, "prod": 1, "max": -(1 << 63), "min": (1 << 63) - 1}

@@ -1,0 +1,135 @@
+"""What the text of a type means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ingot.ir import types as T
+from ingot.ir.types import DType
+from ingot.support.errors import ImportModelError
+
+
+class Unsupported(Exception):
+    """Raised by a row for what it does not take; the importer gathers these into one UnsupportedOpError."""
+
+
+@dataclass(frozen=True)
+class Quant:
+    """!quant.uniform: real = (stored - zero) * scale, per tensor or along `axis`; stored values lie in low..high."""
+
+    storage: DType
+    expressed: DType
+    low: int
+    high: int
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """shape: None for a size that only the run knows. `dtype`: of the parts of complex numbers, of what is stored."""
+
+    shape: tuple[int | None, ...]
+    dtype: DType
+    complex: bool = False
+    quant: Quant | None = None
+    limits: tuple[int | None, ...] = ()
+
+
+_DTYPES: dict[str, DType] = {
+    "i1": T.boolean,
+    "f8E4M3FN": T.f8e4m3fn,
+    "f8E5M2": T.f8e5m2,
+    **{f"u{t.name[1:]}" if t.kind == "u" else t.name: t for t in T.DTYPES.values()},
+    **{f"ui{t.bits}": t for t in T.DTYPES.values() if t.kind == "u"},
+    **{f"si{t.bits}": t for t in T.DTYPES.values() if t.kind == "i"},
+}
+NAMES: dict[DType, str] = {t: f"ui{t.bits}" if t.kind == "u" else t.name for t in T.DTYPES.values()} | {
+    T.boolean: "i1",
+    T.f8e4m3fn: "f8E4M3FN",
+    T.f8e5m2: "f8E5M2",
+}
+_DIM = re.compile(r"(\d+|\?)x")
+_MOST_ELEMENTS = 1 << 44
+
+
+@lru_cache(maxsize=4096)
+def tensor_type(text: str) -> Tensor:
+    """Raises Unsupported for element types that Ingot has none for, ImportModelError for what is no tensor type."""
+    if not text.startswith("tensor<"):
+        raise ImportModelError("a type", expected="tensor<...>", got=text[:60])
+    inside, shape, at = text[len("tensor<") : -1], list[int | None](), 0
+    while match := _DIM.match(inside, at):
+        shape.append(None if match[1] == "?" else int(match[1]))
+        at = match.end()
+    element, _, encoding = _split(inside[at:])
+    count = 1
+    for d in shape:
+        count *= d or 1
+    if count > _MOST_ELEMENTS:
+        raise ImportModelError("a tensor is too large", got=text[:60])
+    dims, limits = tuple(shape), _limits(encoding)
+    if element.startswith("complex<"):
+        return Tensor(dims, _dtype(element[len("complex<") : -1]), True, limits=limits)
+    if element.startswith("!quant.uniform<"):
+        quant = _quant(element)
+        return Tensor(dims, quant.storage, quant=quant, limits=limits)
+    return Tensor(dims, _dtype(element), limits=limits)
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    depth = 0
+    for i, ch in enumerate(text):
+        depth += (ch in "<{") - (ch in ">}")
+        if ch == "," and depth == 0:
+            return text[:i].strip(), ",", text[i + 1 :]
+    return text.strip(), "", ""
+
+
+def _dtype(name: str) -> DType:
+    found = _DTYPES.get(name)
+    if found is None:
+        raise Unsupported(f"element type {name}")
+    return found
+
+
+def _limits(encoding: str) -> tuple[int | None, ...]:
+    """#stablehlo.bounds<3, ?>"""
+    match = re.search(r"bounds(?:\s*=\s*\[|<)([\d?,\s-]*)", encoding)
+    if match is None:
+        return ()
+    return tuple(int(v) if v.strip().isdigit() else None for v in match[1].split(","))
+
+
+_QUANT = re.compile(r"!quant\.uniform<([iu]\d+)(?:<(-?\d+):(-?\d+)>)?:(\w+)(?::(\d+))?,\s*(.*)>$", re.DOTALL)
+_STEP = re.compile(r"([-+\deE.]+)(?::(-?\d+))?")
+
+
+def _quant(text: str) -> Quant:
+    match = _QUANT.match(text)
+    if match is None:
+        raise Unsupported(f"element type {text[:60]}")
+    name, low, high, expressed, axis, steps = match.groups()
+    storage = _dtype("ui" + name[1:] if name[0] == "u" else name)
+    try:
+        pairs = [(float(s), int(z or 0)) for s, z in _STEP.findall(steps)]
+    except ValueError:
+        pairs = []
+    if not pairs or (axis is None and len(pairs) > 1):
+        raise Unsupported(f"element type {text[:60]}")
+    least, most = storage.range
+    scales, zeros = zip(*pairs, strict=True)
+    return Quant(
+        storage, _dtype(expressed), least if low is None else int(low), most if high is None else int(high),
+        scales, zeros, None if axis is None else int(axis),
+    )  # fmt: skip
+
+
+def show(dtype: DType, shape: Sequence[object]) -> str:
+    """`tensor<2x?xf32>`; a size that is no int is a question mark."""
+    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape)
+    return f"tensor<{dims}{NAMES[dtype]}>"

@@ -1,0 +1,238 @@
+"""Special functions as builders, computed in f64 where digits cancel and rounded once.
+
+Gamma functions: Stirling's series from 8 up, reached by the recurrence over eight steps, and the reflection below 1/2
+(Abramowitz and Stegun 6.1.41, 6.3.18, 6.4). Bessel functions: Chebyshev series as in Cephes (Moshier 1989), whose
+coefficients were computed anew with 40 digits: of exp(-x) I(x), or exp(-x) I(x) / x for order 1, up to 8, and of
+exp(-x) sqrt(x) I(x) beyond, in 16 / x - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ingot.ir.node import Node
+from ingot.ir.types import f64
+from ingot.ops import build as ops
+from ingot.ops.core.elementwise import Abs, Erf, Exp, IsNan, Log, Log1p, RoundEven, Sin, Sqrt, Tan
+
+_STEPS = 8
+# B_2k / (2k (2k - 1)) and B_2k / 2k, k = 1 ...
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+# B_2k / (2k)!, k = 1 ...: Abramowitz and Stegun 23.2
+_BERNOULLI = tuple(b / math.factorial(2 * k) for k, b in enumerate(
+    (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510), 1))  # fmt: skip
+_TERMS = 12
+_INF, _NAN = math.inf, math.nan
+
+
+def _series(z: Node, coefficients: Sequence[float]) -> Node:
+    """A polynomial in 1 / z^2."""
+    square = ops.div(1.0, ops.mul(z, z))
+    value: Node | float = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        value = ops.add(ops.mul(square, value), c)
+    assert isinstance(value, Node)
+    return value
+
+
+def _pole_distance(a: Node) -> Node:
+    return ops.sub(a, RoundEven()(a))
+
+
+def lgamma(x: Node) -> Node:
+    """log |gamma(x)|; infinite at 0 and the negative integers."""
+    a = ops.cast(x, f64)
+    low = ops.compare("LT", a, 0.5)
+    z = ops.where(low, ops.sub(1.0, a), a)
+    small = ops.compare("LT", z, float(_STEPS))
+    product = ops.where(small, z, 1.0)
+    for i in range(1, _STEPS):
+        product = ops.mul(product, ops.where(small, ops.add(z, float(i)), 1.0))
+    top = ops.where(small, ops.add(z, float(_STEPS)), z)
+    value = ops.mul(ops.sub(top, 0.5), ops.sub(Log()(top), 1.0))
+    value = ops.add(ops.add(value, 0.5 * math.log(2 * math.pi) - 0.5), ops.div(_series(top, _STIRLING), top))
+    value = ops.where(ops.compare("EQ", z, _INF), _INF, ops.sub(value, Log()(product)))
+    sine = Abs()(Sin()(ops.mul(math.pi, _pole_distance(a))))
+    reflected = ops.sub(ops.sub(math.log(math.pi), Log()(sine)), value)
+    reflected = ops.where(ops.compare("EQ", a, -_INF), _INF, reflected)
+    return ops.cast(ops.where(low, reflected, value), x.dtype)
+
+
+def digamma(x: Node) -> Node:
+    """The derivative of lgamma; NaN at 0 and the negative integers."""
+    a = ops.cast(x, f64)
+    low = ops.compare("LT", a, 0.5)
+    z = ops.where(low, ops.sub(1.0, a), a)
+    small = ops.compare("LT", z, float(_STEPS))
+    steps = ops.full(z.shape, 0.0, f64)
+    for i in range(_STEPS):
+        steps = ops.add(steps, ops.where(small, ops.div(1.0, ops.add(z, float(i))), 0.0))
+    top = ops.where(small, ops.add(z, float(_STEPS)), z)
+    square = ops.div(1.0, ops.mul(top, top))
+    value = ops.sub(ops.sub(Log()(top), ops.div(0.5, top)), ops.add(ops.mul(square, _series(top, _DIGAMMA)), steps))
+    value = ops.where(ops.compare("EQ", z, _INF), _INF, value)
+    rest = _pole_distance(a)
+    reflected = ops.sub(value, ops.div(math.pi, Tan()(ops.mul(math.pi, rest))))
+    pole = ops.or_(ops.compare("EQ", rest, 0.0), ops.compare("EQ", a, -_INF))
+    return ops.cast(ops.where(low, ops.where(pole, _NAN, reflected), value), x.dtype)
+
+
+def zeta(s: Node, q: Node) -> Node:
+    """Hurwitz' zeta function for s > 1: the first terms of its sum, the rest by Euler and Maclaurin. NaN for s < 1,
+    infinite at s = 1 and where q is 0 or a negative integer; of other negative q only for whole s."""
+    s, q = ops.promote(s, q)
+    order, start = ops.cast(s, f64), ops.cast(q, f64)
+    negative = ops.sub(0.0, order)
+    value = ops.full(start.shape, 0.0, f64)
+    for i in range(_TERMS):
+        value = ops.add(value, ops.pow(ops.add(start, float(i)), negative))
+    a = ops.add(start, float(_TERMS))
+    power = ops.pow(a, negative)
+    value = ops.add(value, ops.add(ops.div(ops.mul(power, a), ops.sub(order, 1.0)), ops.mul(power, 0.5)))
+    factor, power = order, ops.div(power, a)
+    for k, b in enumerate(_BERNOULLI):
+        value = ops.add(value, ops.mul(ops.mul(power, factor), b))
+        factor = ops.mul(factor, ops.mul(ops.add(order, float(2 * k + 1)), ops.add(order, float(2 * k + 2))))
+        power = ops.div(power, ops.mul(a, a))
+    pole = ops.and_(ops.compare("LE", start, 0.0), ops.compare("EQ", _pole_distance(start), 0.0))
+    value = ops.where(ops.or_(pole, ops.compare("EQ", order, 1.0)), _INF, value)
+    value = ops.where(ops.compare("EQ", start, _INF), 0.0, value)
+    return ops.cast(ops.where(ops.compare("LT", order, 1.0), _NAN, value), s.dtype)
+
+
+def polygamma(n: Node, x: Node) -> Node:
+    """(-1)^(n + 1) n! zeta(n + 1, x); digamma where n is 0. NaN where n is no whole number, or negative."""
+    n, x = ops.promote(n, x)
+    order = ops.cast(n, f64)
+    whole = ops.and_(ops.compare("EQ", _pole_distance(order), 0.0), ops.compare("GE", order, 0.0))
+    after = ops.add(order, 1.0)
+    odd = ops.compare("NE", _pole_distance(ops.mul(order, 0.5)), 0.0)
+    size = ops.mul(Exp()(lgamma(after)), zeta(after, ops.cast(x, f64)))
+    value = ops.where(odd, size, ops.sub(0.0, size))
+    value = ops.where(ops.compare("EQ", order, 0.0), digamma(ops.cast(x, f64)), value)
+    return ops.cast(ops.where(whole, value, _NAN), x.dtype)
+
+
+# --- the error function
+
+
+_TAIL = 2.5  # from where on erfc is a continued fraction
+_FRACTION = 24  # terms of it: 1e-12 at _TAIL
+
+
+def erfc(x: Node) -> Node:
+    """1 - erf(x), in the tail Laplace's continued fraction (Abramowitz and Stegun 7.1.14); in f64, as 1 - erf cancels.
+
+    erfc(x) = exp(-x^2) / (x sqrt(pi) (1 + r / (1 + 2 r / (1 + 3 r / ...)))), r = 1 / (2 x^2)
+    """
+    a = ops.cast(x, f64)
+    square = ops.mul(a, a)
+    r = ops.div(0.5, square)
+    fraction = ops.add(ops.mul(r, float(_FRACTION)), 1.0)
+    for k in range(_FRACTION - 1, 0, -1):
+        fraction = ops.add(ops.div(ops.mul(r, float(k)), fraction), 1.0)
+    tail = ops.div(Exp()(ops.sub(0.0, square)), ops.mul(ops.mul(a, math.sqrt(math.pi)), fraction))
+    return ops.cast(ops.where(ops.compare("GT", a, _TAIL), tail, ops.sub(1.0, Erf()(a))), x.dtype)
+
+
+# Giles, "Approximating the erfinv function" (2012): of w - 2.5 for w = -log(1 - x^2) < 5, of sqrt(w) - 3 beyond
+_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+         -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+        1.00167406, 2.83297682)  # fmt: skip
+
+
+def erf_inv(x: Node) -> Node:
+    """y with erf(y) = x: Giles' polynomials, and two steps of Halley's method in f64. Infinite at 1 and -1."""
+    a = ops.cast(x, f64)
+    w = ops.sub(0.0, Log1p()(ops.sub(0.0, ops.mul(a, a))))
+    near = ops.compare("LT", w, 5.0)
+    values: list[Node] = []
+    for at, coefficients in ((ops.sub(w, 2.5), _NEAR), (ops.sub(Sqrt()(w), 3.0), _FAR)):
+        total: Node | float = coefficients[0]
+        for c in coefficients[1:]:
+            total = ops.add(ops.mul(at, total), c)
+        assert isinstance(total, Node)
+        values.append(total)
+    y = ops.mul(a, ops.where(near, values[0], values[1]))
+    for _ in range(2):
+        slope = ops.mul(Exp()(ops.sub(0.0, ops.mul(y, y))), 2 / math.sqrt(math.pi))
+        step = ops.div(ops.sub(Erf()(y), a), slope)
+        y = ops.sub(y, ops.div(step, ops.add(1.0, ops.mul(y, step))))
+    edge = ops.compare("EQ", Abs()(a), 1.0)
+    return ops.cast(ops.where(edge, ops.mul(a, _INF), y), x.dtype)
+
+
+# --- modified Bessel functions of the first kind
+
+
+_NEAR_0 = (
+    0.6767952744094761, -0.3046826723431984, 0.17162090152220877, -0.09490109704804764, 0.04930528423967071,
+    -0.02373741480589947, 0.010546460394594998, -0.004324309995050576, 0.0016394756169413357, -0.0005763755745385824,
+    0.00018850288509584165, -5.754195010082104e-05, 1.6448448070728896e-05, -4.4167383584587505e-06,
+    1.1173875391201037e-06, -2.670793853940612e-07, 6.046995022541919e-08, -1.300025009986248e-08,
+    2.6598237246823866e-09, -5.189795601635263e-10, 9.675809035373237e-11, -1.726826291441556e-11,
+    2.95505266312964e-12, -4.856446783111929e-13, 7.676185498604936e-14, -1.1685332877993451e-14,
+    1.715391285555133e-15, -2.431279846547955e-16, 3.3307945188222384e-17, -4.4153416464793395e-18,
+)  # fmt: skip
+_FAR_0 = (
+    0.8044904110141088, 0.0033691164782556943, 6.889758346916825e-05, 2.8913705208347567e-06, 2.0489185894690638e-07,
+    2.266668990498178e-08, 3.3962320257083865e-09, 4.94060238822497e-10, 1.1889147107846439e-11,
+    -3.1499165279632416e-11, -1.3215811840447713e-11, -1.7941785315068062e-12, 7.180124451383666e-13,
+    3.8527783827421426e-13, 1.54008621752141e-14, -4.150569347287222e-14, -9.554846698828307e-15,
+    3.8116806693526224e-15, 1.7725601330565263e-15, -3.425485619677219e-16, -2.8276239805165836e-16,
+    3.461222867697461e-17, 4.46562142029676e-17, -4.830504485944182e-18, -7.233180487874754e-18,
+    9.921475412173699e-19, 1.193650890845982e-18,
+)  # fmt: skip
+_NEAR_1 = (
+    0.25258718644363365, -0.17641651835783406, 0.1026436586898471, -0.05294598120809499, 0.024726449030626516,
+    -0.010564084894626197, 0.004156422944312888, -0.0015135724506312532, 0.0005122859561685758,
+    -0.00016176081582589674, 4.781565107550054e-05, -1.3273163656039436e-05, 3.4702513081376785e-06,
+    -8.568720264695455e-07, 2.0032947535521353e-07, -4.445059128796328e-08, 9.381537386495773e-09,
+    -1.8872497517228294e-09, 3.625590281552117e-10, -6.663489723502027e-11, 1.1736186298890901e-11,
+    -1.9839743977649436e-12, 3.223793365945575e-13, -5.042185504727912e-14, 7.600684294735408e-15,
+    -1.1055969477353862e-15, 1.5536319577362005e-16, -2.111421214358166e-17, 2.7779141127610464e-18,
+)  # fmt: skip
+_FAR_1 = (
+    0.7785762350182801, -0.009761097491361469, -0.00011058893876262371, -3.882564808877691e-06,
+    -2.512236237870209e-07, -2.6314688468895196e-08, -3.835380385964237e-09, -5.589743462196584e-10,
+    -1.8974958123505413e-11, 3.2526035830154884e-11, 1.4125807436613782e-11, 2.0356285441470896e-12,
+    -7.198551776245908e-13, -4.0835511110921974e-13, -2.1015418427726643e-14, 4.272440016711951e-14,
+    1.0420276984128802e-14, -3.8144030724370075e-15, -1.8803547755107825e-15, 3.3082023109209285e-16,
+    2.96262899764595e-16, -3.209525921993424e-17, -4.6503053684893586e-17, 4.414348323071708e-18,
+    7.517296310842105e-18, -9.314178867326884e-19, -1.242193275194891e-18,
+)  # fmt: skip
+
+
+def _chebyshev(t: Node, coefficients: Sequence[float]) -> Node:
+    """c0 / 2 + c1 T1(t) + c2 T2(t) + ..., by Clenshaw's recurrence."""
+    last = value = ops.full(t.shape, 0.0, f64)
+    for c in coefficients[:0:-1]:
+        last, value = value, ops.add(ops.sub(ops.mul(ops.mul(t, 2.0), value), last), c)
+    return ops.add(ops.sub(ops.mul(t, value), last), coefficients[0] / 2)
+
+
+def _bessel(order: int, x: Node) -> Node:
+    """exp(-|x|) I(x)."""
+    near, far = ((_NEAR_0, _FAR_0), (_NEAR_1, _FAR_1))[order]
+    signed = ops.cast(x, f64)
+    a = Abs()(signed)
+    small = ops.compare("LE", a, 8.0)
+    low = _chebyshev(ops.where(small, ops.sub(ops.mul(a, 0.25), 1.0), 0.0), near)
+    if order:
+        low = ops.mul(low, a)
+    high = ops.div(_chebyshev(ops.where(small, 0.0, ops.sub(ops.div(16.0, a), 1.0)), far), Sqrt()(a))
+    value = ops.where(small, low, high)
+    if order:
+        value = ops.where(ops.compare("LT", signed, 0.0), ops.sub(0.0, value), value)
+    return ops.cast(ops.where(IsNan()(signed), signed, value), x.dtype)
+
+
+def bessel_i0e(x: Node) -> Node:
+    return _bessel(0, x)
+
+
+def bessel_i1e(x: Node) -> Node:
+    return _bessel(1, x)

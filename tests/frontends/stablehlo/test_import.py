@@ -1,0 +1,161 @@
+"""Programs as graphs, in the interpreter and compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot import ops
+from ingot.frontends.stablehlo import import_stablehlo
+from ingot.ir.interp import interpret
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+from tests.frontends.stablehlo.programs import PROGRAMS, Program
+
+
+def _agree(got: object, expected: object) -> None:
+    gots, wanted = (v if isinstance(v, tuple) else (v,) for v in (got, expected))
+    for g, w in zip(gots, wanted, strict=True):
+        w = np.asarray(w)
+        assert np.asarray(g).dtype == w.dtype
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_programs_mean_what_numpy_says(program: Program):
+    imported = import_stablehlo(program.text)
+    with np.errstate(all="ignore"):
+        _agree(interpret(imported.graph, program.inputs), program.expected(*program.inputs))
+
+
+@pytest.mark.parametrize("program", PROGRAMS[:6], ids=lambda p: p.name)
+def test_compiled_programs(program: Program, tmp_path: Path):
+    path = tmp_path / "model.mlir"
+    path.write_text("module {\n" + program.text + "}\n")
+    _agree(ingot.compile(path)(*program.inputs), program.expected(*program.inputs))
+
+
+def _ops(text: str) -> set[type]:
+    return {type(n.op) for n in import_stablehlo(text).graph.nodes()}
+
+
+def test_regions_become_the_ops_that_they_are():
+    of = {p.name: _ops(p.text) for p in PROGRAMS}
+    assert ops.ArgReduce in of["argmax"]
+    assert ops.CumReduce in of["running_sum"]
+    assert ops.ReduceWindow in of["pool_from_2"]
+    assert ops.Sort in of["sort_by_absolute"] and ops.Reduce not in of["sort_by_absolute"]
+    assert ops.While in of["scatter_of_its_own"]
+
+
+DYNAMIC = """module {
+  func.func @main(%x: tensor<?x4xf32>, %y: tensor<?x4xf32>) -> tensor<?xf32> {
+    %0 = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x4xf32>) -> tensor<i32>
+    %c = stablehlo.constant dense<4> : tensor<i32>
+    %1 = stablehlo.multiply %0, %c : tensor<i32>
+    %2 = stablehlo.reshape %1 : (tensor<i32>) -> tensor<1xi32>
+    %3 = stablehlo.add %x, %y : tensor<?x4xf32>
+    %4 = stablehlo.dynamic_reshape %3, %2 : (tensor<?x4xf32>, tensor<1xi32>) -> tensor<?xf32>
+    return %4 : tensor<?xf32>
+  }
+}"""
+
+
+def test_sizes_are_computed_as_expressions():
+    graph = import_stablehlo(DYNAMIC, dynamic={"x": {0: "batch"}, "batch": (1, 16)}).graph
+    assert [str(n.type) for n in graph.inputs] == ["f32[batch,4]", "f32[batch,4]"]
+    assert str(graph.outputs[0].type) == "f32[4*batch]"
+    assert graph.bounds == (("batch", 1, 16),)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(interpret(graph, (x, x))[0], (x + x).reshape(-1))
+
+
+def test_dynamic_sizes_are_refused_or_fixed():
+    with pytest.raises(InputError, match="dynamic dimensions"):
+        import_stablehlo(DYNAMIC, dynamic=False)
+    fixed = import_stablehlo(DYNAMIC, dynamic={"x_0": 3}).graph
+    assert str(fixed.inputs[1].type) == "f32[3,4]"
+    with pytest.raises(InputError, match="no symbol"):
+        import_stablehlo(DYNAMIC, dynamic={"z": 3})
+
+
+SIZE_ARGUMENT = """func.func @main(%n: tensor<i64>, %x: tensor<?xf32>) -> tensor<?x2xf32> {
+  %c = stablehlo.constant dense<2> : tensor<1xi64>
+  %0 = stablehlo.reshape %n : (tensor<i64>) -> tensor<1xi64>
+  %1 = stablehlo.concatenate %0, %c, dim = 0 : (tensor<1xi64>, tensor<1xi64>) -> tensor<2xi64>
+  %2 = stablehlo.dynamic_broadcast_in_dim %x, %1, dims = [0] : (tensor<?xf32>, tensor<2xi64>) -> tensor<?x2xf32>
+  return %2 : tensor<?x2xf32>
+}
+"""
+
+
+def test_a_size_that_is_an_argument():
+    graph = import_stablehlo(SIZE_ARGUMENT).graph
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_array_equal(interpret(graph, (np.array(3), x))[0], np.stack([x, x], 1))
+    with pytest.raises(InputError):
+        interpret(graph, (np.array(2), x))
+
+
+COMPLEX = """func.func @main(%z: tensor<3xcomplex<f32>>) -> (tensor<3xcomplex<f32>>, tensor<3xf32>) {
+  %0 = stablehlo.exponential %z : tensor<3xcomplex<f32>>
+  %1 = stablehlo.multiply %0, %z : tensor<3xcomplex<f32>>
+  %2 = stablehlo.abs %1 : (tensor<3xcomplex<f32>>) -> tensor<3xf32>
+  return %1, %2 : tensor<3xcomplex<f32>>, tensor<3xf32>
+}
+"""
+
+
+def test_complex_arguments_and_results():
+    model = ingot.compile(COMPLEX)
+    z = np.array([1 + 2j, -0.5j, 3], np.complex64)
+    product, size = model(z)
+    assert product.dtype == np.complex64
+    np.testing.assert_allclose(product, np.exp(z) * z, rtol=1e-5)
+    np.testing.assert_allclose(size, np.abs(np.exp(z) * z), rtol=1e-5)
+    with pytest.raises(InputError, match="complex64"):
+        model(z.real)
+
+
+def test_weights_are_constants():
+    program = next(p for p in PROGRAMS if p.name == "dot_general")
+    a, b = program.inputs
+    for weights in ({1: b}, {"arg1": b}):
+        imported = import_stablehlo(program.text, weights=weights)
+        assert [leaf.name for leaf in imported.inputs] == ["arg0"]
+        _agree(interpret(imported.graph, (a,)), program.expected(a, b))
+    with pytest.raises(InputError, match="weights"):
+        import_stablehlo(program.text, weights={"w": b})
+    with pytest.raises(InputError, match="float32"):
+        import_stablehlo(program.text, weights={1: b[0]})
+
+
+def test_everything_that_is_refused_is_named_at_once():
+    text = """func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %0 = stablehlo.custom_call @magic(%x) : (tensor<2xf32>) -> tensor<2xf32> loc("net.py":7:2)
+  %1 = "other.op"(%0) : (tensor<2xf32>) -> tensor<2xf32>
+  %2 = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    stablehlo.return %a : tensor<f32>
+  }) : (tensor<2xf32>) -> tensor<2xf32>
+  %3 = "other.op"(%x) : (tensor<2xf32>) -> tensor<2xf32>
+  return %3 : tensor<2xf32>
+}
+"""
+    with pytest.raises(UnsupportedOpError) as e:
+        import_stablehlo(text)
+    message = str(e.value)
+    for part in ("3 ops", "@magic", "net.py:7", "other.op", "more than one device"):
+        assert part in message, message
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("return %9 : tensor<2xf32>", "%9, which nothing defines"),
+    ("%0 = stablehlo.add %x, %x : tensor<3xf32>\n return %0 : tensor<3xf32>", "declared size"),
+    ("%0 = func.call @main(%x) : (tensor<2xf32>) -> tensor<2xf32>\n return %0 : tensor<2xf32>", "call each other"),
+])  # fmt: skip
+def test_programs_that_are_not_well_formed(body: str, message: str):
+    with pytest.raises(ImportModelError, match=message):
+        import_stablehlo(f"func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {{\n {body}\n}}\n")
