@@ -28,9 +28,9 @@ from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.caches import AHEAD, comes_from_memory, leaves_caches
 from ingot.schedule.cpu.chunks import CHUNK, STREAMED, chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import accumulator, combining
 from ingot.schedule.cpu.rows.short_rows import LINE
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
+from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step

@@ -10,24 +10,12 @@ from math import nan
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.node import Node
-from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i16, i32, i64
+from ingot.ir.types import DType, bf16, f16, f32, f64, i16, i32, i64
 from ingot.ops import ArgReduce, Convert, Reduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
+from ingot.schedule.folds import accumulator, better, combining, same
 from ingot.schedule.row_box import reduction
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
-
-
-def combining(kind: str, dtype: DType) -> str:
-    """The kernel op that folds by `kind`: of two booleans the larger is either, the smaller both."""
-    if dtype == boolean and kind in ("max", "min"):
-        return "or" if kind == "max" else "and"
-    return _COMBINE[kind]
-
-
-def accumulator(dtype: DType) -> DType:
-    return f32 if dtype in (f16, bf16) else dtype
 
 
 def operand_of(node: Node) -> Node:
@@ -133,25 +121,13 @@ class Fold:
             return
         value = block.let(value)
         where = block.let(k.load(self.position, own), "w")
-        take = self._better(value, old)
+        assert isinstance(op, ArgReduce)
+        take = better(op, value, old)
         if mask is not None:
             take = k.binary("and", take, mask)
         take = block.let(take, "t")
         block.store(self.value, own, k.select(take, value, old))
         block.store(self.position, own, k.select(take, _narrowed(at, where), where))
-
-    def _better(self, value: Expr, old: Expr) -> Expr:
-        """Whether `value`, whose position is the higher one, is what an arg reduction takes instead of `old`."""
-        op = reduction(self.node)
-        assert isinstance(op, ArgReduce)
-        if op.last:
-            better = k.binary("ge" if op.kind == "max" else "le", value, old)
-            return k.binary("or", better, k.binary("ne", value, value)) if self.dtype.is_float else better
-        if not self.dtype.is_float:
-            return k.binary("gt" if op.kind == "max" else "lt", value, old)
-        # greater or one of them NaN, and that not the old one
-        worse = k.binary("le" if op.kind == "max" else "ge", value, old)
-        return k.binary("and", k.unary("not", worse), k.binary("eq", old, old))
 
     def apart(self, block: Block) -> list[Expr]:
         """What each slot folded: its values or, for arg reductions, their positions."""
@@ -174,7 +150,7 @@ class Fold:
         most = -1 if op.last else self.position.dtype.range[1]
         nowhere = Lit(self.position.dtype, self.lanes, most)
         places = [
-            block.let(k.select(_same(value, best), place, nowhere), "w")
+            block.let(k.select(same(value, best), place, nowhere), "w")
             for value, place in zip(values, places, strict=True)
         ]
         fn = "max" if op.last else "min"
@@ -210,14 +186,6 @@ def _folded(block: Block, fn: str, values: list[Expr]) -> Expr:
     return values[0]
 
 
-def _same(a: Expr, b: Expr) -> Expr:
-    """Whether two values are equal or both NaN."""
-    same = k.binary("eq", a, b)
-    if not a.dtype.is_float:
-        return same
-    return k.binary("or", same, k.binary("and", k.binary("ne", a, a), k.binary("ne", b, b)))
-
-
 def _narrowed(at: Expr, like: Expr) -> Expr:
     """Positions as wide as `like`: of a ramp only the base has to be converted."""
     if isinstance(at, k.Ramp):
@@ -225,4 +193,4 @@ def _narrowed(at: Expr, like: Expr) -> Expr:
     return k.splat(k.cast(at, like.dtype), like.lanes)
 
 
-__all__ = ["Fold", "accumulator", "combining", "fold_into", "in_words", "operand_of", "reduction"]
+__all__ = ["Fold", "fold_into", "in_words", "operand_of"]

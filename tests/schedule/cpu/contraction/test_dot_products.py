@@ -14,9 +14,9 @@ from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32
 from ingot.ops import build
 from ingot.schedule.axes import Contraction
-from ingot.schedule.cpu.contraction.dimension_numbers import flat_rows, loops_of
 from ingot.schedule.cpu.contraction.dot_products import as_dots
 from ingot.schedule.cpu.contraction.split_k import in_parts
+from ingot.schedule.dimension_numbers import flat_rows, loops_of
 from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph, inputs_like
 
 MATMUL = ops.DotGeneral(((), ()), ((1,), (0,)))

@@ -18,17 +18,9 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.cpu.contraction.block_quantized_operand import level_operand
 from ingot.schedule.cpu.contraction.cost_model import LINE, Plan, plan_of
-from ingot.schedule.cpu.contraction.dimension_numbers import (
-    Loops,
-    computed_rows,
-    contiguous_last,
-    flat_rows,
-    loops_of,
-    rows_as_they_lie,
-)
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, reads
 from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
-from ingot.schedule.cpu.contraction.operands import Levels, Operand
+from ingot.schedule.cpu.contraction.operands import Levels, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
 from ingot.schedule.cpu.contraction.tuning_site import contraction_site
@@ -36,6 +28,13 @@ from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.windows.pool_epilogue import LineFolds, lower_apart
 from ingot.schedule.cpu.winograd.lower import lower_winograd
 from ingot.schedule.cpu.winograd.plan import Shape
+from ingot.schedule.dimension_numbers import (
+    Loops,
+    contiguous_last,
+    flat_rows,
+    loops_of,
+    rows_as_they_lie,
+)
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step

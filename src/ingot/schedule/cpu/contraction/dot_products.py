@@ -28,11 +28,11 @@ from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import LongSums
 from ingot.schedule.cpu.contraction.cost_model import least_cycles
-from ingot.schedule.cpu.contraction.dimension_numbers import Loops, contiguous_last
 from ingot.schedule.cpu.contraction.operands import Index, Operand, Write, one_by_one
 from ingot.schedule.cpu.contraction.pack import stepped
 from ingot.schedule.cpu.machine import STREAM, Machine
 from ingot.schedule.cpu.transpose import fold_lanes
+from ingot.schedule.dimension_numbers import Loops, contiguous_last
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.schedule.lowered import Pack
 

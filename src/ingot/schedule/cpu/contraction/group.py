@@ -11,18 +11,17 @@ from ingot.ir.dims import Dim
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, i32, i64
 from ingot.ops import Dequantize
 from ingot.ops.views import base_of
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
-from ingot.schedule.cpu.contraction.dimension_numbers import Loops, loops_of
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.prologue import is_computed
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import accumulator
+from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Index
+from ingot.schedule.folds import accumulates
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.lowered import Arg, Step
 
@@ -137,11 +136,4 @@ def reads(body: Graph, node: Node, anchor: Node) -> bool:
     return any(i in chain for n in others for i in n.inputs) or any(o in chain for o in body.outputs)
 
 
-def accumulates(anchor: Node) -> DType:
-    """The type of a contraction's sums."""
-    if anchor.dtype.is_float:
-        return accumulator(anchor.dtype)
-    return anchor.dtype if anchor.dtype in (i32, i64) else i32
-
-
-__all__ = ["ContractionGroup", "accumulates", "reads"]
+__all__ = ["ContractionGroup", "reads"]

@@ -16,9 +16,8 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.blocked import lower_tiled
 from ingot.schedule.cpu.contraction.cost_model import transposed
-from ingot.schedule.cpu.contraction.dimension_numbers import flat_rows, rows_as_they_lie
 from ingot.schedule.cpu.contraction.dot_products import Products, as_dots, emit_dots
-from ingot.schedule.cpu.contraction.group import ContractionGroup, accumulates
+from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.prologue import is_computed
 from ingot.schedule.cpu.contraction.split_k import changed_round, changes_round, in_parts
@@ -28,7 +27,9 @@ from ingot.schedule.cpu.rows.lower import lower_first
 from ingot.schedule.cpu.windows.depthwise import lower_depthwise
 from ingot.schedule.cpu.windows.pool_epilogue import lower_apart
 from ingot.schedule.cpu.winograd.plan import covered
+from ingot.schedule.dimension_numbers import flat_rows, rows_as_they_lie
 from ingot.schedule.emit import Index
+from ingot.schedule.folds import accumulates
 from ingot.schedule.lowered import Arg, Lowered, Pack
 
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, ceildiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
+from ingot.ir.node import Node
 from ingot.schedule.block import Block
+from ingot.schedule.cpu.contraction.cost_model import LINE
+from ingot.schedule.dimension_numbers import Loops, join_rows
 from ingot.schedule.index import ZERO, Index, add, dim_expr
 
 Write = Callable[[Block, Index, Expr, Expr | None], None]
@@ -42,6 +45,18 @@ class Computed:
     fill: Callable[[Block, Index, tuple[Expr, Expr], Buffer], None]
 
 
+def computed_rows(loops: Loops, a: Node) -> Loops:
+    """Loops over an A in scratch: one axis of rows, an odd number of cache lines apart so that they share no sets."""
+    line = max(1, LINE // a.dtype.nbytes)
+    lines = ceildiv(product(x.extent for x in loops.reduce), line)
+    joined = join_rows(loops, len(loops.rows), (lines + (1 - mod(lines, 2))) * line)
+    return replace(
+        joined,
+        batch=tuple(replace(x, a=0) for x in loops.batch),
+        reduce=tuple(replace(x, a=1) for x in loops.reduce),
+    )
+
+
 @dataclass(frozen=True)
 class Levels:
     """A constant B of levels: (level - zero) * scale. words: unsigned ones of a column that lie in 32 bits, in panels;
@@ -68,4 +83,4 @@ def one_by_one(block: Block, before: Index, n: Expr, value: Expr, columns: DimLi
     block.loop("n", n, end, 1, lambda b, e: write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write", "one_by_one"]
+__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write", "computed_rows", "one_by_one"]

@@ -20,14 +20,14 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
 from ingot.schedule.cpu.contraction.cost_model import Plan, plan_rows
-from ingot.schedule.cpu.contraction.dimension_numbers import Loops, computed_rows, flat_rows, loops_of
 from ingot.schedule.cpu.contraction.macro_kernel import Nest
-from ingot.schedule.cpu.contraction.operands import Computed, Operand
+from ingot.schedule.cpu.contraction.operands import Computed, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import accumulator
 from ingot.schedule.cpu.rows.passes import RowPasses, Visit
+from ingot.schedule.dimension_numbers import Loops, flat_rows, loops_of
 from ingot.schedule.emit import Emitter, Index, reshape_index, store_at
+from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Pack

@@ -16,7 +16,7 @@ from ingot.ops.build import cast
 from ingot.schedule.axes import Contraction
 from ingot.schedule.cpu.contraction.cost_model import least_cycles
 from ingot.schedule.cpu.machine import STREAM, Machine
-from ingot.schedule.cpu.reducers import accumulator
+from ingot.schedule.folds import accumulator
 
 LEAST = 256  # turns of the reduction that a part has at least
 WORTH = 40e-6  # seconds on one core: less is not worth a second kernel

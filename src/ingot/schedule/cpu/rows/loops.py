@@ -29,12 +29,13 @@ from ingot.schedule.cpu.caches import AHEAD, comes_from_memory, leaves_caches
 from ingot.schedule.cpu.chunks import CHUNK, LONG, STREAMED, Line, vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for
-from ingot.schedule.cpu.reducers import Fold, accumulator, combining, fold_into
+from ingot.schedule.cpu.reducers import Fold, fold_into
 from ingot.schedule.cpu.rows.columns import dense_rows, in_columns, read_columns
 from ingot.schedule.cpu.rows.passes import UNROLL, RowPasses, Visit
 from ingot.schedule.cpu.rows.short_rows import LINE, fold_rows, lines_ahead, width_of
 from ingot.schedule.cpu.transpose import fold_lanes
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
+from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.row_box import Rows, reduction, reductions_of

@@ -20,9 +20,9 @@ from ingot.schedule.collapse_dims import box_inside, join_box, reshapes
 from ingot.schedule.cpu.caches import comes_from_memory
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
-from ingot.schedule.cpu.reducers import accumulator
 from ingot.schedule.cpu.rows.loops import WIDE, RowLoops, columns_near
 from ingot.schedule.cpu.rows.parts import Cut, join_parts
+from ingot.schedule.folds import accumulator
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.row_box import Rows, reductions_of, rows_of
 from ingot.support.errors import CompileError

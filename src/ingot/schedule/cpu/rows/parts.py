@@ -20,7 +20,7 @@ from ingot.ir.node import Graph, Node, rebuilt, topological
 from ingot.ir.types import f64
 from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
-from ingot.schedule.cpu.reducers import accumulator
+from ingot.schedule.folds import accumulator
 from ingot.schedule.row_box import reduction, reductions_of
 
 

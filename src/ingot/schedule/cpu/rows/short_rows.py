@@ -20,8 +20,9 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import Fold, accumulator, combining
+from ingot.schedule.cpu.reducers import Fold
 from ingot.schedule.cpu.transpose import fold_lanes, transpose_block
+from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.row_box import reduction, reductions_of
 
 AHEAD = 1024  # bytes: so many loads at so many places are more than processors follow by themselves

@@ -32,9 +32,9 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import accumulator
 from ingot.schedule.cpu.windows.pool_epilogue import LineFolds
 from ingot.schedule.emit import Index, load_at
+from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step

@@ -24,14 +24,14 @@ from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.choice import Direct
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.contraction.cost_model import plan_of, rank_tiles
-from ingot.schedule.cpu.contraction.dimension_numbers import convolution_loops
 from ingot.schedule.cpu.contraction.macro_kernel import Nest
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import accumulator
 from ingot.schedule.cpu.windows.depthwise import Depthwise
+from ingot.schedule.dimension_numbers import convolution_loops
 from ingot.schedule.emit import Index, store_at
+from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered

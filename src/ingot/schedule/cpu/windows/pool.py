@@ -29,8 +29,8 @@ from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import chunked_loops
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for
-from ingot.schedule.cpu.reducers import accumulator, combining
 from ingot.schedule.emit import Index
+from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.group_io import bind_result, result_index, store_results
 from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step

@@ -18,10 +18,11 @@ from ingot.ops.build import cast
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import Fold, combining
+from ingot.schedule.cpu.reducers import Fold
 from ingot.schedule.cpu.rows.loops import RowLoops
 from ingot.schedule.cpu.rows.lower import lower_rest
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
+from ingot.schedule.folds import combining
 from ingot.schedule.index import ZERO
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.row_box import reduction, reductions_of, rows_of

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, mod, product
+from ingot.ir.dims import DimLike, estimate, floordiv, product
 from ingot.ir.kernel import Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, Inside
-from ingot.schedule.cpu.contraction.cost_model import LINE
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 
@@ -193,22 +192,10 @@ def flat_rows(loops: Loops, apart: int = 0) -> Loops:
     rows, count = loops.rows, 1
     while count < len(rows) - apart and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
         count += 1
-    return _joined(loops, count, rows[-1].a)
+    return join_rows(loops, count, rows[-1].a)
 
 
-def computed_rows(loops: Loops, a: Node) -> Loops:
-    """Loops over an A in scratch: one axis of rows, an odd number of cache lines apart so that they share no sets."""
-    line = max(1, LINE // a.dtype.nbytes)
-    lines = ceildiv(product(x.extent for x in loops.reduce), line)
-    joined = _joined(loops, len(loops.rows), (lines + (1 - mod(lines, 2))) * line)
-    return replace(
-        joined,
-        batch=tuple(replace(x, a=0) for x in loops.batch),
-        reduce=tuple(replace(x, a=1) for x in loops.reduce),
-    )
-
-
-def _joined(loops: Loops, count: int, stride: DimLike) -> Loops:
+def join_rows(loops: Loops, count: int, stride: DimLike) -> Loops:
     """Loops whose last `count` row axes are one, with which A is walked by `stride`."""
     if count == 1 and loops.rows[-1].a == stride:
         return loops
@@ -222,5 +209,5 @@ def _joined(loops: Loops, count: int, stride: DimLike) -> Loops:
 
 
 __all__ = [
-    "Loops", "computed_rows", "contiguous_last", "convolution_loops", "flat_rows", "loops_of", "rows_as_they_lie",
+    "Loops", "contiguous_last", "convolution_loops", "flat_rows", "join_rows", "loops_of", "rows_as_they_lie",
 ]  # fmt: skip
