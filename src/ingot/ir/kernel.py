@@ -3,11 +3,12 @@
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
-             | Increment(var, buffer, index)
+             | Increment(var, buffer, index) | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
+           | Range | Spread(a) | ReduceAlong(fn, a, axis) | Transposed(a) | TileProduct(a, b, c)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
@@ -18,11 +19,16 @@ chunks - 1 are round r, and a round starts when the one before is done.
 Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
 each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is
 given).
+
+Blocks. On machines that compute on whole blocks (GPUs: a chunk is one program) the lanes of a value may form a `tile`:
+rows and columns, row-major. A tile of one column or one row is what positions, masks and sums along an axis are;
+`alike` spreads them to the tile that they meet. What lies in memory is read and written there by an index for each
+element (`Gather`, a vector index of `Store`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ingot.ir.types import DType, boolean, i64
@@ -54,12 +60,19 @@ class Buffer:
     lanes: int = 1  # register space: lanes of each element
     offset: int = 0  # scratch space: bytes from the start of the worker's scratch (a multiple of 64)
     align: int = 64  # bytes; every param's first element is so aligned unless told otherwise
+    tile: tuple[int, int] | None = None  # register space: the rows and columns that the lanes of each element form
+
+
+Tile = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Expr:
+    """A value of `lanes` elements. tile: the rows and columns that they form, None: they lie in a line."""
+
     dtype: DType
     lanes: int
+    tile: Tile | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +228,45 @@ class Either(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Range(Expr):
+    """0, 1, 2, ... in a line, or along a tile of one column or one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Expr):
+    """The column or the row `a` repeated over the tile."""
+
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAlong(Expr):
+    """The elements of each row (axis 1: a column is left) or column (axis 0: a row is left) of a tile folded into one,
+    in an order of the machine's."""
+
+    fn: str
+    a: Expr
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(Expr):
+    """Rows of a tile as columns."""
+
+    a: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TileProduct(Expr):
+    """The matrix product of the tiles a (m x k) and b (k x n), added to c (m x n), in c's type; in an order of the
+    machine's. Products of f32 are those of f32, never of a shorter type."""
+
+    a: Expr
+    b: Expr
+    c: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Stmt:
     pass
 
@@ -289,6 +341,16 @@ class Increment(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitProducers(Stmt):
+    """From here on the kernel may read what the kernels before it wrote, where it may start before they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseConsumers(Stmt):
+    """From here on the kernels behind this one may start, up to where they await their producers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Comment(Stmt):
     text: str
 
@@ -296,7 +358,8 @@ class Comment(Stmt):
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` (of a
-    round) and `rounds` are expressions over `dims`.
+    round) and `rounds` are expressions over `dims`. hints: numbers for the target's compiler, by name, that change
+    nothing but speed ("warps" of a program of tiles, "stages" of its loops).
     """
 
     name: str
@@ -307,6 +370,7 @@ class Kernel:
     body: Body
     scratch_bytes: int = 0
     rounds: Expr = Lit(i64, 1, 1)
+    hints: tuple[tuple[str, int], ...] = ()
 
 
 def integer(value: int) -> Lit:
@@ -322,27 +386,46 @@ def var(name: str, dtype: DType = i64, lanes: int = 1) -> Var:
 
 
 def unary(fn: str, a: Expr) -> Expr:
-    return Unary(a.dtype, a.lanes, fn, a)
+    return Unary(a.dtype, a.lanes, fn, a, tile=a.tile)
 
 
 def splat(a: Expr, lanes: int) -> Expr:
     """`a` with `lanes` lanes; a itself when it has them."""
-    if a.lanes == lanes:
+    return a if a.lanes == lanes else _filled(a, lanes, None)
+
+
+def _filled(scalar: Expr, lanes: int, tile: Tile | None) -> Expr:
+    if isinstance(scalar, Lit):
+        return Lit(scalar.dtype, lanes, scalar.value, tile=tile)
+    return Splat(scalar.dtype, lanes, scalar, tile=tile)
+
+
+def spread(a: Expr, tile: Tile) -> Expr:
+    """A scalar, a column, a row or a tile as the tile of so many rows and columns."""
+    if a.tile == tile:
         return a
-    if isinstance(a, Lit):
-        return Lit(a.dtype, lanes, a.value)
-    return Splat(a.dtype, lanes, a)
+    lanes = tile[0] * tile[1]
+    return Spread(a.dtype, lanes, a, tile=tile) if a.tile is not None else _filled(a, lanes, tile)
+
+
+def alike(*values: Expr) -> tuple[Expr, ...]:
+    """The values with the lanes of the longest, or as the tile that they form together."""
+    tiles = [v.tile for v in values if v.tile is not None]
+    if not tiles:
+        lanes = max((v.lanes for v in values), default=1)
+        return tuple(splat(v, lanes) for v in values)
+    tile = max(t[0] for t in tiles), max(t[1] for t in tiles)
+    return tuple(spread(v, tile) for v in values)
 
 
 def binary(fn: str, a: Expr, b: Expr) -> Expr:
     """fn(a, b), scalars splatted to the other side's lanes, integer address arithmetic on literals folded."""
-    lanes = max(a.lanes, b.lanes)
-    a, b = splat(a, lanes), splat(b, lanes)
+    a, b = alike(a, b)
     if a.dtype.is_integer:
         folded = _fold(fn, a, b)
         if folded is not None:
             return folded
-    return Binary(boolean if fn in COMPARE else a.dtype, lanes, fn, a, b)
+    return Binary(boolean if fn in COMPARE else a.dtype, a.lanes, fn, a, b, tile=a.tile)
 
 
 def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
@@ -351,22 +434,26 @@ def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
     if x is not None and y is not None and a.dtype == i64:
         match fn:
             case "add" | "sub" | "mul":
-                return Lit(a.dtype, a.lanes, x + y if fn == "add" else x - y if fn == "sub" else x * y)
+                return _literal(a, x + y if fn == "add" else x - y if fn == "sub" else x * y)
             case "div" | "rem" if x >= 0 and y > 0:
-                return Lit(a.dtype, a.lanes, x // y if fn == "div" else x % y)
+                return _literal(a, x // y if fn == "div" else x % y)
             case "min" | "max":
-                return Lit(a.dtype, a.lanes, min(x, y) if fn == "min" else max(x, y))
+                return _literal(a, min(x, y) if fn == "min" else max(x, y))
             case "lt" | "le" | "gt" | "ge" | "eq" | "ne":
                 truth = {"lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y, "eq": x == y, "ne": x != y}[fn]
-                return Lit(boolean, a.lanes, truth)
+                return Lit(boolean, a.lanes, truth, tile=a.tile)
     match fn, x, y:
         case ("add", 0, _) | ("mul", 1, _):
             return b
         case ("add" | "sub", _, 0) | ("mul" | "div", _, 1):
             return a
         case ("mul", 0, _) | ("mul", _, 0) | ("rem", _, 1):
-            return Lit(a.dtype, a.lanes, 0)
+            return _literal(a, 0)
     return None
+
+
+def _literal(like: Expr, value: int) -> Lit:
+    return Lit(like.dtype, like.lanes, value, tile=like.tile)
 
 
 def add(a: Expr, b: Expr) -> Expr:
@@ -386,8 +473,8 @@ def ldexp(a: Expr, n: Expr) -> Expr:
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    lanes = max(a.lanes, b.lanes, c.lanes)
-    return Fma(c.dtype, lanes, splat(a, lanes), splat(b, lanes), splat(c, lanes))
+    a, b, c = alike(a, b, c)
+    return Fma(c.dtype, c.lanes, a, b, c, tile=c.tile)
 
 
 def dot(a: Expr, b: Expr, c: Expr) -> Expr:
@@ -395,38 +482,43 @@ def dot(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:
-    lanes = max(cond.lanes, a.lanes, b.lanes)
-    return Select(a.dtype, lanes, splat(cond, lanes), splat(a, lanes), splat(b, lanes))
+    cond, a, b = alike(cond, a, b)
+    return Select(a.dtype, a.lanes, cond, a, b, tile=a.tile)
 
 
 def choose(cond: Expr, a: Expr, b: Expr) -> Expr:
-    """a where `cond` holds in all lanes, else b: both have to be right there."""
+    """a where `cond` holds in all lanes, else b: both have to be right there. Of a tile b: lanes that differ cost
+    nothing there, and finding out about all of them does."""
+    if b.tile is not None:
+        return b
     return Select(a.dtype, a.lanes, reduce("and", cond), a, b)
 
 
 def cast(a: Expr, dtype: DType) -> Expr:
-    return a if a.dtype == dtype else Cast(dtype, a.lanes, a)
+    return a if a.dtype == dtype else Cast(dtype, a.lanes, a, tile=a.tile)
 
 
 def bitcast(a: Expr, dtype: DType) -> Expr:
-    return a if a.dtype == dtype else Bitcast(dtype, a.lanes * a.dtype.bits // dtype.bits, a)
+    return a if a.dtype == dtype else Bitcast(dtype, a.lanes * a.dtype.bits // dtype.bits, a, tile=a.tile)
 
 
 def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) -> Expr:
     """For a register buffer the element's own lanes are loaded."""
-    return Load(buffer.dtype, buffer.lanes if buffer.space == "register" else lanes, buffer, index, mask)
+    if buffer.space == "register":
+        return Load(buffer.dtype, buffer.lanes, buffer, index, mask, tile=buffer.tile)
+    return Load(buffer.dtype, lanes, buffer, index, mask)
 
 
 def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
-    return Gather(buffer.dtype, index.lanes, buffer, index, mask)
+    return Gather(buffer.dtype, index.lanes, buffer, index, mask, tile=index.tile)
 
 
 def lookup(table: tuple[float, ...], index: Expr, dtype: DType) -> Expr:
-    return Lookup(dtype, index.lanes, table, index)
+    return Lookup(dtype, index.lanes, table, index, tile=index.tile)
 
 
 def either(a: Expr, b: Expr) -> Expr:
-    return Either(a.dtype, a.lanes, a, b)
+    return Either(a.dtype, a.lanes, a, b, tile=a.tile)
 
 
 def reduce(fn: str, a: Expr) -> Expr:
@@ -436,3 +528,28 @@ def reduce(fn: str, a: Expr) -> Expr:
 def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
     """base + step * lane; the base itself for one lane, which is a scalar."""
     return base if lanes == 1 else Ramp(base.dtype, lanes, base, step)
+
+
+def positions(lanes: int, axis: int | None = None) -> Expr:
+    """0, 1, 2, ... in a line, down a column (axis 0) or along a row (axis 1)."""
+    return Range(i64, lanes, tile=None if axis is None else (lanes, 1) if axis == 0 else (1, lanes))
+
+
+def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
+    """Each row (axis 1) or column (axis 0) of a tile folded into one element."""
+    assert a.tile is not None
+    rows, columns = a.tile
+    if a.tile[axis] == 1:
+        return a
+    tile = (1, columns) if axis == 0 else (rows, 1)
+    return ReduceAlong(a.dtype, a.lanes // a.tile[axis], fn, a, axis, tile=tile)
+
+
+def transposed(a: Expr) -> Expr:
+    assert a.tile is not None
+    return Transposed(a.dtype, a.lanes, a, tile=(a.tile[1], a.tile[0]))
+
+
+def tile_product(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a @ b + c of tiles."""
+    return TileProduct(c.dtype, c.lanes, a, b, c, tile=c.tile)

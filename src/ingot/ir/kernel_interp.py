@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial, reduce
 from math import isfinite
 
 import numpy as np
@@ -114,7 +115,7 @@ def _statement(s: k.Stmt) -> Action:
             return _store(s)
         case k.Alloc():
             return lambda m: _alloc(m, s.buffer)
-        case k.Prefetch():
+        case k.Prefetch() | k.AwaitProducers() | k.ReleaseConsumers():
             return lambda m: None
         case k.Increment():
             return _increment(s)
@@ -324,6 +325,11 @@ def _step(e: k.Expr) -> Step:
             return lambda m, a, b: _finish(np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)], e)
         case k.Extract():
             return lambda m, a: _finish(_array(a, e.a)[e.lane : e.lane + 1], e)
+        case k.Range():
+            counted = _finish(np.arange(e.lanes), e)
+            return lambda m: counted
+        case k.Spread() | k.Transposed() | k.ReduceAlong() | k.TileProduct():
+            return _of_tiles(e)
         case k.Either():
             return lambda m, a, b: a
         case k.Lookup():
@@ -546,6 +552,28 @@ def _reduce(e: k.Reduce) -> Step:
         return _finish(values, e)
 
     return run
+
+
+def _of_tiles(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Step:
+    """Values are lines of lanes; here they are seen as the rows and columns that these form."""
+    fn, operands = _tile_function(e), children(e)
+
+    def run(m: Machine, *values: Value) -> Value:
+        tiles = (_wide(v, o).reshape(o.tile or -1) for v, o in zip(values, operands, strict=True))
+        return _finish(np.ravel(fn(*tiles)), e)
+
+    return run
+
+
+def _tile_function(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Callable[..., np.ndarray]:
+    match e:
+        case k.Spread():
+            return partial(np.broadcast_to, shape=e.tile or ())
+        case k.Transposed():
+            return np.transpose
+        case k.ReduceAlong():
+            return lambda a: reduce(_ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
+    return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)
 
 
 def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:

@@ -13,7 +13,7 @@ vector index one element per lane, `if m` a mask. What a statement uses twice is
 from __future__ import annotations
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel_verify import children
+from ingot.ir.kernel_verify import children, kind_of
 from ingot.ir.types import boolean, i64
 
 _INFIX = {
@@ -42,16 +42,12 @@ def show_expr(e: k.Expr) -> str:
     return _Texts({}).of(e)
 
 
-def _kind(dtype: object, lanes: int) -> str:
-    return str(dtype) if lanes == 1 else f"{dtype}x{lanes}"
-
-
 def _buffer(b: k.Buffer) -> str:
     size = f"[{b.size}]" if b.size is not None else "*"
     place = f" at {b.offset}" if b.space == "scratch" else ""
     align = f" align {b.align}" if b.align != 64 else ""
     writable = " writable" if b.writable and b.space == "param" else ""
-    return f"{b.name}: {b.space} {_kind(b.dtype, b.lanes)}{size}{writable}{place}{align}"
+    return f"{b.name}: {b.space} {kind_of(b.dtype, b.lanes, b.tile)}{size}{writable}{place}{align}"
 
 
 def _body(body: k.Body, indent: str, lines: list[str]) -> None:
@@ -75,7 +71,7 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
                 _body(s.orelse, indent + "  ", lines)
         case k.Let():
             value = _shared(indent, lines, s.value).of(s.value)
-            lines.append(f"{indent}{s.var.name}: {_kind(s.var.dtype, s.var.lanes)} = {value}")
+            lines.append(f"{indent}{s.var.name}: {kind_of(s.var.dtype, s.var.lanes, s.var.tile)} = {value}")
         case k.Store():
             parts = (s.index, s.value) if s.mask is None else (s.index, s.value, s.mask)
             t = _shared(indent, lines, *parts)
@@ -89,6 +85,10 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
         case k.Increment():
             at = _shared(indent, lines, s.index).of(s.index)
             lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{at}]")
+        case k.AwaitProducers():
+            lines.append(f"{indent}await producers")
+        case k.ReleaseConsumers():
+            lines.append(f"{indent}release consumers")
         case k.Comment():
             lines += [f"{indent}# {line}" for line in s.text.splitlines()]
         case _:
@@ -154,10 +154,20 @@ class _Texts:
             case k.Cast():
                 return f"{e.dtype}({self.of(e.a)})", 9
             case k.Bitcast():
-                kind = str(e.dtype) if e.lanes == e.a.lanes else _kind(e.dtype, e.lanes)
+                kind = str(e.dtype) if e.lanes == e.a.lanes else kind_of(e.dtype, e.lanes)
                 return f"bits.{kind}({self.of(e.a)})", 9
             case k.Splat():
-                return f"splat{e.lanes}({self.of(e.a)})", 9
+                return f"splat{e.tile or e.lanes}({self.of(e.a)})", 9
+            case k.Range():
+                return f"range{e.tile or e.lanes}", 9
+            case k.Spread():
+                return f"spread{e.tile}({self.of(e.a)})", 9
+            case k.ReduceAlong():
+                return f"reduce{e.axis}.{e.fn}({self.of(e.a)})", 9
+            case k.Transposed():
+                return f"transposed({self.of(e.a)})", 9
+            case k.TileProduct():
+                return f"product({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.Ramp():
                 return f"ramp{e.lanes}({self.of(e.base)}, {e.step})", 9
             case k.Load() | k.Gather():
@@ -190,4 +200,4 @@ class _Texts:
 
 def _literal(e: k.Lit) -> str:
     text = str(e.value).lower() if isinstance(e.value, bool) else repr(e.value)
-    return text if e.lanes == 1 and e.dtype in (i64, boolean) else f"{text}:{_kind(e.dtype, e.lanes)}"
+    return text if e.lanes == 1 and e.dtype in (i64, boolean) else f"{text}:{kind_of(e.dtype, e.lanes, e.tile)}"

@@ -38,8 +38,15 @@ def verify_kernel(kernel: k.Kernel, after: str = "") -> None:
     checker.body(kernel.body, scope)
 
 
+def kind_of(dtype: object, lanes: int, tile: k.Tile | None = None) -> str:
+    """The type of a value: f32, f32x16, or f32x(8, 32) for a tile."""
+    if tile is not None:
+        return f"{dtype}x{tile}"
+    return str(dtype) if lanes == 1 else f"{dtype}x{lanes}"
+
+
 def _kind(e: k.Expr) -> str:
-    return str(e.dtype) if e.lanes == 1 else f"{e.dtype}x{e.lanes}"
+    return kind_of(e.dtype, e.lanes, e.tile)
 
 
 @dataclass
@@ -104,7 +111,7 @@ class _Checker:
                 self.index(s.index, f"prefetch {s.buffer.name}", scope)
             case k.Increment():
                 self.increment(s, scope)
-            case k.Comment():
+            case k.Comment() | k.AwaitProducers() | k.ReleaseConsumers():
                 pass
             case _:
                 raise VerifyError(f"{': '.join(self.path)}: unknown statement {type(s).__name__}")
@@ -196,6 +203,9 @@ class _Checker:
             return known
         below = [self.expr(c, scope) for c in children(e)]
         self.need(e.lanes >= 1, type(e).__name__, "at least one lane", e.lanes)
+        if e.tile is not None:
+            rows, columns = e.tile
+            self.need(rows * columns == e.lanes, type(e).__name__, f"a tile of {e.lanes} lanes", e.tile)
         self.operation(e, scope)
         literal = isinstance(e, k.Lit) or (isinstance(e, k.Binary) and all(below))
         literal = literal or (isinstance(e, k.Var) and e.name in scope.literal)
@@ -243,6 +253,8 @@ class _Checker:
                 self.gather(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
+            case k.Range() | k.Spread() | k.ReduceAlong() | k.Transposed() | k.TileProduct():
+                self.tile(e)
             case k.Either():
                 self.need(_kind(e.a) == _kind(e.b) == _kind(e), "either", f"two of {_kind(e)}", _kind(e.b))
             case k.Lookup():
@@ -275,6 +287,30 @@ class _Checker:
             case k.Extract():
                 self.need(e.lanes == 1 and e.dtype == e.a.dtype, "extract", f"a scalar {e.a.dtype}", _kind(e))
                 self.need(0 <= e.lane < e.a.lanes, "extract", f"a lane below {e.a.lanes}", e.lane)
+
+    def tile(self, e: k.Range | k.Spread | k.ReduceAlong | k.Transposed | k.TileProduct) -> None:
+        """What makes tiles, and what rows and columns matter to."""
+        match e:
+            case k.Range():
+                self.need(e.dtype.is_integer, "range", "an integer type", e.dtype)
+                self.need(e.tile is None or 1 in e.tile, "range", "a line, a column or a row", e.tile)
+            case k.Spread():
+                rows, columns = e.tile or (0, 0)
+                fits = e.a.tile in ((rows, 1), (1, columns)) and e.a.dtype == e.dtype
+                self.need(fits, "spread", f"a column or a row of {_kind(e)}", _kind(e.a))
+            case k.ReduceAlong():
+                self.need(e.fn in k.REDUCE, "reduce", k.REDUCE, e.fn)
+                rows, columns = e.a.tile or (0, 0)
+                left = (1, columns) if e.axis == 0 else (rows, 1)
+                self.need(e.tile == left and e.dtype == e.a.dtype, "reduce", f"a tile {left}", _kind(e))
+            case k.Transposed():
+                turned = e.a.tile and (e.a.tile[1], e.a.tile[0])
+                self.need(e.tile == turned and e.dtype == e.a.dtype, "transposed", f"a tile {turned}", _kind(e))
+            case k.TileProduct():
+                (m, depth), (depth_b, n) = e.a.tile or (0, 0), e.b.tile or (0, 0)
+                self.need(depth == depth_b, "product", f"{depth} rows of b", depth_b)
+                self.need(e.tile == (m, n) and _kind(e) == _kind(e.c), "product", f"a sum {(m, n)}", _kind(e.c))
+                self.need(e.a.dtype == e.b.dtype, "product", f"a b of {e.a.dtype}", e.b.dtype)
 
     def dot(self, e: k.Dot) -> None:
         self.same("dot", e, e.c)
@@ -353,9 +389,11 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
     match e:
         case k.Unary() | k.Cast() | k.Bitcast() | k.Splat() | k.Reduce() | k.Extract():
             return (e.a,)
+        case k.Spread() | k.ReduceAlong() | k.Transposed():
+            return (e.a,)
         case k.Binary() | k.Shuffle() | k.Either():
             return (e.a, e.b)
-        case k.Fma() | k.Dot():
+        case k.Fma() | k.Dot() | k.TileProduct():
             return (e.a, e.b, e.c)
         case k.Select():
             return (e.cond, e.a, e.b)

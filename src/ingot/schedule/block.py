@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, Stmt, Store, Var
+from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, Stmt, Store, Tile, Var
 from ingot.ir.types import DType, i64
 from ingot.schedule.index import LOCAL, dim_expr
 
@@ -28,8 +28,8 @@ class Block:
     def body(self) -> Body:
         return tuple(self.stmts)
 
-    def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1) -> Var:
-        v = Var(dtype, lanes, f"{LOCAL}{hint}{next(self._names)}")
+    def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1, tile: Tile | None = None) -> Var:
+        v = Var(dtype, lanes, f"{LOCAL}{hint}{next(self._names)}", tile=tile)
         self._homes[v.name] = self
         return v
 
@@ -65,16 +65,17 @@ class Block:
         if isinstance(value, Ramp):
             base = self.let(value.base, hint)
             return Ramp(value.dtype, value.lanes, base, value.step)
-        v = self.fresh(hint, value.dtype, value.lanes)
+        v = self.fresh(hint, value.dtype, value.lanes, value.tile)
         self.stmts.append(Let(v, value))
         return v
 
     def alloc(
-        self, hint: str, dtype: DType, size: int, *, lanes: int = 1, stack: bool = False, scratch: int | None = None
+        self, hint: str, dtype: DType, size: int, *, lanes: int = 1, stack: bool = False, scratch: int | None = None,
+        tile: Tile | None = None,
     ) -> Buffer:
         """A register buffer of `size` values of `lanes`; a stack array; or scratch memory at a byte offset."""
         space = "stack" if stack else "scratch" if scratch is not None else "register"
-        b = Buffer(f"{hint}{next(self._names)}", dtype, size, space, True, lanes, scratch or 0)
+        b = Buffer(f"{hint}{next(self._names)}", dtype, size, space, True, lanes, scratch or 0, tile=tile)
         self.stmts.append(Alloc(b))
         return b
 

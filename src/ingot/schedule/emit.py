@@ -163,10 +163,9 @@ class Emitter:
     def elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
         """The value of an elementwise node by its own rule."""
         xs = [self.value(block, i, index, mask) for i in node.inputs]
-        lanes = max((x.lanes for x in xs), default=1)
         op = node.op
         assert isinstance(op, ops.Elementwise)
-        return block.let(op.scalar(*(k.splat(x, lanes) for x in xs)))
+        return block.let(op.scalar(*k.alike(*xs)))
 
 
 def _index_key(e: Expr) -> object:

@@ -1,0 +1,82 @@
+"""Kernel values whose lanes form tiles: what the interpreter makes of them, how they print, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.types import boolean, f32
+from ingot.support.errors import VerifyError
+
+C = k.var("c")
+M, N, DEPTH = 4, 8, 2
+
+
+def product(c: k.Expr) -> k.Kernel:
+    """y = x @ w + c for tiles of 4 rows, with the sums of the rows in s."""
+    x, w, y = k.Buffer("x", f32), k.Buffer("w", f32), k.Buffer("y", f32, writable=True)
+    sums = k.Buffer("s", f32, writable=True)
+    rows = k.add(k.mul(C, k.integer(M)), k.positions(M, 0))
+    columns, across, down = k.positions(N, 1), k.positions(DEPTH, 1), k.positions(DEPTH, 0)
+    a = k.gather(x, k.add(k.mul(rows, k.integer(DEPTH)), across))
+    b = k.gather(w, k.add(k.mul(down, k.integer(N)), columns))
+    total = k.tile_product(a, b, k.spread(c, (M, N)))
+    folded = k.reduce_along("add", total, 1)
+    body = (
+        k.Store(y, k.add(k.mul(rows, k.integer(N)), columns), total),
+        k.Store(sums, rows, folded),
+    )
+    return k.Kernel("product", (x, w, y, sums), (), C, k.integer(2), body)
+
+
+def test_a_product_of_tiles_and_the_sums_of_its_rows() -> None:
+    kernel = product(k.lit(0.5, f32))
+    verify_kernel(kernel)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2 * M, DEPTH)).astype(np.float32), rng.normal(size=(DEPTH, N)).astype(np.float32)
+    y, s = np.zeros((2 * M, N), np.float32), np.zeros(2 * M, np.float32)
+    run_kernel(kernel, {"x": x, "w": w, "y": y, "s": s})
+    np.testing.assert_allclose(y, x @ w + 0.5, rtol=1e-6)
+    np.testing.assert_allclose(s, y.sum(1), rtol=1e-5)
+
+
+def test_tiles_print_their_rows_and_columns() -> None:
+    text = show_kernel(product(k.lit(0.5, f32)))
+    assert "product(x[spread(4, 2)(" in text
+    assert "reduce1.add(" in text
+    assert "0.5:f32x(4, 8)" in text
+
+
+def test_columns_and_rows_meet_in_a_tile() -> None:
+    column, row = k.positions(M, 0), k.positions(N, 1)
+    assert k.add(column, row).tile == (M, N)
+    assert k.binary("lt", column, k.integer(3)).tile == (M, 1)
+    value, mask = k.alike(k.lit(1.0, f32), k.binary("lt", row, column))
+    assert value.tile == mask.tile == (M, N)
+    assert k.transposed(k.add(column, row)).tile == (N, M)
+
+
+def test_what_all_lanes_agree_on_is_not_asked_of_tiles() -> None:
+    """Where both values are right for all lanes, the general one is taken: asking them all costs more there."""
+    a, b = k.spread(k.lit(1.0, f32), (M, N)), k.spread(k.lit(2.0, f32), (M, N))
+    assert k.choose(k.spread(k.lit(True, boolean), (M, N)), a, b) is b
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (k.positions(M, 0), k.positions(N, 1), "rows of b"),
+        (k.cast(k.positions(M, 0), f32), k.positions(N, 1), "rows of b"),
+    ],
+)
+def test_operands_of_a_product_fit(a: k.Expr, b: k.Expr, says: str) -> None:
+    y = k.Buffer("y", f32, writable=True)
+    tile = k.spread(k.lit(0.0, f32), (M, N))
+    bad = k.TileProduct(f32, M * N, a, k.transposed(b), tile, tile=(M, N))
+    kernel = k.Kernel("bad", (y,), (), C, k.integer(1), (k.Store(y, k.add(k.positions(M, 0), k.positions(N, 1)), bad),))
+    with pytest.raises(VerifyError, match=says):
+        verify_kernel(kernel)
