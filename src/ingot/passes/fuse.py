@@ -29,7 +29,7 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
 from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
-from ingot.passes.groups import FREE, REDUCTIONS, Axes, OpenGroup, is_free, is_leaf, is_pointwise, reduced_dims
+from ingot.passes.groups import FREE, PATHS, REDUCTIONS, Axes, OpenGroup, is_free, is_leaf, is_pointwise, reduced_dims
 from ingot.passes.pools import pool_in_producers
 from ingot.passes.prologue import made_within, panel_operand, why_stored
 
@@ -61,6 +61,7 @@ class _Fusion:
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
         self.homes: dict[Node, list[OpenGroup]] = {}  # groups that compute a node (free nodes: several)
+        self.readers: dict[OpenGroup, list[Node]] = {}  # of the node that is being placed: its users, by group
         self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
         self.panels: set[Node] = set()  # read by an anchor that may compute them itself; forced, if it does not
         self.storage: set[Node] = set()
@@ -76,11 +77,11 @@ class _Fusion:
 
     def _place(self, node: Node) -> None:
         users = self.users.get(node, [])
-        homes: list[OpenGroup] = []
+        self.readers = {}
         for u in users:
             for g in self.homes.get(u, ()):
-                if g not in homes:
-                    homes.append(g)
+                self.readers.setdefault(g, []).append(u)
+        homes = list(self.readers)
         if len(homes) == 1 and self._join_front(homes[0], node):
             return
         if node in self.panels:
@@ -142,8 +143,7 @@ class _Fusion:
             self._open(node)
             return
         for g in homes:
-            g.members.add(node)
-            g.axes[node] = self._axes_in(g, node)
+            self._add(g, node, self._axes_in(g, node))
         self.homes[node] = homes
 
     def _looked_up_again(self, g: OpenGroup, node: Node) -> bool:
@@ -194,8 +194,7 @@ class _Fusion:
 
     def _open(self, node: Node) -> None:
         g = OpenGroup(node, _box(node))
-        g.members.add(node)
-        g.axes[node] = tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None
+        self._add(g, node, tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None)
         self.homes[node] = [g]
         if isinstance(node.op, REDUCTIONS):
             self._start_rows(g, node)
@@ -248,9 +247,8 @@ class _Fusion:
             whole = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
             if node in self.tails or not (whole or _is_cheap(node)):
                 return False
-        g.members.add(node)
+        self._add(g, node, None)
         g.front.add(node)
-        g.axes[node] = None
         self.homes[node] = [g]
         return True
 
@@ -268,8 +266,7 @@ class _Fusion:
             if joined:
                 self._anchor(g, node)
         if joined:
-            g.members.add(node)
-            g.axes[node] = self._axes_in(g, node)
+            self._add(g, node, self._axes_in(g, node))
             self.homes[node] = [g]
         return joined
 
@@ -286,8 +283,7 @@ class _Fusion:
         if not all(self._accepts_pointwise(g, node, a) for g, a in zip(homes, axes, strict=True)):
             return False
         for g, a in zip(homes, axes, strict=True):
-            g.members.add(node)
-            g.axes[node] = a
+            self._add(g, node, a)
         self.homes[node] = homes
         return True
 
@@ -307,6 +303,8 @@ class _Fusion:
         if node in self.tails and not (g.anchor is None and not g.reductions and self._aligned(g, node)):
             return False
         if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
+            return False
+        if len(g.paths_to(node, self.readers[g])) > PATHS:
             return False
         if any(map(_turns_rows, self.users.get(node, ()))) and self._made_of_rows(node):
             return False
@@ -370,26 +368,16 @@ class _Fusion:
         g.reductions.append(node)
         g.rebase(box, tuple(d for d in range(len(box)) if d not in reduced_dims(node)))
 
+    def _add(self, g: OpenGroup, node: Node, axes: Axes | None) -> None:
+        g.add(node, axes, self.readers.get(g, ()))
+
     def _aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
-        """Element i of `node` is needed for one element of the result alone: the i-th in row-major order, or with
-        `moved` any, by transposes."""
-        if node is g.root:
-            return True
-        through = (ops.Reshape, ops.Transpose) if moved else (ops.Reshape,)
-        for u in self.users.get(node, ()):
-            if g not in self.homes.get(u, ()):
-                continue
-            same = category(u.op) is Category.ELEMENTWISE and u.shape == node.shape
-            if not (same or isinstance(u.op, through)) or not self._aligned(g, u, moved):
-                return False
-        return True
+        return g.is_aligned(node, self.readers.get(g, ()), moved)
 
     def _axes_in(self, g: OpenGroup, node: Node) -> Axes | None:
         """How the node's dimensions follow the group's box, agreed by all its users in the group."""
         found: Axes | None = None
-        for u in self.users.get(node, ()):
-            if g not in self.homes.get(u, ()) and u is not g.root:
-                continue
+        for u in self.readers.get(g, ()):
             axes = g.operand_axes(u, node)
             if axes is None or (found is not None and found != axes):
                 return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ingot import ops
 from ingot.ir.node import Const, Graph, Input, Node, topological
@@ -14,6 +15,8 @@ from ingot.ops.views import base_of
 from ingot.passes.epilogue import CONTRACTIONS
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
+Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value
+PATHS = 8  # through which a group computes one value: each is code of its own, and each further view doubles them
 
 FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Windows, ops.Iota, ops.DimValue)
 REDUCTIONS = (ops.Reduce, ops.ArgReduce)
@@ -50,14 +53,21 @@ def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | No
     return (*batch, None) if indices.shape[-1] == 1 else None
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenGroup:
-    """A group while it grows, from its root towards what it reads."""
+    """A group while it grows, from its root towards what it reads: all users of a node that joins are settled.
+
+    aligned, moved: members whose element i is needed for one element of the result alone: the i-th in row-major order,
+    or any, by transposes. paths: how the loops get at each member; elements are computed once for each.
+    """
 
     root: Node
     box: Shape
     members: set[Node] = field(default_factory=set)
     axes: dict[Node, Axes | None] = field(default_factory=dict)
+    aligned: set[Node] = field(default_factory=set)
+    moved: set[Node] = field(default_factory=set)
+    paths: dict[Node, frozenset[Path]] = field(default_factory=dict)
     anchor: Node | None = None
     panel: Node | None = None  # what the anchor reads and may compute itself
     front: set[Node] = field(default_factory=set)  # members that only make `panel`
@@ -77,6 +87,39 @@ class OpenGroup:
         what = category(self.anchor.op)
         # a model-level op that was kept whole has a strategy of its own
         return self.anchor.op.name if what is Category.OPAQUE else what.value
+
+    def add(self, node: Node, axes: Axes | None, readers: Sequence[Node]) -> None:
+        """Take `node` in; `readers` are its users in the group."""
+        self.members.add(node)
+        self.axes[node] = axes
+        self.paths[node] = self.paths_to(node, readers)
+        if self.is_aligned(node, readers):
+            self.aligned.add(node)
+        if self.is_aligned(node, readers, moved=True):
+            self.moved.add(node)
+
+    def paths_to(self, node: Node, readers: Sequence[Node]) -> frozenset[Path]:
+        """What `paths` would hold for `node`; of more than PATHS, some."""
+        found: set[Path] = set() if readers else {()}
+        for u in readers:
+            if len(found) > PATHS:
+                break
+            if category(u.op) is Category.ELEMENTWISE:
+                found |= self.paths[u]
+            elif is_pointwise(u) or is_free(u):
+                found.update(((u.id, i), *p) for i, x in enumerate(u.inputs) if x is node for p in self.paths[u])
+            else:
+                found.add(())
+        return frozenset(islice(found, PATHS + 1))
+
+    def is_aligned(self, node: Node, readers: Sequence[Node], moved: bool = False) -> bool:
+        """Whether `aligned`, or `moved`, would hold `node`."""
+        if node is self.root:
+            return True
+        through = (ops.Reshape, ops.Transpose) if moved else (ops.Reshape,)
+        known = self.moved if moved else self.aligned
+        same = (category(u.op) is Category.ELEMENTWISE and u.shape == node.shape for u in readers)
+        return all(u in known and (kept or isinstance(u.op, through)) for u, kept in zip(readers, same, strict=True))
 
     def rebase(self, box: Shape, kept: tuple[int, ...]) -> None:
         """Express the axes of a group over its result's box in the larger box that its reduction reads."""

@@ -187,12 +187,14 @@ def _share_sets(node: Node) -> bool:
 def _same_index(body: Graph, p: Node) -> bool:
     """Whether element i of `p` is read for element i of the result alone."""
     users = body.uses()
-    stack = [p]
+    stack, seen = [p], {p}
     while stack:
         for u in users.get(stack.pop(), ()):
             if category(u.op) is not Category.ELEMENTWISE or u.shape != p.shape:
                 return False
-            stack.append(u)
+            if u not in seen:
+                seen.add(u)
+                stack.append(u)
     return body.outputs[0].shape == p.shape
 
 
