@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import IngotError
+from ingot.support.errors import CompileError, IngotError
+from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
     from ingot.compiler import Model
 
-__all__ = ["CompiledModel", "IngotError", "__version__", "compile", "load"]
+__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "load"]
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ def compile(
     cache: bool = True,
     fast_math: bool = False,
     weights: Any = None,
+    limits: Limits | None = None,
 ) -> Any:
     """Compile a trained model to one native program.
 
@@ -54,26 +56,32 @@ def compile(
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
         weights: for StableHLO, arguments that always have these values, a mapping from their index or name to arrays.
+        limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
 
     Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
     inputs, outputs, save, dump, explain.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
-    UnsupportedOpError naming every op that Ingot does not have, CompileError where no code could be made.
+    UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,
+    CompileError where no code could be made.
     """
     from ingot.compiler import compile_model  # the compiler is imported when it is used: loading must stay quick
 
-    return compile_model(
-        model,
-        example_inputs,
-        target=target,
-        dynamic=dynamic,
-        precision=precision,
-        threads=threads,
-        cache=cache,
-        fast_math=fast_math,
-        weights=weights,
-    )
+    try:
+        with limited(limits):
+            return compile_model(
+                model,
+                example_inputs,
+                target=target,
+                dynamic=dynamic,
+                precision=precision,
+                threads=threads,
+                cache=cache,
+                fast_math=fast_math,
+                weights=weights,
+            )
+    except RecursionError as error:
+        raise CompileError("the model is nested deeper than Ingot follows") from error
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:

@@ -27,6 +27,7 @@ from ingot.sizes import FoundSizes, expression
 from ingot.support import progress
 from ingot.support.errors import CompileError
 from ingot.support.files import release
+from ingot.support.limits import in_time
 from ingot.support.native import CodeObject, HostFeatures
 
 ALIGN = 64
@@ -157,6 +158,7 @@ class _Linker:
         for i, n in enumerate(groups):
             if not self.depth:
                 progress.report("schedule", i, len(groups))
+            in_time("schedule")
             self._launch(n)
             if now := [name for r in n.results for name in names.get(r, ())]:
                 self.found.known(now)

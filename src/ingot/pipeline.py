@@ -48,6 +48,8 @@ from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.support import flags, progress
+from ingot.support.errors import CompileError, ShapeError
+from ingot.support.limits import in_time, limited
 from ingot.support.native import CodeObject, HostFeatures
 from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
@@ -130,8 +132,12 @@ def optimize(
     level, checked = flags.debug_level(), flags.verify()
     for name, run in passes:
         progress.report(name)
+        in_time(name)
         before, begin = graph, time.perf_counter()
-        graph = run(graph)
+        try:
+            graph = run(graph)
+        except ShapeError as e:  # the model is right: the frontend's types fit together
+            raise CompileError(f"the pass {name} made a graph whose sizes do not fit: {e}") from e
         seconds = time.perf_counter() - begin
         if checked:
             verify(graph, name, outer)
@@ -209,7 +215,7 @@ def build_program(
     """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.precision`."""
     machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
     passes = cpu_passes(fast_math, precision, isa)
-    with likely_sizes(likely(graph)):
+    with limited(), likely_sizes(likely(graph)):
         verify(graph, "import")
         with fueled():  # INGOT_FUEL counts the rewrites of all passes together
             fused = optimize(graph, passes, trace)

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
-from ingot.cli.options import Json, Model, Precision, Sizes, Threads
+from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug import bench as benching
 from ingot.debug.drawing import time_text
@@ -31,6 +31,7 @@ def bench(
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = 0.15,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Time the model beside other engines: each in its own process, in short bursts by turns.
@@ -43,7 +44,7 @@ def bench(
     ingot bench model.onnx --against ort,openvino --threads 2
     ingot bench model.pt2 --against inductor,eager --size batch=8
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model)
         names = benching.engines(DEFAULT[source.kind] if against is None else against)
         compiled = compile_source(source, threads=threads, cache=True, precision=precision)

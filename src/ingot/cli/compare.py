@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import MISMATCH, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source, parse_dims
@@ -31,6 +31,7 @@ def compare(
     precision: Precision = "float32",
     fast_math: FastMath = False,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
@@ -44,7 +45,7 @@ def compare(
     ingot compare model.onnx --size batch=1,length=128 --size batch=3,length=7
     ingot compare model.onnx --program model.ingot
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         found = comparing.compare(
             source, program=program, threads=threads, fast_math=fast_math, precision=precision,

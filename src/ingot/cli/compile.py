@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Precision, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims
 from ingot.runtime.executor import CompiledModel
@@ -29,6 +29,7 @@ def compile_(
     precision: Precision = "float32",
     fast_math: FastMath = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Compile a model to one file, which runs wherever the CPU has the same vector extensions.
@@ -40,7 +41,7 @@ def compile_(
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")

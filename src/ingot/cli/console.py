@@ -23,9 +23,11 @@ from ingot.support.errors import (
     ImportModelError,
     IngotError,
     InputError,
+    LimitError,
     ShapeError,
     UnsupportedOpError,
 )
+from ingot.support.limits import limited, parse_limits
 
 OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
@@ -43,10 +45,13 @@ out, err = Console(soft_wrap=True, width=_WIDTH), Console(stderr=True, soft_wrap
 
 
 @contextmanager
-def presented(as_json: bool) -> Iterator[None]:
-    """Progress on a terminal's standard error; Ingot's errors as one message and an exit code, not as a traceback."""
+def presented(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[None]:
+    """Progress on a terminal's standard error; Ingot's errors as one message and an exit code, not as a traceback.
+
+    `limits` hold within.
+    """
     try:
-        with _shown_progress():
+        with limited(parse_limits(limits or ())), _shown_progress():
             yield
     except IngotError as error:
         code = _code(error)
@@ -58,6 +63,9 @@ def presented(as_json: bool) -> Iterator[None]:
     except MemoryError:
         err.print("[bold red]error:[/] not enough memory for this model at these sizes")
         raise typer.Exit(BAD_INPUT) from None
+    except RecursionError:
+        err.print("[bold red]error:[/] the model is nested deeper than Ingot follows")
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         err.print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
@@ -66,7 +74,7 @@ def presented(as_json: bool) -> Iterator[None]:
 def _code(error: IngotError) -> int:
     if isinstance(error, UnsupportedOpError):
         return UNSUPPORTED
-    usable = InputError | ImportModelError | ArtifactError | ShapeError
+    usable = InputError | ImportModelError | ArtifactError | ShapeError | LimitError
     return BAD_INPUT if isinstance(error, usable) and not isinstance(error, CompileError) else FAILED
 
 

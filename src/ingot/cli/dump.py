@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Model, Precision, Sizes, Threads
+from ingot.cli.options import Dims, FastMath, Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
@@ -32,6 +32,7 @@ def dump(
     threads: Threads = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Look inside: the graph after any pass, a kernel's IR, LLVM IR and assembly, the plan.
@@ -44,7 +45,7 @@ def dump(
     ingot dump model.onnx --kernel contraction_3 --asm
     ingot dump model.ingot --plan --size batch=1
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         for clash in ({"--after": after, "--kernel": kernel, "--plan": plan}, {"--llvm": llvm, "--asm": asm}):
             if len(given := [name for name, value in clash.items() if value]) > 1:
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
@@ -32,6 +32,7 @@ def explain(
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
     precision: Precision = "float32",
     fast_math: FastMath = False,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Say where the time goes: per kernel its time, share of this machine's limits, what was fused and what was not.
@@ -42,7 +43,7 @@ def explain(
     ingot explain model.onnx
     ingot explain model.onnx --html report.html --trace trace.json --size batch=8
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         for path in (html, trace):
             if path is not None:

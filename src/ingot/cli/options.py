@@ -27,3 +27,7 @@ FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that
 Precision = Annotated[
     str, typer.Option(metavar="TYPE", help="What weights are stored in: float32, bfloat16, float16. Sums are float32.")
 ]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME=NUMBER", help="Raise a budget: nodes, elements, terms, seconds. Repeatable."),
+]

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, Json, Model, Precision, Sizes, Threads
+from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
@@ -34,6 +34,7 @@ def run(
     precision: Precision = "float32",
     dim: Dims = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Run a model once, on arrays from files or on random ones.
@@ -42,7 +43,7 @@ def run(
     ingot run model.ingot --input x=x.npy --output-dir results
     ingot run model.onnx --random --size batch=4
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         compiled = compile_source(source, threads=threads, cache=True, precision=precision)
         feeds = read_feeds(compiled.program, feed or [])

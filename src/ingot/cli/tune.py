@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import FAILED, err, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
@@ -33,6 +33,7 @@ def tune(
     dim: Dims = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Measure other register tiles, chunks and algorithms for the model's kernels, and remember what is faster.
@@ -46,7 +47,7 @@ def tune(
     ingot tune model.onnx --budget 300 --threads 1 --size batch=8
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
-    with presented(as_json):
+    with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         path = database or flags.tuning()
         if path is None:

@@ -20,6 +20,9 @@ from math import gcd
 from types import MappingProxyType
 from typing import SupportsIndex
 
+from ingot.support.errors import LimitError
+from ingot.support.limits import most_terms
+
 Monomial = tuple["Atom", ...]
 
 
@@ -69,15 +72,20 @@ Atom = Symbol | Apply
 class Dim:
     """An immutable, canonical, non-constant integer expression. Build with `symbol` and arithmetic."""
 
-    __slots__ = ("_hash", "_symbols", "_text", "terms")
+    __slots__ = ("_bounds", "_hash", "_symbols", "_text", "terms", "weight")
     terms: tuple[tuple[Monomial, int], ...]
+    weight: int  # symbols and operators in its text, which is what most questions about it cost
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
+        self.weight = sum(_weight(atom) for mono, _ in terms for atom in mono)
+        if self.weight > most_terms():
+            raise _too_heavy(self.weight)
         self._hash = hash(terms)
         # made when first asked for: type rules put sizes into messages that are rarely read
         self._text: str | None = None
         self._symbols: frozenset[str] | None = None
+        self._bounds: Interval | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -101,6 +109,8 @@ class Dim:
 
     def __mul__(self, other: int | Dim) -> int | Dim:
         out: dict[Monomial, int] = {}
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _PRODUCTS * most_terms():
+            raise _too_heavy(self.weight * other.weight)
         for m1, c1 in _terms(self):
             for m2, c2 in _terms(other):
                 m = tuple(sorted(m1 + m2, key=str))
@@ -142,6 +152,17 @@ class Dim:
 
 
 DimLike = int | Dim
+_PRODUCTS = 16  # of terms for each that a size may have: many cancel out
+
+
+def _too_heavy(weight: int) -> LimitError:
+    return LimitError("terms", most_terms(), "a size is too complicated", got=f"{weight} symbols and operators")
+
+
+def _weight(atom: Atom) -> int:
+    if isinstance(atom, Symbol):
+        return 1
+    return 1 + sum(side.weight for side in (atom.a, atom.b) if isinstance(side, Dim))
 
 
 def _terms(d: int | Dim) -> Iterable[tuple[Monomial, int]]:
@@ -322,22 +343,40 @@ def bounds(d: int | Dim, of: Mapping[str, Interval] | None = None) -> Interval:
     """Inclusive (lo, hi) of `d`, None where unbounded. `of` gives the symbols' bounds, where they are told."""
     if isinstance(d, int):
         return d, d
+    if of is not None:
+        return _bounds(d, of, _DEEP, {})
+    if d._bounds is None:
+        d._bounds = _bounds(d, None, _DEEP, {})
+    return d._bounds
+
+
+_DEEP = 2  # maxima and minima inside each other that are looked at from both sides
+
+
+def _bounds(
+    d: int | Dim, of: Mapping[str, Interval] | None, deep: int, known: dict[tuple[Dim, int], Interval]
+) -> Interval:
+    if isinstance(d, int):
+        return d, d
+    found = known.get((d, deep))
+    if found is not None:
+        return found
     lo: int | None = 0
     hi: int | None = 0
     for mono, c in d.terms:
         mlo, mhi = c, c
         for atom in mono:
-            mlo, mhi = _interval_mul((mlo, mhi), _atom_bounds(atom, of))
+            mlo, mhi = _interval_mul((mlo, mhi), _atom_bounds(atom, of, deep, known))
         lo = None if lo is None or mlo is None else lo + mlo
         hi = None if hi is None or mhi is None else hi + mhi
-    sides = _sides(d)
-    if sides is None:
-        return lo, hi
-    fn, a, b = sides
-    least, most = _of_either(fn, bounds(a, of), bounds(b, of))
-    return max((v for v in (lo, least) if v is not None), default=None), min(
-        (v for v in (hi, most) if v is not None), default=None
-    )
+    sides = _sides(d) if deep else None
+    if sides is not None:
+        fn, a, b = sides
+        least, most = _of_either(fn, _bounds(a, of, deep - 1, known), _bounds(b, of, deep - 1, known))
+        lo = max((v for v in (lo, least) if v is not None), default=None)
+        hi = min((v for v in (hi, most) if v is not None), default=None)
+    known[d, deep] = lo, hi
+    return lo, hi
 
 
 _EXTREMES = 4  # of as many, the sides are looked at: each doubles the work
@@ -416,10 +455,12 @@ def _interval_mul(x: Interval, y: Interval) -> Interval:
     return (None if lo == -inf else int(lo)), (None if hi == inf else int(hi))
 
 
-def _atom_bounds(atom: Atom, of: Mapping[str, Interval] | None) -> Interval:
+def _atom_bounds(
+    atom: Atom, of: Mapping[str, Interval] | None, deep: int, known: dict[tuple[Dim, int], Interval]
+) -> Interval:
     if isinstance(atom, Symbol):
         return (of or {}).get(atom.name) or span_of(atom.name)
-    (alo, ahi), (blo, bhi) = bounds(atom.a, of), bounds(atom.b, of)
+    (alo, ahi), (blo, bhi) = (_bounds(side, of, deep, known) for side in (atom.a, atom.b))
     if atom.fn == "mod":
         return 0, (None if bhi is None else bhi - 1)
     if atom.fn == "floordiv":
@@ -506,7 +547,12 @@ _TOKEN = re.compile(r"\s*(\d+|\$?[A-Za-z_][\w.]*|//|[-+*%(),])")
 def parse_dim(text: str) -> int | Dim:
     """The inverse of `str(dim)`. Raises ValueError on malformed text."""
     tokens = _tokens(text)
-    value, rest = _parse_sum(tokens)
+    if len(tokens) > 2 * most_terms():
+        raise ValueError(f"a dimension of {len(tokens)} words is too long")
+    try:
+        value, rest = _parse_sum(tokens)
+    except RecursionError:
+        raise ValueError("a dimension is nested too deeply") from None
     if rest:
         raise ValueError(f"unexpected {rest[0]!r} in the dimension {text!r}")
     return value

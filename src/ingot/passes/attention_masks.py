@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -84,21 +85,37 @@ class _Parts:
         return _Parts(self.terms + other.terms, self.added + other.added, self.soft or other.soft)
 
 
+_MOST_PARTS = 64  # of a mask: shared ones double with every step
+
+
 def _parts(mask: Node, view: View) -> _Parts:
-    op = mask.op
-    if isinstance(op, ops.BroadcastInDim | ops.Reshape):
-        return _parts(mask.inputs[0], lambda x: view(_seen_through(mask, x)))
-    if isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float):
-        return _parts(mask.inputs[0], view) + _parts(mask.inputs[1], view)
-    if isinstance(op, ops.Select) and mask.dtype.is_float:
-        keep, zero, hidden = mask.inputs
-        low = splat_of(hidden)
-        hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == _LOWEST))
-        if splat_of(zero) == 0 and hides:
-            return replace(_parts(keep, view), soft=bool(low != -np.inf))
-    if isinstance(op, ops.Compare):
-        return _Parts((op(*(view(i) for i in mask.inputs)),))
-    return _Parts((view(mask),)) if mask.dtype == boolean else _Parts((), (view(mask),))
+    found = _Parts()
+    stack = [(mask, view)]
+    while stack:
+        mask, view = stack.pop()
+        op, few = mask.op, len(stack) + len(found.terms) + len(found.added) < _MOST_PARTS
+        if isinstance(op, ops.BroadcastInDim | ops.Reshape) and few:
+            stack.append((mask.inputs[0], partial(_through, mask, view)))
+        elif few and (isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float)):
+            stack += [(i, view) for i in reversed(mask.inputs)]
+        elif few and (soft := _hides(mask)) is not None:
+            found += _Parts(soft=soft)
+            stack.append((mask.inputs[0], view))
+        elif isinstance(op, ops.Compare):
+            found += _Parts((op(*(view(i) for i in mask.inputs)),))
+        else:
+            found += _Parts((view(mask),)) if mask.dtype == boolean else _Parts((), (view(mask),))
+    return found
+
+
+def _hides(mask: Node) -> bool | None:
+    """Whether a mask that adds 0 or a very small number adds a finite one; None: it is none."""
+    if not isinstance(mask.op, ops.Select) or not mask.dtype.is_float:
+        return None
+    _, zero, hidden = mask.inputs
+    low = splat_of(hidden)
+    hides = low is not None and (low == -np.inf or (mask.dtype.name == "f32" and low == _LOWEST))
+    return bool(low != -np.inf) if splat_of(zero) == 0 and hides else None
 
 
 def _joined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
@@ -114,8 +131,9 @@ def _joined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
     return [x for x in (keep, total) if x is not None]
 
 
-def _seen_through(like: Node, x: Node) -> Node:
-    return like.op(x)
+def _through(like: Node, view: View, x: Node) -> Node:
+    """`x` seen as `like` sees its operand, then by `view`."""
+    return view(like.op(x))
 
 
 def _kind(condition: Node, rows: DimLike, cols: DimLike, positions: Positions) -> str | None:

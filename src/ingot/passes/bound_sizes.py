@@ -56,27 +56,36 @@ def _room(n: Node) -> DimLike | None:
 
 def _largest(n: Node) -> DimLike | None:
     """The largest of the values, where it is one for sure: what only may occur must not bound anything."""
-    if not n.dtype.is_integer:
-        return None
-    if isinstance(n.op, ops.Iota):
-        return n.shape[n.op.dimension] - 1
-    if isinstance(n.op, _VIEWS):
-        return _largest(n.inputs[0])
-    if isinstance(n.op, ops.Add):
-        a, b = n.inputs
-        for x, shift in ((a, _value(b)), (b, _value(a))):
-            last = None if shift is None else _largest(x)
-            if last is not None and shift is not None:
-                return last + shift
-    return _value(n)
+    beyond: DimLike = 0
+    while n.dtype.is_integer:
+        if isinstance(n.op, ops.Iota):
+            return n.shape[n.op.dimension] - 1 + beyond
+        if isinstance(n.op, _VIEWS):
+            n = n.inputs[0]
+            continue
+        found = _shifted(n) if isinstance(n.op, ops.Add) else None
+        if found is None:
+            last = _value(n)
+            return None if last is None else last + beyond
+        n, beyond = found[0], beyond + found[1]
+    return None
+
+
+def _shifted(n: Node) -> tuple[Node, DimLike] | None:
+    """x + c as (x, c)."""
+    a, b = n.inputs
+    for x, shift in ((a, _value(b)), (b, _value(a))):
+        if shift is not None:
+            return x, shift
+    return None
 
 
 def _value(n: Node) -> DimLike | None:
     """The value that all elements have."""
+    while isinstance(n.op, _VIEWS) and n.dtype.is_integer:
+        n = n.inputs[0]
     if isinstance(n.op, ops.DimValue):
         return n.op.dim
     if isinstance(n.op, Const):
         return None if n.op.array.splat is None else int(n.op.array.splat)
-    if isinstance(n.op, _VIEWS) and n.dtype.is_integer:
-        return _value(n.inputs[0])
     return None

@@ -39,35 +39,43 @@ def is_finite(mask: Node) -> bool:
 _ANYTHING = (-np.inf, np.inf)
 
 
-def interval(n: Node, depth: int = 16) -> tuple[float, float]:
+def interval(mask: Node) -> tuple[float, float]:
     """Bounds of the elements of a mask, infinite where nothing is known; NaN counts as unknown."""
-    low, high = _interval(n, depth)
-    most = _LARGEST.get(n.dtype.name, float(np.finfo(np.float32).max))
-    # what may leave the range of its type may be an infinity
-    return (low, high) if not n.dtype.is_float or (-most <= low and high <= most) else _ANYTHING
+    found: dict[Node, tuple[float, float]] = {}
+    for n in topological([mask], lambda n: _bounded_by(n)):
+        low, high = _interval(n, [found[i] for i in _bounded_by(n)])
+        most = _LARGEST.get(n.dtype.name, float(np.finfo(np.float32).max))
+        # what may leave the range of its type may be an infinity
+        found[n] = (low, high) if not n.dtype.is_float or (-most <= low and high <= most) else _ANYTHING
+    return found[mask]
+
+
+def _bounded_by(n: Node) -> tuple[Node, ...]:
+    """The operands whose elements bound those of `n`."""
+    if n.dtype == boolean or n.dtype.is_integer:
+        return ()
+    if isinstance(n.op, ops.Gather | ops.Neg | ops.Convert) or (n.op.rearranges and n.inputs):
+        return n.inputs[:1]
+    return n.inputs[-2:] if isinstance(n.op, ops.Select | ops.Add | ops.Sub | ops.Mul) else ()
 
 
 _LARGEST = {"f16": 65504.0, "bf16": 3.3e38}
 
 
-def _interval(n: Node, depth: int) -> tuple[float, float]:
-    """Bounds as exact arithmetic would have them."""
+def _interval(n: Node, given: list[tuple[float, float]]) -> tuple[float, float]:
+    """Bounds as exact arithmetic would have them; `given` are those of the operands."""
     op = n.op
     if n.dtype == boolean:
         return 0.0, 1.0
-    if depth == 0:
-        return _ANYTHING
     if isinstance(op, Const):
         value = op.value.astype(np.float64)
         return (float(value.min()), float(value.max())) if value.size and not np.isnan(value).any() else _ANYTHING
     if isinstance(op, ops.Iota | ops.DimValue) or n.dtype.is_integer:
         return -(2.0**n.dtype.bits), 2.0**n.dtype.bits
-    if isinstance(op, ops.Gather | ops.Neg | ops.Convert) or (op.rearranges and n.inputs):
-        low, high = interval(n.inputs[0], depth - 1)
+    if len(given) < 2:
+        low, high = given[0] if given else _ANYTHING
         return (-high, -low) if isinstance(op, ops.Neg) else (low, high)
-    if not isinstance(op, ops.Select | ops.Add | ops.Sub | ops.Mul):
-        return _ANYTHING
-    (a, b), (c, d) = (interval(i, depth - 1) for i in n.inputs[-2:])
+    (a, b), (c, d) = given
     if not np.isfinite([a, b, c, d]).all():
         return _ANYTHING
     match op:

@@ -372,7 +372,10 @@ class _Fusion:
         g.add(node, axes, self.readers.get(g, ()))
 
     def _aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
-        return g.is_aligned(node, self.readers.get(g, ()), moved)
+        """Whether each element of `node` is needed for one element of the result alone: the same in row-major order, or
+        with `moved` any, by transposes."""
+        order = g.order_of(node, self.readers.get(g, ()))
+        return order == () or (moved and order is not None)
 
     def _axes_in(self, g: OpenGroup, node: Node) -> Axes | None:
         """How the node's dimensions follow the group's box, agreed by all its users in the group."""

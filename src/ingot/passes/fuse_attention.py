@@ -114,20 +114,30 @@ def _hides_rows(test: Node, scores: Node) -> bool:
     return whole and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
 
 
-def _scores(n: Node) -> _Scores | None:
+_STEPS = 32  # between a softmax and the product that it is of
+
+
+def _scores(n: Node, known: dict[Node, _Scores | None] | None = None, steps: int = _STEPS) -> _Scores | None:
     """The product under scaling, a softcap and masks, which are applied last; leading dimensions may be regrouped."""
+    known = {} if known is None else known
+    if n not in known:
+        known[n] = _under_steps(n, known, steps - 1) if steps else None
+    return known[n]
+
+
+def _under_steps(n: Node, known: dict[Node, _Scores | None], steps: int) -> _Scores | None:
     if isinstance(n.op, ops.Add):
         for a, b in (n.inputs, n.inputs[::-1]):
-            inner = _scores(a)
+            inner = _scores(a, known, steps)
             if inner is not None:
                 return replace(inner, mask=_both(inner.mask, _narrow(b)))
         return None
     if isinstance(n.op, ops.Select):
         keep, a, fill = n.inputs
-        inner = _scores(a) if splat_of(fill) == -np.inf else None
+        inner = _scores(a, known, steps) if splat_of(fill) == -np.inf else None
         return None if inner is None else replace(inner, mask=_both(inner.mask, _narrow(keep)))
     if isinstance(n.op, ops.Reshape):
-        inner = _scores(n.inputs[0])
+        inner = _scores(n.inputs[0], known, steps)
         return None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
     return _product(n)
 

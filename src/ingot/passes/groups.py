@@ -53,20 +53,23 @@ def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | No
     return (*batch, None) if indices.shape[-1] == 1 else None
 
 
+def _follows_elements(user: Node, node: Node) -> bool:
+    return category(user.op) is Category.ELEMENTWISE and user.shape == node.shape
+
+
 @dataclass(eq=False)
 class OpenGroup:
     """A group while it grows, from its root towards what it reads: all users of a node that joins are settled.
 
-    aligned, moved: members whose element i is needed for one element of the result alone: the i-th in row-major order,
-    or any, by transposes. paths: how the loops get at each member; elements are computed once for each.
+    orders: of members each of whose elements is needed for one element of the result alone: the views that move it
+    there, () for the i-th in row-major order. paths: how the loops get at each member, which is computed once for each.
     """
 
     root: Node
     box: Shape
     members: set[Node] = field(default_factory=set)
     axes: dict[Node, Axes | None] = field(default_factory=dict)
-    aligned: set[Node] = field(default_factory=set)
-    moved: set[Node] = field(default_factory=set)
+    orders: dict[Node, Path | None] = field(default_factory=dict)
     paths: dict[Node, frozenset[Path]] = field(default_factory=dict)
     anchor: Node | None = None
     panel: Node | None = None  # what the anchor reads and may compute itself
@@ -93,10 +96,7 @@ class OpenGroup:
         self.members.add(node)
         self.axes[node] = axes
         self.paths[node] = self.paths_to(node, readers)
-        if self.is_aligned(node, readers):
-            self.aligned.add(node)
-        if self.is_aligned(node, readers, moved=True):
-            self.moved.add(node)
+        self.orders[node] = self.order_of(node, readers)
 
     def paths_to(self, node: Node, readers: Sequence[Node]) -> frozenset[Path]:
         """What `paths` would hold for `node`; of more than PATHS, some."""
@@ -112,14 +112,21 @@ class OpenGroup:
                 found.add(())
         return frozenset(islice(found, PATHS + 1))
 
-    def is_aligned(self, node: Node, readers: Sequence[Node], moved: bool = False) -> bool:
-        """Whether `aligned`, or `moved`, would hold `node`."""
-        if node is self.root:
-            return True
-        through = (ops.Reshape, ops.Transpose) if moved else (ops.Reshape,)
-        known = self.moved if moved else self.aligned
-        same = (category(u.op) is Category.ELEMENTWISE and u.shape == node.shape for u in readers)
-        return all(u in known and (kept or isinstance(u.op, through)) for u, kept in zip(readers, same, strict=True))
+    def order_of(self, node: Node, readers: Sequence[Node]) -> Path | None:
+        """What `orders` would hold for `node`; None also where its readers disagree, as in x + transpose(x)."""
+        found: Path | None = None
+        for u in readers:
+            order = self.orders[u]
+            if order is None:
+                return None
+            if isinstance(u.op, ops.Transpose) or (order and isinstance(u.op, ops.Reshape)):
+                order = ((u.id, 0), *order)
+            elif not isinstance(u.op, ops.Reshape) and not _follows_elements(u, node):
+                return None
+            if found is not None and found != order:
+                return None
+            found = order
+        return found or ()
 
     def rebase(self, box: Shape, kept: tuple[int, ...]) -> None:
         """Express the axes of a group over its result's box in the larger box that its reduction reads."""

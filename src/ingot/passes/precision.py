@@ -91,10 +91,15 @@ class _Narrowing:
 
     def _inline(self, x: Node) -> bool:
         """Whether all that read `x` read it narrow or inside their own loops: none needs it as f32 in memory."""
-        return all(
-            self._inline(u) if _moves(u) else _narrows(u) or category(u.op) in _ELEMENT_BY_ELEMENT
-            for u in self.users.get(x, ())
-        )
+        stack, seen = [x], {x}
+        while stack:
+            for u in self.users.get(stack.pop(), ()):
+                if _moves(u) and u not in seen:
+                    seen.add(u)
+                    stack.append(u)
+                elif not _moves(u) and not _narrows(u) and category(u.op) not in _ELEMENT_BY_ELEMENT:
+                    return False
+        return True
 
     def _image(self, n: Node, inputs: Sequence[Node]) -> Node:
         """`n` of f32 images of its operands."""

@@ -150,6 +150,9 @@ def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
+_PARTS = 64  # of concats that are joined: those of one value with itself double with every step
+
+
 def _concat(n: Node) -> Node | None:
     """concat(x) -> x; concat(concat(a, b), c) -> concat(a, b, c); no empty operands; neighbouring slices of x joined;
     all filled with one value -> that value"""
@@ -163,7 +166,8 @@ def _concat(n: Node) -> Node | None:
             return ops.BroadcastInDim(n.shape, ())(filled)
     parts: list[Node] = []
     for x in n.inputs:
-        parts += x.inputs if isinstance(x.op, ops.Concat) and x.op.dimension == axis else (x,)
+        inner = isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _PARTS
+        parts += x.inputs if inner else (x,)
     parts = [x for x in parts if x.shape[axis] != 0] or parts[:1]
     joined: list[Node] = []
     for x in parts:

@@ -10,6 +10,7 @@ strides that the place does not give) is copied by a group of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -51,10 +52,10 @@ def assign(graph: Graph) -> Storage:
     operands = sum(len(n.inputs) for n in graph.nodes() if isinstance(n.op, ops.Concat | ops.Pad))
     for _ in range(operands + 1):
         attempt = _Assignment(graph)
-        misfit = attempt.run()
-        if misfit is None:
+        misfits = attempt.run()
+        if not misfits:
             return Storage(graph, attempt.places, attempt.halos, attempt.order)
-        graph = _with_copy(graph, *misfit)
+        graph = _with_copies(graph, misfits)
     raise AssertionError("each copy settles one operand")
 
 
@@ -62,13 +63,15 @@ class _Assignment:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.users = graph.uses()
+        self.outputs = set(graph.outputs)
         self.places: dict[Node, Place] = {}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
         self.sizing = frozenset(topological(graph.found.values()))  # what sizes are made of
 
-    def run(self) -> tuple[Node, Node] | None:
-        """Fill `places`; the (storage op, operand) that does not fit, if there is one."""
+    def run(self) -> dict[Node, set[int]]:
+        """Fill `places`; the operands of storage ops that do not fit, by position."""
+        misfits: dict[Node, set[int]] = {}
         for node in reversed(self.graph.nodes()):
             if isinstance(node.op, Group) and len(node.types) > 1:
                 for unread in node.results:
@@ -79,23 +82,27 @@ class _Assignment:
             place = self.places[node]
             if not isinstance(node.op, ops.Concat | ops.Pad):
                 continue
-            for operand, inner in _parts(node, place.layout):
+            for i, (operand, inner) in enumerate(_parts(node, place.layout)):
                 movable = isinstance(operand.op, Group | ops.Concat | ops.Pad) and operand not in self.places
-                if not movable or operand in self.graph.outputs or not self._readable(operand, inner):
-                    return node, operand
-                if operand in self.sizing and not _found(inner) <= mentions(operand):
-                    return node, operand  # it would lie behind what is made of it
-                self.places[operand] = Place(place.owner, inner)
+                unfit = not movable or operand in self.outputs or not self._readable(operand, inner)
+                # among what sizes are made of, it would lie behind what is made of it
+                if unfit or (operand in self.sizing and not _found(inner) <= mentions(operand)):
+                    misfits.setdefault(node, set()).add(i)
+                else:
+                    self.places[operand] = Place(place.owner, inner)
             if isinstance(node.op, ops.Pad):
                 fill = ops.fill_byte(node)
                 assert fill is not None
                 inner, outer_fill = self.halos.get(place.owner, ("", fill))
                 if outer_fill != fill:
-                    return next(u for u in self.users[node] if isinstance(u.op, ops.Concat | ops.Pad)), node
+                    outer = next(u for u in self.users[node] if isinstance(u.op, ops.Concat | ops.Pad))
+                    misfits.setdefault(outer, set()).add(outer.inputs.index(node))
+                    continue
                 self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}", fill
-        self.order = self._ordered()
-        self._in_place()
-        return None
+        if not misfits:
+            self.order = self._ordered()
+            self._in_place()
+        return misfits
 
     def _ordered(self) -> tuple[Node, ...]:
         found = self.graph.found
@@ -115,11 +122,11 @@ class _Assignment:
             place, group = self.places.get(node), node.op
             if not isinstance(group, Group) or group.kind != "pointwise" or len(node.types) != 1:
                 continue
-            if place is None or place.owner is not node or node in self.graph.outputs:
+            if place is None or place.owner is not node or node in self.outputs:
                 continue
             for p, value in zip(group.body.inputs, node.inputs, strict=True):
                 held = self.places.get(value)
-                last = all(order[u] <= at for u in self.users[value]) and value not in self.graph.outputs
+                last = all(order[u] <= at for u in self.users[value]) and value not in self.outputs
                 if held is None or not last or value.type != node.type or held.layout != place.layout:
                     continue
                 whole = isinstance(held.owner.op, Group) and held.owner not in self.halos
@@ -131,7 +138,7 @@ class _Assignment:
         """Row-major; with a gap after each row where the rows of a contraction's tile, or the places of an image that a
         depthwise convolution reads again, would share a few cache sets."""
         dense = Layout.contiguous(node.shape)
-        if isinstance(node.op, Input | Const) or node in self.graph.outputs or node.type.rank < 2:
+        if isinstance(node.op, Input | Const) or node in self.outputs or node.type.rank < 2:
             return dense
         width, anchors = node.shape[-1], self._anchors(node)
         if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % LINE:
@@ -224,15 +231,14 @@ def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
     return parts
 
 
-def _with_copy(graph: Graph, storage: Node, operand: Node) -> Graph:
-    """The graph with `storage` reading one operand through a copy."""
-    first = storage.inputs.index(operand)
-    # a value that occurs twice keeps the first place only if it can
-    twice = operand.op.__class__ is Group and storage.inputs.count(operand) > 1
-    at = len(storage.inputs) - 1 if twice and storage.inputs[-1] is operand else first
-    inputs = list(storage.inputs)
-    inputs[at] = _unique_copy(operand, storage, at)
-    return graph.with_outputs(rebuilt(graph.outputs, {storage: storage.with_inputs(inputs)}))
+def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:
+    """The graph with storage ops reading some of their operands through copies."""
+
+    def copied(n: Node, inputs: Sequence[Node]) -> Node:
+        at = misfits.get(n, ())
+        return n.with_inputs([_unique_copy(x, n, i) if i in at else x for i, x in enumerate(inputs)])
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=copied))
 
 
 def _unique_copy(value: Node, user: Node, position: int) -> Node:

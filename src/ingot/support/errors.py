@@ -81,6 +81,17 @@ class CompileError(IngotError):
     """A valid model could not be turned into code (no kernel strategy, LLVM error, unresolved symbol)."""
 
 
+class LimitError(IngotError):
+    """A model grows beyond a budget of `Limits` while it is compiled: `limit` names it, and the user may raise it."""
+
+    def __init__(
+        self, limit: str, most: float, what: str, *, got: object = None, where: str | None = None
+    ) -> None:
+        self.limit = limit
+        raised = f"limits=ingot.Limits({limit}={most * 10}), or --limit {limit}={most * 10}"
+        super().__init__(what, expected=f"at most {most}", got=got, where=where, fix=f"to go on, raise it: {raised}")
+
+
 class ArtifactError(IngotError):
     """A saved artifact cannot be written or loaded: truncated, corrupted, wrong version, foreign ISA, full disk."""
 

@@ -20,10 +20,10 @@ from ingot.ir.dims import Dim, DimLike, parse_dim, substitute, symbol, symbols_o
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOp, UnsupportedOpError
+from ingot.support.limits import check_elements
 
 Bound = int | tuple[int, int | None]
 
-_MOST_ELEMENTS = 1 << 44
 
 
 def import_onnx(
@@ -88,11 +88,10 @@ def import_onnx(
 
 
 def _check_sizes(graph: Graph, where: str) -> None:
-    """Raise ImportModelError for a tensor that no machine can hold: sizes count in 64 bits from here on."""
+    """Raise LimitError for a tensor that no machine can hold: sizes count in 64 bits from here on."""
     for n in graph.nodes():
         for t in n.types:
-            if isinstance(t.size, int) and t.size > _MOST_ELEMENTS:
-                raise ImportModelError("a tensor is too large", got=t, where=f"{n.loc or n.op.name} in {where}")
+            check_elements(t.size, f"{n.loc or n.op.name} in {where}")
 
 
 def _check_names(what: str, names: Sequence[str], where: str) -> None:

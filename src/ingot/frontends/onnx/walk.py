@@ -24,6 +24,7 @@ from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_c
 from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
+from ingot.support.limits import in_time, spend_node
 
 _MIN_OPSET = 1
 _SPARSE_LIMIT = {"bytes": 1 << 30}
@@ -146,6 +147,9 @@ class Walk:
 
     def node(self, proto: onnx.NodeProto, scope: Scope, index: int) -> None:
         """Import one node and bind its outputs."""
+        in_time("the import")
+        if scope.depth:
+            spend_node(scope.prefix)
         loc = scope.prefix + (proto.name or f"{proto.op_type}_{index}")
         inputs = tuple(self._operand(name, scope, loc) if name else None for name in proto.input)
         if any(isinstance(v, Missing) for v in inputs):

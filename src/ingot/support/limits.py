@@ -1,0 +1,103 @@
+"""Budgets of a compile: what a small file may grow into before it is refused.
+
+    with limited(Limits(nodes=2_000_000)):
+        ...                                      # spend_node() and in_time() raise LimitError beyond them
+
+Nothing that a file says out loud counts: a model of a million nodes has a million nodes. What counts is made
+of few bytes: bodies that are written out again and again, tensors that double, sizes whose text explodes; and time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+
+from ingot.support.errors import InputError, LimitError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """nodes: of functions, branches and unrolled loops, written out; elements: of one tensor; terms: symbols and
+    operators of one symbolic size; seconds: of a whole compile."""
+
+    nodes: int = 500_000
+    elements: int = 1 << 36
+    terms: int = 1 << 10
+    seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise InputError(f"limits: {f.name}", expected="a positive number", got=repr(value))
+
+
+def parse_limits(texts: Sequence[str]) -> Limits | None:
+    """["seconds=3600", "nodes=2000000"] -> Limits; None for none. Raises InputError."""
+    names = [f.name for f in fields(Limits)]
+    given: dict[str, int] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in names or not value.isdecimal():
+            raise InputError("--limit", expected=f"NAME=NUMBER with a name of {names}", got=repr(text))
+        given[name] = int(value)
+    return Limits(**given) if given else None
+
+
+@dataclass
+class _Budget:
+    limits: Limits
+    end: float
+    nodes: int = 0
+
+
+_DEFAULT = Limits()
+_budget: ContextVar[_Budget | None] = ContextVar("limits of this compile", default=None)
+
+
+@contextmanager
+def limited(limits: Limits | None = None) -> Iterator[None]:
+    """Within, these limits hold, and time counts from here. None: those that hold already, or the defaults."""
+    if limits is None and _budget.get() is not None:
+        yield
+        return
+    limits = limits or _DEFAULT
+    token = _budget.set(_Budget(limits, time.monotonic() + limits.seconds))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def most_terms() -> int:
+    budget = _budget.get()
+    return (_DEFAULT if budget is None else budget.limits).terms
+
+
+def check_elements(count: object, where: str) -> None:
+    """Raise LimitError for a tensor of more elements than the limits allow."""
+    budget = _budget.get()
+    most = (_DEFAULT if budget is None else budget.limits).elements
+    if isinstance(count, int) and count > most:
+        raise LimitError("elements", most, "a tensor is too large", got=f"{count} elements", where=where)
+
+
+def spend_node(where: str) -> None:
+    """Count a node that the file does not hold itself; raise LimitError where there are too many."""
+    budget = _budget.get()
+    if budget is None:
+        return
+    budget.nodes += 1
+    if budget.nodes > budget.limits.nodes:
+        what = "functions, branches and loops write out too many nodes"
+        raise LimitError("nodes", budget.limits.nodes, what, where=where)
+
+
+def in_time(where: str) -> None:
+    """Raise LimitError where the time is up."""
+    budget = _budget.get()
+    if budget is not None and time.monotonic() > budget.end:
+        raise LimitError("seconds", budget.limits.seconds, "compiling takes too long", where=where)

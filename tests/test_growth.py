@@ -1,0 +1,111 @@
+"""Graphs that no walk may follow along every way: they compile, to what the interpreter says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import bounds, dim_max, dim_min, parse_dim, symbol
+from ingot.ir.interp import interpret
+from ingot.ir.kernel import Kernel
+from ingot.ir.node import Graph
+from ingot.link import link
+from ingot.pipeline import build_native, cpu_machine, cpu_passes, optimize
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError, LimitError
+from ingot.support.limits import Limits, check_elements, in_time, limited, parse_limits, spend_node
+from ingot.support.native import CodeObject
+from ingot.targets.cpu.workers import host_features
+from tests import growth
+
+
+class _Counted:
+    """Takes kernels as an assembler does, and makes nothing of them."""
+
+    def __init__(self) -> None:
+        self.kernels = 0
+
+    def add(self, kernel: Kernel) -> None:
+        self.kernels += 1
+
+    def finish(self) -> CodeObject:
+        return CodeObject(b"", {})
+
+
+def _lowered(graph: Graph) -> int:
+    """How many kernels a graph becomes, up to their machine code."""
+    isa, counted = host_features(), _Counted()
+    link(optimize(graph, cpu_passes()), cpu_machine(isa, 1, {}), isa, counted, stages={}, meta={})
+    return counted.kernels
+
+
+@pytest.mark.parametrize("name", growth.STEPS)
+def test_steps_that_use_their_input_twice_end(name: str) -> None:
+    assert 0 < _lowered(growth.chain(growth.STEPS[name], 60)) <= 200
+
+
+@pytest.mark.parametrize("name", ["ode", "rotate", "gather", "pad", "transpose", "flip"])
+def test_steps_are_right(name: str) -> None:
+    graph = growth.chain(growth.STEPS[name], 12)
+    x = np.random.default_rng(0).standard_normal(growth.SQUARE, np.float32)
+    (want,) = interpret(graph, (x,))
+    got = CompiledModel(build_native(graph, 1), threads=1)(x)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("make", [growth.fan, growth.doubled_concat, growth.masked])
+def test_graphs_whose_parts_are_shared_end(make: Callable[[int], Graph]) -> None:
+    assert _lowered(make(30)) > 0
+
+
+def test_long_chains_do_not_recurse() -> None:
+    assert _lowered(growth.chain(growth.STEPS["where"], 1000)) > 0
+
+
+def test_sizes_have_a_weight() -> None:
+    n = symbol("n")
+    with pytest.raises(LimitError, match="terms"):
+        for _ in range(40):
+            n = n % 7 + n // 3
+    n = symbol("n")
+    with pytest.raises(LimitError, match="terms"):
+        for _ in range(40):
+            n = n * n + n
+
+
+def test_bounds_of_nested_maxima_end() -> None:
+    d = symbol("n")
+    for i in range(30):
+        d = dim_max(d, symbol(f"a{i}") + 1) + dim_min(symbol("m"), i + 2)
+    assert bounds(d)[0] is not None
+
+
+def test_texts_of_sizes_that_nest_are_no_sizes() -> None:
+    for text in ("(" * 5000 + "n" + ")" * 5000, "-" * 1500 + "n", "+".join(["n"] * 5000)):
+        with pytest.raises(ValueError):
+            parse_dim(text)
+
+
+def test_limits_are_told_and_can_be_raised() -> None:
+    with limited(Limits(nodes=3)):
+        with pytest.raises(LimitError, match=r"at most 3.*--limit nodes=30"):
+            for _ in range(4):
+                spend_node("f/")
+        with limited(), pytest.raises(LimitError):  # what holds already goes on
+            spend_node("f/")
+        with limited(Limits(nodes=30)):
+            spend_node("f/")
+    with limited(Limits(elements=8)), pytest.raises(LimitError, match="elements"):
+        check_elements(9, "x")
+    with limited(Limits(seconds=1e-9)), pytest.raises(LimitError, match="seconds"):
+        in_time("the import")
+
+
+def test_limits_as_texts() -> None:
+    assert parse_limits([]) is None
+    assert parse_limits(["nodes=5", "seconds=7"]) == Limits(nodes=5, seconds=7)
+    for wrong in ("nodes", "nodes=x", "size=4", "nodes=-1", "nodes=0"):
+        with pytest.raises(InputError):
+            parse_limits([wrong])
