@@ -183,8 +183,11 @@ from ingot.ops.nn import (
     Softplus,
     Softshrink,
     Softsign,
+    SuppressOverlaps,
     Take,
     ThresholdedRelu,
     TopK,
     Trilu,
+    roi_align,
 )
+from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

@@ -107,18 +107,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_tfidfvectorizer_tf_onlybigrams_skip5",
         "test_tfidfvectorizer_tf_uniandbigrams_skip5",
     ),
-    "the size of the result depends on the data": (
-        "test_nonmaxsuppression_center_point_box_format",
-        "test_nonmaxsuppression_flipped_coordinates",
-        "test_nonmaxsuppression_identical_boxes",
-        "test_nonmaxsuppression_iou_threshold_boundary",
-        "test_nonmaxsuppression_limit_output_size",
-        "test_nonmaxsuppression_single_box",
-        "test_nonmaxsuppression_suppress_by_IOU",
-        "test_nonmaxsuppression_suppress_by_IOU_and_scores",
-        "test_nonmaxsuppression_two_batches",
-        "test_nonmaxsuppression_two_classes",
-    ),
 }
 
 # ONNX's reference keeps the fraction of the resized length under align_corners; ONNX Runtime, PyTorch and Ingot do not

@@ -9,6 +9,7 @@ A row holds from its `since` version to the next row's of the same name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -146,6 +147,14 @@ class Importer(Protocol):
         self, graph: onnx.GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
     ) -> list[AnyValue]:
         """The outputs of a subgraph of `call`; outer values that it reads go through `capture`."""
+        ...
+
+    def found(self, count: Node, most: DimLike, what: str) -> DimLike:
+        """The size that `count`, an i64 scalar, says in the run: at most `most`, named after `what`."""
+        ...
+
+    def body(self) -> AbstractContextManager[Mapping[str, tuple[Node, DimLike]]]:
+        """Within, sizes that are found are those of a graph inside: name -> (value, the most)."""
         ...
 
     def assume(self, size: DimLike) -> bool:

@@ -82,7 +82,10 @@ def import_onnx(
         raise UnsupportedOpError(walk.refused, model=where)
     _check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    graph = Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions))
+    values, found = [node for node, _ in walk.sizes.values()], [(s, most) for s, (_, most) in walk.sizes.items()]
+    graph = Graph(
+        tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found)
+    )
     _check_sizes(graph, where)
     return graph
 

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
-from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, symbols_of
+from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, narrowed, symbol, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
@@ -96,6 +97,9 @@ class Walk:
         self.limits: dict[str, Interval] = {}
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
+        # sizes that the run finds in the graph that is being made: name -> (value, the most)
+        self.sizes: dict[str, tuple[Node, DimLike]] = {}
+        self._found = 0
 
     def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""
@@ -264,6 +268,25 @@ class Walk:
                 node = given
             self.node(node, inner, i)
         return [inner.get(name) for name in function.output]
+
+    def found(self, count: Node, most: DimLike, what: str) -> DimLike:
+        """The size that an i64 scalar says in the run, at most `most`. Equal values are one size."""
+        for name, (node, _) in self.sizes.items():
+            if node is count:
+                return symbol(name)
+        name = f"{FOUND}{what}{self._found}"
+        self._found += 1
+        self.sizes[name] = count, most
+        return symbol(name)
+
+    @contextmanager
+    def body(self) -> Iterator[dict[str, tuple[Node, DimLike]]]:
+        """Sizes that are found within belong to a graph of their own, which takes them from here."""
+        outside, self.sizes = self.sizes, {}
+        try:
+            yield self.sizes
+        finally:
+            self.sizes = outside
 
     def assume(self, size: DimLike) -> bool:
         """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""

@@ -19,6 +19,7 @@ from ingot.ops.nn.activation import (
     ThresholdedRelu,
 )
 from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gridsample import GridSample
 from ingot.ops.nn.grouped import GroupedMatMul
@@ -99,8 +100,10 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SuppressOverlaps",
     "Take",
     "ThresholdedRelu",
     "TopK",
     "Trilu",
+    "roi_align",
 ]

@@ -7,9 +7,9 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import iota
-from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.node import Const, const
+from ingot.ir.dims import product
+from ingot.ir.node import Const, Node, const
 
 
 @onnx_op("Gather")
@@ -56,20 +56,22 @@ def tensor_scatter(c: Call) -> Result:
     return ops.ScatterElements(axis, "none")(past, at, update)
 
 
+def _selected(c: Call, mask: Node, what: str) -> Node:
+    """The flat places of the true elements of a mask; how many they are, only the run knows."""
+    places, count = ops.true_places(mask)
+    size = c.importer.found(count, mask.type.size, what)
+    return ops.slice_axis(places, 0, 0, size)
+
+
 @onnx_op("Compress", since=9)
 def compress(c: Call) -> Result:
-    keep = np.flatnonzero(c.array(1)).astype(np.int64)
-    if c.has_attr("axis"):
-        return ops.Take(c.axis("axis", None, c.rank()))(c.x(), const(keep))
-    return ops.Take(0)(ops.reshape(c.x(), (c.type().size,)), const(keep))
-
-
-def _data(c: Call) -> np.ndarray:
-    """A tensor whose values decide the size of the result."""
-    try:
-        return c.array(0)
-    except Unsupported as e:
-        raise Unsupported(f"the size of its result depends on the data: {e}") from None
+    axis = c.axis("axis", None, c.rank()) if c.has_attr("axis") else None
+    x = c.x() if axis is not None else ops.reshape(c.x(), (c.type().size,))
+    if isinstance(c.x(1).op, Const):
+        keep = const(np.flatnonzero(c.array(1)).astype(np.int64))
+    else:
+        keep = _selected(c, c.x(1), "compress")
+    return ops.Take(axis or 0)(x, keep)
 
 
 @onnx_op("NonZero")
@@ -80,18 +82,61 @@ def nonzero(c: Call) -> Result:
         count = x.type.size if x.inputs[0].op.value.any() else 0
         places = [ops.reshape(iota(x.shape, axis), (1, -1)) for axis in range(len(x.shape))]
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
-    return const(np.asarray(np.nonzero(_data(c)), np.int64))
+    if isinstance(x.op, Const):
+        return const(np.asarray(np.nonzero(np.atleast_1d(x.op.value)), np.int64)[: len(x.shape)])
+    flat = _selected(c, ops.truth(x), "nonzero")
+    if not x.shape:
+        return ops.full((0, flat.shape[0]), 0, T.i64)
+    return ops.stack(ops.coordinates(flat, x.shape), 0)
 
 
 @onnx_op("Unique", since=11)
 def unique(c: Call) -> Result:
-    x = _data(c)
     axis = c.axis("axis", None, c.rank()) if c.has_attr("axis") else None
-    values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
-    inverse = inverse.reshape(-1)
-    if not c.flag("sorted", 1):
-        order = np.argsort(first, kind="stable")
-        rank = np.argsort(order, kind="stable")
-        values, first, counts = np.take(values, order, axis=axis or 0), first[order], counts[order]
-        inverse = rank[inverse]
-    return [const(values), const(first, np.int64), const(inverse, np.int64), const(counts, np.int64)]
+    x = c.x() if axis is not None else ops.reshape(c.x(), (c.type().size,))
+    n = x.shape[axis or 0]
+    rows = x if axis is None else ops.transpose(x, (axis, *(d for d in range(len(x.shape)) if d != axis)))
+    rows = ops.reshape(rows, (n, product(rows.shape[1:])))
+    found = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
+    size = c.importer.found(found.count, n, "unique")
+    first, counts = (ops.slice_axis(v, 0, 0, size) for v in (found.first, found.counts))
+    return [ops.Take(axis or 0)(x, first), first, found.inverse, counts]
+
+
+@onnx_op("NonMaxSuppression", since=10)
+def non_max_suppression(c: Call) -> Result:
+    """Rows (batch, class, box), best boxes first: ONNX Runtime's choice among equal scores, the first box, and among
+    boxes without an area, which overlap nothing."""
+    boxes, scores = c.x(0), c.x(1)
+    batch, classes, n = scores.shape
+    if boxes.shape[0] != batch:
+        c.importer.require(boxes.shape[0] - batch, "boxes and scores of different batches")
+        c.importer.require(batch - boxes.shape[0], "boxes and scores of different batches")
+    corners = [ops.index_axis(boxes, 2, i) for i in range(4)]
+    if c.flag("center_point_box"):
+        x, y, w, h = corners
+        half_w, half_h = ops.div(w, 2.0), ops.div(h, 2.0)
+        corners = [ops.sub(x, half_w), ops.sub(y, half_h), ops.add(x, half_w), ops.add(y, half_h)]
+    else:
+        y1, x1, y2, x2 = corners
+        corners = [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
+
+    def scalar(i: int, default: float, dtype: T.DType) -> Node:
+        return ops.cast(ops.reshape(c.x(i), ()), dtype) if c.has(i) else ops.scalar(default, dtype)
+
+    pairs = batch * classes
+    line = ops.reshape(scores, (pairs, n))
+    good = ops.compare("GT", line, scalar(4, 0.0, line.dtype)) if c.has(4) else ops.full(line.shape, True, T.boolean)
+    # what is not good enough goes to the end
+    bad, place = ops.cast(ops.Not()(good), T.i32), iota(line.shape, 1)
+    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(line), place).results
+    count = ops.reduce_sum(ops.cast(good, T.i64), 1)
+    spread = [ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)) for v in corners]
+    sides = [ops.GatherElements(1)(ops.reshape(v, (pairs, n)), order) for v in spread]
+    most, threshold = scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
+    kept = ops.SuppressOverlaps(strict=True)(ops.stack(sides, 1), count, most, threshold)
+    flat = _selected(c, kept, "boxes")
+    pair, _ = ops.coordinates(flat, kept.shape)
+    image, category = ops.coordinates(pair, (batch, classes))
+    box = ops.Take(0)(ops.reshape(order, (pairs * n,)), flat)
+    return ops.stack([image, category, box], 1)

@@ -7,7 +7,6 @@ from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector, ints_of, iota
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 
 
@@ -18,60 +17,16 @@ def grid_sample(c: Call) -> Result:
     return ops.GridSample(mode, c.str("padding_mode", "zeros"), c.flag("align_corners"))(c.x(0), c.x(1))
 
 
-def _places(c: Call, start: Node, size: Node, count: int, grid: int, limit: DimLike) -> tuple[Node, Node, Node, Node]:
-    """Along one axis, for each region [R] and sample [count*grid]: (low index, high index, weight of high, inside)."""
-    samples = ops.cast(ops.arange(count * grid), start.dtype)
-    step = ops.div(size, float(count * grid))
-    at = ops.add(
-        ops.expand_dims(start, 1), ops.mul(ops.expand_dims(step, 1), ops.expand_dims(ops.add(samples, 0.5), 0))
-    )
-    last = ops.cast(ops.scalar(limit, T.i64), start.dtype)
-    inside = ops.and_(ops.compare("GE", at, -1.0), ops.compare("LE", at, last))
-    most = ops.sub(last, 1.0)
-    at = ops.minimum(ops.maximum(at, 0.0), most)
-    low = ops.Floor()(at)
-    high = ops.minimum(ops.add(low, 1.0), most)
-    return ops.cast(low, T.i64), ops.cast(high, T.i64), ops.sub(at, low), inside
-
-
 @onnx_op("RoiAlign", since=10)
 def roi_align(c: Call) -> Result:
-    """Regions [R, 4] of x as [R, C, h, w]: means or maxima of bilinear samples (He et al. 2017)."""
-    x, rois = c.x(0), c.x(1)
-    n, channels, height, width = x.shape
-    out, grid = (c.int("output_height", 1), c.int("output_width", 1)), c.int("sampling_ratio", 0)
+    grid = c.int("sampling_ratio", 0)
     if grid <= 0:
         raise Unsupported("a number of samples that depends on the regions (sampling_ratio 0)")
     half = c.version >= 16 and c.str("coordinate_transformation_mode", "half_pixel") == "half_pixel"
-    corners = ops.mul(rois, c.float("spatial_scale", 1.0))
-    corners = ops.sub(corners, 0.5) if half else corners
-    x1, y1, x2, y2 = (ops.index_axis(corners, 1, i) for i in range(4))
-    sizes = [ops.sub(y2, y1), ops.sub(x2, x1)]
-    if not half:
-        sizes = [ops.maximum(s, 1.0) for s in sizes]
-    rows = _places(c, y1, sizes[0], out[0], grid, height)
-    cols = _places(c, x1, sizes[1], out[1], grid, width)
-    pixels = ops.reshape(ops.transpose(x, (0, 2, 3, 1)), (n * height * width, channels))
-    image = ops.expand_dims(ops.cast(c.x(2), T.i64), (1, 2))
-    ones = [ops.sub(1.0, v[2]) for v in (rows, cols)]
-    inside = ops.and_(ops.expand_dims(rows[3], 2), ops.expand_dims(cols[3], 1))
-    parts: list[Node] = []
-    for yi, wy in ((rows[0], ones[0]), (rows[1], rows[2])):
-        for xi, wx in ((cols[0], ones[1]), (cols[1], cols[2])):
-            line = ops.add(ops.mul(image, height), ops.expand_dims(yi, 2))
-            flat = ops.add(ops.mul(line, width), ops.expand_dims(xi, 1))
-            weight = ops.mul(ops.expand_dims(wy, 2), ops.expand_dims(wx, 1))
-            weight = ops.where(inside, weight, 0.0)
-            parts.append(ops.mul(ops.Take(0)(pixels, flat), ops.expand_dims(weight, 3)))
-    split = (rois.shape[0], out[0], grid, out[1], grid, channels)
-    if c.str("mode", "avg") == "avg":
-        total = ops.add(ops.add(parts[0], parts[1]), ops.add(parts[2], parts[3]))
-        y = ops.mean(ops.reshape(total, split), (2, 4))
-    else:
-        # ONNX takes the largest weighted neighbour, not the largest sample
-        most = ops.maximum(ops.maximum(parts[0], parts[1]), ops.maximum(parts[2], parts[3]))
-        y = ops.reduce_max(ops.reshape(most, split), (2, 4))
-    return ops.transpose(y, (0, 3, 1, 2))
+    rois, image = ops.mul(c.x(1), c.float("spatial_scale", 1.0)), ops.cast(c.x(2), T.i64)
+    out = c.int("output_height", 1), c.int("output_width", 1)
+    maximum = c.str("mode", "avg") != "avg"
+    return ops.roi_align(c.x(0), rois, image, out, grid, half_pixel=half, maximum=maximum)
 
 
 @onnx_op("DeformConv", since=19)

@@ -1,0 +1,124 @@
+"""NonZero, Compress, Unique, NonMaxSuppression and what follows on them, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto as T
+from onnx import helper
+
+from ingot.frontends.onnx import import_onnx
+from ingot.ir.interp import interpret
+from ingot.ir.verify import verify
+from ingot.pipeline import build_native
+from ingot.runtime.executor import CompiledModel
+
+Info = tuple[str, int, tuple[object, ...] | None]
+
+
+def model(nodes: Sequence[onnx.NodeProto], ins: Sequence[Info], outs: Sequence[str]) -> onnx.ModelProto:
+    takes = [helper.make_tensor_value_info(*i) for i in ins]
+    gives = [helper.make_tensor_value_info(name, T.UNDEFINED, None) for name in outs]
+    for g in gives:
+        g.ClearField("type")
+    graph = helper.make_graph(nodes, "g", takes, gives)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+class Pair:
+    """A model in ONNX Runtime, the interpreter and compiled; all results bit for bit alike."""
+
+    def __init__(self, m: onnx.ModelProto) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        self.theirs = onnxruntime.InferenceSession(m.SerializeToString(), options)
+        self.graph = import_onnx(m)
+        verify(self.graph)
+        self.ours = CompiledModel(build_native(self.graph, 2))
+
+    def check(self, feeds: Mapping[str, np.ndarray], rtol: float = 0.0) -> None:
+        got = self.ours(**feeds)
+        results = zip(
+            self.theirs.run(None, dict(feeds)), interpret(self.graph, feeds),
+            got if isinstance(got, tuple) else (got,), strict=True,
+        )  # fmt: skip
+        for want, meant, mine in results:
+            assert want.shape == meant.shape == mine.shape  # type: ignore[union-attr]
+            np.testing.assert_allclose(meant, want, rtol=rtol)
+            np.testing.assert_allclose(mine, want, rtol=rtol)  # type: ignore[arg-type]
+
+
+def test_places_and_what_follows() -> None:
+    """x[x > 0], doubled, its sum and its largest: of any size, none and all included."""
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["mask"]),
+        helper.make_node("NonZero", ["mask"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("GatherND", ["x", "rows"], ["chosen"]),
+        helper.make_node("Compress", ["x", "keep"], ["columns"], axis=1),
+        helper.make_node("Add", ["chosen", "chosen"], ["double"]),
+        helper.make_node("ReduceSum", ["columns"], ["total"], keepdims=0),
+    ]
+    ins: list[Info] = [("x", T.FLOAT, ("a", 7)), ("zero", T.FLOAT, ()), ("keep", T.BOOL, (7,))]
+    pair, rng = Pair(model(nodes, ins, ["places", "double", "columns", "total"])), np.random.default_rng(0)
+    for rows in (1, 4, 700):
+        for shift in (0.0, -9.0, 9.0):
+            x = (rng.standard_normal((rows, 7)) + shift).astype(np.float32)
+            keep = rng.random(7) < 0.5 + shift
+            pair.check({"x": x, "zero": np.asarray(0, np.float32), "keep": keep}, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [T.FLOAT, T.INT64, T.INT8])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("in_order", [0, 1])
+def test_unique(dtype: int, axis: int | None, in_order: int) -> None:
+    along = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Unique", ["x"], ["y", "first", "inverse", "counts"], sorted=in_order, **along)
+    pair, rng = Pair(model([node], [("x", dtype, ("a", 3))], node.output)), np.random.default_rng(0)
+    for rows in (1, 2, 30):
+        x = rng.integers(-2, 2, (rows, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        pair.check({"x": x})
+
+
+def test_unique_of_wide_rows_and_nan() -> None:
+    node = helper.make_node("Unique", ["x"], ["y", "first", "inverse", "counts"], axis=0)
+    graph = import_onnx(model([node], [("x", T.FLOAT, ("a", 20))], node.output))
+    rng, ours = np.random.default_rng(0), CompiledModel(build_native(graph, 2))
+    x = rng.integers(0, 2, (5, 20))[rng.integers(0, 5, 40)].astype(np.float32)
+    x[:, 3] = np.where(x[:, 3] == 1, np.nan, x[:, 3])
+    want = np.unique(x, True, True, True, axis=0, equal_nan=True)
+    same = [len(np.unique(np.nan_to_num(x, nan=9), axis=0))]
+    got = ours(x)
+    assert isinstance(got, tuple) and [got[0].shape[0]] == same  # type: ignore[union-attr]
+    np.testing.assert_array_equal(got[0][np.asarray(got[2])], x)  # type: ignore[index]
+    assert want[0].shape[1] == 20
+
+
+@pytest.mark.parametrize("center", [0, 1])
+@pytest.mark.parametrize("scored", [False, True])
+def test_non_max_suppression(center: int, scored: bool) -> None:
+    ins: list[Info] = [
+        ("boxes", T.FLOAT, ("b", "n", 4)), ("scores", T.FLOAT, ("b", "c", "n")), ("most", T.INT64, (1,)),
+        ("iou", T.FLOAT, (1,)), ("score", T.FLOAT, (1,)),
+    ][: 5 if scored else 4]  # fmt: skip
+    names = [i[0] for i in ins]
+    # the boxes and scores that are kept, as exporters gather them
+    nodes = [
+        helper.make_node("NonMaxSuppression", names, ["kept"], center_point_box=center),
+        helper.make_node("Split", ["kept"], ["image", "class", "box"], axis=1, num_outputs=3),
+        helper.make_node("Concat", ["image", "box"], ["place"], axis=1),
+        helper.make_node("GatherND", ["boxes", "place"], ["chosen"]),
+        helper.make_node("GatherND", ["scores", "kept"], ["theirs"]),
+    ]
+    m = model(nodes, ins, ["kept", "chosen", "theirs"])
+    pair, rng = Pair(m), np.random.default_rng(0)
+    for b, c, n in ((1, 1, 1), (2, 3, 60), (1, 2, 500)):
+        for most, iou, score in ((100, 0.5, 0.2), (3, 0.3, 0.0), (7, 0.0, 2.0), (0, 0.5, 0.5)):
+            boxes = (rng.random((b, n, 4)) * 5).astype(np.float32)
+            scores = np.round(rng.random((b, c, n)), 1 if n < 100 else 5).astype(np.float32)
+            values = boxes, scores, np.asarray([most]), np.float32([iou]), np.float32([score])  # type: ignore[arg-type]
+            pair.check(dict(zip(names, values, strict=False)))
