@@ -9,12 +9,12 @@ exp(-x) sqrt(x) I(x) beyond, in 16 / x - 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.ir.node import Node
 from ingot.ir.types import f64
 from ingot.ops import build as ops
-from ingot.ops.core.elementwise import Abs, Erf, Exp, IsNan, Log, Log1p, RoundEven, Sin, Sqrt, Tan
+from ingot.ops.core.elementwise import Abs, Erf, Exp, Floor, IsNan, Log, Log1p, RoundEven, Sin, Sqrt, Tan
 
 _STEPS = 8
 # B_2k / (2k (2k - 1)) and B_2k / 2k, k = 1 ...
@@ -80,10 +80,32 @@ def digamma(x: Node) -> Node:
 
 
 def zeta(s: Node, q: Node) -> Node:
-    """Hurwitz' zeta function for s > 1: the first terms of its sum, the rest by Euler and Maclaurin. NaN for s < 1,
-    infinite at s = 1 and where q is 0 or a negative integer; of other negative q only for whole s."""
+    """Hurwitz' zeta function, the sum of (q + k)^-s. NaN for s < 1, infinite at s = 1 and where q is 0 or a negative
+    integer; of other negative q only for whole s.
+
+    From q = -m + f on, the m negative terms are those of zeta(s, 1 - f) up to 1 - q but for the sign.
+    """
     s, q = ops.promote(s, q)
-    order, start = ops.cast(s, f64), ops.cast(q, f64)
+    shape = ops.broadcast_shapes(s.shape, q.shape)
+    order, start = (ops.broadcast_to(ops.cast(v, f64), shape) for v in (s, q))
+    negative = ops.compare("LT", start, 0.0)
+    part = ops.sub(start, Floor()(start))
+    starts = (ops.where(negative, part, start), ops.sub(1.0, part), ops.sub(1.0, start))
+    value, turned, beyond = ops.split(_zeta(ops.expand_dims(order, 0), ops.stack(starts)), (1, 1, 1))
+    value, turned, beyond = (ops.squeeze(v, 0) for v in (value, turned, beyond))
+    odd = ops.compare("NE", _pole_distance(ops.mul(order, 0.5)), 0.0)
+    back = ops.sub(turned, beyond)
+    reflected = ops.add(value, ops.where(odd, ops.sub(0.0, back), back))
+    reflected = ops.where(ops.compare("EQ", _pole_distance(order), 0.0), reflected, _NAN)
+    value = ops.where(negative, reflected, value)
+    pole = ops.and_(ops.compare("LE", start, 0.0), ops.compare("EQ", _pole_distance(start), 0.0))
+    value = ops.where(ops.compare("EQ", start, _INF), 0.0, value)
+    value = ops.where(ops.or_(pole, ops.compare("EQ", order, 1.0)), _INF, value)
+    return ops.cast(ops.where(ops.compare("LT", order, 1.0), _NAN, value), s.dtype)
+
+
+def _zeta(order: Node, start: Node) -> Node:
+    """For start > 0: the first terms of the sum, the rest by Euler and Maclaurin."""
     negative = ops.sub(0.0, order)
     value = ops.full(start.shape, 0.0, f64)
     for i in range(_TERMS):
@@ -96,10 +118,7 @@ def zeta(s: Node, q: Node) -> Node:
         value = ops.add(value, ops.mul(ops.mul(power, factor), b))
         factor = ops.mul(factor, ops.mul(ops.add(order, float(2 * k + 1)), ops.add(order, float(2 * k + 2))))
         power = ops.div(power, ops.mul(a, a))
-    pole = ops.and_(ops.compare("LE", start, 0.0), ops.compare("EQ", _pole_distance(start), 0.0))
-    value = ops.where(ops.or_(pole, ops.compare("EQ", order, 1.0)), _INF, value)
-    value = ops.where(ops.compare("EQ", start, _INF), 0.0, value)
-    return ops.cast(ops.where(ops.compare("LT", order, 1.0), _NAN, value), s.dtype)
+    return value
 
 
 def polygamma(n: Node, x: Node) -> Node:
@@ -123,18 +142,28 @@ _FRACTION = 24  # terms of it: 1e-12 at _TAIL
 
 
 def erfc(x: Node) -> Node:
-    """1 - erf(x), in the tail Laplace's continued fraction (Abramowitz and Stegun 7.1.14); in f64, as 1 - erf cancels.
-
-    erfc(x) = exp(-x^2) / (x sqrt(pi) (1 + r / (1 + 2 r / (1 + 3 r / ...)))), r = 1 / (2 x^2)
-    """
+    """1 - erf(x), in the tail by its continued fraction; in f64, as 1 - erf cancels."""
     a = ops.cast(x, f64)
-    square = ops.mul(a, a)
-    r = ops.div(0.5, square)
+    tail = ops.mul(Exp()(ops.sub(0.0, ops.mul(a, a))), _scaled_tail(a))
+    return ops.cast(ops.where(ops.compare("GT", a, _TAIL), tail, ops.sub(1.0, Erf()(a))), x.dtype)
+
+
+def erfcx(x: Node) -> Node:
+    """exp(x^2) erfc(x)."""
+    a = ops.cast(x, f64)
+    near = ops.mul(Exp()(ops.mul(a, a)), ops.sub(1.0, Erf()(a)))
+    return ops.cast(ops.where(ops.compare("GT", a, _TAIL), _scaled_tail(a), near), x.dtype)
+
+
+def _scaled_tail(a: Node) -> Node:
+    """erfcx from _TAIL on: Laplace's continued fraction (Abramowitz and Stegun 7.1.14),
+    1 / (x sqrt(pi) (1 + r / (1 + 2 r / (1 + 3 r / ...)))), r = 1 / (2 x^2).
+    """
+    r = ops.div(0.5, ops.mul(a, a))
     fraction = ops.add(ops.mul(r, float(_FRACTION)), 1.0)
     for k in range(_FRACTION - 1, 0, -1):
         fraction = ops.add(ops.div(ops.mul(r, float(k)), fraction), 1.0)
-    tail = ops.div(Exp()(ops.sub(0.0, square)), ops.mul(ops.mul(a, math.sqrt(math.pi)), fraction))
-    return ops.cast(ops.where(ops.compare("GT", a, _TAIL), tail, ops.sub(1.0, Erf()(a))), x.dtype)
+    return ops.div(1.0, ops.mul(ops.mul(a, math.sqrt(math.pi)), fraction))
 
 
 # Giles, "Approximating the erfinv function" (2012): of w - 2.5 for w = -log(1 - x^2) < 5, of sqrt(w) - 3 beyond
@@ -236,3 +265,16 @@ def bessel_i0e(x: Node) -> Node:
 
 def bessel_i1e(x: Node) -> Node:
     return _bessel(1, x)
+
+
+def bessel_i0(x: Node) -> Node:
+    return _unscaled(bessel_i0e, x)
+
+
+def bessel_i1(x: Node) -> Node:
+    return _unscaled(bessel_i1e, x)
+
+
+def _unscaled(function: Callable[[Node], Node], x: Node) -> Node:
+    a = ops.cast(x, f64)
+    return ops.cast(ops.mul(Exp()(Abs()(a)), function(a)), x.dtype)

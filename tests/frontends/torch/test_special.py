@@ -82,3 +82,18 @@ def test_wronskians() -> None:
     model = agree(products, x)
     for product in run(model, x):
         torch.testing.assert_close(product, torch.ones_like(x), rtol=0, atol=1e-13)
+
+
+def test_incomplete_gamma_functions() -> None:
+    a = torch.tensor([0, 1e-3, 0.5, 1, 2, 7.3, 30, 200, 1e3, 9e3, 2e4, 1e6, INF, -1], dtype=torch.float64)[:, None]
+    near = [0.1, 1, 5, 10, 29, 31, 190, 210, 950, 1050, 9000, 9100, 19900, 20200, 1e6, 1e6 + 1000, 1e6 - 2000]
+    x = torch.tensor([0, 1e-9, *near, INF, -2], dtype=torch.float64)
+    agree(lambda a, x: (torch.special.gammainc(a, x), torch.special.gammaincc(a, x)), a, x, tolerance=1e-9)
+    agree(torch.special.gammaincc, a.float()[1:8], x.float()[1:9])
+
+
+def test_zeta() -> None:
+    s = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 10, 33], dtype=torch.float64)[:, None]
+    q = torch.tensor([-30.5, -20.25, -3.7, -1, -0.5, 0, 0.1, 1, 2.5, 10, 100, 1e6], dtype=torch.float64)
+    agree(torch.special.zeta, s, q, tolerance=1e-12)
+    agree(lambda q: (torch.special.zeta(3.0, q), torch.special.zeta(q, 2)), q[6:].float())

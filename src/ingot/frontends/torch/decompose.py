@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch import bessel, composed, gamma
+from ingot.frontends.torch import composed
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.recurrence import whole_recurrences
 
@@ -109,42 +108,6 @@ def _trilinear(
     return (parts[0] * parts[1] * parts[2]).sum(list(sumdim), dtype=i1.dtype)
 
 
-# M. Giles, "Approximating the erfinv function" (2010), single precision: w = -log(1 - x^2) below and from 5
-_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-         0.246640727, 1.50140941)  # fmt: skip
-_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-        1.00167406, 2.83297682)  # fmt: skip
-
-
-def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    value = torch.full_like(x, coefficients[0])
-    for c in coefficients[1:]:
-        value = value * x + c
-    return value
-
-
-def _erfinv(y: Tensor) -> Tensor:
-    """The inverse of erf: in f32 by Giles' polynomials, within 4 ulp; in f64 by Winitzki's formula (2008), right to
-    2e-3, and two steps of Halley's method.
-    """
-    if y.dtype != torch.float64:
-        x = y.float()
-        w = -torch.log((1 - x) * (1 + x))
-        p = torch.where(w < 5, _polynomial(w - 2.5, _NEAR), _polynomial(torch.sqrt(w) - 3, _FAR))
-        value = torch.where(x.abs() == 1, x * math.inf, p * x)
-        return value.to(y.dtype if y.is_floating_point() else torch.get_default_dtype())
-    x = y
-    log = torch.log1p(-x * x)
-    half = 2 / (math.pi * 0.147) + log / 2
-    # sqrt(half^2 - log / a) - half, without cancellation where log is small
-    square = -log / 0.147
-    root = x.sign() * torch.sqrt(square / (torch.sqrt(half * half + square) + half))
-    for _ in range(2):
-        step = (torch.erf(root) - x) / (2 / math.sqrt(math.pi) * torch.exp(-root * root))
-        root = root - step / (1 + root * step)
-    return torch.where(x.abs() == 1, x * math.inf, root)
-
-
 def _fake_quantized(
     x: Tensor, scale: Tensor | float, zero: Tensor | float, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
@@ -166,16 +129,6 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten._native_multi_head_attention.default: _attention,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,
-    _aten.erfinv.default: _erfinv,
-    _aten.lgamma.default: gamma.lgamma,
-    _aten.digamma.default: gamma.digamma,
-    _aten.polygamma.default: gamma.polygamma,
-    _aten.i0.default: bessel.i0,
-    _aten.special_modified_bessel_i0.default: bessel.i0,
-    _aten.special_i0e.default: bessel.i0e,
-    _aten.special_i1.default: bessel.i1,
-    _aten.special_modified_bessel_i1.default: bessel.i1,
-    _aten.special_i1e.default: bessel.i1e,
     _aten.logcumsumexp.default: composed.logcumsumexp,
     _aten.mode.default: composed.mode,
     _aten.nanmedian.default: composed.nanmedian_of_all,

@@ -8,47 +8,17 @@ from collections.abc import Callable
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, aligned, cast, expand, f64, node_of, wide
+from ingot.frontends.torch.values import Context, Operand, aligned, cast, expand, f64, node_of, scalar_like, wide
 from ingot.ir.node import Node
-from ingot.ops import bessel, orthogonal
+from ingot.ops import bessel, incomplete_gamma, orthogonal, special
 
 aten = Table()
-
-_TAIL = 2.5  # from where on erfc is a continued fraction
-_TERMS = 24  # of it: 1e-12 at _TAIL
 
 
 @aten("exp2.default", "special_exp2.default")
 def exp2(c: Context, x: Node) -> Node:
     # exp(x log 2) is off by x times the rounding of its operand
     return ops.Pow()(*aligned((2.0, cast(x, c.dtype)), c.dtype))
-
-
-@aten("erfc.default", "special_erfc.default")
-def erfc(c: Context, x: Node) -> Node:
-    """1 - erf(x), in the tail by its continued fraction; in f64, as 1 - erf cancels."""
-    x = cast(cast(x, c.dtype), f64)
-    tail = ops.mul(ops.Exp()(ops.Neg()(ops.mul(x, x))), _scaled_tail(x))
-    return cast(ops.where(ops.compare("GT", x, _TAIL), tail, ops.sub(1.0, ops.Erf()(x))), c.dtype)
-
-
-def _scaled_tail(x: Node) -> Node:
-    """exp(x^2) erfc(x) from _TAIL on: Laplace's continued fraction (Abramowitz and Stegun 7.1.14),
-    1 / (x sqrt(pi) (1 + r / (1 + 2 r / (1 + 3 r / ...)))), r = 1 / (2 x^2).
-    """
-    r = ops.div(0.5, ops.mul(x, x))
-    fraction = ops.add(ops.mul(r, float(_TERMS)), 1.0)
-    for k in range(_TERMS - 1, 0, -1):
-        fraction = ops.add(ops.div(ops.mul(r, float(k)), fraction), 1.0)
-    return ops.div(1.0, ops.mul(ops.mul(x, math.sqrt(math.pi)), fraction))
-
-
-@aten("special_erfcx.default")
-def erfcx(c: Context, x: Node) -> Node:
-    """exp(x^2) erfc(x)."""
-    x = cast(cast(x, c.dtype), f64)
-    near = ops.mul(ops.Exp()(ops.mul(x, x)), ops.sub(1.0, ops.Erf()(x)))
-    return cast(ops.where(ops.compare("GT", x, _TAIL), _scaled_tail(x), near), c.dtype)
 
 
 @aten("sinc.default", "special_sinc.default")
@@ -86,18 +56,32 @@ for _name, _function in {
     "scaled_modified_bessel_k1": bessel.bessel_k1e,
     "spherical_bessel_j0": bessel.spherical_bessel_j0,
     "airy_ai": bessel.airy_ai,
+    "modified_bessel_i0": special.bessel_i0,
+    "modified_bessel_i1": special.bessel_i1,
+    "i0e": special.bessel_i0e,
+    "i1": special.bessel_i1,
+    "i1e": special.bessel_i1e,
+    "erfcx": special.erfcx,
+    "erfc": special.erfc,
 }.items():
     _unary(f"special_{_name}.default", _function)
+for _name, _function in {
+    "i0": special.bessel_i0,
+    "erfc": special.erfc,
+    "erfinv": special.erf_inv,
+    "lgamma": special.lgamma,
+}.items():
+    _unary(f"{_name}.default", _function)
 
 
-def _binary(name: str, function: Callable[[Node, Node], Node]) -> None:
+def _binary(name: str, function: Callable[[Node, Node], Node], overloads: tuple[str, ...]) -> None:
     """A row of two operands, of which either may be a number, that is computed in f64."""
 
     def row(c: Context, x: Operand, n: Operand) -> Node:
         a, b = (expand(cast(node_of(v, c.dtype), f64), c.shape) for v in (x, n))
         return cast(function(a, b), c.dtype)
 
-    for overload in ("default", "x_scalar", "n_scalar"):
+    for overload in overloads:
         aten.add(f"{name}.{overload}", row)
 
 
@@ -115,4 +99,23 @@ for _name, _polynomial in {
     "laguerre_polynomial_l": orthogonal.laguerre_l,
     "legendre_polynomial_p": orthogonal.legendre_p,
 }.items():
-    _binary(f"special_{_name}", _polynomial)
+    _binary(f"special_{_name}", _polynomial, ("default", "x_scalar", "n_scalar"))
+_binary("special_zeta", special.zeta, ("default", "self_scalar", "other_scalar"))
+_binary("igamma", incomplete_gamma.igamma, ("default",))
+_binary("igammac", incomplete_gamma.igammac, ("default",))
+
+
+@aten("digamma.default")
+def digamma(c: Context, x: Node) -> Node:
+    """Infinite at 0, with the sign of the side that 0 is on."""
+    x = cast(cast(x, c.dtype), f64)
+    pole = ops.div(-1.0, x)
+    return cast(ops.where(ops.compare("EQ", x, 0.0), pole, special.digamma(x)), c.dtype)
+
+
+@aten("polygamma.default")
+def polygamma(c: Context, n: int, x: Node) -> Node:
+    if n == 0:
+        return digamma(c, x)
+    x = cast(cast(x, c.dtype), f64)
+    return cast(special.polygamma(scalar_like(n, x), x), c.dtype)
