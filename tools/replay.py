@@ -1,4 +1,4 @@
-"""Process replay: what the compiler makes of all op samples and of some models, recorded and compared after a change.
+"""Process replay: what the compiler makes of samples of all ops and of some models, recorded, then compared.
 
     python tools/replay.py record                  # on the commit that is right
     python tools/replay.py check                   # after the change: what is no longer byte-identical, with diffs
@@ -64,25 +64,25 @@ class Case:
     precision: str = "float32"
 
 
-def cases() -> list[Case]:
-    return [*_op_cases(), *_model_cases()]
+def cases(most: int) -> list[Case]:
+    return [*_op_cases(most), *_model_cases()]
 
 
-def _op_cases() -> Iterator[Case]:
+def _op_cases(most: int) -> Iterator[Case]:
     from tests.conformance.test_cpu import OPS
 
     for cls in OPS:
-        yield Case(f"op/{cls.name}", partial(_samples, cls, False))
-        yield Case(f"op/{cls.name}/dynamic", partial(_samples, cls, True))
+        yield Case(f"op/{cls.name}", partial(_samples, cls, most, False))
+        yield Case(f"op/{cls.name}/dynamic", partial(_samples, cls, most, True))
 
 
-def _samples(cls: type[Op], dynamic: bool) -> Graph | None:
-    """Samples of an op as subgraphs of one graph, as the conformance suite has them."""
+def _samples(cls: type[Op], most: int, dynamic: bool) -> Graph | None:
+    """At most so many samples of an op as subgraphs of one graph, as the conformance suite has them."""
     from tests.conformance.native import together
     from tests.conformance.test_cpu import static, symbolic
 
     samples = symbolic(list(cls.samples())) if dynamic else static(cls)
-    return together(samples).graph if samples else None
+    return together(samples[:: -(-len(samples) // most)]).graph if samples else None
 
 
 def _model_cases() -> Iterator[Case]:
@@ -197,9 +197,9 @@ def _compile(graph: Graph, case: Case, recorder: Recorder) -> Program:
         return link(fused, cpu_machine(isa, THREADS, {}), isa, recorder, stages={"fused": show(fused)}, meta={})
 
 
-def _record(name: str, isas: tuple[str, ...], folder: Path, code: bool) -> list[Record]:
+def _record(name: str, most: int, isas: tuple[str, ...], folder: Path, code: bool) -> list[Record]:
     store = Store(folder)
-    case = next(c for c in cases() if c.name == name)
+    case = next(c for c in cases(most) if c.name == name)
     graph = case.make()
     records: list[Record] = []
     for isa in isas if graph is not None else ():
@@ -217,16 +217,16 @@ def _record(name: str, isas: tuple[str, ...], folder: Path, code: bool) -> list[
     return records
 
 
-def _worker(task: tuple[str, tuple[str, ...], Path, bool]) -> list[Record]:
+def _worker(task: tuple[str, int, tuple[str, ...], Path, bool]) -> list[Record]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return _record(*task)
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, dict[str, tuple[str, ...]]]:
-    names = [c.name for c in cases() if arguments.only in c.name][:: arguments.sample]
+    names = [c.name for c in cases(arguments.most) if arguments.only in c.name][:: arguments.sample]
     # the long ones first
     names.sort(key=lambda n: (not n.startswith("zoo"), not n.startswith("model")))
-    tasks = [(n, tuple(arguments.isa), arguments.store, arguments.code) for n in names]
+    tasks = [(n, arguments.most, tuple(arguments.isa), arguments.store, arguments.code) for n in names]
     found: dict[str, dict[str, tuple[str, ...]]] = {}
     begin = time.perf_counter()
     with ExitStack() as stack:
@@ -307,6 +307,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=ROOT / "build" / "replay", help="the folder of the record")
     parser.add_argument("--only", default="", help="cases whose name has this in it: op/, model/, zoo/, conv")
     parser.add_argument("--sample", type=int, default=1, help="every n-th case")
+    parser.add_argument("--most", type=int, default=8, help="samples of an op, static and dynamic ones each")
     parser.add_argument("--isa", nargs="+", choices=ISAS, default=list(ISAS))
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--diffs", type=int, default=3, help="differences to show")
