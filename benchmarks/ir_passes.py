@@ -24,12 +24,12 @@ from ingot.ir.parse import parse
 from ingot.ir.rewrite import rewrite
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, f32
-from ingot.passes.dce import dce
-from ingot.passes.fold import fold_constants
-from ingot.passes.fold_batch_norm import fold_batch_norm
-from ingot.passes.identities import IDENTITIES, rule_set
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.simplify import simplify
+from ingot.passes.core.dce import dce
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.identities import IDENTITIES, rule_set
+from ingot.passes.core.simplify import simplify
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.lower import lower_model_ops
 
 BUDGET = 10.0
 

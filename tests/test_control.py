@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32, i64
 from ingot.ops import GRU, LSTM, Case, DotGeneral, Tanh, While
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.model.lower import lower_model_ops
 from tests.schedule.compiled import NATIVE, check, compile_graph, inputs_like, op_graph
 from tests.schedule.cpu.recurrent.test_recurrent import operands
 

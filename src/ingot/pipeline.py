@@ -26,24 +26,24 @@ from ingot.ir.verify import verify
 from ingot.link import Launch, link
 from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize
 from ingot.passes.bodies import in_bodies
-from ingot.passes.bound_sizes import bound_sizes
-from ingot.passes.crop import crop_unread
-from ingot.passes.dce import dce
-from ingot.passes.fold import fold_constants
-from ingot.passes.fold_batch_norm import fold_batch_norm
-from ingot.passes.fuse import fuse
-from ingot.passes.fuse_attention import fuse_attention
-from ingot.passes.layout import assign_layouts, explicit_padding
-from ingot.passes.linear_order import order_linear
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.merge_matmuls import merge_matmuls
-from ingot.passes.nest_concats import nest_concats
-from ingot.passes.precision import lower_precision
-from ingot.passes.quantized import lower_quantized
-from ingot.passes.reshaped_reductions import reduce_unreshaped
-from ingot.passes.share_kernels import share_kernels
-from ingot.passes.simplify import simplify
-from ingot.passes.transposed_conv import split_transposed
+from ingot.passes.core.crop import crop_unread
+from ingot.passes.core.dce import dce
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.nest_concats import nest_concats
+from ingot.passes.core.precision import lower_precision
+from ingot.passes.core.quantized import lower_quantized
+from ingot.passes.core.reshaped_reductions import reduce_unreshaped
+from ingot.passes.core.simplify import simplify
+from ingot.passes.core.transposed_conv import split_transposed
+from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.share_kernels import share_kernels
+from ingot.passes.model.bound_sizes import bound_sizes
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.fuse_attention import fuse_attention
+from ingot.passes.model.linear_order import order_linear
+from ingot.passes.model.lower import lower_model_ops
+from ingot.passes.model.merge_matmuls import merge_matmuls
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.machine import Machine, machine_of
@@ -212,7 +212,7 @@ def build_program(
     precision: str = "float32",
     trace: Trace | None = None,
 ) -> Program:
-    """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.precision`."""
+    """Compile a MODEL graph for a CPU with the features `isa`. precision: see `ingot.passes.core.precision`."""
     machine = cpu_machine(isa, threads, tuned.measured(isa, threads))
     passes = cpu_passes(fast_math, precision, isa)
     with limited(), likely_sizes(likely(graph)):

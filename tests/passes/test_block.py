@@ -7,11 +7,11 @@ import numpy as np
 from benchmarks.ir_passes import model
 from ingot import ops
 from ingot.ir.node import Graph, const
-from ingot.passes.dce import dce
-from ingot.passes.fold import fold_constants
-from ingot.passes.fold_batch_norm import fold_batch_norm
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.simplify import simplify
+from ingot.passes.core.dce import dce
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.simplify import simplify
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
 
 

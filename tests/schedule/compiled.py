@@ -14,7 +14,7 @@ from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, dtype_of
 from ingot.link import link
 from ingot.passes.bodies import in_bodies
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline import NativeAssembler
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.cpu.machine import AVX2, Machine, machine_of

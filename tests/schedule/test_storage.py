@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import i32, u8
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.storage import Storage, assign
 from ingot.targets.cpu.workers import host_features

@@ -23,7 +23,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import TensorType
 from ingot.link import Launch
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline import likely
 from ingot.runtime.bind import Instance
 from ingot.runtime.executor import CompiledModel

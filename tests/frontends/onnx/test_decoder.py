@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ingot import pipeline
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.node import Graph
-from ingot.passes.levels import holds_levels
+from ingot.passes.core.block_quantized import holds_levels
 from ingot.runtime.executor import CompiledModel
 from tests.frontends.onnx.decoder import Decoder
 

@@ -16,8 +16,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import ingot
 from ingot.frontends.torch import export_module, import_exported
 from ingot.ops import Attention
-from ingot.passes.fuse_attention import fuse_attention
-from ingot.passes.simplify import simplify
+from ingot.passes.core.simplify import simplify
+from ingot.passes.model.fuse_attention import fuse_attention
 from tests.frontends.torch.agree import agree, close
 from tests.schedule.compiled import slow
 

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32, i64
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.model.lower import lower_model_ops
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -10,7 +10,7 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph
 from ingot.ops import CumReduce, Reshape, Scatter, ScatterElements, Slice, Sort, TopK, Transpose
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.model.lower import lower_model_ops
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph
 

@@ -20,8 +20,8 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.types import i64
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
-from ingot.passes.layout import assign_layouts, explicit_padding
+from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.fusion.fuse import fuse
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import AVX2, AVX512, NEON, SSE, Machine
 from tests.passes.check import arg, graph, random_inputs

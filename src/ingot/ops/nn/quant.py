@@ -27,7 +27,8 @@ class Dequantize(Op):
 
     x: integers of at most 32 bits. zero: of x's type, or of scale's. zero and scale broadcast against x without making
     it larger. f16 and bf16 are computed in f32. Products of such values with constant ones are computed in integers
-    where the machine is made for it (`passes/quantized.py`); weights stay as small as they are (`passes/levels.py`).
+    where the machine is made for it (`passes/core/quantized.py`); weights stay as small as they are
+    (`passes/core/block_quantized.py`).
     """
 
     name: ClassVar[str] = "dequantize"

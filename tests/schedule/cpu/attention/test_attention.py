@@ -10,7 +10,7 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph
 from ingot.ops import Attention, Reshape, Slice, Transpose
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, slow
 
 SIZES = {

@@ -21,7 +21,7 @@ TARGETS = [*MACHINES, replace(NEON, threads=2)]
 def product(
     m: DimLike, n: int, blocks: int, block: int, dtype: DType = u4, zeros: str = "blocks", scale: float = 1
 ) -> Graph:
-    """relu(x[m, k] . w[n, k] + bias), as `passes/levels.py` leaves it."""
+    """relu(x[m, k] . w[n, k] + bias), as `passes/core/block_quantized.py` leaves it."""
     rng = np.random.default_rng(n + blocks * block)
     low = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
     shape = (n, blocks, block) if blocks > 1 else (n, block)

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, const
-from ingot.passes.layout import explicit_padding
+from ingot.passes.core.layout import explicit_padding
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.macro_kernel import Nest, emit_contraction
 from tests.schedule.compiled import MACHINES, check, inputs_like

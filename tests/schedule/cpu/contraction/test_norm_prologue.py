@@ -12,7 +12,7 @@ from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import static_shape
 from ingot.ops import build
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
 from tests.schedule.cpu.contraction.test_mlp import mlp

@@ -13,7 +13,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
 

@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import static_shape
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
+from ingot.passes.fusion.fuse import fuse
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
 from tests.schedule.cpu.windows.test_inverted_bottleneck import (

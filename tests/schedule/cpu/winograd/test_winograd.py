@@ -15,7 +15,7 @@ from ingot.ir.kernel_interp import run_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f32, f64
-from ingot.passes.layout import explicit_padding
+from ingot.passes.core.layout import explicit_padding
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.axes import Axis, Contraction, Inside
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction

@@ -7,7 +7,7 @@ each output channel reads as its group's i-th input channel is a shuffle of the 
 several output positions in registers, so that every input vector of a row is loaded once for all taps that use it;
 the weights of a vector of channels lie together. Where taps are many and the first-level cache holds a vector of
 channels of a whole image, channels come first: every place is then read once from further away. Other images are read
-line by line, as hardware prefetches. Depthwise inputs carry their padding (see passes/layout).
+line by line, as hardware prefetches. Depthwise inputs carry their padding (see passes/core/layout).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.node import Const, Graph, Input, Project
 from ingot.ops.core.base import CoreOp
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
 
 X = arg("x", 3, 5)

@@ -7,9 +7,9 @@ from ingot import ops
 from ingot.ir.node import Node, const
 from ingot.ir.rewrite import fueled
 from ingot.ir.types import f16, f32
-from ingot.passes.fold import fold_constants
-from ingot.passes.fold_batch_norm import fold_batch_norm
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
 
 R = np.random.default_rng(0)

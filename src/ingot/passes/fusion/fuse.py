@@ -28,10 +28,20 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
-from ingot.passes.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
-from ingot.passes.groups import FREE, PATHS, REDUCTIONS, Axes, OpenGroup, is_free, is_leaf, is_pointwise, reduced_dims
-from ingot.passes.pools import pool_in_producers
-from ingot.passes.prologue import made_within, panel_operand, why_stored
+from ingot.passes.fusion.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
+from ingot.passes.fusion.groups import (
+    FREE,
+    PATHS,
+    REDUCTIONS,
+    Axes,
+    OpenGroup,
+    is_free,
+    is_leaf,
+    is_pointwise,
+    reduced_dims,
+)
+from ingot.passes.fusion.pool_epilogue import pool_in_producers
+from ingot.passes.fusion.prologue import made_within, panel_operand, why_stored
 
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,

@@ -10,8 +10,8 @@ from ingot.ir.dims import DimLike, product, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f16, f32
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.reshaped_reductions import reduce_unreshaped
+from ingot.passes.core.reshaped_reductions import reduce_unreshaped
+from ingot.passes.model.lower import lower_model_ops
 
 RNG = np.random.default_rng(11)
 

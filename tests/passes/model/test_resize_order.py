@@ -11,9 +11,9 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
-from ingot.passes.layout import assign_layouts
-from ingot.passes.linear_order import order_linear
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.core.layout import assign_layouts
+from ingot.passes.model.linear_order import order_linear
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
 
 RNG = np.random.default_rng(3)

@@ -7,7 +7,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean, f16, f32, i64
-from ingot.passes.fuse_attention import fuse_attention
+from ingot.passes.model.fuse_attention import fuse_attention
 from tests.passes.check import arg, count, graph, same_values
 
 B, S = symbol("b"), symbol("s")

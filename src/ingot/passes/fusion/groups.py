@@ -12,7 +12,7 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
-from ingot.passes.epilogue import CONTRACTIONS
+from ingot.passes.fusion.epilogue import CONTRACTIONS
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value

@@ -19,8 +19,8 @@ from ingot.ir.dims import DimLike, at_most
 from ingot.ir.node import Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
-from ingot.passes.affine import Affine, Positions
 from ingot.passes.constants import interval
+from ingot.passes.core.affine import Affine, Positions
 
 View = Callable[[Node], Node]
 _LOWEST = float(np.finfo(np.float32).min)

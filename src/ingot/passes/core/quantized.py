@@ -28,8 +28,8 @@ from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.layout import padded
-from ingot.passes.levels import holds_levels, in_levels
+from ingot.passes.core.block_quantized import holds_levels, in_levels
+from ingot.passes.core.layout import padded
 
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 

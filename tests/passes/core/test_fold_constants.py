@@ -6,8 +6,8 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Const, const
 from ingot.ir.types import TensorType, f16, f32, i64
-from ingot.passes.fold import fold_constants
-from ingot.passes.simplify import simplify
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.simplify import simplify
 from tests.passes.check import arg, count, graph, same_values
 
 W = const(np.arange(12, dtype=np.float32).reshape(3, 4))

@@ -5,7 +5,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, const
 from ingot.ir.types import boolean, i64
-from ingot.passes.dce import dce
+from ingot.passes.core.dce import dce
 from tests.passes.check import arg, graph, same_values
 
 X, Y = arg("x", 3), arg("y", 3)

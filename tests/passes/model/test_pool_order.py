@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ops.core.base import Pairs
-from ingot.passes.linear_order import order_linear
+from ingot.passes.model.linear_order import order_linear
 from tests.passes.check import arg, graph, same_values
 
 RNG = np.random.default_rng(0)

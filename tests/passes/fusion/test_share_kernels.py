@@ -7,9 +7,9 @@ import numpy as np
 from ingot import ops, pipeline
 from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.share_kernels import share_kernels
+from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.share_kernels import share_kernels
+from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph, random_inputs, same_values

@@ -21,7 +21,7 @@ from ingot import ops
 from ingot.ir.dims import estimate, product
 from ingot.ir.node import Graph, Node, Op, const, rebuilt
 from ingot.ir.rewrite import Fuel, current_fuel
-from ingot.passes.fold_batch_norm import channel_vector
+from ingot.passes.model.fold_batch_norm import channel_vector
 
 TAP = 4  # multiply-adds of a contraction that take as long as reading and adding one element of a window
 

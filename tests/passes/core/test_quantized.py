@@ -11,9 +11,9 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, Op, const
 from ingot.ir.types import DType, f32, i4, i8, i32, i64, u4, u8
 from ingot.ir.verify import verify
-from ingot.passes.levels import holds_levels
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.quantized import lower_quantized
+from ingot.passes.core.block_quantized import holds_levels
+from ingot.passes.core.quantized import lower_quantized
+from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph

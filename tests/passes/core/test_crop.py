@@ -9,8 +9,8 @@ from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ops import build as op
-from ingot.passes.crop import crop_unread
-from ingot.passes.lower import lower_model_ops
+from ingot.passes.core.crop import crop_unread
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, same_values
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, at_most, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType, boolean, f32, i64
-from ingot.passes.simplify import simplify
+from ingot.passes.core.simplify import simplify
 from tests.passes.check import arg, graph, same_values
 
 S = symbol("s")

@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import DTYPES, TensorType, bf16, f16, f32, f64, i8, i32, i64, u32
-from ingot.passes.simplify import keeps_values, simplify
+from ingot.passes.core.simplify import keeps_values, simplify
 from tests.passes.check import arg, count, graph, same_values
 
 S = symbol("s")

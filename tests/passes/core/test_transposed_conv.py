@@ -8,11 +8,11 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, likely_sizes, symbol
 from ingot.ir.node import Graph, Node, const
-from ingot.passes.fold import fold_constants
-from ingot.passes.layout import assign_layouts, explicit_padding
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.simplify import simplify
-from ingot.passes.transposed_conv import split_transposed
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.simplify import simplify
+from ingot.passes.core.transposed_conv import split_transposed
+from ingot.passes.model.lower import lower_model_ops
 from tests.passes.check import arg, count, graph, random_inputs, same_values
 from tests.schedule.compiled import check
 

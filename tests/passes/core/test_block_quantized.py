@@ -10,8 +10,8 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f16, f32, f64, i4, i8, u4, u8
 from ingot.ir.verify import verify
-from ingot.passes.levels import holds_levels
-from ingot.passes.quantized import lower_quantized
+from ingot.passes.core.block_quantized import holds_levels
+from ingot.passes.core.quantized import lower_quantized
 from tests.passes.check import arg, graph
 
 RNG = np.random.default_rng(4)

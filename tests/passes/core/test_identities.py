@@ -8,8 +8,8 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.rewrite import rewrite
 from ingot.ir.types import DTYPES, DType, TensorType, boolean, f32
-from ingot.passes.identities import FAST_MATH, IDENTITIES, WHEN, Apply, Identity, build, rule_set, variables
-from ingot.passes.simplify import simplify
+from ingot.passes.core.identities import FAST_MATH, IDENTITIES, WHEN, Apply, Identity, build, rule_set, variables
+from ingot.passes.core.simplify import simplify
 from ingot.support.errors import ShapeError
 
 KINDS = ["f32", "f64", "f16", "bf16", "i8", "i32", "i64", "u8", "u32", "bool"]

@@ -14,10 +14,10 @@ from ingot.ir.node import Const, Graph, Input, Node, Project, const
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, bf16, f32, i64
 from ingot.ops.group import Group
-from ingot.passes.fuse import fuse
-from ingot.passes.layout import assign_layouts, explicit_padding
-from ingot.passes.lower import lower_model_ops
-from ingot.passes.simplify import simplify
+from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.simplify import simplify
+from ingot.passes.fusion.fuse import fuse
+from ingot.passes.model.lower import lower_model_ops
 from ingot.pipeline import cpu_passes, optimize
 from tests.conformance.dags import random_graph
 from tests.passes.check import arg, graph, random_inputs
