@@ -23,7 +23,7 @@ from rich.table import Table  # noqa: E402
 from benchmarks import zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peers import Settings, running  # noqa: E402
-from ingot.debug.turns import Worker, in_turns  # noqa: E402
+from ingot.bench.round_robin import Worker, round_robin  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime"]
 # OpenVINO's latency hint makes one stream: its calls at once would take another configuration
@@ -47,7 +47,7 @@ def measure(name: str, settings: Settings, callers: Sequence[int]) -> list[Row]:
         return [answer["calls_per_s"] for answer in asked]
 
     with running(name, settings) as workers:
-        turns = in_turns(workers, settings.rounds, each)
+        turns = round_robin(workers, settings.rounds, each)
     return [
         Row(name, peer, dict(zip(callers, map(statistics.median, zip(*found, strict=True)), strict=True)))
         for peer, found in turns.items()

@@ -32,7 +32,7 @@ from rich.table import Table  # noqa: E402
 from benchmarks import zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peers import Settings, running  # noqa: E402
-from ingot.debug.turns import Worker, in_turns  # noqa: E402
+from ingot.bench.round_robin import Worker, round_robin  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino"]
 SETTLE = 0.03  # seconds for the kernel to spread the threads after the neighbour has come
@@ -95,7 +95,7 @@ def measure(name: str, settings: Settings) -> list[Row]:
             with neighbour.awake():
                 return alone, burst(worker, settings)
 
-        turns = in_turns(workers, settings.rounds, both)
+        turns = round_robin(workers, settings.rounds, both)
     return [
         Row(name, peer, [t for alone, _ in found for t in alone], [t for _, beside in found for t in beside])
         for peer, found in turns.items()

@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # run as a script: the package an
 from benchmarks import measure, peer_report, zoo  # noqa: E402
 from benchmarks.peer_backends import BACKENDS  # noqa: E402
 from benchmarks.peer_report import ModelRun, PeerRun  # noqa: E402
+from ingot.bench.round_robin import Worker, WorkerFailed, round_robin  # noqa: E402
 from ingot.debug import probe  # noqa: E402
-from ingot.debug.turns import Worker, WorkerFailed, in_turns  # noqa: E402
 
 DEFAULT_PEERS = ["ingot", "onnxruntime", "openvino", "inductor", "eager"]
 
@@ -135,7 +135,7 @@ def run_model(name: str, settings: Settings) -> ModelRun:
             def burst(worker: Worker) -> float:
                 return worker.ask(do="burst", seconds=settings.seconds)["median_s"]
 
-            for peer, medians in in_turns(workers, settings.rounds, burst, failed).items():
+            for peer, medians in round_robin(workers, settings.rounds, burst, failed).items():
                 runs[peer].bursts_s = medians
             result.other_cores = load.cores()
             for peer, process in workers.items():

@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks import zoo
 from benchmarks.measure import deviation
-from ingot.debug.bench import start
-from ingot.debug.turns import Worker, in_turns
+from ingot.bench.round_robin import Worker, round_robin
+from ingot.bench.run import start
 
 ENGINES = [(engine, precision) for engine in ("ingot", "openvino") for precision in ("float32", "bfloat16", "float16")]
 ENGINES.remove(("openvino", "float16"))
@@ -42,7 +42,7 @@ def measure(name: str, threads: int, rounds: int, seconds: float) -> None:
             stack.callback(process.close)
             process.answer()
             running[engine, precision] = process
-        times = in_turns(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]))
+        times = round_robin(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]))
         outputs = {key: _outputs(p.log.with_suffix(".npz")) for key, p in running.items()}
     base = outputs["ingot", "float32"]
     for key in ENGINES:

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import ingot
-from ingot.debug.agree import agree
-from ingot.debug.bench import bench
+from ingot.bench.run import bench
 from ingot.debug.drawing import bytes_text, time_text
+from ingot.debug.tolerance import agree
 
 Feeds = dict[str, np.ndarray]
 say = Console(stderr=True)

@@ -21,7 +21,7 @@ from ingot.ops.build import const
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
 from ingot.targets.cpu.workers import host_features
-from ingot.tune.kept import Kept
+from ingot.tune.generations import Generations
 from ingot.tune.run import tune
 from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Workbench
@@ -244,7 +244,7 @@ def test_kept_values_last_two_turns_or_forever():
         for name in names:
             kept.get(name, lambda name=name: made.append(name))
 
-    kept: Kept[None] = Kept()
+    kept: Generations[None] = Generations()
     get("ab")
     kept.turn(pin=True)
     get("c")

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from ingot.bench import run as benching
 from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
-from ingot.debug import bench as benching
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source

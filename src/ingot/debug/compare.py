@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.debug.agree import Agreement, agree
 from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
 from ingot.debug.feeds import Feeds, cases, index_limits, random_feeds
 from ingot.debug.reference import Reference, RefusedError, reference
 from ingot.debug.source import Source, read_graph
+from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.interp import interpret
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel

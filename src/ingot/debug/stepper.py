@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.debug.agree import Agreement, agree
 from ingot.debug.build import Build
+from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Input, Node, Project

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.debug.agree import agree
 from ingot.debug.build import Build
 from ingot.debug.explain import fused_ops
 from ingot.debug.feeds import Feeds
 from ingot.debug.stepper import Stepper
+from ingot.debug.tolerance import agree
 from ingot.ir.dims import likely_sizes, substitute
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
@@ -39,7 +39,7 @@ from ingot.support.native import CodeObject
 from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
-from ingot.tune.kept import Kept
+from ingot.tune.generations import Generations
 
 Choices = Mapping[str, Choice]
 
@@ -85,9 +85,9 @@ class Workbench:
     ) -> None:
         """Compile the untuned program and run it a few times. Raises what compiling raises."""
         self.graph, self.feeds, self.threads, self.isa = graph, feeds, threads, host_features()
-        self._lowered: Kept[Lowered] = Kept()
-        self._objects: Kept[tuple[object, str, Future[bytes]]] = Kept()
-        self._weights: Kept[NDArray[np.uint8]] = Kept()
+        self._lowered: Generations[Lowered] = Generations()
+        self._objects: Generations[tuple[object, str, Future[bytes]]] = Generations()
+        self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
         with likely_sizes(likely(graph)):
             self._fused = optimize(graph, cpu_passes(fast_math, precision, self.isa))

@@ -1,6 +1,6 @@
 """Ingot and other engines on one model, each in a process of its own, driven by JSON lines.
 
-    python -m ingot.debug.engines ENGINE MODEL FEEDS.npz THREADS PRECISION     then commands on stdin: {"seconds": 0.2}
+    python -m ingot.bench.engines ENGINE MODEL FEEDS.npz THREADS PRECISION     then commands on stdin: {"seconds": 0.2}
 
 The first answer tells how starting went, each further one the median seconds of a burst of calls.
 """

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import ingot
-from ingot.debug.agree import agree, worst
-from ingot.debug.engines import ENGINES
+from ingot.bench.engines import ENGINES
+from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.feeds import Feeds
-from ingot.debug.turns import Worker, WorkerFailed, in_turns
+from ingot.debug.tolerance import agree, worst
 from ingot.support import progress
 from ingot.support.errors import InputError
 
@@ -43,11 +43,11 @@ class Result:
 
 
 def start(engine: str, model: Path, feeds: Path, threads: int, precision: str) -> Worker:
-    """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.debug.engines`."""
+    """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.bench.engines`."""
     source = str(Path(ingot.__file__).parent.parent)
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
     return Worker(
-        "ingot.debug.engines", (engine, str(model), str(feeds), str(threads), precision),
+        "ingot.bench.engines", (engine, str(model), str(feeds), str(threads), precision),
         threads=threads, log=feeds.with_name(f"{engine}.log"),
         environment={"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
     )  # fmt: skip
@@ -99,7 +99,7 @@ def bench(
         def failed(name: str, failure: WorkerFailed) -> None:
             results[name] = Result(name, failed=str(failure))
 
-        times = in_turns(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]), failed)
+        times = round_robin(running, rounds, lambda worker: float(worker.ask(seconds=seconds)["seconds"]), failed)
         return [_summary(results[name], times.get(name, []), times.get("ingot", [])) for name in names]
 
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 
 
-class Kept(Generic[V]):
+class Generations(Generic[V]):
     """Values by key. A value that two `turn`s in a row did not ask for is dropped, unless it was pinned."""
 
     def __init__(self) -> None:

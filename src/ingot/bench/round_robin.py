@@ -102,7 +102,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-def in_turns(
+def round_robin(
     workers: dict[K, Worker],
     rounds: int,
     burst: Callable[[Worker], R],
