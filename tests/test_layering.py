@@ -24,7 +24,10 @@ LAYERS: dict[str, set[str]] = {
     "runtime": set(),
 }
 # These see every layer above; of each other, only what stands before them.
-TOP = ["sizes", "control", "link", "tuned", "pipeline", "compiler", "debug", "bench", "tune", "cli", "__main__"]
+TOP = [
+    "sizes", "control", "link", "tuned", "pipeline", "specialized", "compiler", "debug", "bench", "tune", "cli",
+    "__main__",
+]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {

@@ -11,6 +11,7 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def compile(
     *,
     target: str = "native",
     dynamic: Any = None,
+    constants: Mapping[str, Any] | None = None,
     precision: str = "float32",
     threads: int | None = None,
     cache: bool = True,
@@ -48,8 +50,10 @@ def compile(
         example_inputs: for an nn.Module, a tuple of positional or a dict of keyword arguments.
         target: "native", this machine's CPU with all its vector extensions.
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
-            {"batch": 1} fixes them, {"length": (1, 512)} bounds them. PyTorch: {"x": {0: "batch"}}, True, or
-            torch.export.Dim objects; by default none.
+            {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
+            PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
+        constants: of an ONNX model, inputs that always have the same value: {"axes": np.array([1])}. They are then no
+            inputs of the compiled model.
         precision: what weights are stored in: "float32", "bfloat16" (the values they are multiplied with, too) or
             "float16". Sums are f32 and so is everything else; inputs and outputs keep their types (docs/precision.md).
         threads: of the compiled model's calls; by default the physical cores this process may use.
@@ -58,8 +62,9 @@ def compile(
         weights: for StableHLO, arguments that always have these values, a mapping from their index or name to arrays.
         limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
 
-    Returns: a `CompiledModel` for ONNX; for PyTorch a callable with the model's own arguments and results. Both have
-    inputs, outputs, save, dump, explain.
+    Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
+    for each value when a call brings it; `constants` gives them ahead); for PyTorch a callable with the model's own
+    arguments and results. Compiled models have inputs, outputs, save, dump, explain.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
     UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,
@@ -74,6 +79,7 @@ def compile(
                 example_inputs,
                 target=target,
                 dynamic=dynamic,
+                constants=constants,
                 precision=precision,
                 threads=threads,
                 cache=cache,

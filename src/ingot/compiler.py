@@ -14,14 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from ingot import tuned
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.pool import thread_count
 from ingot.runtime.program import Program
+from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, NeedsValues
 from ingot.support.native import host
 from ingot.targets.cpu import workers
 
@@ -40,6 +43,7 @@ def compile_model(
     *,
     target: str,
     dynamic: Any,
+    constants: Mapping[str, Any] | None = None,
     precision: str,
     threads: int | None,
     cache: bool,
@@ -58,10 +62,11 @@ def compile_model(
         return _compile_stablehlo(model, dynamic, weights, options)
     if weights is not None:
         raise InputError("weights", expected="none: this model holds its own", got="some")
-    if path:
-        return _compile_file(path, dynamic, options)
-    if of_onnx:
-        return _compiled(_program(_import_onnx(model, dynamic), options), options)
+    if path or of_onnx:
+        known = {name: np.asarray(value) for name, value in (constants or {}).items()}
+        return _compile_onnx(path or model, dynamic, known, options)
+    if constants:
+        raise InputError("constants", expected="none for a PyTorch model: close over them", got=list(constants))
     return _compile_torch(model, example_inputs, dynamic, options)
 
 
@@ -82,11 +87,11 @@ class _Options:
     precision: str
 
 
-def _import_onnx(source: Any, dynamic: Any) -> Graph:
+def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray]) -> Graph:
     from ingot.frontends.onnx import import_onnx
 
     progress.report("read")
-    return import_onnx(source, dynamic=dynamic)
+    return import_onnx(source, dynamic=dynamic, constants=constants)
 
 
 def _holds_stablehlo(path: Path) -> bool:
@@ -111,7 +116,26 @@ def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Option
     return compiled if imported.plain else FrameworkModel(compiled, imported.flatten, imported.unflatten)
 
 
-def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
+def _compile_onnx(
+    source: Any, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
+) -> CompiledModel | SpecializedModel:
+    """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets."""
+
+    def build(values: Mapping[str, np.ndarray]) -> CompiledModel:
+        known = {**constants, **values}
+        if isinstance(source, Path):
+            return _compile_file(source, dynamic, known, options)
+        return _compiled(_program(_import_onnx(source, dynamic, known), options), options)
+
+    try:
+        return build({})
+    except NeedsValues as needs:
+        return SpecializedModel(needs, build)
+
+
+def _compile_file(
+    path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
+) -> CompiledModel:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
     if not path.is_file():
         raise InputError(f"model {path}", expected="a file", got="a folder" if path.is_dir() else "none")
@@ -122,9 +146,10 @@ def _compile_file(path: Path, dynamic: Any, options: _Options) -> CompiledModel:
             raise InputError(f"model {path}", expected="an ONNX file", got=what, fix=fix)
     digest = _digest(path) if options.cache else None
     if digest is None:
-        return _compiled(_program(_import_onnx(path, dynamic), options), options)
-    key = _key(options, digest, repr(dynamic).encode())
-    return _compiled(_cached(key, lambda: _build(_import_onnx(path, dynamic), options)), options)
+        return _compiled(_program(_import_onnx(path, dynamic, constants), options), options)
+    values = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(constants.items())]
+    key = _key(options, digest, repr(dynamic).encode(), *values)
+    return _compiled(_cached(key, lambda: _build(_import_onnx(path, dynamic, constants), options)), options)
 
 
 def _digest(path: Path) -> bytes | None:

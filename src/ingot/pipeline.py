@@ -189,7 +189,8 @@ def likely(graph: Graph) -> dict[str, int]:
     sizes |= dict.fromkeys(waves, WAVE * LENGTH)
     for name, low, high in graph.bounds:
         if name in sizes:
-            sizes[name] = min(max(sizes[name], low), high or sizes[name])
+            size = sizes[name] if low is None else max(sizes[name], low)
+            sizes[name] = min(size, high or size)
     return sizes
 
 

@@ -336,6 +336,16 @@ def dim_min(a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None = None
     return b if (m := dim_max(a, b, of)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
 
 
+def sign_bit(d: int | Dim) -> int | Dim:
+    """1 where d < 0, else 0."""
+    return dim_min(dim_max(-d, 0), 1)
+
+
+def zero_bit(d: int | Dim) -> int | Dim:
+    """1 where d is 0, else 0."""
+    return 1 - dim_min(dim_max(d, 0), 1) - sign_bit(d)
+
+
 Interval = tuple[int | None, int | None]  # inclusive; None where unbounded
 
 

@@ -119,6 +119,8 @@ class UnsupportedOpError(IngotError):
     `ops` takes plain names or `UnsupportedOp`s in the model's order.
     """
 
+    fix = "rewrite the model without them, or ask for them at the project's tracker"
+
     def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None) -> None:
         self.ops: tuple[UnsupportedOp, ...] = tuple(UnsupportedOp(op) if isinstance(op, str) else op for op in ops)
         kinds: dict[tuple[str, str], list[UnsupportedOp]] = {}
@@ -128,5 +130,24 @@ class UnsupportedOpError(IngotError):
         of = f" in {model}" if model else ""
         plural = "op is" if len(kinds) == 1 else "ops are"
         head = f"{len(kinds)} {plural} not supported{of}:"
-        tail = "rewrite the model without them, or ask for them at the project's tracker"
-        super().__init__("\n".join([head, *lines, tail]))
+        super().__init__("\n".join([head, *lines, self.fix]))
+
+
+class NeedsValues(UnsupportedOpError):
+    """A model has ops whose results' ranks, axes or modes depend on values of `inputs`, which are not known.
+
+    signature: all inputs, in order.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[UnsupportedOp | str],
+        inputs: Sequence[str],
+        signature: Sequence[str],
+        *,
+        model: str | None = None,
+    ) -> None:
+        self.inputs, self.signature = tuple(inputs), tuple(signature)
+        given = ", ".join(f"{name!r}: ..." for name in inputs)
+        self.fix = f"they depend on the values of inputs: pass constants={{{given}}}"
+        super().__init__(ops, model=model)

@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.frontends.onnx import import_onnx
-from ingot.frontends.onnx.importer import dim_of_name
+from ingot.frontends.onnx.inputs import dim_of_name
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
-from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
+from ingot.support.errors import ImportModelError, InputError, NeedsValues, ShapeError, UnsupportedOpError
 
 F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -442,11 +442,12 @@ def test_all_unsupported_ops_are_listed_at_once() -> None:
     ]
 
 
-def test_a_shape_from_data_names_the_input_to_fix() -> None:
-    m = model([node("Reshape", ["x", "shape"])], [("x", F, [6]), ("shape", I, [2])])
-    with pytest.raises(UnsupportedOpError, match="pass constants="):
+def test_an_axis_from_data_names_the_input_to_fix() -> None:
+    m = model([node("Unsqueeze", ["x", "axes"])], [("x", F, [6]), ("axes", I, [1])])
+    with pytest.raises(NeedsValues, match="pass constants=") as e:
         import_onnx(m)
-    assert types(import_onnx(m, constants={"shape": np.array([2, -1])})) == ["f32[2,3]"]
+    assert e.value.inputs == ("axes",) and e.value.signature == ("x", "axes")
+    assert types(import_onnx(m, constants={"axes": np.array([1])})) == ["f32[6,1]"]
 
 
 @pytest.mark.parametrize(

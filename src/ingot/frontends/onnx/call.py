@@ -120,22 +120,23 @@ def materialize(sym: Sym | None) -> Node:
     return line if len(sym.shape) == 1 else ops.Reshape(sym.shape)(line)
 
 
-class Multiple(Exception):
-    """A symbol of the model turns out to be a multiple `of` a number: the import starts again with that."""
+class Equation(Exception):
+    """A symbol turns out to stand for another size, a multiple of itself (`16*n`) among them: the import starts again
+    with that."""
 
-    def __init__(self, symbol: str, of: int) -> None:
-        super().__init__(f"{symbol} is a multiple of {of}")
-        self.symbol, self.of = symbol, of
+    def __init__(self, symbol: str, size: DimLike) -> None:
+        super().__init__(f"{symbol} is {size}")
+        self.symbol, self.size = symbol, size
 
 
 def seek_multiple(
     holds: Callable[..., bool], sizes: Sequence[DimLike], factors: Iterable[int], names: Sequence[str]
 ) -> None:
-    """Raise Multiple with the first of `factors`, and of `names` the first, for which `holds` is true of the sizes."""
+    """Raise Equation with the first of `factors`, and of `names` the first, for which `holds` is true of the sizes."""
     for of in factors:
         for name in names:
             if holds(*(substitute(d, {name: of * symbol(name)}) for d in sizes)):
-                raise Multiple(name, of)
+                raise Equation(name, of * symbol(name))
 
 
 class Importer(Protocol):
@@ -164,6 +165,18 @@ class Importer(Protocol):
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
         `what` where that is never so."""
+        ...
+
+    def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Require that two sizes are equal; as `require`."""
+        ...
+
+    def wish(self, node: Node, *, exact: bool) -> None:
+        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""
+        ...
+
+    def note_capture(self, inside: Node, outside: Node) -> None:
+        """`inside` is what a body's graph calls `outside`."""
         ...
 
 
@@ -225,27 +238,31 @@ class Call:
     def rank(self, i: int = 0) -> int:
         return len(self.shape(i))
 
-    def sym(self, i: int) -> Sym:
-        """Input `i`'s known elements. Raises Unsupported where they are known only at run time."""
+    def sym(self, i: int, *, exact: bool = False) -> Sym:
+        """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
+        symbols for them would not do."""
         found = self.value(i).sym
         if found is None:
+            self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be known at compile time; pass constants={{{name!r}: ...}} if it is an input"
             )
         return found
 
-    def dims(self, i: int) -> tuple[DimLike, ...]:
+    def dims(self, i: int, *, exact: bool = False) -> tuple[DimLike, ...]:
         """Input `i` as sizes, flattened."""
         try:
-            return self.sym(i).dims()
+            return self.sym(i, exact=exact).dims()
         except Unknown:
+            self.importer.wish(self.x(i), exact=True)
             raise Unsupported(f"its input {self.proto.input[i]!r} must hold sizes") from None
 
     def ints(self, i: int) -> tuple[int, ...]:
         """Input `i` as plain integers, flattened."""
-        out = self.dims(i)
+        out = self.dims(i, exact=True)
         if any(isinstance(d, Dim) for d in out):
+            self.importer.wish(self.x(i), exact=True)
             raise Unsupported(
                 f"its input {self.proto.input[i]!r} depends on a dynamic size: [{', '.join(map(str, out))}]"
             )
@@ -255,6 +272,7 @@ class Call:
         """Input `i` as a constant of any size. Raises Unsupported where it is none."""
         op = self.x(i).op
         if not isinstance(op, Const):
+            self.importer.wish(self.x(i), exact=True)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be a constant; pass constants={{{name!r}: ...}} if it is an input"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ingot import ops
 from ingot.frontends.onnx import legacy
 from ingot.frontends.onnx import rows as _rows  # noqa: F401 - fills the table
 from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, find_row, seek_multiple
@@ -22,6 +23,7 @@ from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
+from ingot.frontends.onnx.wishes import Wishes, told_symbols
 from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, narrowed, symbol, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
@@ -100,6 +102,7 @@ class Walk:
         # sizes that the run finds in the graph that is being made: name -> (value, the most)
         self.sizes: dict[str, tuple[Node, DimLike]] = {}
         self._found = 0
+        self.wishes = Wishes()
 
     def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""
@@ -168,6 +171,14 @@ class Walk:
             self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
             results = [Missing()] * len(proto.output)
         except ShapeError as e:
+            # sizes that data tells fit for some data: the program is then one for each
+            values = [v for v in inputs if isinstance(v, Value)]
+            sizes = [d for v in values for d in (*v.type.shape, *(v.sym.items.flat if v.sym else ()))]
+            sized = [ops.DimValue(d)() for d in sizes if isinstance(d, Dim) and told_symbols(d)]
+            if [self.wishes.add(node, exact=True) for node in sized]:
+                self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
+                scope.values.update((name, Missing()) for name in proto.output if name)
+                return
             _equal_for_multiples(e)
             if loc in str(e):
                 raise
@@ -289,7 +300,11 @@ class Walk:
             self.sizes = outside
 
     def assume(self, size: DimLike) -> bool:
-        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists."""
+        """Require `size` >= 0 by a bound of its symbol; whether such a bound exists. Numbers that data tells are left
+        as they are: what they are must not be guessed."""
+        if told_symbols(size):
+            lowest = bounds(size, self.limits)[0]
+            return lowest is not None and lowest >= 0
         found = narrowed(size, self.limits)
         if found is not None:
             self.limits = found
@@ -304,6 +319,23 @@ class Walk:
         if not self.assume(size) and isinstance(size, Dim):
             self.conditions[size] = None
 
+    def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Require that two sizes are equal; as `require`."""
+        for rest in (a - b, b - a):
+            most = bounds(rest, self.limits)[1]
+            if most is not None and most < 0:
+                raise Unsupported(what)
+            if isinstance(rest, Dim):
+                self.conditions[rest] = None
+
+    def wish(self, node: Node, *, exact: bool) -> None:
+        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""
+        self.wishes.add(node, exact)
+
+    def note_capture(self, inside: Node, outside: Node) -> None:
+        """`inside` is what a body's graph calls `outside`."""
+        self.wishes.captured[inside] = outside
+
 
 def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:
     version = _ADOPTED.get(proto.op_type, 0)
@@ -314,7 +346,7 @@ def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:
 
 
 def _equal_for_multiples(e: ShapeError) -> None:
-    """Raise Multiple where the sizes that differ are equal for all multiples of a number: an image cut in half several
+    """Raise Equation where the sizes that differ are equal for all multiples of a number: an image cut in half several
     times and enlarged again meets itself."""
     sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
     if len(sizes) == 2:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.onnx.call import Call
 from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.onnx.wishes import told_symbols
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, bounds, dim_max
 from ingot.ir.node import Node
 from ingot.ir.types import DType, Shape, TensorType
 
@@ -26,6 +28,15 @@ def in_dtype(dtype: DType, fn: Callable[..., Node], *xs: Node) -> Node:
 def channel_vector(v: Node, rank: int, axis: int = 1) -> Node:
     """A vector shaped to broadcast along `axis` of a tensor of `rank`."""
     return ops.reshape(v, tuple(-1 if i == axis else 1 for i in range(rank))) if rank > 1 else v
+
+
+def told_size(c: Call, d: DimLike) -> DimLike:
+    """A size; one that data tells is checked not to be negative."""
+    lowest = bounds(d)[0]
+    if not told_symbols(d) or (lowest is not None and lowest >= 0):
+        return d
+    c.importer.require(d, f"a size of {d}")
+    return dim_max(d, 0)
 
 
 def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:

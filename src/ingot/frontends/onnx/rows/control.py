@@ -20,7 +20,7 @@ from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
 
@@ -33,14 +33,17 @@ _UNROLL_NODES = 2000
 class _Captures:
     """Outer values that a subgraph reads, each an input of its graph; constants and known sizes need none."""
 
-    loc: str
+    call: Call
+    what: str = ""
     inputs: dict[Node, Node] = field(default_factory=dict)
 
     def __call__(self, v: Value) -> Value:
         if v.sym is not None or isinstance(v.node.op, Const):
             return v
         if v.node not in self.inputs:
-            self.inputs[v.node] = Input(f"{self.loc}.{len(self.inputs)}", v.node.type)()
+            inside = Input(f"{self.call.loc}{self.what}.{len(self.inputs)}", v.node.type)()
+            self.inputs[v.node] = inside
+            self.call.importer.note_capture(inside, v.node)
         return Value(self.inputs[v.node])
 
 
@@ -59,11 +62,12 @@ def if_(c: Call) -> Result:
     if pred.sym is not None and pred.sym.is_constant:
         branch = "then_branch" if bool(pred.sym.items.reshape(-1)[0]) else "else_branch"
         return _results(c.importer.run(c.graph(branch), c, {}, lambda v: v))
-    captures = _Captures(c.loc)
+    captures = _Captures(c)
     branches = [c.importer.run(c.graph(name), c, {}, captures) for name in ("else_branch", "then_branch")]
     outputs = [_tensors(b, "an If with a result") for b in branches]
     types = [tuple(n.type for n in b) for b in outputs]
     if types[0] != types[1]:
+        c.importer.wish(pred.node, exact=True)
         raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
     takes = tuple(captures.inputs.values())
     graphs = tuple(Graph(takes, tuple(b)) for b in outputs)
@@ -191,7 +195,7 @@ def _while(it: _Iteration) -> Result:
     step, go = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
     starts = _tensors(it.carried, "a loop that is not unrolled, with a carried value")
     names = [Input(f"{loc}.carried{k}", n.type)() for k, n in enumerate(starts)]
-    captures = _Captures(f"{loc}.captured")
+    captures = _Captures(c, ".captured")
     for x, _, _ in it.scanned:
         captures(Value(x))
     slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
@@ -204,6 +208,8 @@ def _while(it: _Iteration) -> Result:
     results = _tensors(stacked, "a loop with a stacked value")
     forever = cond is None or _known_bool(cond) is True or cond.node is go
     if results and (it.count is None or not forever or (it.condition and _known_bool(it.condition) is not True)):
+        if c.has(0):
+            c.importer.wish(c.x(0), exact=False)
         trips = f"; pass constants={{{c.proto.input[0]!r}: ...}} if it is an input" if c.has(0) else ""
         raise Unsupported(f"a loop that stacks results a number of times that only the run knows{trips}")
     buffers, writes = _stacks(it, results, step)
@@ -260,7 +266,7 @@ def _stacks(it: _Iteration, results: Sequence[Node], step: Node) -> tuple[list[N
 def loop(c: Call) -> Result:
     count: DimLike | None = None
     if c.has(0):
-        count = c.dims(0)[0] if c.value(0).sym is not None else None
+        count = dim_max(c.dims(0)[0], 0) if c.value(0).sym is not None else None
     condition = c.value(1) if c.has(1) else _true()
     carried = tuple(v for v in c.inputs[2:] if v is not None)
     body = c.graph("body")

@@ -313,7 +313,7 @@ def constant(c: Call) -> Result:
 @onnx_op("Trilu", domain="com.microsoft")
 def trilu(c: Call) -> Result:
     x = c.x()
-    k = c.ints(1)[0] if c.has(1) else 0
+    k = c.dims(1)[0] if c.has(1) else 0
     i, j = (iota(x.shape[-2:], a) for a in (0, 1))
     keep = ops.compare("GE" if c.flag("upper", 1) else "LE", j, ops.add(i, k))
     return ops.where(keep, x, ops.scalar(0, x.dtype))

@@ -9,9 +9,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
-from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
+from ingot.frontends.onnx.rows.common import check_table, iota, told_size
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.wishes import told_symbols
 from ingot.ir import types as T
 from ingot.ir.dims import (
     MOST,
@@ -23,8 +24,11 @@ from ingot.ir.dims import (
     dim_max,
     dim_min,
     divides,
+    floordiv,
     product,
+    sign_bit,
     symbols_of,
+    zero_bit,
 )
 from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
@@ -41,7 +45,12 @@ def reshape(c: Call) -> Result:
         # 0 keeps the input's size
         if any(isinstance(d, int) and d == 0 and i >= c.rank() for i, d in enumerate(shape)):
             raise Unsupported(f"reshape of {x.type} to {shape}: a 0 beyond the input's rank")
-        shape = [x.shape[i] if isinstance(d, int) and d == 0 else d for i, d in enumerate(shape)]
+        shape = [
+            d + zero_bit(d) * x.shape[i] if i < c.rank() and (told_symbols(d) or d == 0) else d
+            for i, d in enumerate(shape)
+        ]
+    if any(map(told_symbols, shape)):
+        return _reshape_as_told(c, x, shape)
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         rest = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(rest) != 0 else shape
@@ -49,8 +58,22 @@ def reshape(c: Call) -> Result:
     return ops.reshape(x, tuple(shape))
 
 
+def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
+    """A reshape by sizes of which each may be -1: a call's data says which, and it is checked that it fits."""
+    holes = [sign_bit(d) for d in shape]
+    whole = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
+    rest = floordiv(x.type.size, dim_max(product(whole), 1))
+    sizes = tuple(
+        d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True)
+    )
+    c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
+    # a slice of all there is: the size is then written as those of the result are
+    flat = ops.Slice((0,), (product(sizes),), (1,))(ops.reshape(x, (x.type.size,)))
+    return ops.reshape(flat, sizes)
+
+
 def _divisible(old: Shape, new: Sequence[DimLike]) -> None:
-    """Raise Multiple where a reshape is one of all sizes that are multiples of a size in it: exporters that knew as
+    """Raise Equation where a reshape is one of all sizes that are multiples of a size in it: exporters that knew as
     much write `[b, n] -> [b, n // 16, 16]`, and nothing of it at the input."""
     rest = any(d == -1 for d in new)
     have, want = product(old), product(d for d in new if d != -1)
@@ -104,7 +127,20 @@ def unsqueeze(c: Call) -> Result:
 
 @onnx_op("Expand")
 def expand(c: Call) -> Result:
-    return ops.broadcast_to(c.x(), ops.broadcast_shapes(c.shape(0), c.dims(1)))
+    wanted, have = c.dims(1), c.shape(0)
+    if any(map(told_symbols, wanted)):
+        rank = max(len(wanted), len(have))
+        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (wanted, have)), strict=True)
+        return ops.broadcast_to(c.x(), tuple(_expanded(c, d, size) for d, size in pairs))
+    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, wanted))
+
+
+def _expanded(c: Call, wanted: DimLike, size: DimLike) -> DimLike:
+    """A size broadcast to one that data may tell: 1 to any, any other to itself or 1."""
+    if size == 1 or wanted == 1:
+        return size if wanted == 1 else told_size(c, wanted)
+    c.importer.require_equal((wanted - 1) * (wanted - size), 0, f"an expansion of {size} to {wanted}")
+    return size
 
 
 @onnx_op("Concat")
@@ -130,10 +166,20 @@ def split(c: Call) -> Result:
         else:
             size = int(x.shape[axis])
             sizes = [max(0, min(each, size - i * each)) for i in range(count)]
+    if any(map(told_symbols, sizes)):
+        sizes = [told_size(c, d) for d in sizes]
+        total = sum(sizes[1:], sizes[0])
+        c.importer.require_equal(total, x.shape[axis], f"a split of {x.shape[axis]}")
+        x = cut(x, axis, 0, total, 1)
     return ops.split(x, sizes, axis)
 
 
 # slices
+
+
+def _placed(at: DimLike, size: DimLike) -> DimLike:
+    """A place on an axis from its front, where data tells whether it is counted from there."""
+    return at + sign_bit(at) * size
 
 
 def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
@@ -178,6 +224,9 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
 def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
     """x[start:end:step] along one axis, with ONNX's clamping."""
     size = x.shape[axis]
+    if step > 0 and (told_symbols(start) or told_symbols(end)):
+        low, high = (dim_min(dim_max(_placed(at, size), 0), size) for at in (start, end))
+        return cut(x, axis, low, dim_max(high, low), step)
     if step > 0:
         low = _start(c, start, size)
         high = _end(c, end, size)
@@ -185,22 +234,24 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
         crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
         meets = low == 0 or (isinstance(high, Dim) and not crosswise and c.importer.assume(high - low))
         high = high if meets else dim_max(high, low)
-        return _cut(x, axis, low, high, step)
+        return cut(x, axis, low, high, step)
     # the same elements forwards, then from their other end
     maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
     high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
     low = dim_min(dim_max(_backwards(end, size) + 1, 0), high)
-    return _cut(ops.flip(_cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
+    return cut(ops.flip(cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
 
 
 def _backwards(at: DimLike, size: DimLike) -> DimLike:
     """A bound of a slice that goes backwards, from the front; -1 where it is in front of an axis of any size."""
+    if told_symbols(at):
+        return _placed(at, size)
     if not _is_behind(at):
         return at
     return -1 if isinstance(at, int) and at <= -MOST else at + size
 
 
-def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
+def cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
     if step == 1 and low == 0 and high == x.shape[axis]:
         return x
     rank = len(x.shape)
@@ -266,19 +317,23 @@ def _pad(c: Call, x: Node, amounts: Sequence[DimLike], fill: Node) -> Node:
         raise Unsupported(f"pads: expected {2 * rank} amounts, got {len(amounts)}")
     low, high = tuple(amounts[:rank]), tuple(amounts[rank:])
     mode = c.str("mode", "constant")
-    if mode == "constant":
+    if mode == "constant" and not any(map(told_symbols, amounts)):
         return ops.pad(x, low, high, fill)
-    crop = [min(d, 0) if isinstance(d, int) else 0 for d in (*low, *high)]
+    crop = [dim_max(-d, 0) if isinstance(d, int) or told_symbols(d) else 0 for d in amounts]
     for a in range(rank):
-        x = _cut(x, a, -crop[a], x.shape[a] + crop[a + rank], 1)
-    grow = tuple(d if isinstance(d, Dim) else max(d, 0) for d in (*low, *high))
+        end = x.shape[a] - crop[a + rank]
+        c.importer.require(end - crop[a], f"pads that cut {x.shape[a]} down to less than nothing")
+        x = cut(x, a, crop[a], end, 1)
+    grow = tuple(dim_max(d, 0) if isinstance(d, int) or told_symbols(d) else d for d in amounts)
+    if mode == "constant":
+        return ops.pad(x, grow[:rank], grow[rank:], fill)
     return x if not any(d != 0 for d in grow) else ops.PadMode(grow[:rank], grow[rank:], mode)(x)
 
 
 @onnx_op("Tile")
 def tile(c: Call) -> Result:
     x = c.x()
-    repeats = c.dims(1)
+    repeats = [told_size(c, d) for d in c.dims(1)]
     if len(repeats) != c.rank():
         raise Unsupported(f"repeats: expected {c.rank()} numbers, got {len(repeats)}")
     if all(isinstance(r, int) and r == 1 for r in repeats):
@@ -296,14 +351,15 @@ def tile(c: Call) -> Result:
 def constant_of_shape(c: Call) -> Result:
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
-    shape = c.dims(0)
+    shape = tuple(told_size(c, d) for d in c.dims(0))
     return ops.broadcast_to(const(array.reshape(())), shape)
 
 
 @onnx_op("Range")
 @onnx_op("Range", domain="com.microsoft")
 def range_(c: Call) -> Result:
-    bounds_ = [c.value(i).sym for i in range(3)]
+    whole = c.type(0).dtype.is_integer
+    bounds_ = [c.sym(i) if whole else c.value(i).sym for i in range(3)]
     if any(b is None for b in bounds_):
         return _float_range(c)
     try:
@@ -315,7 +371,7 @@ def range_(c: Call) -> Result:
         raise Unsupported(f"a range with step {delta}")
     span = limit - start if delta > 0 else start - limit
     count = ceildiv(span, abs(delta))
-    if not c.importer.assume(span):
+    if told_symbols(span) or not c.importer.assume(span):
         count = dim_max(count, 0)
     steps = ops.arange(count, dtype)
     if delta != 1:
@@ -381,16 +437,14 @@ def space_to_depth(c: Call) -> Result:
 def center_crop_pad(c: Call) -> Result:
     x = c.x()
     axes = normal_axes(c.int_list("axes", range(c.rank())), c.rank())
-    for axis, wanted in zip(axes, ints_of(c.dims(1), "the sizes"), strict=True):
-        (size,) = ints_of(x.shape[axis : axis + 1], "the cropped axis")
-        if wanted < size:
-            start = (size - wanted) // 2
-            x = _cut(x, axis, start, start + wanted, 1)
-        elif wanted > size:
-            before = (wanted - size) // 2
-            low = tuple(before if i == axis else 0 for i in range(c.rank()))
-            high = tuple(wanted - size - before if i == axis else 0 for i in range(c.rank()))
-            x = ops.pad(x, low, high)
+    for axis, wanted in zip(axes, c.dims(1), strict=True):
+        wanted, size = told_size(c, wanted), x.shape[axis]
+        start = floordiv(dim_max(size - wanted, 0), 2)
+        x = cut(x, axis, start, start + dim_min(size, wanted), 1)
+        missing = wanted - x.shape[axis]
+        before = floordiv(missing, 2)
+        low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (before, missing - before))
+        x = ops.pad(x, low, high)
     return x
 
 
@@ -432,6 +486,7 @@ def one_hot(c: Call) -> Result:
         (depth,) = cast(c.sym(1), T.i64).dims()
     except Unknown:
         raise Unsupported("a depth that is no size") from None
+    depth = told_size(c, depth)
     axis = normal_axis(c.int("axis", -1), c.rank() + 1)
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)

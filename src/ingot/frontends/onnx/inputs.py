@@ -1,0 +1,249 @@
+"""A model's inputs: their declared shapes as sizes, and what a caller asks for about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+
+from ingot.frontends.onnx.call import Missing, Value
+from ingot.frontends.onnx.symbolic import LIMIT, Sym
+from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.walk import Scope, Walk
+from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, symbols_of
+from ingot.ir.node import Input, Node
+from ingot.ir.types import DType, Shape, TensorType, dtype_of
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOp
+
+Bound = int | tuple[int, int | None]
+Dynamic = Mapping[str, Bound | Mapping[int, Bound]] | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is asked for about inputs, and what the import found out about them.
+
+    equations: symbols of the model that stand for sizes of the graph: multiples, sums, other symbols, numbers.
+    told: inputs whose elements are sizes.
+    """
+
+    dynamic: Dynamic
+    shapes: Mapping[str, Sequence[int | str]]
+    constants: Mapping[str, np.ndarray]
+    equations: Mapping[str, DimLike] = field(default_factory=dict)
+    told: frozenset[str] = frozenset()
+
+    def with_equation(self, name: str, size: DimLike) -> Requests:
+        """The same with one more symbol that stands for a size; the size may hold the symbol itself."""
+        known = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
+        return replace(self, equations={name: size, **known})
+
+    def with_told(self, names: Set[str]) -> Requests:
+        return replace(self, told=self.told | names)
+
+    def bounds(self, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, Bound, DimLike]]:
+        """(what was asked, as text; the size or bounds; which of the model's sizes is to have them)."""
+        for name, bound in self.dynamic.items() if isinstance(self.dynamic, Mapping) else ():
+            if not isinstance(bound, Mapping):
+                yield f"dynamic[{name!r}]", bound, symbol(name)
+                continue
+            if name not in shapes:
+                raise InputError("dynamic", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
+            for axis, wanted in bound.items():
+                if not -len(shapes[name]) <= axis < len(shapes[name]):
+                    raise InputError(f"dynamic[{name!r}]", expected=f"axes of {len(shapes[name])}", got=axis)
+                yield f"dynamic[{name!r}][{axis}]", wanted, shapes[name][axis]
+
+
+def bind_inputs(
+    walk: Walk, scope: Scope, graph: onnx.GraphProto, cuts: Mapping[int, np.ndarray], requests: Requests
+) -> list[Node]:
+    """Bind initializers, constants and inputs in `scope`; the graph's inputs.
+
+    Raises InputError for requests that do not fit them.
+    """
+    walk.initializers(graph, scope, cuts)
+    given = [i for i in graph.input if i.name not in scope.values]
+    check_names("inputs", [i.name for i in given], walk.where)
+    _known_names("shapes", requests.shapes, {i.name for i in given})
+    _known_names("constants", requests.constants, {i.name for i in given})
+    types: dict[str, TensorType] = {}
+    for info in given:
+        try:
+            dtype = _dtype(info)
+            if info.name in requests.constants:
+                scope.values[info.name] = _constant(info.name, requests.constants[info.name], dtype)
+            else:
+                types[info.name] = TensorType(dtype, _shape(info, requests.shapes.get(info.name)))
+        except Unsupported as e:
+            walk.refused.append(UnsupportedOp(str(e), f"input {info.name!r}"))
+            scope.values[info.name] = Missing()
+    walk.symbols = frozenset(s for t in types.values() for d in t.shape for s in symbols_of(d))
+    told = {name: _elements(name, t) for name, t in types.items()}
+    names = walk.symbols.union(*(symbols_of(d) for elements in told.values() for d in elements))
+    sizes = _sizes(walk, {name: t.shape for name, t in types.items()}, requests, names)
+    nodes: list[Node] = []
+    for name, t in types.items():
+        kind = TensorType(t.dtype, tuple(substitute(d, sizes) for d in t.shape))
+        elements = tuple(substitute(d, sizes) for d in told[name]) if name in requests.told else ()
+        nodes.append(Input(name, kind, elements)(loc=name))
+        sym = None
+        if kind.size == 0:
+            sym = Sym.of(kind.dtype, np.empty([int(d) for d in kind.shape], object))
+        if elements:
+            items = np.empty(len(elements), object)
+            items[:] = elements
+            sym = Sym.of(kind.dtype, items.reshape([int(d) for d in kind.shape]))
+        scope.values[name] = Value(nodes[-1], sym)
+    dynamic = sorted({s for n in nodes for d in n.shape for s in symbols_of(d)})
+    if requests.dynamic is False and dynamic:
+        raise InputError(
+            "the model has dynamic dimensions", got=dynamic, fix=f"give their sizes: dynamic={{{dynamic[0]!r}: 1, ...}}"
+        )
+    walk.wishes.inputs = {name: n for name, n in zip(types, nodes, strict=True)}
+    return nodes
+
+
+def check_names(what: str, names: Sequence[str], where: str) -> None:
+    """Raise ImportModelError where two are equal: calls name them."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ImportModelError(f"{what} share a name", expected="each its own", got=twice, where=where)
+
+
+def _known_names(what: str, keys: Mapping[str, object], names: Set[str]) -> None:
+    unknown = [k for k in keys if k not in names]
+    if unknown:
+        raise InputError(f"{what} names no input", expected=f"one of {sorted(names)}", got=unknown)
+
+
+def _dtype(info: onnx.ValueInfoProto) -> DType:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise Unsupported(f"an input of {(kind or 'unknown type').replace('_', ' ')}")
+    return dtype_from_code(info.type.tensor_type.elem_type)
+
+
+def _constant(name: str, value: object, declared: DType) -> Value:
+    array = np.asarray(value)
+    if dtype_of(array) != declared:
+        raise InputError(f"constant {name!r} has the wrong dtype", expected=declared, got=dtype_of(array))
+    return Value(load=lambda: array)
+
+
+def _shape(info: onnx.ValueInfoProto, asked: Sequence[int | str] | None) -> Shape:
+    """An input's sizes, over the symbols of the model."""
+    tensor = info.type.tensor_type
+    if asked is None and not tensor.HasField("shape"):
+        raise ImportModelError(
+            "an input has no shape", where=f"input {info.name!r}", fix=f"pass shapes={{{info.name!r}: [...]}}"
+        )
+    if asked is None:
+        return tuple(_model_dim(d, f"{info.name}_{i}") for i, d in enumerate(tensor.shape.dim))
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(asked):
+        raise InputError(f"shapes[{info.name!r}] has the wrong rank", expected=len(tensor.shape.dim), got=list(asked))
+    return tuple(d if isinstance(d, int) else dim_of_name(d) for d in asked)
+
+
+def _sizes(
+    walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]
+) -> dict[str, DimLike]:
+    """What the model's symbols, `names`, stand for. The bounds asked for become the walk's."""
+    sizes: dict[str, DimLike] = dict(requests.equations)
+    ranges: list[tuple[str, tuple[int, int | None], DimLike]] = []
+    for what, bound, d in requests.bounds(shapes):
+        unknown = symbols_of(d) - names
+        if unknown:
+            raise InputError("dynamic names no symbol", expected=f"one of {sorted(walk.symbols)}", got=sorted(unknown))
+        if isinstance(bound, tuple):
+            ranges.append((what, bound, d))
+            continue
+        name = _plain(d)
+        if name is not None:
+            sizes[name] = bound
+        elif d != bound:
+            raise InputError(what, expected=f"{d}, as the model has it", got=bound)
+    for what, (low, high), d in ranges:
+        size = substitute(d, sizes)
+        for name in symbols_of(size):
+            walk.limits.setdefault(name, (min(low, 1), None))
+        for room in (size - low, *([] if high is None else [high - size])):
+            try:
+                walk.require(room, what)
+            except Unsupported:
+                raise InputError(what, expected=f"bounds that {size} meets", got=(low, high)) from None
+    return sizes
+
+
+def _plain(d: DimLike) -> str | None:
+    """The symbol that a size is."""
+    if isinstance(d, int) or len(d.terms) != 1:
+        return None
+    (mono, count), *_ = d.terms
+    return mono[0].name if count == 1 and len(mono) == 1 and isinstance(mono[0], Symbol) else None
+
+
+def _elements(name: str, kind: TensorType) -> Shape:
+    """Symbols for the elements of an input that may hold sizes."""
+    count = kind.size
+    few = isinstance(count, int) and count <= LIMIT and kind.dtype.is_integer
+    return tuple(symbol(f"{_word(name)}.{i}") for i in range(count)) if few else ()
+
+
+def check_dynamic(dynamic: object) -> None:
+    """Raise InputError unless it is what `import_onnx` says of it."""
+    if dynamic is not None and not isinstance(dynamic, bool | Mapping):
+        raise InputError("dynamic", expected="a bool, or sizes by name: {'batch': 1}", got=repr(dynamic))
+    for name, bound in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        if not isinstance(bound, Mapping):
+            _check_bound(f"dynamic[{name!r}]", bound)
+            continue
+        for axis, one in bound.items():
+            if not isinstance(axis, int):
+                raise InputError(f"dynamic[{name!r}]", expected="sizes by axis: {0: 1}", got=repr(axis))
+            _check_bound(f"dynamic[{name!r}][{axis}]", one)
+
+
+def _check_bound(what: str, bound: object) -> None:
+    match bound if isinstance(bound, tuple) else (bound, bound):
+        case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
+            pass
+        case _:
+            raise InputError(what, expected="a size, or (low, high)", got=repr(bound))
+
+
+def _model_dim(dim: onnx.TensorShapeProto.Dimension, fresh: str) -> DimLike:
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return dim.dim_value
+    # "?" and the like are no names: each such size is its own
+    return dim_of_name(dim.dim_param if re.search(r"\w", dim.dim_param) else fresh)
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*$")
+_RESERVED = ("max", "min")
+
+
+def dim_of_name(text: str) -> DimLike:
+    """A dim_param as a size: an expression over symbols ("2*s0", "past + length") or one symbol of that name, with
+    characters that no name may hold replaced by `_` ("batch-size" -> batch_size)."""
+    text = text.strip()
+    if _WORD.match(text) and text not in _RESERVED:
+        return symbol(text)
+    # a hyphen without spaces belongs to a name
+    if not re.search(r"\w-\w", text) and re.search(r"[A-Za-z_]", text):
+        try:
+            found = parse_dim(text)
+        except ValueError:
+            found = None
+        if isinstance(found, Dim) and not symbols_of(found) & set(_RESERVED):
+            return found
+    return symbol(_word(text))
+
+
+def _word(text: str) -> str:
+    """A name of the letters, digits and underscores in `text`."""
+    name = re.sub(r"\W", "_", text)
+    return name if _WORD.match(name) and name not in _RESERVED else f"d_{name}"
