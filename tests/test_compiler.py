@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 import ingot
 from ingot.support.errors import InputError
 
-FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.pt": b"PK\x03\x04", "m.h5": b"\x89HDF\r\n\x1a\n", "m.gguf": b"GGUF\x03"}
-FIXES = {"m.ingot": r"ingot\.load", "m.pt": r"torch\.export\.load", "m.h5": "ONNX", "m.gguf": "ONNX"}
+FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.h5": b"\x89HDF\r\n\x1a\n", "m.gguf": b"GGUF\x03"}
+FIXES = {"m.ingot": r"ingot\.load", "m.h5": "ONNX", "m.gguf": "ONNX"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -21,10 +22,17 @@ def test_files_of_others_are_named(name: str, tmp_path: Path) -> None:
         ingot.compile(path)
 
 
+def test_exported_programs_are_loaded_first(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+        archive.writestr("m/archive_format", "pt2")
+    with pytest.raises(InputError, match=r"torch\.export\.load"):
+        ingot.compile(tmp_path / "m.pt2")
+
+
 def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a file, got a folder"):
+    with pytest.raises(InputError, match="expected an ONNX file, got a folder"):
         ingot.compile(tmp_path)
-    with pytest.raises(InputError, match="expected a file, got none"):
+    with pytest.raises(InputError, match="No such file"):
         ingot.compile(tmp_path / "none.onnx")
 
 

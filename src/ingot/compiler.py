@@ -25,6 +25,8 @@ from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError, NeedsValues
+from ingot.support.files import open_regular
+from ingot.support.formats import Format, foreign
 from ingot.support.native import host
 from ingot.targets.cpu import workers
 
@@ -68,15 +70,6 @@ def compile_model(
     if constants:
         raise InputError("constants", expected="none for a PyTorch model: close over them", got=list(constants))
     return _compile_torch(model, example_inputs, dynamic, options)
-
-
-# files that are taken for models, by their first bytes
-_FOREIGN = {
-    artifact.MAGIC: ("a compiled program", "ingot.load(path)"),
-    b"PK\x03\x04": ("a PyTorch archive", "ingot.compile(torch.export.load(path)), or ingot.compile(net, (x,))"),
-    b"\x89HDF": ("an HDF5 file", "export the model to ONNX"),
-    b"GGUF": ("a GGUF file", "export the model to ONNX"),
-}
 
 
 @dataclass(frozen=True)
@@ -137,13 +130,17 @@ def _compile_file(
     path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
 ) -> CompiledModel:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
-    if not path.is_file():
-        raise InputError(f"model {path}", expected="a file", got="a folder" if path.is_dir() else "none")
-    with path.open("rb") as file:
-        head = file.read(8)
-    for magic, (what, fix) in _FOREIGN.items():
-        if head.startswith(magic):
-            raise InputError(f"model {path}", expected="an ONNX file", got=what, fix=fix)
+    try:
+        found = foreign(path)
+        head = b"" if found else open_regular(path).read(8)
+    except OSError as error:
+        raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
+    if head == artifact.MAGIC:
+        found = Format("a compiled program", "ingot.load(path)")
+    elif head.startswith(b"PK\x03\x04"):
+        found = Format("an exported program", "ingot.compile(torch.export.load(path))")
+    if found is not None:
+        raise InputError(f"model {path}", expected="an ONNX file", got=found.name, fix=found.fix)
     digest = _digest(path) if options.cache else None
     if digest is None:
         return _compiled(_program(_import_onnx(path, dynamic, constants), options), options)

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from ingot.bench import run as benching
-from ingot.cli.console import FAILED, UNSUPPORTED, err, out, plain_table, presented, print_json
+from ingot.cli.console import FAILED, UNSUPPORTED, err, escape, out, plain_table, presented, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from ingot.cli.console import MISMATCH, out, plain_table, presented, print_json
+from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
 from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from ingot.cli.console import out, presented, print_json, writable
+from ingot.cli.console import escape, out, presented, print_json, writable
 from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims

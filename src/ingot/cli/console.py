@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -26,6 +26,7 @@ from ingot.support.errors import (
     LimitError,
     ShapeError,
     UnsupportedOpError,
+    printable,
 )
 from ingot.support.limits import limited, parse_limits
 
@@ -42,6 +43,11 @@ CODES = {
 # a file or pipe has no width of its own: wide enough that tables keep their rows
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 out, err = Console(soft_wrap=True, width=_WIDTH), Console(stderr=True, soft_wrap=True)
+
+
+def escape(text: str) -> str:
+    """`text` to be printed as it is: neither as rich's markup nor as commands to the terminal."""
+    return markup.escape(printable(text))
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.markup import escape
 
-from ingot.cli.console import out, plain_table, presented, print_json
+from ingot.cli.console import escape, out, plain_table, presented, print_json
 from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from ingot.cli.console import FAILED, err, out, plain_table, presented, print_json, writable
+from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
 from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build

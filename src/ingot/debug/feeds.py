@@ -18,6 +18,7 @@ from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.program import Program, TensorSpec
 from ingot.support.errors import InputError
+from ingot.support.files import open_regular
 
 Feeds = dict[str, np.ndarray]
 
@@ -163,7 +164,8 @@ def read_feeds(program: Program, texts: Sequence[str]) -> Feeds:
 
 def _read_array(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
+        with open_regular(path) as file:
+            array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"cannot read {path}", expected="an array written by numpy.save", got=str(error)) from error
     if not isinstance(array, np.ndarray):

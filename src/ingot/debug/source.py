@@ -17,6 +17,8 @@ from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import ImportModelError, InputError
+from ingot.support.files import open_regular
+from ingot.support.formats import foreign
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -50,10 +52,12 @@ class Source:
 def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
     """Raises ImportModelError for a path that is no readable file, InputError for sizes asked of an artifact."""
     try:
-        with path.open("rb") as file:
-            head = file.read(len(artifact.MAGIC))
+        found = foreign(path)
+        head = b"" if found else open_regular(path).read(len(artifact.MAGIC))
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
+    if found is not None:
+        raise ImportModelError(f"model {path}", expected="an ONNX, .pt2 or .ingot file", got=found.name, fix=found.fix)
     kind: Kind = "artifact" if head == artifact.MAGIC else "torch" if head.startswith(_ZIP) else "onnx"
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")

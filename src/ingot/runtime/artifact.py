@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime.program import Json, Program
 from ingot.support.errors import ArtifactError
-from ingot.support.files import atomic_write
+from ingot.support.files import atomic_write, open_regular
 from ingot.support.native import host
 
 # Like PNG's: not text, and broken by line-end conversion.
@@ -105,7 +105,7 @@ def load(path: Path) -> Program:
 
 def _map(path: Path) -> memoryview:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size < _PREFIX.size:
                 raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_AGAIN)
             return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))

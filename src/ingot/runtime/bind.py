@@ -15,7 +15,7 @@ from ingot.runtime import memory
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
 from ingot.runtime.image import CodeImage
-from ingot.runtime.program import Buffer, Program, table_places
+from ingot.runtime.program import Buffer, Program, Symbol, table_places
 from ingot.support.errors import IngotError, InputError
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
@@ -30,6 +30,14 @@ def told_by(program: Program, inputs: Sequence[np.ndarray]) -> tuple[Shape, ...]
     """What `bind_symbols` takes, of a program without state."""
     telling = [x for spec, x in zip(program.inputs, inputs, strict=True) if spec.elements]
     return (*(x.shape for x in inputs), *(tuple(x.reshape(-1).tolist()) for x in telling))
+
+
+def _wider(symbol: Symbol, size: int) -> str:
+    """What to do about a size outside of its bounds."""
+    if size:
+        return f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {max(1, size)})}}"
+    taken = f"dynamic={{{symbol.name!r}: (0, None)}} for ONNX, never for PyTorch's exports"
+    return f"leave out calls on nothing: a size may be 0 only where the model was compiled for it ({taken})"
 
 
 def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
@@ -54,7 +62,7 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
                 origin[symbol.name],
                 expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
-                fix="compile with wider bounds for this dim",
+                fix=_wider(symbol, size),
             )
     for dim, size, where, place, whole in facts:
         wanted = evaluate(dim, values)

@@ -32,6 +32,13 @@ def message(
     return text
 
 
+def printable(text: str) -> str:
+    """`text` with what a terminal would obey written out: names in a model are anybody's. Line ends stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class IngotError(Exception):
     """Base of every error that Ingot raises on purpose.
 
@@ -49,7 +56,7 @@ class IngotError(Exception):
     ) -> None:
         self.what = what
         self.where = where
-        super().__init__(message(what, expected=expected, got=got, where=where, fix=fix))
+        super().__init__(printable(message(what, expected=expected, got=got, where=where, fix=fix)))
 
 
 class ShapeError(IngotError):

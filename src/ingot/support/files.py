@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,7 +22,13 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
     A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
     ArtifactError, with nothing left behind, when the system refuses. `durable` False leaves the syncing to the system:
     after a loss of power the file may be damaged, which suits files that are checked when read and can be made again.
+
+    What a link points to is written, not the link. Devices and pipes are written through, as nothing can replace them.
     """
+    path = Path(os.path.realpath(path)) if path.is_symlink() and _kind(path) in (None, stat.S_IFREG) else path
+    if _kind(path) not in (None, stat.S_IFREG):
+        _write_through(path, parts)
+        return
     temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         _write(temporary, parts, durable)
@@ -37,6 +46,36 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
     except BaseException:
         _discard(temporary)
         raise
+
+
+def _kind(path: Path) -> int | None:
+    """The type of what is there (`stat.S_IFREG` ...), links followed; None for nothing."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except OSError:
+        return None
+
+
+def _write_through(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+    if _kind(path) not in (stat.S_IFCHR, stat.S_IFIFO):
+        raise ArtifactError(f"cannot write {path}", expected="a file, a pipe or a character device", got="neither")
+    try:
+        with path.open("wb") as file:
+            for part in parts:
+                file.write(part)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}", got=error.strerror or str(error)) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file open for reading. Raises OSError, also for pipes and devices: one could wait for them forever."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(code, "Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file", str(path))
 
 
 def _discard(path: Path) -> None:

@@ -17,9 +17,10 @@ from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
 from ingot.ir.node import Graph, Node
 from ingot.support.errors import ImportModelError, NeedsValues, UnsupportedOpError
-from ingot.support.limits import check_elements
+from ingot.support.limits import check_elements, limited
 
 
+@limited()
 def import_onnx(
     source: str | os.PathLike[str] | onnx.ModelProto,
     *,

@@ -14,6 +14,7 @@ import onnx
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
+from ingot.support.files import open_regular
 
 _P = onnx.TensorProto
 _CODES = dict(_P.DataType.items())
@@ -156,7 +157,7 @@ def _number(text: str, tensor: str) -> int:
 
 def map_file(path: Path) -> np.ndarray:
     """The bytes of a file, mapped read-only. Raises OSError."""
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         if os.fstat(f.fileno()).st_size == 0:
             return np.zeros(0, np.uint8)
         return np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

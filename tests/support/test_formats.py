@@ -1,0 +1,89 @@
+"""Files that are no models of Ingot's are told by what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.support.formats import foreign
+
+HEADS = {
+    "a TensorFlow Lite model": b"\x1c\0\0\0TFL3\x14\0",
+    "a GGUF file": b"GGUF\x03\0\0\0",
+    "an HDF5 file, as old Keras writes": b"\x89HDF\r\n\x1a\n",
+    "a pickle, which is a program": b"\x80\x04\x95",
+    "a web page": b"\n<!DOCTYPE html><html>",
+    "a pointer of Git LFS, not the file itself": b"version https://git-lfs.github.com/spec/v1\n",
+    "an XML file, as OpenVINO writes": b"<?xml version='1.0'?><net name='x'>",
+    "a model in ONNX Runtime's own format": b"\x18\0\0\0ORTM",
+    "a compressed archive": b"\x1f\x8b\x08",
+    "a JSON file": b"{}",
+    "a model of TensorFlow.js": b'{"modelTopology": {}}',
+    "an empty file": b"",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_tell(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"  # whatever its name says
+    path.write_bytes(HEADS[name])
+    found = foreign(path)
+    assert found is not None and found.name == name and found.fix
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "w").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    found = foreign(tmp_path / "w")
+    assert found is not None and found.name == "a safetensors file"
+
+
+def _archive(path: Path, *names: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "x")
+    return path
+
+
+def test_archives(tmp_path: Path) -> None:
+    cases = {
+        "a TorchScript archive": ("net/constants.pkl", "net/code/__torch__.py", "net/data.pkl"),
+        "a module or its weights, as torch.save writes, not a program": ("net/data.pkl", "net/data/0", "net/version"),
+        "a Keras file": ("config.json", "metadata.json", "model.weights.h5"),
+        "a zip archive": ("readme.txt",),
+    }
+    for name, names in cases.items():
+        found = foreign(_archive(tmp_path / "m", *names))
+        assert found is not None and found.name == name
+    assert foreign(_archive(tmp_path / "p", "p/archive_format", "p/models/model.json", "p/data/weights/w.pkl")) is None
+    np.savez(tmp_path / "a.npz", x=np.zeros(2))
+    found = foreign(tmp_path / "a.npz")
+    assert found is not None and found.name == "arrays of numpy"
+
+
+def test_folders(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"x")
+    found = foreign(tmp_path)
+    assert found is not None and found.name == "a SavedModel of TensorFlow"
+    (tmp_path / "saved_model.pb").unlink()
+    (tmp_path / "net.onnx").write_bytes(b"x")
+    found = foreign(tmp_path)
+    assert found is not None and found.fix == "name the file in it: net.onnx"
+
+
+def test_models_and_texts_of_models_are_not_foreign(tmp_path: Path) -> None:
+    for head in (b"\x08\x08\x12\x07pytorch", b"module @m {\n}", b"\x8eINGOT\r\n"):
+        (tmp_path / "m").write_bytes(head)
+        assert foreign(tmp_path / "m") is None
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe"):
+        foreign(tmp_path / "pipe")
