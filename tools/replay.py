@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from ingot.ir.dims import likely_sizes  # noqa: E402
 from ingot.ir.kernel import Kernel  # noqa: E402
-from ingot.ir.kernel_show import show_kernel  # noqa: E402
+from ingot.ir.kernel.show import show_kernel  # noqa: E402
 from ingot.ir.node import Graph, Op  # noqa: E402
 from ingot.ir.show import show  # noqa: E402
 from ingot.link import link  # noqa: E402

@@ -17,8 +17,8 @@ import numpy as np
 from ingot import tuned
 from ingot.ir.dims import Dim, likely_sizes, substitute, symbols_of
 from ingot.ir.kernel import Kernel
-from ingot.ir.kernel_show import show_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.node import Const, Graph, Node, Op
 from ingot.ir.rewrite import fueled
 from ingot.ir.show import show

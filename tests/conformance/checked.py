@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.node import Graph
 from ingot.pipeline import Trace, build_program
 from ingot.runtime.bind import Instance

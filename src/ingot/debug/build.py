@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph
 from ingot.link import Launch
 from ingot.pipeline import Trace, build_program

@@ -10,7 +10,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.kernel import Kernel, integer
-from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i64

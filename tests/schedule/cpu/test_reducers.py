@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ir.types import DType, bf16, f16, f32, i32

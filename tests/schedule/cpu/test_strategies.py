@@ -14,8 +14,8 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import substitute, symbol
 from ingot.ir.interp import interpret
-from ingot.ir.kernel_interp import run_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.types import i64

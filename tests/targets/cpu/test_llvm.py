@@ -11,8 +11,8 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, For, If, Kernel, Let, Lit, Store, integer
-from ingot.ir.kernel_interp import run_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import (
     DTYPES,
     FLOAT_FORMATS,

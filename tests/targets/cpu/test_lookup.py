@@ -8,8 +8,8 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, Store, integer
-from ingot.ir.kernel_interp import run_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, f32, i32
 from ingot.ops.core.elementwise import Elementwise
 from ingot.support.native import HostFeatures

@@ -27,7 +27,7 @@ from ingot.ir.kernel import (
     Var,
     ramp,
 )  # fmt: skip
-from ingot.ir.kernel_verify import children
+from ingot.ir.kernel.verify import children
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
 

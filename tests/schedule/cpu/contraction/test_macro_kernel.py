@@ -10,7 +10,7 @@ import pytest
 from ingot.ir import kernel as k
 from ingot.ir.dims import likely_sizes, symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
-from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.kernel_show import show_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32, i8, i32, u8
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction

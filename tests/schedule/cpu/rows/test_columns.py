@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.kernel_show import show_kernel
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f16, f32, f64, i32

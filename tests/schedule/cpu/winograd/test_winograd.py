@@ -11,7 +11,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
-from ingot.ir.kernel_interp import run_kernel
+from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f32, f64

@@ -9,23 +9,32 @@ zero, a shift by the width or more. Slow: for tests on small sizes.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial, reduce
-from math import isfinite
 
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel_show import show_expr
-from ingot.ir.kernel_verify import children
-from ingot.ir.types import DType, boolean, dtype_of, f32, i64, truncated_in, u64
+from ingot.ir.kernel.arithmetic import (
+    ARITHMETIC,
+    COMPARE,
+    SCALAR,
+    UNARY,
+    Value,
+    converted,
+    fma32,
+    fma64,
+    lanes_of,
+    rounded_to,
+    widened,
+    wrapped,
+)
+from ingot.ir.kernel.show import show_expr
+from ingot.ir.kernel.verify import children
+from ingot.ir.types import dtype_of, i64
 from ingot.support.errors import VerifyError
 
-# An integer or bool scalar is a Python int, a float scalar a numpy scalar, a vector a numpy array.
-Value = int | np.generic | np.ndarray
 NOBODY, MANY = -1, -2
 
 
@@ -297,36 +306,36 @@ def _step(e: k.Expr) -> Step:
         case k.Var():
             return _variable(e.name)
         case k.Unary():
-            return _lift(_UNARY[e.fn], e)
+            return _lift(UNARY[e.fn], e)
         case k.Binary():
             return _binary(e)
         case k.Fma():
-            fused = _fma32 if e.dtype.bits <= 32 else _fma64
+            fused = fma32 if e.dtype.bits <= 32 else fma64
             return _lift(fused if e.dtype.is_float else lambda a, b, c: a * b + c, e)
         case k.Dot():
             if e.dtype.is_float:
-                return _lift(lambda a, b, c: _fma32(a[::2], b[::2], _fma32(a[1::2], b[1::2], c)), e)
+                return _lift(lambda a, b, c: fma32(a[::2], b[::2], fma32(a[1::2], b[1::2], c)), e)
             return _lift(lambda a, b, c: c + (a * b).reshape(-1, 4).sum(1), e)
         case k.Select():
             return _select(e)
         case k.Cast():
-            return lambda m, a: _finish(_convert(_wide(a, e.a), e.dtype), e)
+            return lambda m, a: rounded_to(converted(widened(a, e.a), e.dtype), e)
         case k.Bitcast():
-            return lambda m, a: _finish(_array(a, e.a).view(e.dtype.numpy), e)
+            return lambda m, a: rounded_to(lanes_of(a, e.a).view(e.dtype.numpy), e)
         case k.Splat():
             return lambda m, a: np.full(e.lanes, a, e.dtype.numpy)
         case k.Ramp():
-            return lambda m, a: _wrap(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
+            return lambda m, a: wrapped(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
         case k.Load() | k.Gather():
             return _load(e)
         case k.Reduce():
             return _reduce(e)
         case k.Shuffle():
-            return lambda m, a, b: _finish(np.concatenate([_array(a, e.a), _array(b, e.b)])[list(e.pick)], e)
+            return lambda m, a, b: rounded_to(np.concatenate([lanes_of(a, e.a), lanes_of(b, e.b)])[list(e.pick)], e)
         case k.Extract():
-            return lambda m, a: _finish(_array(a, e.a)[e.lane : e.lane + 1], e)
+            return lambda m, a: rounded_to(lanes_of(a, e.a)[e.lane : e.lane + 1], e)
         case k.Range():
-            counted = _finish(np.arange(e.lanes), e)
+            counted = rounded_to(np.arange(e.lanes), e)
             return lambda m: counted
         case k.Spread() | k.Transposed() | k.ReduceAlong() | k.TileProduct():
             return _of_tiles(e)
@@ -334,12 +343,12 @@ def _step(e: k.Expr) -> Step:
             return lambda m, a, b: a
         case k.Lookup():
             held = np.array(e.table, e.dtype.numpy)
-            return lambda m, at: _finish(held[_array(at, e.index) & (len(held) - 1)], e)
+            return lambda m, at: rounded_to(held[lanes_of(at, e.index) & (len(held) - 1)], e)
     raise TypeError(f"unknown expression {type(e).__name__}")
 
 
 def _literal(e: k.Lit) -> Value:
-    return _finish(np.full(e.lanes, e.value, e.dtype.numpy), e)
+    return rounded_to(np.full(e.lanes, e.value, e.dtype.numpy), e)
 
 
 def _variable(name: str) -> Step:
@@ -351,166 +360,32 @@ def _variable(name: str) -> Step:
     return read
 
 
-def _array(a: Value, e: k.Expr) -> np.ndarray:
-    """`a` as a one-dimensional array of the lanes of `e`."""
-    return np.atleast_1d(np.asarray(a, e.dtype.numpy))
-
-
-def _wide(a: Value, e: k.Expr) -> np.ndarray:
-    """As `_array`, narrow floats as f32 and 4-bit integers in a byte: what numpy computes in."""
-    array = _array(a, e)
-    if e.dtype.is_float and e.dtype.bits < 32:
-        return array.astype(np.float32)
-    if e.dtype.is_integer and e.dtype.bits < 8:
-        return array.astype(np.int8)
-    return array
-
-
-def _finish(array: np.ndarray, e: k.Expr) -> Value:
-    """`array` as a value of `e`: rounded or wrapped to its dtype, a scalar where it has one lane."""
-    if array.dtype != e.dtype.numpy:
-        array = _wrap(array, e.dtype) if e.dtype.is_integer else array.astype(e.dtype.numpy)
-    if e.lanes != 1:
-        return array
-    return array[0] if e.dtype.is_float else int(array[0])
-
-
-def _wrap(array: np.ndarray, dtype: DType) -> np.ndarray:
-    low, _ = dtype.range
-    wrapped = [(int(v) - low) % (1 << dtype.bits) + low for v in array]
-    return np.array(wrapped, np.int64 if dtype.kind == "i" else np.uint64).astype(dtype.numpy)
-
-
 def _lift(fn: Callable[..., np.ndarray], e: k.Expr) -> Step:
     operands = children(e)
 
     def run(m: Machine, *values: Value) -> Value:
-        return _finish(fn(*(_wide(v, o) for v, o in zip(values, operands, strict=True))), e)
+        return rounded_to(fn(*(widened(v, o) for v, o in zip(values, operands, strict=True))), e)
 
     return run
-
-
-def _bits(a: np.ndarray) -> list[int]:
-    width = 8 * a.itemsize
-    return [int(v) % (1 << width) for v in a]
-
-
-_UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "neg": lambda a: np.negative(a),
-    "abs": np.abs,
-    "sqrt": np.sqrt,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "round_even": np.rint,
-    "trunc": np.trunc,
-    "not": np.invert,
-    "popcnt": lambda a: np.array([v.bit_count() for v in _bits(a)], a.dtype),
-    "clz": lambda a: np.array([8 * a.itemsize - v.bit_length() for v in _bits(a)], a.dtype),
-}
-
-
-def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind == "f":
-        return a / b
-    _not_zero(b)
-    # through Python integers: numpy's floor division has no truncating form that is exact at the extremes
-    return np.array([_truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
-
-
-def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind == "f":
-        return np.fmod(a, b)
-    _not_zero(b)
-    return np.array([int(x) - int(y) * _truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
-
-
-def _truncated(x: int, y: int) -> int:
-    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-
-
-def _not_zero(b: np.ndarray) -> None:
-    if not np.all(b):
-        raise VerifyError("an integer division", expected="a divisor that is not zero", got=b.tolist())
-
-
-def _shift(fn: Callable[[int, int, int], int]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        width = 8 * a.itemsize
-        if not all(0 <= int(v) < width for v in b):
-            raise VerifyError("a shift", expected=f"a distance in [0, {width})", got=b.tolist())
-        return np.array([fn(int(x), int(y), width) for x, y in zip(a, b, strict=True)], object)
-
-    return run
-
-
-def _ldexp(a: np.ndarray, n: np.ndarray) -> np.ndarray:
-    limit = 2 * (-np.finfo(a.dtype).minexp)
-    fits = np.isnan(a) | ((np.abs(n) <= limit) & (np.fmod(n, 2) == 0))
-    if not np.all(fits):
-        raise VerifyError("ldexp", expected=f"even exponents within +-{limit}", got=n[~fits].tolist())
-    return np.where(np.isnan(a), a, np.ldexp(a, np.nan_to_num(n).astype(np.int32)))
-
-
-_ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _divide,
-    "rem": _remainder,
-    "min": np.minimum,
-    "max": np.maximum,
-    "minnum": np.fmin,
-    "maxnum": np.fmax,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "shl": _shift(lambda x, y, width: x << y),
-    "ashr": _shift(lambda x, y, width: x >> y),
-    "lshr": _shift(lambda x, y, width: x % (1 << width) >> y),
-    "copysign": np.copysign,
-    "ldexp": _ldexp,
-}
-_COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
-# Address arithmetic, on Python integers: most of what a kernel does.
-_SCALAR: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "min": min,
-    "max": max,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
 
 
 def _binary(e: k.Binary) -> Step:
-    if e.a.dtype == i64 and e.lanes == 1 and e.fn in _SCALAR:
-        fast = _SCALAR[e.fn]
+    if e.a.dtype == i64 and e.lanes == 1 and e.fn in SCALAR:
+        fast = SCALAR[e.fn]
 
         def scalar(m: Machine, a: int, b: int) -> Value:
             value = fast(a, b)
             return (value + 2**63) % 2**64 - 2**63 if not -(2**63) <= value < 2**63 else value
 
         return scalar
-    return _lift(_COMPARE[e.fn] if e.fn in k.COMPARE else _ARITHMETIC[e.fn], e)
+    return _lift(COMPARE[e.fn] if e.fn in k.COMPARE else ARITHMETIC[e.fn], e)
 
 
 def _select(e: k.Select) -> Step:
     def run(m: Machine, c: Value, a: Value, b: Value) -> Value:
         if e.cond.lanes == 1:
             return a if c else b
-        return np.where(_array(c, e.cond), _array(a, e.a), _array(b, e.b))
+        return np.where(lanes_of(c, e.cond), lanes_of(a, e.a), lanes_of(b, e.b))
 
     return run
 
@@ -523,25 +398,25 @@ def _load(e: k.Load | k.Gather) -> Step:
         where = _elements(memory, index, lanes, mask[0] if mask else None, "load", e.index)
         _read(m, memory, where, e.index)
         if memory.buffer.space == "register":
-            return _finish(memory.data[where].copy(), e)
+            return rounded_to(memory.data[where].copy(), e)
         if not mask:
-            return _finish(np.atleast_1d(memory.data[where]).copy(), e)
+            return rounded_to(np.atleast_1d(memory.data[where]).copy(), e)
         out = np.zeros(lanes, e.dtype.numpy)
         out[_on(mask[0])] = memory.data[where]
-        return _finish(out, e)
+        return rounded_to(out, e)
 
     return run
 
 
 def _reduce(e: k.Reduce) -> Step:
-    fn = _ARITHMETIC[e.fn]
+    fn = ARITHMETIC[e.fn]
 
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         out = k.Expr(e.dtype, len(a))
-        return _wide(_finish(fn(a, b), out), out)
+        return widened(rounded_to(fn(a, b), out), out)
 
     def run(m: Machine, a: Value) -> Value:
-        values = _wide(a, e.a)
+        values = widened(a, e.a)
         rest: list[np.ndarray] = []
         while len(values) > 1:  # halves are combined until one lane is left; an odd lane joins at the end
             half = len(values) // 2
@@ -549,7 +424,7 @@ def _reduce(e: k.Reduce) -> Step:
             values = combine(values[:half], values[half : 2 * half])
         for odd in rest:
             values = combine(values, odd)
-        return _finish(values, e)
+        return rounded_to(values, e)
 
     return run
 
@@ -559,8 +434,8 @@ def _of_tiles(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Ste
     fn, operands = _tile_function(e), children(e)
 
     def run(m: Machine, *values: Value) -> Value:
-        tiles = (_wide(v, o).reshape(o.tile or -1) for v, o in zip(values, operands, strict=True))
-        return _finish(np.ravel(fn(*tiles)), e)
+        tiles = (widened(v, o).reshape(o.tile or -1) for v, o in zip(values, operands, strict=True))
+        return rounded_to(np.ravel(fn(*tiles)), e)
 
     return run
 
@@ -572,50 +447,5 @@ def _tile_function(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -
         case k.Transposed():
             return np.transpose
         case k.ReduceAlong():
-            return lambda a: reduce(_ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
+            return lambda a: reduce(ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
     return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)
-
-
-def _convert(a: np.ndarray, dtype: DType) -> np.ndarray:
-    if dtype == boolean:
-        return a != 0
-    if not dtype.is_integer or a.dtype.kind != "f":
-        return a
-    half = truncated_in(dtype).range[1] + 1
-
-    def one(v: float) -> int:
-        if -half <= v < half:
-            return int(v)
-        if dtype == u64 and v >= half:
-            return int(v) if v < 2 * half else 0
-        return -half
-
-    return np.array([one(v) for v in a.tolist()], object)
-
-
-def _fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """One rounding: the product is exact in f64, and the sum is rounded there to odd, so that f32 rounds it right."""
-    x, y, z = (v.astype(np.float64) for v in (a, b, c))
-    product = x * y
-    total = product + z
-    back = total - product
-    error = (product - (total - back)) + (z - back)
-    even = total.view(np.int64) % 2 == 0
-    nudged = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return np.where(np.isfinite(total) & (error != 0) & even, nudged, total).astype(f32.numpy)
-
-
-def _fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return np.array([_exact(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
-
-
-def _exact(a: float, b: float, c: float) -> float:
-    if not (isfinite(a) and isfinite(b) and isfinite(c)):
-        return float(np.float64(a) * b + c)
-    total = Fraction(a) * Fraction(b) + Fraction(c)
-    if not total:
-        return a * b + c  # the sign of an exact zero is that of the rounded operation
-    try:
-        return float(total)
-    except OverflowError:
-        return float("inf") if total > 0 else float("-inf")

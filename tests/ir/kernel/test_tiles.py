@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel_interp import run_kernel
-from ingot.ir.kernel_show import show_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import boolean, f32
 from ingot.support.errors import VerifyError
 

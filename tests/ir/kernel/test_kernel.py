@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel_interp import run_kernel
-from ingot.ir.kernel_show import show_kernel
-from ingot.ir.kernel_verify import verify_kernel
+from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, bf16, boolean, f32, f64, i8, i32, i64, u8, u32, u64
 from ingot.support.errors import VerifyError
 

@@ -13,7 +13,7 @@ vector index one element per lane, `if m` a mask. What a statement uses twice is
 from __future__ import annotations
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel_verify import children, kind_of
+from ingot.ir.kernel.verify import children, kind_of
 from ingot.ir.types import boolean, i64
 
 _INFIX = {

@@ -1,0 +1,214 @@
+"""Kernel expressions by functions: lanes are spread, and address arithmetic on literals is folded."""
+
+from __future__ import annotations
+
+from ingot.ir.kernel.grammar import (
+    COMPARE,
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Dot,
+    Either,
+    Expr,
+    Fma,
+    Gather,
+    Lit,
+    Load,
+    Lookup,
+    Ramp,
+    Range,
+    Reduce,
+    ReduceAlong,
+    Select,
+    Splat,
+    Spread,
+    Tile,
+    TileProduct,
+    Transposed,
+    Unary,
+    Var,
+)
+from ingot.ir.types import DType, boolean, i64
+
+
+def integer(value: int) -> Lit:
+    return Lit(i64, 1, value)
+
+
+def lit(value: float | bool, dtype: DType, lanes: int = 1) -> Lit:
+    return Lit(dtype, lanes, value)
+
+
+def var(name: str, dtype: DType = i64, lanes: int = 1) -> Var:
+    return Var(dtype, lanes, name)
+
+
+def unary(fn: str, a: Expr) -> Expr:
+    return Unary(a.dtype, a.lanes, fn, a, tile=a.tile)
+
+
+def splat(a: Expr, lanes: int) -> Expr:
+    """`a` with `lanes` lanes; a itself when it has them."""
+    return a if a.lanes == lanes else _filled(a, lanes, None)
+
+
+def _filled(scalar: Expr, lanes: int, tile: Tile | None) -> Expr:
+    if isinstance(scalar, Lit):
+        return Lit(scalar.dtype, lanes, scalar.value, tile=tile)
+    return Splat(scalar.dtype, lanes, scalar, tile=tile)
+
+
+def spread(a: Expr, tile: Tile) -> Expr:
+    """A scalar, a column, a row or a tile as the tile of so many rows and columns."""
+    if a.tile == tile:
+        return a
+    lanes = tile[0] * tile[1]
+    return Spread(a.dtype, lanes, a, tile=tile) if a.tile is not None else _filled(a, lanes, tile)
+
+
+def alike(*values: Expr) -> tuple[Expr, ...]:
+    """The values with the lanes of the longest, or as the tile that they form together."""
+    tiles = [v.tile for v in values if v.tile is not None]
+    if not tiles:
+        lanes = max((v.lanes for v in values), default=1)
+        return tuple(splat(v, lanes) for v in values)
+    tile = max(t[0] for t in tiles), max(t[1] for t in tiles)
+    return tuple(spread(v, tile) for v in values)
+
+
+def binary(fn: str, a: Expr, b: Expr) -> Expr:
+    """fn(a, b), scalars splatted to the other side's lanes, integer address arithmetic on literals folded."""
+    a, b = alike(a, b)
+    if a.dtype.is_integer:
+        folded = _fold(fn, a, b)
+        if folded is not None:
+            return folded
+    return Binary(boolean if fn in COMPARE else a.dtype, a.lanes, fn, a, b, tile=a.tile)
+
+
+def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
+    x = int(a.value) if isinstance(a, Lit) else None
+    y = int(b.value) if isinstance(b, Lit) else None
+    if x is not None and y is not None and a.dtype == i64:
+        match fn:
+            case "add" | "sub" | "mul":
+                return _literal(a, x + y if fn == "add" else x - y if fn == "sub" else x * y)
+            case "div" | "rem" if x >= 0 and y > 0:
+                return _literal(a, x // y if fn == "div" else x % y)
+            case "min" | "max":
+                return _literal(a, min(x, y) if fn == "min" else max(x, y))
+            case "lt" | "le" | "gt" | "ge" | "eq" | "ne":
+                truth = {"lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y, "eq": x == y, "ne": x != y}[fn]
+                return Lit(boolean, a.lanes, truth, tile=a.tile)
+    match fn, x, y:
+        case ("add", 0, _) | ("mul", 1, _):
+            return b
+        case ("add" | "sub", _, 0) | ("mul" | "div", _, 1):
+            return a
+        case ("mul", 0, _) | ("mul", _, 0) | ("rem", _, 1):
+            return _literal(a, 0)
+    return None
+
+
+def _literal(like: Expr, value: int) -> Lit:
+    return Lit(like.dtype, like.lanes, value, tile=like.tile)
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return binary("add", a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return binary("sub", a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return binary("mul", a, b)
+
+
+def ldexp(a: Expr, n: Expr) -> Expr:
+    return binary("ldexp", a, n)
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    a, b, c = alike(a, b, c)
+    return Fma(c.dtype, c.lanes, a, b, c, tile=c.tile)
+
+
+def dot(a: Expr, b: Expr, c: Expr) -> Expr:
+    return Dot(c.dtype, c.lanes, a, b, c)
+
+
+def select(cond: Expr, a: Expr, b: Expr) -> Expr:
+    cond, a, b = alike(cond, a, b)
+    return Select(a.dtype, a.lanes, cond, a, b, tile=a.tile)
+
+
+def choose(cond: Expr, a: Expr, b: Expr) -> Expr:
+    """a where `cond` holds in all lanes, else b: both have to be right there. Of a tile b: lanes that differ cost
+    nothing there, and finding out about all of them does."""
+    if b.tile is not None:
+        return b
+    return Select(a.dtype, a.lanes, reduce("and", cond), a, b)
+
+
+def cast(a: Expr, dtype: DType) -> Expr:
+    return a if a.dtype == dtype else Cast(dtype, a.lanes, a, tile=a.tile)
+
+
+def bitcast(a: Expr, dtype: DType) -> Expr:
+    return a if a.dtype == dtype else Bitcast(dtype, a.lanes * a.dtype.bits // dtype.bits, a, tile=a.tile)
+
+
+def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) -> Expr:
+    """For a register buffer the element's own lanes are loaded."""
+    if buffer.space == "register":
+        return Load(buffer.dtype, buffer.lanes, buffer, index, mask, tile=buffer.tile)
+    return Load(buffer.dtype, lanes, buffer, index, mask)
+
+
+def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
+    return Gather(buffer.dtype, index.lanes, buffer, index, mask, tile=index.tile)
+
+
+def lookup(table: tuple[float, ...], index: Expr, dtype: DType) -> Expr:
+    return Lookup(dtype, index.lanes, table, index, tile=index.tile)
+
+
+def either(a: Expr, b: Expr) -> Expr:
+    return Either(a.dtype, a.lanes, a, b, tile=a.tile)
+
+
+def reduce(fn: str, a: Expr) -> Expr:
+    return a if a.lanes == 1 else Reduce(a.dtype, 1, fn, a)
+
+
+def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
+    """base + step * lane; the base itself for one lane, which is a scalar."""
+    return base if lanes == 1 else Ramp(base.dtype, lanes, base, step)
+
+
+def positions(lanes: int, axis: int | None = None) -> Expr:
+    """0, 1, 2, ... in a line, down a column (axis 0) or along a row (axis 1)."""
+    return Range(i64, lanes, tile=None if axis is None else (lanes, 1) if axis == 0 else (1, lanes))
+
+
+def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
+    """Each row (axis 1) or column (axis 0) of a tile folded into one element."""
+    assert a.tile is not None
+    rows, columns = a.tile
+    if a.tile[axis] == 1:
+        return a
+    tile = (1, columns) if axis == 0 else (rows, 1)
+    return ReduceAlong(a.dtype, a.lanes // a.tile[axis], fn, a, axis, tile=tile)
+
+
+def transposed(a: Expr) -> Expr:
+    assert a.tile is not None
+    return Transposed(a.dtype, a.lanes, a, tile=(a.tile[1], a.tile[0]))
+
+
+def tile_product(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a @ b + c of tiles."""
+    return TileProduct(c.dtype, c.lanes, a, b, c, tile=c.tile)
