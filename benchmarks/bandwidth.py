@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.machine import floats, host_machine
 from benchmarks.measure import cpu_name
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.node import Graph, Input, Node, const
@@ -34,6 +34,7 @@ from ingot.ops.nn.index import Take, TopK
 from ingot.ops.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from ingot.ops.nn.resize import Resize
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
@@ -112,9 +113,8 @@ def stream_model(kernel: Kernel, nbytes: int, threads: int) -> Call:
         outputs=(),
         buffers=(Memory(0, "input", 4 * chunks * SLICE), Memory(1, "arena", 4 * chunks * SLICE)),
         steps=(Step(kernel.name, ((0, 0), (1, 0)), (chunks,), chunks),),
-        code=assemble([print_module([kernel], host_features())]),
+        code={"cpu": assemble([print_module([kernel], host_features())])},
         weights=np.zeros(0, np.uint8),
-        isa=host_features(),
     )
     model, x = CompiledModel(made, threads=threads), floats(chunks * SLICE)
     x[:] = 1
@@ -149,7 +149,7 @@ def static(n: Node) -> int:
 
 def compiled(case: Case, threads: int) -> Call:
     """The graph's program, its results in memory that stays."""
-    program = pipeline.build_program(case.graph, host_features(), threads)
+    program = build_program(case.graph, host_features(), threads)
     last = len(program.steps)
     buffers = tuple(
         replace(b, kind="arena", first_step=0, last_step=last) if b.kind == "output" else b for b in program.buffers

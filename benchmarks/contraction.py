@@ -21,8 +21,8 @@ from benchmarks.machine import PeakProbe, host_machine
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, Lit
 from ingot.ir.types import DTYPES, f32
+from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.axes import Axis, Contraction
@@ -150,7 +150,7 @@ def program(
     spec = TensorSpec("x", "f32", (1,))
     made = Program(
         symbols=(), inputs=(spec,), outputs=(TensorSpec("y", "f32", (1,)),), buffers=tuple(buffers), steps=tuple(plain),
-        code=code, weights=blob, isa=host_features(), scratch_bytes=kernel.scratch_bytes + 64,
+        code={"cpu": code}, weights=blob, scratch_bytes=kernel.scratch_bytes + 64,
     )  # fmt: skip
     return made, plan, compile_ms
 

@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.types import f32
-from ingot.runtime.memory import aligned_bytes
+from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.schedule.index import add, integer, mul

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from ingot.runtime import artifact
+from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.memory import aligned_bytes
 from ingot.runtime.program import Buffer, Program, Step, TensorSpec
 from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.workers import host_features
 
 # `spin` keeps the core busy for dims[0] dependent multiplications, about a nanosecond each.
 KERNELS = """
@@ -54,9 +53,8 @@ def program(steps: int, chunks: int, kernel: str = "nothing", length: int = 0, w
         outputs=(TensorSpec("y", "f32", (8,)),),
         buffers=(Buffer(0, "input", 32, index=0), Buffer(1, "output", 32, index=0)),
         steps=(Step(kernel, ((0, 0), (1, 0)), (length,), chunks),) * steps,
-        code=assemble([KERNELS]),
+        code={"cpu": assemble([KERNELS])},
         weights=aligned_bytes(weights) if weights else np.zeros(0, np.uint8),
-        isa=host_features(),
         scratch_bytes=64,
     )
 

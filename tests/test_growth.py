@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from ingot.ir.dims import bounds, dim_max, dim_min, parse_dim, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
-from ingot.link import link
-from ingot.pipeline import build_native, cpu_machine, cpu_passes, optimize
+from ingot.pipeline.build import build_native, optimize
+from ingot.pipeline.cpu import TARGET, cpu_passes
+from ingot.plan.link import link
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, LimitError
 from ingot.support.limits import Limits, check_elements, in_time, limited, parse_limits, spend_node
-from ingot.support.native import CodeObject
+from ingot.support.native import Code
 from ingot.targets.cpu.workers import host_features
 from tests import growth
 
@@ -30,14 +32,15 @@ class _Counted:
     def add(self, kernel: Kernel) -> None:
         self.kernels += 1
 
-    def finish(self) -> CodeObject:
-        return CodeObject(b"", {})
+    def finish(self) -> Code:
+        return Code(host_features(), b"", {})
 
 
 def _lowered(graph: Graph) -> int:
     """How many kernels a graph becomes, up to their machine code."""
     isa, counted = host_features(), _Counted()
-    link(optimize(graph, cpu_passes()), cpu_machine(isa, 1, {}), isa, counted, stages={}, meta={})
+    lower = partial(TARGET.lower, machine=TARGET.machine(isa, 1, {}))
+    link(optimize(graph, cpu_passes()), lower, counted, stages={}, meta={})
     return counted.kernels
 
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i64
 from ingot.ops import Tanh, While
-from ingot.pipeline import likely
+from ingot.pipeline import cpu
+from ingot.pipeline.build import build_program, likely
+from ingot.pipeline.target import Pass
 from ingot.support.errors import VerifyError
+from ingot.targets.cpu.workers import host_features
 from tests.ir.test_verify import forged
 
 N = symbol("n")
@@ -25,11 +28,11 @@ def spoil(graph: Graph) -> Graph:
     return graph.with_outputs([forged(Tanh(), (x,), TensorType(f32, (N + 1,)), loc="m.py:3")])
 
 
-def broken(name: str) -> Callable[..., tuple[tuple[str, pipeline.Pass], ...]]:
+def broken(name: str) -> Callable[..., tuple[tuple[str, Pass], ...]]:
     """`cpu_passes` in which the pass `name` is followed by the bug."""
-    passes = pipeline.cpu_passes
+    passes = cpu.cpu_passes
 
-    def spoiled(run: pipeline.Pass) -> pipeline.Pass:
+    def spoiled(run: Pass) -> Pass:
         return lambda g: spoil(run(g))
 
     return lambda *options: tuple((n, spoiled(run) if n == name else run) for n, run in passes(*options))
@@ -41,18 +44,18 @@ def small() -> Graph:
 
 
 def test_a_pass_that_breaks_the_graph_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pipeline, "cpu_passes", broken("lower"))
+    monkeypatch.setattr(cpu, "cpu_passes", broken("lower"))
     with pytest.raises(VerifyError, match=r"after lower: tanh at m.py:3: types: expected f32\[n\]"):
-        pipeline.build_native(small(), 1)
+        build_program(small(), host_features(), 1)
 
 
 def test_both_ends_are_verified_without_the_flag(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("INGOT_VERIFY", "0")
     with pytest.raises(VerifyError, match="after import: tanh"):
-        pipeline.build_native(spoil(small()), 1)
-    monkeypatch.setattr(pipeline, "cpu_passes", broken("bodies"))
+        build_program(spoil(small()), host_features(), 1)
+    monkeypatch.setattr(cpu, "cpu_passes", broken("bodies"))
     with pytest.raises(VerifyError, match=r"after the passes \(INGOT_VERIFY=1 tells which\): tanh"):
-        pipeline.build_native(small(), 1)
+        build_program(small(), host_features(), 1)
 
 
 def nest(depth: int, i: Node, x: Node) -> Node:
@@ -66,7 +69,7 @@ def nest(depth: int, i: Node, x: Node) -> Node:
 
 def test_bodies_may_use_the_sizes_around_them():
     i, x = Input("i", TensorType(i64, ()))(), Input("x", TensorType(f32, (N,)))()
-    pipeline.build_native(Graph((i, x), (nest(2, i, x),)), 1)
+    build_program(Graph((i, x), (nest(2, i, x),)), host_features(), 1)
 
 
 def test_likely_lengths_leave_something_of_every_dimension() -> None:

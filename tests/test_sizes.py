@@ -17,9 +17,10 @@ from ingot.ir.parse import parse
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, f32, i64
 from ingot.ir.verify import verify
-from ingot.pipeline import build_native
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, VerifyError
+from ingot.targets.cpu.workers import host_features
 
 N, K = symbol("n"), symbol("$k")
 SIZES = (0, 1, 5, 100, 3000, 7)
@@ -67,7 +68,7 @@ def test_text_and_verify() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_all_kinds_of_groups(threads: int, tmp_path: Path) -> None:
     g, rng = graph(), np.random.default_rng(0)
-    model = CompiledModel(build_native(g, threads), threads=threads)
+    model = CompiledModel(build_program(g, host_features(), threads), threads=threads)
     model.save(tmp_path / "m.ingot")
     loaded = ingot.load(tmp_path / "m.ingot")
     for n in SIZES:
@@ -81,7 +82,7 @@ def test_all_kinds_of_groups(threads: int, tmp_path: Path) -> None:
 def test_torch_tensors_come_back_cut() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(50)
-    joined, outer, *_ = CompiledModel(build_native(graph(), 1))(x, torch.ones(4))  # type: ignore[misc]
+    joined, outer, *_ = CompiledModel(build_program(graph(), host_features(), 1))(x, torch.ones(4))  # type: ignore[misc]
     count = int((x > 0).sum())
     assert outer.shape == (count, 4) and torch.equal(outer[:, 0], x[:count])
     assert joined.shape == (count + 54,) and outer.untyped_storage().nbytes() == outer.nbytes
@@ -94,7 +95,7 @@ def test_size_of_a_size_and_conditions() -> None:
     again = positive(ops.sub(cut, 1.0))
     condition = 39 - K - b * 2
     g = Graph((x,), (first(cut, b), positive(x), again), conditions=(condition,), sizes=(("$k", N), ("$b", 6)))
-    model = CompiledModel(build_native(g, 1))
+    model = CompiledModel(build_program(g, host_features(), 1))
     fine = np.r_[np.full(6, 2, np.float32), np.full(10, 0.5, np.float32)]
     agree(model, g, fine)
     for wrong, why in ((np.full(7, 2, np.float32), r"size \$b.*0 to 6"), (np.full(40, 0.5, np.float32), ">= 0")):
@@ -113,7 +114,7 @@ def test_what_sizes_are_made_of_lies_in_front() -> None:
     cut = ops.Slice((0, 0), (K, 8), (1, 1))(made)
     joined = ops.Concat(0)(ops.Tanh()(cut), ops.Exp()(cut), made, ops.Exp()(made))
     g = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (0,)))(joined, w), count), sizes=(("$k", N),))
-    model, rng = CompiledModel(build_native(g, 2)), np.random.default_rng(0)
+    model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for n in (1, 3, 20):
         agree(model, g, rng.standard_normal((n, 8)).astype(np.float32) / 9)
 
@@ -126,6 +127,6 @@ def test_inside_a_loop() -> None:
     loop = ops.While(Graph((i, x), (ops.compare("LT", i, 5),)), body)
     g = Graph((i, x), loop(i, x).results)
     verify(g)
-    model, rng = CompiledModel(build_native(g, 2)), np.random.default_rng(0)
+    model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for _ in range(4):
         agree(model, g, np.asarray(0), rng.standard_normal(20).astype(np.float32))

@@ -35,10 +35,11 @@ from ingot.ir.kernel import Kernel  # noqa: E402
 from ingot.ir.kernel.show import show_kernel  # noqa: E402
 from ingot.ir.node import Graph, Op  # noqa: E402
 from ingot.ir.show import show  # noqa: E402
-from ingot.link import link  # noqa: E402
-from ingot.pipeline import cpu_machine, cpu_passes, likely, optimize  # noqa: E402
+from ingot.pipeline.build import likely, optimize  # noqa: E402
+from ingot.pipeline.target import Options, target_of  # noqa: E402
+from ingot.plan.link import link  # noqa: E402
 from ingot.runtime.program import Program  # noqa: E402
-from ingot.support.native import CodeObject, HostFeatures  # noqa: E402
+from ingot.support.native import Code, Features  # noqa: E402
 from ingot.targets.cpu import codegen  # noqa: E402
 from ingot.targets.cpu.llvm import print_module  # noqa: E402
 
@@ -47,9 +48,9 @@ _AVX2 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", *_SSE)
 _NUMBERS = ("bf16", "bitalg", "bw", "cd", "dq", "f", "ifma", "vbmi", "vbmi2", "vl", "vnni", "vpopcntdq")
 _AVX512 = (*_AVX2, *(f"avx512{name}" for name in _NUMBERS), "gfni")
 ISAS = {
-    "avx2": HostFeatures("x86_64", tuple(sorted(_AVX2)), "haswell"),
-    "avx512": HostFeatures("x86_64", tuple(sorted(_AVX512)), "znver4"),
-    "neon": HostFeatures("aarch64", ("dotprod", "fp-armv8", "lse", "neon", "rdm"), "neoverse-n1"),
+    "avx2": Features("x86_64", tuple(sorted(_AVX2)), "haswell"),
+    "avx512": Features("x86_64", tuple(sorted(_AVX512)), "znver4"),
+    "neon": Features("aarch64", ("dotprod", "fp-armv8", "lse", "neon", "rdm"), "neoverse-n1"),
 }
 THREADS = 2
 ZOO = ("resnet50", "mobilenetv3_large_100", "densenet121", "minilm", "gpt2", "lstm", "unet")
@@ -143,7 +144,7 @@ class Store:
     def get(self, digest: str) -> str:
         return zlib.decompress((self.folder / "texts" / digest[:2] / digest).read_bytes()).decode()
 
-    def code(self, text: str, isa: HostFeatures) -> str:
+    def code(self, text: str, isa: Features) -> str:
         """The digest of the machine code of a module; made once per text, ISA and state of the code generator."""
         key = _digest(f"{_generator()} {isa} {text}".encode())
         path = self.folder / "code" / key[:2] / key
@@ -167,7 +168,7 @@ class Recorder:
     """An assembler that keeps what it is given: name of a kernel -> (kernel IR, LLVM IR, machine code), by digest."""
 
     store: Store
-    isa: HostFeatures
+    isa: Features
     code: bool
     kernels: dict[str, tuple[str, str, str]] = field(default_factory=dict)
 
@@ -176,8 +177,8 @@ class Recorder:
         machine = self.store.code(text, self.isa) if self.code else ""
         self.kernels[kernel.name] = self.store.put(show_kernel(kernel)), self.store.put(text), machine
 
-    def finish(self) -> CodeObject:
-        return CodeObject(b"", dict.fromkeys(self.kernels, 0))
+    def finish(self) -> Code:
+        return Code(self.isa, b"", dict.fromkeys(self.kernels, 0))
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,10 @@ class Record:
 def _compile(graph: Graph, case: Case, recorder: Recorder) -> Program:
     isa = recorder.isa
     with likely_sizes(likely(graph)):
-        fused = optimize(graph, cpu_passes(False, case.precision, isa))
-        return link(fused, cpu_machine(isa, THREADS, {}), isa, recorder, stages={"fused": show(fused)}, meta={})
+        target = target_of(isa)
+        fused = optimize(graph, target.passes(isa, Options(THREADS, precision=case.precision)))
+        lower = partial(target.lower, machine=target.machine(isa, THREADS, {}))
+        return link(fused, lower, recorder, stages={"fused": show(fused)}, meta={})
 
 
 def _record(name: str, most: int, isas: tuple[str, ...], folder: Path, code: bool) -> list[Record]:

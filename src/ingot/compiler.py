@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ingot import tuned
+from ingot.model_file import kind_of
 from ingot.runtime import artifact
-from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import thread_count
+from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.device import refusal
+from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.program import Program
 from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import InputError, NeedsValues
-from ingot.support.files import open_regular
-from ingot.support.formats import Format, foreign
+from ingot.support.formats import Format
 from ingot.support.native import host
-from ingot.targets.cpu import workers
 
 if TYPE_CHECKING:
     import onnx
@@ -53,9 +53,7 @@ def compile_model(
     weights: Any = None,
 ) -> Any:
     """See `ingot.compile`."""
-    if target != "native":
-        raise InputError("target", expected="native", got=repr(target))
-    options = _Options(thread_count(threads), cache, fast_math, precision)
+    options = _Options(target, thread_count(threads), cache, fast_math, precision)
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
     if (path or of_onnx) and example_inputs is not None:
@@ -74,10 +72,18 @@ def compile_model(
 
 @dataclass(frozen=True)
 class _Options:
+    target: str
     threads: int
     cache: bool
     fast_math: bool
     precision: str
+
+
+# what files hold that ONNX is not in, and who takes them
+_OTHERS = {
+    "artifact": Format("a compiled program", "ingot.load(path)"),
+    "torch": Format("an exported program", "ingot.compile(torch.export.load(path))"),
+}
 
 
 def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray]) -> Graph:
@@ -111,10 +117,10 @@ def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Option
 
 def _compile_onnx(
     source: Any, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
-) -> CompiledModel | SpecializedModel:
+) -> CompiledProgram | SpecializedModel:
     """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets."""
 
-    def build(values: Mapping[str, np.ndarray]) -> CompiledModel:
+    def build(values: Mapping[str, np.ndarray]) -> CompiledProgram:
         known = {**constants, **values}
         if isinstance(source, Path):
             return _compile_file(source, dynamic, known, options)
@@ -128,17 +134,13 @@ def _compile_onnx(
 
 def _compile_file(
     path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
-) -> CompiledModel:
+) -> CompiledProgram:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
     try:
-        found = foreign(path)
-        head = b"" if found else open_regular(path).read(8)
+        kind = kind_of(path)
     except OSError as error:
         raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
-    if head == artifact.MAGIC:
-        found = Format("a compiled program", "ingot.load(path)")
-    elif head.startswith(b"PK\x03\x04"):
-        found = Format("an exported program", "ingot.compile(torch.export.load(path))")
+    found = kind if isinstance(kind, Format) else _OTHERS.get(kind)
     if found is not None:
         raise InputError(f"model {path}", expected="an ONNX file", got=found.name, fix=found.fix)
     digest = _digest(path) if options.cache else None
@@ -146,7 +148,7 @@ def _compile_file(
         return _compiled(_program(_import_onnx(path, dynamic, constants), options), options)
     values = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(constants.items())]
     key = _key(options, digest, repr(dynamic).encode(), *values)
-    return _compiled(_cached(key, lambda: _build(_import_onnx(path, dynamic, constants), options)), options)
+    return _compiled(_cached(key, lambda: _build(lambda: _import_onnx(path, dynamic, constants), options)), options)
 
 
 def _digest(path: Path) -> bytes | None:
@@ -160,12 +162,16 @@ def _digest(path: Path) -> bytes | None:
 
 
 def _key(options: _Options, *parts: bytes) -> str:
-    isa = host()
-    settings = f"{fingerprint()} {isa} {options.threads} {options.fast_math} {options.precision} {flags.winograd()}"
+    # a named target is the same everywhere; only this machine's own has to be looked at
+    machine = host() if options.target in ("native", "cpu") else options.target
+    settings = f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()}"
     return cache_key(settings, tuned.digest(), *parts)
 
 
-def _compiled(program: Program, options: _Options) -> CompiledModel:
+def _compiled(program: Program, options: _Options) -> CompiledProgram:
+    """Ready to run; a program for another machine, only to be saved and looked at."""
+    if refused := refusal(program):
+        return CompiledProgram(program, options.threads, refused)
     return CompiledModel(program, threads=options.threads)
 
 
@@ -173,24 +179,28 @@ def _cached(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, artifact.load)
     if program is None:
-        workers.start()
         program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return program
 
 
-def _build(graph: Graph, options: _Options) -> Program:
-    from ingot.pipeline import build_native
+def _build(read: Callable[[], Graph], options: _Options) -> Program:
+    from ingot.pipeline.build import build_program
+    from ingot.pipeline.target import named
 
-    return build_native(graph, options.threads, fast_math=options.fast_math, precision=options.precision)
+    target, asked = named(options.target)
+    target.prepare()
+    graph = read()
+    features = target.features(asked)  # behind reading: this machine's are told by a worker, once it has started
+    return build_program(graph, features, options.threads, fast_math=options.fast_math, precision=options.precision)
 
 
 def _program(graph: Graph, options: _Options) -> Program:
     if not options.cache:
-        return _build(graph, options)
-    from ingot.pipeline import identity
+        return _build(lambda: graph, options)
+    from ingot.pipeline.build import identity
 
-    return _cached(_key(options, *identity(graph)), lambda: _build(graph, options))
+    return _cached(_key(options, *identity(graph)), lambda: _build(lambda: graph, options))
 
 
 @cache
@@ -210,7 +220,7 @@ class FrameworkModel:
 
     def __init__(
         self,
-        compiled: CompiledModel,
+        compiled: Any,
         flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]],
         unflatten: Callable[[Sequence[Any]], Any],
     ):
@@ -230,13 +240,13 @@ class FrameworkModel:
         return repr(self.compiled).replace("CompiledModel", type(self).__name__, 1)
 
     def __reduce__(self) -> NoReturn:
-        self.compiled.__reduce__()
+        return self.compiled.__reduce__()
 
 
 class TorchModel:
     """A compiled PyTorch model: called with the model's own arguments, it returns the model's own structure."""
 
-    def __init__(self, compiled: CompiledModel, call: Callable[..., Any], flatten: Callable[..., Sequence[Any]]):
+    def __init__(self, compiled: Any, call: Callable[..., Any], flatten: Callable[..., Sequence[Any]]):
         self.compiled = compiled
         self._call = call
         self._flatten = flatten
@@ -260,7 +270,7 @@ class TorchModel:
         return repr(self.compiled).replace("CompiledModel", "TorchModel", 1)
 
     def __reduce__(self) -> NoReturn:
-        self.compiled.__reduce__()
+        return self.compiled.__reduce__()
 
 
 def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError, NeedsValues
 
 MOST_PROGRAMS = 16
@@ -30,13 +30,13 @@ class SpecializedModel:
     call from several threads; they compile one at a time.
     """
 
-    def __init__(self, needs: NeedsValues, build: Callable[[Mapping[str, np.ndarray]], CompiledModel]) -> None:
+    def __init__(self, needs: NeedsValues, build: Callable[[Mapping[str, np.ndarray]], CompiledProgram]) -> None:
         """build: from the values of deciding inputs to a program, which has the other inputs. Raises NeedsValues where
         they are not all that decide."""
         self.input_names = needs.signature
         self.deciding = needs.inputs
         self._build = build
-        self._programs: OrderedDict[_Key, CompiledModel] = OrderedDict()
+        self._programs: OrderedDict[_Key, CompiledProgram] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,14 +50,14 @@ class SpecializedModel:
         program, deciding = self._program({name: values[name] for name in self.deciding}, values)
         return program(**{name: v for name, v in values.items() if name not in deciding})
 
-    def for_values(self, **values: Any) -> CompiledModel:
+    def for_values(self, **values: Any) -> CompiledProgram:
         """The program for these values of the deciding inputs: to save, to look at, or to compile ahead."""
         missing, unknown = set(self.deciding) - values.keys(), values.keys() - set(self.input_names)
         if missing or unknown:
             raise InputError("for_values", expected=f"values of {list(self.deciding)}", got=sorted(values))
         return self._program(values, values)[0]
 
-    def _program(self, deciding: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[CompiledModel, Sequence[str]]:
+    def _program(self, deciding: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[CompiledProgram, Sequence[str]]:
         arrays = {name: np.asarray(v) for name, v in deciding.items()}
         while True:
             key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(arrays.items()))
@@ -75,7 +75,7 @@ class SpecializedModel:
                     self.deciding = (*self.deciding, *more.inputs)
                     arrays |= {name: np.asarray(values[name]) for name in more.inputs}
 
-    def _compiled(self, arrays: Mapping[str, np.ndarray]) -> CompiledModel:
+    def _compiled(self, arrays: Mapping[str, np.ndarray]) -> CompiledProgram:
         told = ", ".join(f"{name} = {np.array2string(a, threshold=8)}" for name, a in arrays.items())
         _log.info("compiling for %s", told)
         if len(self._programs) >= MOST_PROGRAMS:

@@ -18,7 +18,7 @@ from ingot.schedule.choice import GENERATION, Choice, Measured, read_choice
 from ingot.support import flags
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, locked
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 
 SHIPPED = Path(__file__).parent / "tune" / "shipped.jsonl"
 _HEADER = {"ingot": "tuned", "format": 1}
@@ -57,14 +57,14 @@ class Entry:
         return self.machine, self.key, self.generation
 
 
-def machine_name(isa: HostFeatures, threads: int) -> str:
+def machine_name(isa: Features, threads: int) -> str:
     """A kind of core with its vector extension, and how many run a model.   x86_64 znver5 avx512, 2 threads"""
     known = ("avx512f", "avx2", "neon")
     vectors = next((name.removesuffix("f") for name in known if name in isa), "baseline")
     return f"{isa.arch} {isa.cpu or 'generic'} {vectors}, {threads} thread{'s' * (threads > 1)}"
 
 
-def measured(isa: HostFeatures, threads: int) -> dict[str, Measured]:
+def measured(isa: Features, threads: int) -> dict[str, Measured]:
     """Choices for this kind of machine by key: the user's, and the shipped ones where the user has none."""
     own = flags.tuning()
     if own is None:

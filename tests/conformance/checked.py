@@ -8,11 +8,11 @@ import numpy as np
 
 from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.node import Graph
-from ingot.pipeline import Trace, build_program
-from ingot.runtime.bind import Instance
+from ingot.pipeline.build import Trace, build_program
+from ingot.runtime.cpu.image import CodeImage
+from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate
-from ingot.runtime.image import CodeImage
 from ingot.targets.cpu.workers import host_features
 
 
@@ -21,7 +21,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], threads: int = 2) ->
     trace = Trace()
     program = build_program(graph, host_features(), threads, trace=trace)
     inputs = [np.asarray(a, order="C") for a in arrays]
-    instance = Instance(program, [a.shape for a in inputs], CodeImage(program.code))
+    instance = Instance(program, [a.shape for a in inputs], CodeImage(program.code["cpu"]))
     outputs = [
         np.zeros(shape, numpy_dtype(spec.dtype))
         for spec, shape in zip(program.outputs, instance.output_shapes, strict=True)

@@ -12,10 +12,10 @@ from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
-from ingot.pipeline import build_program
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.workers import host_features
 
 # what types that programs have inside but not at their borders come in as
@@ -28,7 +28,7 @@ _AVX2 = (*_SSE, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 # this machine, and as an older one: schedules for machines without mask registers are others
 ISAS = {"native": HOST}
 if "avx512f" in HOST.features:
-    ISAS["avx2"] = HostFeatures(HOST.arch, _AVX2, "haswell")
+    ISAS["avx2"] = Features(HOST.arch, _AVX2, "haswell")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def together(samples: Sequence[Sample]) -> Together:
     return Together(graph, arrays, counts, dtypes)
 
 
-def run_samples(samples: Sequence[Sample], isa: HostFeatures = HOST) -> list[Arrays]:
+def run_samples(samples: Sequence[Sample], isa: Features = HOST) -> list[Arrays]:
     """The native results of each sample."""
     all_ = together(samples)
     model = CompiledModel(build_program(all_.graph, isa, THREADS), threads=THREADS)

@@ -11,7 +11,7 @@ import pytest
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import dtype_of
-from ingot.pipeline import build_program
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from tests.conformance.checked import run_checked
 from tests.conformance.dags import INEXACT, OTHER, STEPS, Steps, operands, random_graph

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.debug.blame import find_blame
 from ingot.debug.build import Build, build
 from ingot.debug.compare import compare
@@ -20,6 +20,8 @@ from ingot.debug.stepper import find_fault
 from ingot.frontends.onnx import walk
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.rewrite import Rule, rewrite, rules
+from ingot.pipeline import cpu
+from ingot.pipeline.target import Pass
 from ingot.support.errors import CompileError
 from tests.debug.models import classifier, residual, save
 
@@ -52,23 +54,23 @@ def test_no_group_is_at_fault_in_a_right_model(built: Build):
     assert find_fault(built, list(feeds_of(built).values())) is None
 
 
-def _replace(op: type, new: Callable[[Node], Node]) -> pipeline.Pass:
+def _replace(op: type, new: Callable[[Node], Node]) -> Pass:
     def run(graph: Graph) -> Graph:
         return rewrite(graph, rules(Rule("max-is-min", op, lambda n: new(n))))
 
     return run
 
 
-def _pipeline_with(monkeypatch: pytest.MonkeyPatch, after: str, name: str, run: pipeline.Pass) -> None:
-    original = pipeline.cpu_passes
+def _pipeline_with(monkeypatch: pytest.MonkeyPatch, after: str, name: str, run: Pass) -> None:
+    original = cpu.cpu_passes
 
-    def changed(*options: object) -> tuple[tuple[str, pipeline.Pass], ...]:
-        out: list[tuple[str, pipeline.Pass]] = []
+    def changed(*options: object) -> tuple[tuple[str, Pass], ...]:
+        out: list[tuple[str, Pass]] = []
         for step in original(*options):  # type: ignore[arg-type]
             out += [step, (name, run)] if step[0] == after else [step]
         return tuple(out)
 
-    monkeypatch.setattr(pipeline, "cpu_passes", changed)
+    monkeypatch.setattr(cpu, "cpu_passes", changed)
 
 
 def test_a_wrong_rewrite_is_named_with_its_rule_op_and_place(source: Source, monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from ingot.debug.feeds import random_feeds
 from ingot.debug.probe import Rates, measure
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, read_graph
-from ingot.link import Launch
+from ingot.plan.link import Launch
 from tests.debug.models import classifier, save
 
 RATES = Rates("a test's machine <&>", 2, gflops=100.0, gbytes=10.0, working_set=1 << 20)

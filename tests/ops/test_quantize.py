@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir.node import const
 from ingot.ir.types import i8, u8
 from ingot.ops.core.quantize import multiplies
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
@@ -29,7 +30,7 @@ def test_as_a_division_rounds(zero: np.integer) -> None:
     for scale in scales:
         x = near_the_meetings(scale)
         g = graph(ops.apply(ops.Quantize(), arg("x", x.size), const(scale), const(np.asarray(zero))))
-        model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+        model = CompiledModel(build_program(g, host_features(), 1), threads=1)
         with np.errstate(all="ignore"):
             low, high = np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max
             want = np.clip(np.nan_to_num(np.rint(x / scale) + np.float64(zero), nan=low), low, high)

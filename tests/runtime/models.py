@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from ingot.runtime.memory import aligned_bytes
+from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.workers import host_features
 
@@ -93,7 +94,13 @@ def code():
     return assemble([*KERNELS, EMPTY])
 
 
-def isa() -> HostFeatures:
+def made_for(features: Features) -> Program:
+    """`static` as another machine's."""
+    program = static()
+    return replace(program, code={"cpu": replace(program.code["cpu"], features=features)})
+
+
+def isa() -> Features:
     return host_features()
 
 
@@ -119,9 +126,8 @@ def static(n: int = 1000, steps: int = 3) -> Program:
         outputs=(TensorSpec("y", "f32", (n,)),),
         buffers=tuple(buffers),
         steps=tuple(plan),
-        code=code(),
+        code={"cpu": code()},
         weights=weights,
-        isa=isa(),
         scratch_bytes=64,
         stages={"model": "x + w", "kernel": "".join(KERNELS)},
         meta={"producer": "test"},
@@ -150,9 +156,8 @@ def dynamic(steps: int = 2) -> Program:
         outputs=(TensorSpec("y", "f32", (("n",),)), TensorSpec("d", "f32", (("n",),))),
         buffers=tuple(buffers),
         steps=tuple(plan),
-        code=code(),
+        code={"cpu": code()},
         weights=np.zeros(0, np.uint8),
-        isa=isa(),
         scratch_bytes=64,
     )
 
@@ -176,9 +181,8 @@ def counting(chunks: int, rounds: int, steps: int) -> Program:
             *(increment,) * steps,
             Step("copy", ((2, 0), (1, 0)), (n,), chunks * rounds, "out"),
         ),
-        code=code(),
+        code={"cpu": code()},
         weights=np.zeros(0, np.uint8),
-        isa=isa(),
     )
 
 
@@ -192,9 +196,8 @@ def nothing(steps: int, chunks: int) -> Program:
         outputs=(TensorSpec("y", "f32", (8,)),),
         buffers=buffers,
         steps=(Step("nothing", ((0, 0), (1, 0)), (), chunks),) * steps,
-        code=code(),
+        code={"cpu": code()},
         weights=np.zeros(0, np.uint8),
-        isa=isa(),
     )
 
 
@@ -212,8 +215,7 @@ def summing(n: int = 1000) -> Program:
             Step("add", ((0, 0), (1, 0), (2, 0)), (n,), chunks),
             Step("double", ((2, 0), (3, 0)), (n,), chunks),
         ),
-        code=code(),
+        code={"cpu": code()},
         weights=np.zeros(0, np.uint8),
-        isa=isa(),
     )
     return program.with_state({"sum": np.arange(n, dtype=np.float32)})

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 import resource
@@ -11,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ingot
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import ArtifactError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from tests.runtime import models
 
 
@@ -94,15 +94,15 @@ def rewrite_header(path: Path, change: Callable[[dict], object]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda h: h["sections"].update(code=[1 << 60, "00"]),
-        lambda h: h["sections"].update(code=[-5, "00"]),
+        lambda h: h["sections"].update({"code/cpu": [1 << 60, "00"]}),
+        lambda h: h["sections"].update({"code/cpu": [-5, "00"]}),
         lambda h: h.update(weights=[1 << 50, "00"]),
         lambda h: h.update(weights=None),
         lambda h: h.update(stages={"gone": 5}),
         lambda h: h.update(stages={"model": 1 << 62}),
         lambda h: h.update(sections=[]),
         lambda h: h["sections"].pop("plan"),
-        lambda h: h.update(isa=7),
+        lambda h: h["sections"].pop("code/cpu"),
     ],
 )
 def test_crafted_headers_are_refused(path: Path, change: Callable[[dict], object]):
@@ -142,14 +142,14 @@ def test_other_files_versions_and_machines(path: Path, tmp_path: Path):
         artifact.load(path)
     with pytest.raises(ArtifactError, match=r"cannot read .*: got No such file"):
         artifact.load(tmp_path / "gone")
-    foreign = dataclasses.replace(models.static(), isa=HostFeatures("riscv64", ("v",)))
+    foreign = models.made_for(Features("riscv64", ("v",)))
     artifact.save(foreign, path)
     with pytest.raises(ArtifactError, match="compiled for another machine: expected riscv64"):
-        artifact.load(path)
-    newer = dataclasses.replace(models.static(), isa=HostFeatures(models.isa().arch, ("avx999",)))
+        ingot.load(path)
+    newer = models.made_for(Features(models.isa().arch, ("avx999",)))
     artifact.save(newer, path)
     with pytest.raises(ArtifactError, match=r"another machine: expected .* with avx999"):
-        artifact.load(path)
+        ingot.load(path)
 
 
 def test_a_full_disk_leaves_the_old_file(path: Path):

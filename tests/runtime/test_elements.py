@@ -11,8 +11,9 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.parse import parse
 from ingot.ir.show import show
-from ingot.pipeline import build_native
+from ingot.pipeline.build import build_program
 from ingot.support.errors import InputError
+from ingot.targets.cpu.workers import host_features
 
 B, N, M = symbol("b"), symbol("shape.0"), symbol("shape.1")
 
@@ -37,7 +38,7 @@ def test_the_text_says_what_elements_are() -> None:
 
 @pytest.mark.parametrize("told", [(4, -2), (0, 3), (-1, 3), (1, 9)])
 def test_a_call_tells_them(told: tuple[int, int], tmp_path) -> None:
-    compiled = CompiledModel(build_native(tiled(), 1), threads=1)
+    compiled = CompiledModel(build_program(tiled(), host_features(), 1), threads=1)
     compiled.save(tmp_path / "m.ingot")
     (want,) = interpret(tiled(), [X, np.array(told)])
     for model in (compiled, ingot.load(tmp_path / "m.ingot", threads=1)):
@@ -45,7 +46,7 @@ def test_a_call_tells_them(told: tuple[int, int], tmp_path) -> None:
 
 
 def test_what_they_may_be_is_checked() -> None:
-    compiled = CompiledModel(build_native(tiled(), 1), threads=1)
+    compiled = CompiledModel(build_program(tiled(), host_features(), 1), threads=1)
     for run in (lambda *xs: compiled(*xs), lambda *xs: interpret(tiled(), list(xs))):
         with pytest.raises(InputError, match=r"shape\.1 <= 9|shape\.1 in"):
             run(X, np.array([1, 10]))
@@ -54,7 +55,8 @@ def test_what_they_may_be_is_checked() -> None:
 
 
 def test_elements_that_are_known_are_compared() -> None:
-    compiled = CompiledModel(build_native(tiled().substitute({"b": 3, "shape.0": 2, "shape.1": 5}), 1), threads=1)
+    known = tiled().substitute({"b": 3, "shape.0": 2, "shape.1": 5})
+    compiled = CompiledModel(build_program(known, host_features(), 1), threads=1)
     assert compiled(X, np.array([2, 5])).shape == (3, 2)
     with pytest.raises(InputError, match="input 'shape', element 0: expected 2"):
         compiled(X, np.array([3, 5]))

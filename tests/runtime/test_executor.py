@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ingot.runtime import memory
+from ingot.runtime.cpu import memory
+from ingot.runtime.cpu.device import Loaded
+from ingot.runtime.cpu.run_context import MAX_INSTANCES
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.lane import MAX_INSTANCES
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, InputError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from tests.runtime import models
 
 
@@ -39,7 +40,8 @@ def test_dynamic_program_at_many_sizes(threads: int):
         x, z = vector(n), vector(n, 1)
         y, d = model(x, z=z)  # type: ignore[misc]
         assert np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x * 2)
-    assert len(model._lanes._lanes[0].instances) == MAX_INSTANCES
+    assert isinstance(model._loaded, Loaded)
+    assert len(model._loaded._contexts[0].instances) == MAX_INSTANCES
 
 
 def test_strided_input_is_copied_and_special_values_pass():
@@ -149,7 +151,7 @@ define void @copy(ptr %bases, ptr %args, i64 %chunk, ptr %scratch) nounwind {
         outputs=(dataclasses.replace(spec, name="y"),),
         buffers=(Buffer(0, "input", 8), Buffer(1, "output", 8)),
         steps=(Step("copy", ((0, 0), (1, 0))),),
-        code=models.assemble([copy]),
+        code={"cpu": models.assemble([copy])},
     )
     model = CompiledModel(program, threads=1)
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -201,9 +203,8 @@ def test_zeroed_halos_survive_other_shapes_in_the_same_arena():
             Step("inside", ((2, 0), (4, 0)), (("n",),)),
             Step("inside", ((3, 0), (1, 0)), (("n", 32, "+"),)),
         ),
-        code=models.assemble([*models.KERNELS, HALO]),
+        code={"cpu": models.assemble([*models.KERNELS, HALO])},
         weights=np.zeros(0, np.uint8),
-        isa=models.isa(),
     )
     program.check()
     model = CompiledModel(program, threads=2)
@@ -226,7 +227,7 @@ def test_misaligned_weights_are_moved():
 
 def test_code_for_another_machine_is_refused():
     foreign = "aarch64" if models.isa().arch == "x86_64" else "x86_64"
-    program = dataclasses.replace(models.static(), isa=HostFeatures(foreign, ()))
+    program = models.made_for(Features(foreign))
     with pytest.raises(ArtifactError, match=f"another machine: expected {foreign}, got {models.isa().arch}"):
         CompiledModel(program)
 

@@ -8,10 +8,14 @@ from ingot.support.errors import ArtifactError, VerifyError
 from tests.runtime import models
 
 
+def blobs(program: Program) -> dict[str, bytes]:
+    return {target: code.blob for target, code in program.code.items()}
+
+
 @pytest.mark.parametrize("program", [models.static(), models.dynamic()])
 def test_json_round_trip(program: Program):
     data = json.loads(json.dumps(program.to_json()))
-    again = Program.from_json(data, blob=program.code.blob, weights=program.weights, stages=program.stages)
+    again = Program.from_json(data, blobs=blobs(program), weights=program.weights, stages=program.stages)
     assert dataclasses.replace(again, weights=program.weights) == program
 
 
@@ -20,6 +24,7 @@ def broken(**changes: object) -> Program:
 
 
 STATIC = models.static()
+FEATURES = ["cpu", "x86_64", [], "", []]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,7 @@ STATIC = models.static()
     [
         (broken(symbols=(Symbol("n"),)), "no input dim tells the symbol"),
         (broken(buffers=(*STATIC.buffers, STATIC.buffers[0])), "same id"),
-        (broken(steps=(Step("gone", ()),)), "expected a kernel of the code object, got 'gone'"),
+        (broken(steps=(Step("gone", ()),)), "expected a kernel of the code for cpu, got 'gone'"),
         (broken(steps=(Step("add", ((99, 0),)),)), "expected a declared buffer, got 99"),
         (broken(steps=(*STATIC.steps, Step("add", ((3, 0),)))), "expected buffer 3 alive"),
         (broken(buffers=(*STATIC.buffers, Buffer(90, "weight", 8, offset=4000))), "range of the 4000 bytes"),
@@ -49,12 +54,15 @@ def test_check_names_what_is_wrong(program: Program, message: str):
         {"buffers": [[1, 2]]},
         {"inputs": [["x", "f33", [1]]]},
         {"inputs": [["x", "f32", [True]]]},
-        {"symbols_of_code": {"add": 1 << 40}},
+        {"code": {"cpu": [FEATURES, {"add": 1 << 40}]}},
+        {"code": {"gone": [FEATURES, {}]}},
+        {"code": {"cpu": [["cuda", *FEATURES[1:]], {}]}},
+        {"code": {}},
         {"scratch_bytes": "many"},
-        {"isa": None},
+        {"code": None},
     ],
 )
 def test_malformed_json_is_refused(change: dict[str, object]):
     data = json.loads(json.dumps(STATIC.to_json())) | change
     with pytest.raises(ArtifactError, match="the plan is malformed"):
-        Program.from_json(data, blob=STATIC.code.blob, weights=STATIC.weights, stages={})
+        Program.from_json(data, blobs=blobs(STATIC), weights=STATIC.weights, stages={})

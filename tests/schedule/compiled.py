@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, dtype_of
-from ingot.link import link
 from ingot.passes.bodies import in_bodies
 from ingot.passes.fusion.fuse import fuse
-from ingot.pipeline import NativeAssembler
+from ingot.pipeline.cpu import KernelAssembler
+from ingot.plan.link import Lower, link
 from ingot.runtime.executor import CompiledModel
+from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
 from ingot.targets.cpu.workers import host_features
 
@@ -36,8 +38,12 @@ def fuse_all(graph: Graph) -> Graph:
     return in_bodies(fuse(graph), fuse_all)
 
 
+def lowering(machine: Machine) -> Lower:
+    return partial(lower, machine=machine)
+
+
 def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> CompiledModel:
-    program = link(fuse_all(graph), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
+    program = link(fuse_all(graph), lowering(machine), KernelAssembler(HOST), stages={}, meta={})
     program.check()
     return CompiledModel(program, threads=threads)
 

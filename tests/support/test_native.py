@@ -1,4 +1,4 @@
-from ingot.support.native import HostFeatures, host, parse_cpuinfo
+from ingot.support.native import Features, host, parse_cpuinfo
 
 
 def test_cpuinfo_counts_only_what_every_core_has():
@@ -10,7 +10,7 @@ def test_cpuinfo_counts_only_what_every_core_has():
 
 
 def test_missing_features():
-    machine = HostFeatures("x86_64", ("avx", "fma"))
+    machine = Features("x86_64", ("avx", "fma"))
     assert machine.missing(("avx", "avx2")) == ("avx2",)
     assert "fma" in machine
     assert host().features == tuple(sorted(host().features))

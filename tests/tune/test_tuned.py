@@ -14,12 +14,12 @@ import pytest
 from ingot import tuned
 from ingot.schedule.choice import GENERATION, Direct, Measured, Pieces, read_choice
 from ingot.support.errors import ArtifactError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.tuned import Entry
 
 TILE = Direct(1, 8, 3, 2, 4, 1, 1, 1)
 FOUND = replace(TILE, panels=4)
-ISA = HostFeatures("x86_64", ("avx2", "avx512f", "fma"), "znver5")
+ISA = Features("x86_64", ("avx2", "avx512f", "fma"), "znver5")
 MACHINE = tuned.machine_name(ISA, 2)
 
 

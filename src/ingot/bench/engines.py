@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.debug.source import Source, compile_source, open_source, read_torch
+from ingot.debug.source import Source, compile_source, open_source, read_torch, runnable
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 Feeds = Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ class Ingot(Engine):
     """Compiled without the disk cache, sizes as the model has them."""
 
     def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
-        self.model = compile_source(source, threads=threads, cache=False, precision=precision)
+        self.model = runnable(compile_source(source, threads=threads, cache=False, precision=precision))
         self.feeds = dict(feeds)
 
     def run(self) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
-from ingot.debug.source import compile_source, open_source
+from ingot.debug.source import compile_source, open_source, runnable
 
 DEFAULT = {"onnx": "ort", "torch": "eager", "artifact": ""}
 
@@ -46,7 +46,7 @@ def bench(
     with presented(as_json, limit):
         source = open_source(model)
         names = benching.engines(DEFAULT[source.kind] if against is None else against)
-        compiled = compile_source(source, threads=threads, cache=True, precision=precision)
+        compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision))
         feeds = inputs_of(source, compiled.program, size, 0)
         results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision)
     failed = [r for r in results if r.failed]

@@ -12,7 +12,7 @@ from ingot.cli.console import escape, out, presented, print_json, writable
 from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledProgram
 from ingot.support import progress
 from ingot.support.errors import InputError
 
@@ -60,7 +60,7 @@ def compile_(
     _print_facts(compiled)
 
 
-def _facts(compiled: CompiledModel) -> dict[str, object]:
+def _facts(compiled: CompiledProgram) -> dict[str, object]:
     program = compiled.program
     return {
         "inputs": [str(s) for s in program.inputs],
@@ -69,18 +69,19 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
         "threads": compiled.threads,
         "steps": len(program.steps),
         "kernels": len({s.kernel for s in program.steps}),
-        "code_bytes": len(program.code.blob),
+        "code_bytes": program.code_bytes,
         "weights_bytes": program.weights.nbytes,
-        "isa": [program.isa.arch, *program.isa.features],
+        "isa": [program.features.arch, *program.features.features],
     }
 
 
-def _print_facts(compiled: CompiledModel) -> None:
+def _print_facts(compiled: CompiledProgram) -> None:
     program = compiled.program
     kept = [s.spec for s in program.state]
     for name, specs in (("in", program.inputs), ("out", program.outputs), ("state", kept)):
         for spec in specs:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})
-    sizes = f"{bytes_text(len(program.code.blob))} of code, {bytes_text(program.weights.nbytes)} of weights"
+    sizes = f"{bytes_text(program.code_bytes)} of code, {bytes_text(program.weights.nbytes)} of weights"
     out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}, {compiled.threads} threads", highlight=False)
+    out.print(f"for {program.features}", highlight=False)

@@ -14,7 +14,7 @@ from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
 from ingot.debug.source import Source, compile_source, open_source, parse_dims, read_graph
 from ingot.ir.show import show
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError
 
 
@@ -82,7 +82,7 @@ def _dump_artifact(
     return _plan(compiled, size) if plan or after is None else compiled.dump(after)
 
 
-def _plan(compiled: CompiledModel, size: Sequence[str] | None) -> str:
+def _plan(compiled: CompiledProgram, size: Sequence[str] | None) -> str:
     """The plan; with its places in memory if sizes are given."""
     if not size:
         return compiled.plan()

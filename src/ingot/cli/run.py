@@ -15,7 +15,7 @@ from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Thread
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
-from ingot.debug.source import compile_source, open_source, parse_dims
+from ingot.debug.source import compile_source, open_source, parse_dims, runnable
 from ingot.support import progress
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
@@ -44,7 +44,7 @@ def run(
     """
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
-        compiled = compile_source(source, threads=threads, cache=True, precision=precision)
+        compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision))
         feeds = read_feeds(compiled.program, feed or [])
         if random:
             feeds = inputs_of(source, compiled.program, size, seed) | feeds

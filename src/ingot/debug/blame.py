@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from ingot import pipeline
 from ingot.debug.build import Build
 from ingot.debug.feeds import Feeds
 from ingot.debug.reference import Reference, session, with_all_values
@@ -25,8 +24,9 @@ from ingot.ir.dims import likely_sizes
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.rewrite import fueled
-from ingot.link import label
-from ingot.pipeline import Pass
+from ingot.pipeline.build import likely
+from ingot.pipeline.target import Options, Pass, target_of
+from ingot.plan.link import label
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import IngotError
@@ -108,8 +108,8 @@ def _blame_import(source: Source, feeds: Feeds, apart: Agreement, tolerance: flo
 def _blame_passes(
     build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
 ) -> Blame | None:
-    before = build.graph
-    for name, run in pipeline.cpu_passes(build.fast_math, build.precision, build.isa):
+    before, options = build.graph, Options(build.threads, build.fast_math, build.precision)
+    for name, run in target_of(build.features).passes(build.features, options):
         progress.report(f"check pass {name}")
         after = build.after(name)
         apart = worst([agree(a, b, tolerance) for a, b in zip(interpret(after, arrays), meaning, strict=True)])
@@ -132,7 +132,7 @@ def _blame_pass(
     """Within a pass: the first node whose prefix of the graph the pass breaks, and the rewrite rule that does it."""
 
     def breaks(graph: Graph, limit: int | None = None) -> tuple[bool, str, int]:
-        with likely_sizes(pipeline.likely(build.graph)), fueled(limit) as tank:
+        with likely_sizes(likely(build.graph)), fueled(limit) as tank:
             changed = run(graph)
         expected = meaning if graph is before else interpret(graph, arrays)
         return not _worst(interpret(changed, arrays), expected, tolerance).ok, tank.last, tank.used

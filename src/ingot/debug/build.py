@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph
-from ingot.link import Launch
-from ingot.pipeline import Trace, build_program
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of, target_of
+from ingot.plan.link import Launch
+from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import thread_count
 from ingot.runtime.program import Program
 from ingot.support.errors import InputError
-from ingot.support.native import HostFeatures
-from ingot.targets.cpu.llvm import print_module
-from ingot.targets.cpu.workers import host_features, submit
+from ingot.support.native import Features
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Build:
     graph: Graph
     program: Program
     trace: Trace
-    isa: HostFeatures
+    features: Features
     threads: int
     fast_math: bool = False
     precision: str = "float32"
@@ -53,18 +52,25 @@ class Build:
         raise InputError("--kernel", expected=f"one of {names}", got=repr(name))
 
     def source(self, kernel: Kernel, form: str = "ir") -> str:
-        """A kernel as text: "ir" (Ingot's kernel IR), "llvm" or "asm"."""
+        """A kernel as text: "ir" (Ingot's kernel IR), or a form that the target has. Raises InputError with a list."""
+        target = target_of(self.features)
         if form == "ir":
             return show_kernel(kernel)
-        text = print_module([kernel], self.isa)
-        return text if form == "llvm" else submit(text, self.isa, assembly=True).result().decode()
+        if form not in target.forms:
+            raise InputError("a kernel's text", expected=f"one of ir, {', '.join(target.forms)}", got=form)
+        return target.source(kernel, self.features, form)
 
 
 def build(
-    graph: Graph, *, threads: int | None = None, fast_math: bool = False, precision: str = "float32"
+    graph: Graph,
+    *,
+    threads: int | None = None,
+    fast_math: bool = False,
+    precision: str = "float32",
+    target: str = "native",
 ) -> Build:
-    """Compile `graph` for this machine, without the cache. Raises what compiling raises."""
-    isa, trace = host_features(), Trace()
+    """Compile `graph` without the cache. Raises what compiling raises."""
+    features, trace = features_of(target), Trace()
     count = thread_count(threads)
-    program = build_program(graph, isa, count, fast_math=fast_math, precision=precision, trace=trace)
-    return Build(graph, program, trace, isa, count, fast_math, precision)
+    program = build_program(graph, features, count, fast_math=fast_math, precision=precision, trace=trace)
+    return Build(graph, program, trace, features, count, fast_math, precision)

@@ -21,14 +21,13 @@ from ingot.debug.probe import Rates, measure
 from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import TensorType
-from ingot.link import Launch
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
-from ingot.pipeline import likely
-from ingot.runtime.bind import Instance
+from ingot.pipeline.build import likely
+from ingot.plan.link import Launch
+from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
-from ingot.runtime.image import CodeImage
 from ingot.runtime.program import Program
 from ingot.support import progress
 
@@ -114,7 +113,7 @@ def _explanation(
 ) -> Explanation:
     program = build.program
     shapes = [np.shape(feeds[spec.name]) for spec in program.inputs]
-    instance = Instance(program, shapes, CodeImage(program.code))
+    instance = Binding(program, shapes)
     rows = _rows(build, instance, times, rates)
     return Explanation(
         name,
@@ -126,13 +125,13 @@ def _explanation(
         len(program.steps),
         instance.layout.nbytes,
         program.weights.nbytes,
-        len(program.code.blob),
+        program.code_bytes,
         tuple(_blocks(program, instance)),
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
     )
 
 
-def _rows(build: Build, instance: Instance, times: list[float], rates: Rates) -> tuple[Row, ...]:
+def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> tuple[Row, ...]:
     sizes, total = instance.most, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
@@ -242,7 +241,7 @@ def _sources(launch: Launch, writer: Mapping[Node, int]) -> set[int]:
     return found
 
 
-def _blocks(program: Program, instance: Instance) -> list[Block]:
+def _blocks(program: Program, instance: Binding) -> list[Block]:
     return [
         Block(
             b.id,

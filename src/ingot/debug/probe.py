@@ -11,14 +11,12 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.types import f32
+from ingot.pipeline.target import features_of, target_of
 from ingot.runtime import program as rt
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.machine import Machine, machine_of
+from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import add, integer, mul
-from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
-from ingot.targets.cpu.workers import host_features
 
 _ACCUMULATORS = 12  # more than latency times throughput of any current core
 _TURNS = 20_000
@@ -57,15 +55,18 @@ def measure(threads: int, working_set: int = _LARGEST) -> Rates:
     `working_set`: bytes that are gone through again and again, such as a model's weights and arena together; at most
     256 MiB. Where they fit into a cache, the rate is the cache's.
     """
-    isa = host_features()
-    machine = machine_of(isa.arch, isa.features, threads)
+    features = features_of("native")
+    target = target_of(features)
+    machine = target.machine(features, threads, {})
     lanes, chunks = machine.lanes(f32), 8 * threads
     working_set = min(max(working_set, 2 * threads * _SLICE), _LARGEST)
     slices = min(working_set // 2 // _SLICE, 64)
     n = working_set // 2 // 4 // slices // (8 * lanes) * (8 * lanes)  # floats in a slice
     half = 4 * n * slices
     cells = max(chunks, slices) * _ACCUMULATORS * lanes
-    kernels = [_peak(machine), _copy(machine, n), _sum(machine, n)]
+    assembler = target.assembler(features)
+    for kernel in (_peak(machine), _copy(machine, n), _sum(machine, n)):
+        assembler.add(kernel)
     turns = max(1, (8 << 20) // half)
     copies = (rt.Step("copy", ((0, 0), (1, 0)), (), slices), rt.Step("copy", ((1, 0), (0, 0)), (), slices))
     reads = (rt.Step("sum", ((0, 0), (2, 0)), (), slices), rt.Step("sum", ((1, 0), (2, 0)), (), slices))
@@ -83,9 +84,8 @@ def measure(threads: int, working_set: int = _LARGEST) -> Rates:
         outputs=(rt.TensorSpec("sink", "f32", (cells,)),),
         buffers=buffers,
         steps=steps,
-        code=assemble([print_module(kernels, isa)], isa),
+        code={target.name: assembler.finish()},
         weights=np.empty(0, np.uint8),
-        isa=isa,
     )
     model = CompiledModel(program, threads=threads)
     times = np.array([[seconds for _, seconds in model.profile()] for _ in range(_REPEATS)])

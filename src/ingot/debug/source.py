@@ -9,23 +9,22 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ingot import compiler
 from ingot.ir.node import Graph
+from ingot.model_file import Kind, kind_of
 from ingot.runtime import artifact
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.support import progress
-from ingot.support.errors import ImportModelError, InputError
-from ingot.support.files import open_regular
-from ingot.support.formats import foreign
+from ingot.support.errors import ArtifactError, ImportModelError, InputError
+from ingot.support.formats import Format
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from ingot.frontends.torch import ImportedModel
 
-Kind = Literal["onnx", "torch", "artifact"]
 Bound = int | tuple[int, int | None]
 
 # What torch.export.load raises on archives that are damaged or hold something else.
@@ -33,12 +32,11 @@ _UNREADABLE = (
     RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError, EOFError,
     zipfile.BadZipFile, pickle.UnpicklingError,
 )  # fmt: skip
-_ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
 @dataclass(frozen=True)
 class Source:
-    """A readable model file and what was asked of its sizes. `kind` comes from the file's first bytes, not its name."""
+    """A readable model file and what was asked of its sizes."""
 
     path: Path
     kind: Kind
@@ -52,13 +50,11 @@ class Source:
 def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
     """Raises ImportModelError for a path that is no readable file, InputError for sizes asked of an artifact."""
     try:
-        found = foreign(path)
-        head = b"" if found else open_regular(path).read(len(artifact.MAGIC))
+        kind = kind_of(path)
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
-    if found is not None:
-        raise ImportModelError(f"model {path}", expected="an ONNX, .pt2 or .ingot file", got=found.name, fix=found.fix)
-    kind: Kind = "artifact" if head == artifact.MAGIC else "torch" if head.startswith(_ZIP) else "onnx"
+    if isinstance(kind, Format):
+        raise ImportModelError(f"model {path}", expected="an ONNX, .pt2 or .ingot file", got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
     return Source(path, kind, dict(dims or {}))
@@ -153,7 +149,7 @@ def compile_source(
     fast_math: bool = False,
     target: str = "native",
     precision: str = "float32",
-) -> CompiledModel:
+) -> CompiledProgram:
     """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
@@ -163,4 +159,11 @@ def compile_source(
         model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
         fast_math=fast_math,
     )  # fmt: skip
-    return compiled if isinstance(compiled, CompiledModel) else compiled.compiled
+    return compiled if isinstance(compiled, CompiledProgram) else compiled.compiled
+
+
+def runnable(compiled: CompiledProgram) -> CompiledModel:
+    """The same model, to be run. Raises ArtifactError where this machine is not the one that it was compiled for."""
+    if isinstance(compiled, CompiledModel):
+        return compiled
+    raise compiled.refused or ArtifactError("a program", expected="a device to run it", got="none")

@@ -21,12 +21,13 @@ from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Input, Node, Project
-from ingot.link import Launch, label
 from ingot.ops.group import Group
-from ingot.runtime.bind import Instance
+from ingot.plan.link import Launch, label
+from ingot.runtime.cpu.image import CodeImage
+from ingot.runtime.cpu.instance import Instance
+from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.runtime.dtypes import numpy_dtype
-from ingot.runtime.image import CodeImage
-from ingot.runtime.memory import ALIGNMENT, aligned_bytes
+from ingot.runtime.placement import ALIGNMENT
 from ingot.support import progress
 from ingot.support.errors import VerifyError
 
@@ -66,7 +67,7 @@ class Stepper:
         program = build.program
         self.build = build
         self.inputs = [np.asarray(a, order="C") for a in arrays]
-        self.image = CodeImage(program.code)
+        self.image = CodeImage(program.code["cpu"])
         self.instance = Instance(program, [a.shape for a in self.inputs], self.image)
         self.sizes = self.instance.values
         self.instance.begin()

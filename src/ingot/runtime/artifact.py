@@ -1,6 +1,6 @@
 """The artifact: one file with a whole compiled program.
 
-    [ prefix 64 B | header JSON | plan | stage texts ... | state | code | weights ]      weights start on a page
+    [ prefix 64 B | header JSON | plan | stage texts ... | state | code ... | weights ]      weights start on a page
 
 The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
 holds offset, length and digest of every section. Everything but the weights is checked by BLAKE2b. The weights
@@ -31,12 +31,11 @@ from numpy.typing import NDArray
 from ingot.runtime.program import Json, Program
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, open_regular
-from ingot.support.native import host
 
 # Like PNG's: not text, and broken by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Bump it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16
@@ -58,9 +57,8 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
     parts["state"] = zlib.compress(b"".join(s.first.data for s in program.state), 1)
-    parts["code"] = program.code.blob
+    parts |= {f"code/{target}": code.blob for target, code in program.code.items()}
     header: dict[str, Json] = {
-        "isa": [program.isa.arch, list(program.isa.features)],
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, _weights_digest(weights)],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
@@ -77,8 +75,8 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
 def load(path: Path) -> Program:
     """Read and check an artifact; its weights stay in the mapped file.
 
-    Raises ArtifactError for a file that is missing, truncated, corrupted, of another format version, or
-    compiled for another machine.
+    Raises ArtifactError for a file that is missing, truncated, corrupted or of another format version. Whether this
+    machine can run it is asked when it is to run.
     """
     view = _map(path)
     length, digest = _check_prefix(path, view)
@@ -86,7 +84,6 @@ def load(path: Path) -> Program:
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
         raise _corrupted(path, "header")
     sections, weights_at, header = _read_header(path, text, len(view))
-    _check_isa(path, header)
     for name, section in sections.items():
         if not name.startswith("stage/") and _digest(_bytes(view, section)) != section.digest:
             raise _corrupted(path, name)
@@ -100,7 +97,8 @@ def load(path: Path) -> Program:
     except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
     first = _inflated(path, view, "state", sections["state"], cast("int", header["state"]))
-    return Program.from_json(plan, blob=_bytes(view, sections["code"]), weights=weights, stages=stages, first=first)
+    blobs = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
+    return Program.from_json(plan, blobs=blobs, weights=weights, stages=stages, first=first)
 
 
 def _map(path: Path) -> memoryview:
@@ -152,8 +150,8 @@ def _read_header(path: Path, text: bytes, total: int) -> tuple[dict[str, _Sectio
             if f"stage/{name}" not in sections or _length(size) > _MAX_STAGE:
                 raise ValueError(f"stage {name}")
         _length(header["state"])
-        if not sections.keys() >= {"plan", "state", "code"}:
-            raise ValueError("no plan, state or code")
+        if not sections.keys() >= {"plan", "state"}:
+            raise ValueError("no plan or state")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupted(path, "header") from error
     return sections, weights, header
@@ -163,21 +161,6 @@ def _length(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"length {value!r}")
     return value
-
-
-def _check_isa(path: Path, header: Mapping[str, Json]) -> None:
-    try:
-        arch, features = cast("tuple[str, list[str]]", header["isa"])
-        missing = host().missing(tuple(features))
-    except (ValueError, KeyError, TypeError) as error:
-        raise _corrupted(path, "header") from error
-    if arch != host().arch or missing:
-        raise ArtifactError(
-            f"{path} was compiled for another machine",
-            expected=arch + (f" with {', '.join(missing)}" if missing else ""),
-            got=f"{host().arch} with {', '.join(host().features) or 'no extensions'}",
-            fix="compile the model on this machine",
-        )
 
 
 def _bytes(view: memoryview, section: _Section) -> bytes:

@@ -1,6 +1,6 @@
-"""Bind a program to input shapes: symbols get values, buffers get places, steps get their argument tables.
+"""Bind a program to input shapes: symbols get values, buffers get places, results get shapes.
 
-program + (8, 128) -> s0 = 8: arena 3.1 MB, 42 step records, output (8, 1000)
+program + (8, 128) -> s0 = 8: arena 3.1 MB, output (8, 1000)
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.runtime import memory
+from ingot.runtime import placement
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
-from ingot.runtime.image import CodeImage
-from ingot.runtime.program import Buffer, Program, Symbol, table_places
+from ingot.runtime.program import Buffer, Program, Step, Symbol
 from ingot.support.errors import IngotError, InputError
 
-_ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
 _MAX_CHUNKS = 1 << 31
 _UNKNOWN = -(1 << 63)
 _BEYOND = "the input holds more than there is room for: compile with a larger bound, or pass less"
@@ -142,30 +139,34 @@ class Layout:
                 plain.append((buffer, nbytes))
             else:
                 groups.setdefault((buffer.halo, buffer.fill, nbytes), []).append(buffer)
-        requests = [memory.Request(n, b.first_step, b.last_step) for b, n in plain]
-        places, total = memory.place(requests)
+        requests = [placement.Request(n, b.first_step, b.last_step) for b, n in plain]
+        places, total = placement.place(requests)
         self.offsets = {buffer.id: place for (buffer, _), place in zip(plain, places, strict=True)}
         self.filled: list[tuple[int, int, int]] = []
         for (_, fill, nbytes), members in groups.items():
-            requests = [memory.Request(nbytes, b.first_step, b.last_step) for b in members]
-            places, size = memory.place(requests)
+            requests = [placement.Request(nbytes, b.first_step, b.last_step) for b in members]
+            places, size = placement.place(requests)
             self.offsets.update({b.id: total + place for b, place in zip(members, places, strict=True)})
             self.filled.append((total, size, fill))
             total += size
         self.nbytes = total
 
 
-class Instance:
-    """A program bound to input shapes, ready to run: the context and tables that the driver reads.
+class Binding:
+    """A program with the sizes of one set of input shapes.
 
-    Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
+    values: of the symbols. spans: of these, and of the sizes that the run finds. layout: of the arena. counts: of each
+    step the chunks of a round, and the rounds; of a jump nothing. output_shapes; results: of each output its shape, the
+    strides of a dense one in elements, its bytes. sizes: what a run found.
     """
 
-    def __init__(self, program: Program, told: Sequence[Shape], image: CodeImage) -> None:
+    def __init__(self, program: Program, told: Sequence[Shape]) -> None:
         """told: as for `bind_symbols`."""
+        self._program = program
         self.values = bind_symbols(program, told)
         self.spans = _spans(program, self.values)
         self.layout = Layout(program, self.spans)
+        self.sizes = np.zeros(len(program.sizes), np.int64)
         self.output_shapes: list[Shape] = [
             tuple(span(dim, self.spans)[1] for dim in spec.shape) for spec in program.outputs
         ]
@@ -174,7 +175,6 @@ class Instance:
                 raise InputError(
                     f"output {spec.name!r}", expected="sizes >= 0", got=shape, fix=f"the inputs are too small: {told}"
                 )
-        # of each output: its shape, the strides of a dense one in elements, its bytes
         self.results = [
             (shape, tuple(prod(max(n, 1) for n in shape[axis:]) for axis in range(1, len(shape) + 1)), nbytes)
             for shape, nbytes in (
@@ -182,48 +182,19 @@ class Instance:
                 for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
             )
         ]
-        locate = _Locator(program, self.values, self.layout)
-        args: list[int] = []
-        chunks: list[int] = []
-        rounds: list[int] = []
-        for step in program.steps:
-            for identity, offset in step.args:
-                base, place = locate(identity)
-                args += (base, place + evaluate(offset, self.values))
-            args += (span(dim, self.spans)[1] for dim in step.dims)
-            if step.target is not None:
-                chunks.append(step.target)
-                rounds.append(-1 if step.args else -2)
-                continue
-            count = span(step.chunks, self.spans)[1]
-            if not 0 <= count < _MAX_CHUNKS:
-                where = step.label or step.kernel
-                raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=count, where=where)
-            chunks.append(count)
-            rounds.append(span(step.rounds, self.spans)[1])
-        count = len(program.steps)
-        self._table = np.zeros(4 * count + len(args), np.int64)
-        self._table[4 * count :] = args
-        place = table_places(program.steps)
-        starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
-        self.records = self._table[: 4 * count].reshape(-1, 4)
-        self.records[:, 0] = [image.address(s.kernel) if s.target is None else 0 for s in program.steps]
-        self.records[:, 1] = self._table.ctypes.data + 8 * np.array(starts, np.int64)
-        self.records[:, 2] = chunks
-        self.records[:, 3] = rounds
-        tensors = _TENSORS + len(program.arguments) + len(program.results)
-        self._bases = np.zeros(tensors + 2, np.int64)
-        self._context = np.zeros(7, np.int64)
-        self._context[1] = self._bases.ctypes.data
-        self._context[2] = self._table.ctypes.data
-        self._context[3] = count
-        self._program = program
-        self.sizes = np.zeros(len(program.sizes), np.int64)
-        self._bases[tensors:] = self.sizes.ctypes.data, self._table.ctypes.data
-        self.chunks = [n * max(r, 0) for n, r in zip(chunks, rounds, strict=True)]
-        self.bases = self._bases.data
-        self.address: int = self._context.ctypes.data
-        self.last_used = 0
+        self.counts = [(0, 0) if s.target is not None else self._count(s) for s in program.steps]
+
+    @property
+    def chunks(self) -> list[int]:
+        """Of each step, of all rounds."""
+        return [chunks * rounds for chunks, rounds in self.counts]
+
+    def _count(self, step: Step) -> tuple[int, int]:
+        chunks, rounds = (span(n, self.spans)[1] for n in (step.chunks, step.rounds))
+        if not 0 <= chunks < _MAX_CHUNKS:
+            where = step.label or step.kernel
+            raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=chunks, where=where)
+        return chunks, max(rounds, 0)
 
     @property
     def most(self) -> dict[str, int]:
@@ -258,46 +229,3 @@ class Instance:
         """The shapes of the outputs, after a run. Raises as `found` does."""
         values = self.found()
         return [tuple(evaluate(dim, values) for dim in spec.shape) for spec in self._program.outputs]
-
-    def attach(self, *, pool: int, arena: int, weights: int, scratch: int, stride: int) -> None:
-        """Set the addresses that outlive a run."""
-        self._context[0] = pool
-        self._context[4] = scratch
-        self._context[5] = stride
-        self._bases[_ARENA] = arena
-        self._bases[_WEIGHTS] = weights
-
-    def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""
-        self._context[6] = 0 if readings is None else readings.ctypes.data
-
-
-class _Locator:
-    """Buffer id -> (index into bases, byte offset)."""
-
-    def __init__(self, program: Program, values: Mapping[str, int], layout: Layout) -> None:
-        self._by_id = {buffer.id: buffer for buffer in program.buffers}
-        self._values = values
-        self._layout = layout
-        self._outputs = _TENSORS + len(program.arguments)
-        self._sizes = self._outputs + len(program.results)
-        self._known: dict[int, tuple[int, int]] = {}
-
-    def __call__(self, identity: int) -> tuple[int, int]:
-        if identity not in self._known:
-            self._known[identity] = self._locate(self._by_id[identity])
-        return self._known[identity]
-
-    def _locate(self, buffer: Buffer) -> tuple[int, int]:
-        if buffer.alias is not None:
-            base, place = self(buffer.alias[0])
-            return base, place + evaluate(buffer.alias[1], self._values)
-        if buffer.kind == "arena":
-            return _ARENA, self._layout.offsets[buffer.id]
-        if buffer.kind == "weight":
-            return _WEIGHTS, buffer.offset
-        if buffer.kind == "size":
-            return self._sizes, 8 * buffer.index
-        if buffer.kind == "table":
-            return self._sizes + 1, 0
-        return (_TENSORS if buffer.kind == "input" else self._outputs) + buffer.index, 0

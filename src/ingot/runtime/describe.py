@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.runtime.bind import Instance
+from ingot.runtime.bind import Binding
 from ingot.runtime.expr import show, span
 from ingot.runtime.program import Buffer, Program
 
 
-def plan(program: Program, instance: Instance | None) -> str:
+def plan(program: Program, instance: Binding | None) -> str:
     """Inputs, outputs, steps and buffers; sizes as numbers where `instance` gives the symbols their values."""
     lines = [f"input  {spec}" for spec in program.inputs]
     lines += [f"output {spec}" for spec in program.outputs]
@@ -23,7 +23,7 @@ def plan(program: Program, instance: Instance | None) -> str:
     kernels = len({step.kernel for step in program.steps})
     arena = f", arena {instance.layout.nbytes} bytes" if instance else ""
     lines.append(
-        f"{len(program.steps)} steps, {kernels} kernels, code {len(program.code.blob)} bytes, "
+        f"{len(program.steps)} steps, {kernels} kernels, code {program.code_bytes} bytes, "
         f"weights {program.weights.nbytes} bytes{arena}"
     )
     lines.append("")
@@ -44,7 +44,7 @@ def times(program: Program, seconds: Sequence[float]) -> str:
     return "\n".join([f"{sum(seconds) * 1e3:.3f} ms", "", *_table(["us", "share", "step", "kernel", "label"], rows)])
 
 
-def _steps(program: Program, instance: Instance | None) -> list[list[str]]:
+def _steps(program: Program, instance: Binding | None) -> list[list[str]]:
     return [
         [
             str(number),
@@ -58,7 +58,7 @@ def _steps(program: Program, instance: Instance | None) -> list[list[str]]:
     ]
 
 
-def _buffers(program: Program, instance: Instance | None) -> list[list[str]]:
+def _buffers(program: Program, instance: Binding | None) -> list[list[str]]:
     return [
         [
             str(buffer.id),
@@ -72,7 +72,7 @@ def _buffers(program: Program, instance: Instance | None) -> list[list[str]]:
     ]
 
 
-def _place(buffer: Buffer, instance: Instance | None) -> str:
+def _place(buffer: Buffer, instance: Binding | None) -> str:
     if buffer.alias is not None:
         return f"in {buffer.alias[0]} at {show(buffer.alias[1])}"
     if buffer.kind == "weight":

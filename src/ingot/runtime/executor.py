@@ -10,20 +10,76 @@ from typing import NoReturn
 
 import numpy as np
 
-from ingot.runtime import artifact, describe, image, memory
-from ingot.runtime.bind import Instance, Shape
-from ingot.runtime.lane import Lanes
-from ingot.runtime.pool import thread_count, ticks_per_second
+from ingot.runtime import artifact, describe, device
+from ingot.runtime.bind import Binding, Shape
+from ingot.runtime.cpu import memory
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import Held
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
-from ingot.support.native import host
 
 _RUNS = 15  # of an explanation: a step's time is their median
 
 
-class CompiledModel:
+class CompiledProgram:
+    """A program for a machine that this one is not: to be saved and looked at. Calling it raises ArtifactError.
+
+    inputs, outputs: the specs (name, dtype, symbolic shape).
+    """
+
+    def __init__(self, program: Program, threads: int = 0, refused: ArtifactError | None = None) -> None:
+        """threads: what it was compiled for. refused: why it cannot run here."""
+        self.program = program
+        self.inputs: tuple[TensorSpec, ...] = program.inputs
+        self.outputs: tuple[TensorSpec, ...] = program.outputs
+        self.threads, self.refused = threads, refused
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.run(args)
+
+    def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
+        raise self.refused or ArtifactError("a program", expected="a device to run it", got="none")
+
+    def plan(self, *shapes: Shape) -> str:
+        """A table of buffers and steps; with input shapes also their sizes and places.
+
+        Behind the shapes come the values of each input whose elements are sizes.
+        """
+        if not shapes and not self.program.symbols:
+            shapes = self._static_shapes()
+        count, state = len(self.inputs), (s.shape for s in self.program.state)
+        told = (*shapes[:count], *state, *shapes[count:])
+        return describe.plan(self.program, Binding(self.program, told) if shapes else None)
+
+    def _static_shapes(self) -> tuple[Shape, ...]:
+        """Of a program without symbols."""
+        return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs)
+
+    def dump(self, stage: str) -> str:
+        """The IR text of a compilation stage. Raises InputError that lists the stages there are."""
+        if stage == "plan":
+            return self.plan()
+        if stage not in self.program.stages:
+            raise InputError("dump", expected=f"one of {', '.join([*self.program.stages, 'plan'])}", got=repr(stage))
+        return self.program.stages[stage]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file that `ingot.load` reads, with the first values of the state.
+
+        Raises ArtifactError; the old file, if any, is then untouched.
+        """
+        artifact.save(self.program, Path(path))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        name, steps = type(self).__name__, len(self.program.steps)
+        return f"{name}({inputs} -> {outputs}, {steps} steps, {self.program.features})"
+
+
+class CompiledModel(CompiledProgram):
     """A compiled model. Call it with positional inputs in the model's order, or by name.
 
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
@@ -39,26 +95,9 @@ class CompiledModel:
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
-        machine = host()
-        missing = machine.missing(program.isa.features)
-        if program.isa.arch != machine.arch or missing:
-            needs = program.isa.arch + (f" with {', '.join(missing)}" if missing else "")
-            raise ArtifactError(
-                "the program was compiled for another machine",
-                expected=needs,
-                got=f"{machine.arch} with {', '.join(machine.features) or 'no extensions'}",
-                fix="compile the model on this machine",
-            )
-        self.program = program
-        self.inputs: tuple[TensorSpec, ...] = program.inputs
-        self.outputs: tuple[TensorSpec, ...] = program.outputs
-        self.threads = thread_count(threads)
-        self._image = image.CodeImage(program.code)
-        self._weights = program.weights
-        if self._weights.ctypes.data % memory.ALIGNMENT:
-            self._weights = memory.aligned_bytes(program.weights.nbytes)
-            self._weights[:] = program.weights
-        self._lanes = Lanes(program, self._image, self._weights.ctypes.data, self.threads)
+        super().__init__(program)
+        self._loaded = device.load(program, threads)
+        self.threads = self._loaded.threads
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
         self._borders = [Border(spec) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
@@ -66,11 +105,7 @@ class CompiledModel:
         self._held = Held(program.state)
         self._results = memory.Results(len(program.outputs))
         if not program.symbols and not self._telling:
-            self._lanes.prepare((*self._static_shapes(), *self._held.shapes))
-
-    def _static_shapes(self) -> tuple[Shape, ...]:
-        """Of a program without symbols."""
-        return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs)
+            self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
@@ -100,9 +135,9 @@ class CompiledModel:
             shapes += held.shapes
         if self._telling:
             shapes += tuple([tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling])
-        lane = self._lanes.claim()
+        context = self._loaded.claim()
         try:
-            instance = lane.bind(shapes)
+            instance = context.bind(shapes)
             if held.shapes:
                 pointers += held.pointers
             results: list[np.ndarray | Tensor] = []
@@ -115,31 +150,31 @@ class CompiledModel:
                     result = maker.new_array(shape, place)
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
-            lane.run(instance, pointers)
+            context.run(instance, pointers)
             if self.program.sizes:
                 shapes = zip(self._makers, results, instance.cut(), strict=True)
                 results = [maker.cut(result, shape) for maker, result, shape in shapes]
             if held.shapes:
                 held.exchange()
         finally:
-            lane.pool.lock.release()
+            context.release()
         return results
 
     def state(self) -> dict[str, np.ndarray]:
         """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""
-        lane = self._lanes.claim()
+        context = self._loaded.claim()
         try:
             return self._held.read()
         finally:
-            lane.pool.lock.release()
+            context.release()
 
     def set_state(self, values: Mapping[str, object]) -> None:
         """Set some of the state, as `state` gives it. Raises InputError for a name, dtype or shape that is not its."""
-        lane = self._lanes.claim()
+        context = self._loaded.claim()
         try:
             self._held.write(values)
         finally:
-            lane.pool.lock.release()
+            context.release()
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))
@@ -166,13 +201,13 @@ class CompiledModel:
         kept = self.state()
         self(*args, **kwargs)
         readings = np.zeros(len(self.program.steps) + 1, np.int64)
-        self._lanes.set_profile(readings)
+        self._loaded.set_profile(readings)
         try:
             self(*args, **kwargs)
         finally:
-            self._lanes.set_profile(None)
+            self._loaded.set_profile(None)
             self.set_state(kept)
-        seconds = np.diff(readings) / ticks_per_second(self._image)
+        seconds = np.diff(readings) / self._loaded.ticks_per_second
         return [(step.label or step.kernel, float(t)) for step, t in zip(self.program.steps, seconds, strict=True)]
 
     def explain(self, *args: object, **kwargs: object) -> str:
@@ -186,37 +221,7 @@ class CompiledModel:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arena as it stands (it grows with the largest shapes seen); of all, where calls overlapped."""
-        return self._lanes.arena_bytes
-
-    def plan(self, *shapes: Shape) -> str:
-        """A table of buffers and steps; with input shapes also their sizes and places.
-
-        Behind the shapes come the values of each input whose elements are sizes.
-        """
-        if not shapes and not self.program.symbols:
-            shapes = self._static_shapes()
-        count = len(self.inputs)
-        told = (*shapes[:count], *self._held.shapes, *shapes[count:])
-        instance = Instance(self.program, told, self._image) if shapes else None
-        return describe.plan(self.program, instance)
-
-    def dump(self, stage: str) -> str:
-        """The IR text of a compilation stage. Raises InputError that lists the stages there are."""
-        if stage == "plan":
-            return self.plan()
-        if stage not in self.program.stages:
-            raise InputError("dump", expected=f"one of {', '.join([*self.program.stages, 'plan'])}", got=repr(stage))
-        return self.program.stages[stage]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that `ingot.load` reads, with the first values of the state.
-
-        Raises ArtifactError; the old file, if any, is then untouched.
-        """
-        artifact.save(self.program, Path(path))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
+        return self._loaded.arena_bytes
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ingot.runtime import dtypes, expr
 from ingot.runtime.expr import Expr
 from ingot.support.errors import ArtifactError, VerifyError
-from ingot.support.native import CodeObject, HostFeatures
+from ingot.support.native import Code, Features
 
 BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "table"]
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -104,7 +104,7 @@ class Buffer:
     steps find. table: the steps' records and tables (`table_places`), which the step behind a size writes. halo: an
     arena buffer whose bytes are all `fill` when its program is bound and whose halo no step ever writes; it shares
     memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset): a part of another buffer;
-    needs no memory of its own.
+    needs no memory of its own. device: whose memory it is.
     """
 
     id: int
@@ -118,11 +118,13 @@ class Buffer:
     fill: int = 0
     alias: tuple[int, Expr] | None = None
     name: str = ""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
 class Step:
     """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: of a round.
+    device: what runs it; its kernel is in the code that is filed under that name.
 
     With a `target` it launches nothing but goes on at that step: if the byte that its argument names is 0, or, without
     an argument, always. The target may be the number of steps: the end.
@@ -135,6 +137,7 @@ class Step:
     label: str = ""
     rounds: Expr = 1
     target: int | None = None
+    device: str = "cpu"
 
 
 def table_places(steps: Sequence[Step]) -> Callable[[int, int], int]:
@@ -156,6 +159,8 @@ def table_places(steps: Sequence[Step]) -> Callable[[int, int], int]:
 class Program:
     """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
+    code: by the name of the target that made it, which is that of the device that runs it. The first is the program's
+    own: its device has the arena.
     conditions: expressions over the symbols and sizes that must not be negative.
     sizes: what steps find; buffers and results are as large as these may be. Offsets know none.
     state: what the kernels read as arguments behind the inputs, and write anew as results before the outputs.
@@ -168,15 +173,28 @@ class Program:
     outputs: tuple[TensorSpec, ...]
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
-    code: CodeObject
+    code: Mapping[str, Code]
     weights: NDArray[np.uint8]
-    isa: HostFeatures
     conditions: tuple[Expr, ...] = ()
     sizes: tuple[Size, ...] = ()
     state: tuple[State, ...] = ()
     scratch_bytes: int = 0
     stages: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     meta: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
+
+    @property
+    def device(self) -> str:
+        """The device that runs the program, and others for it where steps are for them."""
+        return next(iter(self.code))
+
+    @property
+    def features(self) -> Features:
+        """What the program's own device has to have."""
+        return self.code[self.device].features
+
+    @property
+    def code_bytes(self) -> int:
+        return sum(len(code.blob) for code in self.code.values())
 
     @property
     def arguments(self) -> tuple[TensorSpec, ...]:
@@ -206,6 +224,10 @@ class Program:
 
     def check(self) -> None:
         """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
+        if not self.code:
+            raise VerifyError("program", expected="code for a device", got="none")
+        if wrong := [name for name, code in self.code.items() if code.features.target != name]:
+            raise VerifyError("program", expected="code under its target's name", got=wrong)
         names = [symbol.name for symbol in self.symbols]
         if len(set(names)) != len(names):
             raise VerifyError("program: a symbol is declared twice", got=names)
@@ -277,8 +299,8 @@ class Program:
         if step.target is not None:
             if not 0 <= step.target <= len(self.steps) or len(step.args) > 1:
                 raise VerifyError(where, expected="a step to go on at, and at most one flag", got=step.target)
-        elif step.kernel not in self.code.symbols:
-            raise VerifyError(where, expected="a kernel of the code object", got=repr(step.kernel))
+        elif step.device not in self.code or step.kernel not in self.code[step.device].symbols:
+            raise VerifyError(where, expected=f"a kernel of the code for {step.device}", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims):
             expr.check(item, names, where)
         for identity, offset in step.args:
@@ -307,6 +329,7 @@ class Program:
                     *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),
                     None if b.alias is None else [b.alias[0], _expr_json(b.alias[1])],
                     b.name,
+                    b.device,
                 ]
                 for b in self.buffers
             ],
@@ -319,28 +342,30 @@ class Program:
                     s.label,
                     _expr_json(s.rounds),
                     s.target,
+                    s.device,
                 ]
                 for s in self.steps
             ],
-            "symbols_of_code": dict(self.code.symbols),
-            "isa": [self.isa.arch, list(self.isa.features), self.isa.cpu],
+            "code": {name: [_features_json(c.features), dict(c.symbols)] for name, c in self.code.items()},
             "scratch_bytes": self.scratch_bytes,
             "meta": dict(self.meta),
         }
 
     @staticmethod
     def from_json(
-        data: Json, *, blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str], first: bytes = b""
+        data: Json,
+        *,
+        blobs: Mapping[str, bytes],
+        weights: NDArray[np.uint8],
+        stages: Mapping[str, str],
+        first: bytes = b"",
     ) -> Program:
-        """Rebuild and check a program. first: the first values of its state, one after another.
+        """Rebuild and check a program. blobs: of its code, by target. first: its state's first values in a row.
 
         Raises ArtifactError where the plan is malformed (it is untrusted).
         """
         try:
-            program = _decode(cast("dict[str, Json]", data), blob, weights, stages, first)
-            for name, offset in program.code.symbols.items():
-                if not 0 <= offset < len(blob):
-                    raise VerifyError(f"kernel {name!r}", expected=f"an offset below {len(blob)}", got=offset)
+            program = _decode(cast("dict[str, Json]", data), blobs, weights, stages, first)
             program.check()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, VerifyError) as error:
             raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
@@ -386,7 +411,7 @@ def _spec(value: Json) -> TensorSpec:
 
 
 def _buffer(value: Json) -> Buffer:
-    identity, kind, nbytes, first, last, offset, index, halo, fill, alias, name = _list(value, 11)
+    identity, kind, nbytes, first, last, offset, index, halo, fill, alias, name, device = _list(value, 12)
     part: tuple[int, Expr] | None = None
     if alias is not None:
         parent, at = _list(alias, 2)
@@ -403,11 +428,12 @@ def _buffer(value: Json) -> Buffer:
         fill=_int(fill),
         alias=part,
         name=_str(name),
+        device=_str(device),
     )
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds, target = _list(value, 7)
+    kernel, args, dims, chunks, label, rounds, target, device = _list(value, 8)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -417,6 +443,7 @@ def _step(value: Json) -> Step:
         _str(label),
         _expr(rounds),
         None if target is None else _int(target),
+        _str(device),
     )
 
 
@@ -437,11 +464,32 @@ def _state(value: Json, first: bytes) -> tuple[State, ...]:
     return tuple(map(State, specs, parts))
 
 
+def _features_json(features: Features) -> Json:
+    return [features.target, features.arch, list(features.features), features.cpu, list(features.caches)]
+
+
+def _features(value: Json) -> Features:
+    target, arch, names, cpu, caches = _list(value, 5)
+    features = tuple(_str(name) for name in _list(names))
+    return Features(_str(arch), features, _str(cpu), _str(target), tuple(_int(n) for n in _list(caches)))
+
+
+def _code(value: Json, blob: bytes) -> Code:
+    features, offsets = _list(value, 2)
+    symbols = {_str(name): _int(offset) for name, offset in cast("dict[str, Json]", offsets).items()}
+    for name, offset in symbols.items():
+        if not 0 <= offset < len(blob):
+            raise VerifyError(f"kernel {name!r}", expected=f"an offset below {len(blob)}", got=offset)
+    return Code(_features(features), blob, symbols)
+
+
 def _decode(
-    data: dict[str, Json], blob: bytes, weights: NDArray[np.uint8], stages: Mapping[str, str], first: bytes
+    data: dict[str, Json],
+    blobs: Mapping[str, bytes],
+    weights: NDArray[np.uint8],
+    stages: Mapping[str, str],
+    first: bytes,
 ) -> Program:
-    arch, features, cpu = _list(data["isa"], 3)
-    offsets = cast("dict[str, Json]", data["symbols_of_code"])
     meta = cast("dict[str, Json]", data["meta"])
     return Program(
         symbols=tuple(_symbol(item) for item in _list(data["symbols"])),
@@ -451,10 +499,9 @@ def _decode(
         outputs=tuple(_spec(item) for item in _list(data["outputs"])),
         buffers=tuple(_buffer(item) for item in _list(data["buffers"])),
         steps=tuple(_step(item) for item in _list(data["steps"])),
-        code=CodeObject(blob, {_str(name): _int(offset) for name, offset in offsets.items()}),
+        code={name: _code(item, blobs[name]) for name, item in cast("dict[str, Json]", data["code"]).items()},
         weights=weights,
         state=_state(data["state"], first),
-        isa=HostFeatures(_str(arch), tuple(_str(name) for name in _list(features)), _str(cpu)),
         scratch_bytes=_int(data["scratch_bytes"]),
         stages=stages,
         meta={_str(name): _str(text) for name, text in meta.items()},

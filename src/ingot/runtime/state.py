@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ingot.runtime import memory
+from ingot.runtime import placement
+from ingot.runtime.cpu import memory
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.program import State
 from ingot.runtime.tensors import Border, is_tensor
@@ -24,7 +25,7 @@ class Held:
         """The first values. Raises IngotError when the system has not that much memory."""
         self.shapes = tuple(s.shape for s in state)
         self._state = state
-        ends = np.cumsum([0, *(memory.align(s.first.nbytes) for s in state)])
+        ends = np.cumsum([0, *(placement.align(s.first.nbytes) for s in state)])
         self._regions = [memory.Region(int(ends[-1])) for _ in range(2)] if state else []
         self._offsets = [int(end) for end in ends[:-1]]
         for s, place in zip(state, self._places(0), strict=True):

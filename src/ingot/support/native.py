@@ -57,33 +57,42 @@ _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64
 
 
 @dataclass(frozen=True)
-class CodeObject:
-    """A position-independent blob of machine code and read-only data, and the offset of each global function.
+class Features:
+    """A machine that code is compiled for or runs on: what a target has to know of it, kept with the code.
 
-    The blob needs no relocation; it must be mapped at a page-aligned address, readable and executable.
-    """
-
-    blob: bytes
-    symbols: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class HostFeatures:
-    """A machine that code is compiled for or runs on.
-
-    arch: "x86_64" or "aarch64". cpu: LLVM's name of the core to schedule for, "" for a generic one.
-    features: sorted LLVM feature names, a subset of `FEATURES[arch]`.
+    arch: of the instructions ("x86_64", "aarch64"). features: what code may use beyond the bare architecture, in the
+    target's own names, sorted; of CPUs LLVM's, a subset of `FEATURES[arch]`. cpu: the core to schedule for in LLVM's
+    words, "" for a generic one. target: whose features these are. caches: bytes of a core's own L1 and L2 and of the
+    shared L3 where they were found out; else the target takes what is usual for the core.
     """
 
     arch: str
-    features: tuple[str, ...]
+    features: tuple[str, ...] = ()
     cpu: str = ""
+    target: str = "cpu"
+    caches: tuple[int, ...] = ()
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
 
+    def __str__(self) -> str:
+        return f"{self.target} {self.arch} {self.cpu or 'generic'} with {', '.join(self.features) or 'no extensions'}"
+
     def missing(self, required: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in required if name not in self.features)
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a target made of kernels, for machines that have `features`.
+
+    For CPUs the blob is position-independent machine code and read-only data, and a symbol is the offset of a global
+    function. It needs no relocation; it must be mapped at a page-aligned address, readable and executable.
+    """
+
+    features: Features
+    blob: bytes
+    symbols: Mapping[str, int]
 
 
 def parse_cpuinfo(text: str, arch: str) -> tuple[str, ...]:
@@ -101,7 +110,7 @@ def parse_cpuinfo(text: str, arch: str) -> tuple[str, ...]:
 
 
 @cache
-def host() -> HostFeatures:
+def host() -> Features:
     """The machine this process runs on, without a compiler. Where /proc/cpuinfo is absent, the bare architecture."""
     machine = platform.machine()
     arch = _MACHINES.get(machine.lower(), machine)
@@ -109,7 +118,7 @@ def host() -> HostFeatures:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return HostFeatures(arch, parse_cpuinfo(text, arch))
+    return Features(arch, parse_cpuinfo(text, arch))
 
 
 def available_cores() -> int:

@@ -73,7 +73,7 @@ def tune(
     began = time.monotonic()
     watch("compile", 0.0)
     bench = Workbench(graph, feeds, threads, fast_math, precision)
-    machine = tuned.machine_name(bench.isa, threads)
+    machine = tuned.machine_name(bench.features, threads)
     known = {} if again else tuned.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:

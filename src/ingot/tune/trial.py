@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +24,17 @@ from ingot.ir.dims import likely_sizes, substitute
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Array, Graph
-from ingot.link import Launch, fill, link
 from ingot.ops.group import Group
-from ingot.pipeline import Trace, cpu_machine, cpu_passes, likely, optimize
+from ingot.pipeline.build import Trace, likely, optimize
+from ingot.pipeline.target import Options, features_of, target_of
+from ingot.plan.link import Launch, fill, link
 from ingot.runtime.bind import bind_symbols, told_by
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
-from ingot.schedule.cpu.lower import lower
-from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.lowered import Lowered, Pack
 from ingot.support import progress
-from ingot.support.native import CodeObject
-from ingot.targets.cpu.assemble import Assembly
-from ingot.targets.cpu.llvm import print_module
-from ingot.targets.cpu.workers import host_features, submit
+from ingot.support.native import Code
 from ingot.tune.generations import Generations
 
 Choices = Mapping[str, Choice]
@@ -84,13 +80,15 @@ class Workbench:
         self, graph: Graph, feeds: Feeds, threads: int, fast_math: bool = False, precision: str = "float32"
     ) -> None:
         """Compile the untuned program and run it a few times. Raises what compiling raises."""
-        self.graph, self.feeds, self.threads, self.isa = graph, feeds, threads, host_features()
+        self.graph, self.feeds, self.threads = graph, feeds, threads
+        self.features = features_of("native")
+        self.target = target_of(self.features)
         self._lowered: Generations[Lowered] = Generations()
-        self._objects: Generations[tuple[object, str, Future[bytes]]] = Generations()
+        self._objects: Generations[tuple[object, str, Any]] = Generations()
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
         with likely_sizes(likely(graph)):
-            self._fused = optimize(graph, cpu_passes(fast_math, precision, self.isa))
+            self._fused = optimize(graph, self.target.passes(self.features, Options(threads, fast_math, precision)))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 
@@ -160,7 +158,7 @@ class Workbench:
         return wrong
 
     def _as_build(self, variant: _Variant) -> Build:
-        return Build(self.graph, variant.program, Trace(launches=variant.launches), self.isa, self.threads)
+        return Build(self.graph, variant.program, Trace(launches=variant.launches), self.features, self.threads)
 
     def _spots(self) -> list[Spot]:
         """The program's sites, the one that takes the most time first."""
@@ -186,26 +184,28 @@ class Workbench:
     # Building
 
     def _build(self, choices: Choices, pin: bool = False) -> _Variant:
-        machine = cpu_machine(self.isa, self.threads, {})
+        target, features, threads = self.target, self.features, self.threads
+        machine = target.machine(features, threads, {})
         launches: list[Launch] = []
 
         def lower_once(
-            group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], plain: Machine
+            group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...]
         ) -> Lowered:
             place = (group, ins, outs, constant)
-            low = self._lowered.get((place, None), lambda: lower(group, ins, outs, constant, plain))
+            low = self._lowered.get((place, None), lambda: target.lower(group, ins, outs, constant, machine))
             site = low.site
             if site is None or choices.get(site.key, site.untuned) == site.untuned:
                 return low
             choice = choices[site.key]
-            told = replace(plain, measured={site.key: Measured(choice, site.untuned)})
-            assert decide(site, told.measured) == choice, f"{choice} is none for {site.key}"
-            return self._lowered.get((place, choice), lambda: lower(group, ins, outs, constant, told))
+            measured = {site.key: Measured(choice, site.untuned)}
+            assert decide(site, measured) == choice, f"{choice} is none for {site.key}"
+            told = target.machine(features, threads, measured)
+            return self._lowered.get((place, choice), lambda: target.lower(group, ins, outs, constant, told))
 
         with likely_sizes(likely(self.graph)), progress.listening(lambda stage, done, total: None):
             program = link(
-                self._fused, machine, self.isa, _Assembler(self), stages={}, meta={}, launches=launches,
-                lower=lower_once, fill=self._fill,
+                self._fused, lower_once, _Assembler(self), device=target.name, stages={}, meta={}, launches=launches,
+                fill=self._fill,
             )  # fmt: skip
         for kept in (self._lowered, self._objects, self._weights):
             kept.turn(pin)
@@ -221,33 +221,33 @@ class Workbench:
             out[:] = known
             self._weights.put(key, out)
 
-    def object(self, kernel: Kernel) -> tuple[str, Future[bytes]]:
-        """A symbol of the kernel's own and its machine code, which the builds share."""
+    def object(self, kernel: Kernel) -> tuple[str, Any]:
+        """A symbol of the kernel's own and its code, which the builds share."""
         # renaming a kernel keeps its body: the object, not only its value
         body, symbol, code = self._objects.get(id(kernel.body), lambda: self._begin(kernel))
         assert body is kernel.body
         return symbol, code
 
-    def _begin(self, kernel: Kernel) -> tuple[object, str, Future[bytes]]:
+    def _begin(self, kernel: Kernel) -> tuple[object, str, Any]:
         self._symbols += 1
         symbol = f"tried_{self._symbols}"
-        return kernel.body, symbol, submit(print_module([replace(kernel, name=symbol)], self.isa), self.isa)
+        return kernel.body, symbol, self.target.assembler(self.features).begin(replace(kernel, name=symbol))
 
 
 class _Assembler:
     """Compiles only what no build before has compiled."""
 
     def __init__(self, bench: Workbench) -> None:
-        self._bench, self._assembly = bench, Assembly(bench.isa)
+        self._bench, self._inner = bench, bench.target.assembler(bench.features)
         self._symbols: dict[str, str] = {}
 
     def add(self, kernel: Kernel) -> None:
         self._symbols[kernel.name], code = self._bench.object(kernel)
-        self._assembly.include(code)
+        self._inner.include(code)
 
-    def finish(self) -> CodeObject:
-        code = self._assembly.finish()
-        return CodeObject(code.blob, {**code.symbols, **{name: code.symbols[s] for name, s in self._symbols.items()}})
+    def finish(self) -> Code:
+        code = self._inner.finish()
+        return replace(code, symbols={**code.symbols, **{name: code.symbols[s] for name, s in self._symbols.items()}})
 
 
 def _of_site(variant: _Variant, key: str, seconds: NDArray[np.float64]) -> float:

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
-from ingot.pipeline import build_program
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import UnsupportedOpError
 from ingot.targets.cpu.workers import host_features

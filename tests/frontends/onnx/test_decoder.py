@@ -12,11 +12,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ingot import pipeline
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.node import Graph
 from ingot.passes.core.block_quantized import holds_levels
+from ingot.pipeline.build import build_program, optimize
+from ingot.pipeline.cpu import cpu_passes
 from ingot.runtime.executor import CompiledModel
+from ingot.targets.cpu.workers import host_features
 from tests.frontends.onnx.decoder import Decoder
 
 FLOAT, MS = TensorProto.FLOAT, "com.microsoft"
@@ -58,7 +60,7 @@ def runtime(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def compiled(graph: Graph) -> CompiledModel:
-    return CompiledModel(pipeline.build_native(graph, 2), threads=2)
+    return CompiledModel(build_program(graph, host_features(), 2), threads=2)
 
 
 def agree(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tolerance: float = 1e-5) -> Graph:
@@ -71,7 +73,7 @@ def agree(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tolerance: fl
 
 
 def products_of_levels(graph: Graph) -> int:
-    new = pipeline.optimize(graph, tuple(p for p in pipeline.cpu_passes() if p[0] in ("lower", "quantized")))
+    new = optimize(graph, tuple(p for p in cpu_passes() if p[0] in ("lower", "quantized")))
     return sum(map(holds_levels, new.nodes()))
 
 

@@ -14,7 +14,7 @@ from onnx import helper
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.ir.verify import verify
-from ingot.pipeline import build_native
+from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 
 Info = tuple[str, int, tuple[object, ...] | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, Op, const
@@ -14,6 +14,7 @@ from ingot.ir.verify import verify
 from ingot.passes.core.block_quantized import holds_levels
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.model.lower import lower_model_ops
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
@@ -56,7 +57,7 @@ def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
     """Interpreted behind the pass, and compiled for this machine."""
     new = lowered(g)
     assert in_integers(new)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    model = CompiledModel(build_program(g, host_features(), 2), threads=2)
     return [interpret(new, [given])[0], np.asarray(model(given))]
 
 
@@ -110,7 +111,7 @@ def test_transposed_convolution(zero: int) -> None:
     scale = np.linspace(0.1, 1, 8).astype(np.float32).astype(np.float64)[:, None, None]
     exact = conv.reference(x.astype(np.float64) - zero, w.astype(np.float64)) * 0.5 * scale
     assert in_integers(lowered(g)) == (zero == 0)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    model = CompiledModel(build_program(g, host_features(), 2), threads=2)
     for got in (interpret(lowered(g), [x])[0], np.asarray(model(x))):
         np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
@@ -131,7 +132,7 @@ def test_zeros_known_at_run_time() -> None:
     zero = arg("zero", dtype=u8)
     q = ops.Dequantize()(arg("x", 4, 16, dtype=u8), zero)
     g = graph(ops.MatMul()(q, value(w, 0, None)))
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     for z in (0, 9, 255):
         given = {"x": x, "zero": np.uint8(z)}
         want = (x.astype(np.int64) - z) @ w.astype(np.int64)
@@ -163,7 +164,7 @@ def test_long_sums_of_weights_that_fit_no_i8(depth: int) -> None:
     x = np.full((4, depth), 255, np.uint8)
     g = matmul_of(value(w, 0, 0.1), depth)
     assert in_integers(lowered(g)) == (depth == 32768)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     for got in (interpret(lowered(g), [x])[0], np.asarray(model(x))):
         np.testing.assert_allclose(got, np.full((4, 2), 255 * 255 * 0.05 * (depth - 1)), rtol=1e-3)
 
@@ -191,7 +192,7 @@ def test_levels_are_pooled_and_moved(scale: float) -> None:
     (window,) = of(new.outputs[0], ops.ReduceWindow)
     assert (window.dtype == u8) == (scale > 0)
     x = levels(2, 8, 9, 9, dtype=u8)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     for got in (interpret(new, [x])[0], model(x)):
         np.testing.assert_array_equal(got, interpret(g, [x])[0])
 
@@ -226,7 +227,7 @@ def test_tables_are_read_as_levels(axis: int, zero: np.ndarray, scale: np.ndarra
     g = graph(ops.Take(axis)(table, arg("at", symbol("n"), dtype=i64)))
     new = lowered(g)
     assert not any(n.type.size == TABLE.size and n.dtype == f32 for n in new.nodes() if np.ndim(scale) < 2 or n.inputs)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     whole = (TABLE.astype(np.float32) - zero) * np.float32(scale)
     for at in (np.array([5, 0, 5, 2]), np.array([4])):
         for got in (interpret(new, [at])[0], model(at)):
@@ -244,5 +245,5 @@ def test_scales_of_blocks_are_known(dtype: DType) -> None:
     assert len(lowered(g).nodes()) == 3
     x = np.random.default_rng(1).standard_normal((2, 12)).astype(np.float32)
     w = (q.astype(np.float32) - zero.repeat(4, 1).reshape(12, 5)) * scale.repeat(4, 1).reshape(12, 5)
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     np.testing.assert_allclose(np.asarray(model(x)), x @ w, rtol=1e-5, atol=1e-5)

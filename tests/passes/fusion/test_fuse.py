@@ -18,7 +18,8 @@ from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.simplify import simplify
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.model.lower import lower_model_ops
-from ingot.pipeline import cpu_passes, optimize
+from ingot.pipeline.build import optimize
+from ingot.pipeline.cpu import cpu_passes
 from tests.conformance.dags import random_graph
 from tests.passes.check import arg, graph, random_inputs
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.share_kernels import share_kernels
 from ingot.passes.model.lower import lower_model_ops
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph, random_inputs, same_values
@@ -33,7 +34,7 @@ def test_constants_that_differ_become_operands() -> None:
     g = graph(layer(x, 0.5), layer(y, 0.25))
     groups = shared(g)
     assert groups[0] == groups[1] and len([n for n in groups[0].body.inputs if n.shape == ()]) == 1
-    model = CompiledModel(pipeline.build_program(g, host_features(), 1), threads=1)
+    model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     assert len({s.kernel for s in model.program.steps}) == 1
     given = random_inputs(g, {})
     results = model(*given)

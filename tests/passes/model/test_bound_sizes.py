@@ -10,7 +10,7 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import TensorType, i64
 from ingot.passes.model.bound_sizes import bound_sizes
-from ingot.pipeline import build_program
+from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, ShapeError
 from ingot.targets.cpu.workers import host_features

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.ir.kernel import Kernel
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features
@@ -21,7 +21,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_i
 class Native:
     """A compiled kernel: `Native(kernel)(arrays, dims)` runs chunks 0..n-1 in order."""
 
-    def __init__(self, kernel: Kernel, features: HostFeatures | None = None) -> None:
+    def __init__(self, kernel: Kernel, features: Features | None = None) -> None:
         features = features or host_features()
         code = assemble([print_module([kernel], features)], features)
         self._memory = mmap.mmap(-1, len(code.blob), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -52,7 +52,7 @@ class Bound:
         self.function(self.bases, self.args, chunk, self.scratch.ctypes.data)
 
 
-def without(*names: str) -> HostFeatures:
+def without(*names: str) -> Features:
     """This machine, lacking some features."""
     host = host_features()
     return replace(host, features=tuple(f for f in host.features if f not in names))

@@ -2,15 +2,15 @@ import ctypes
 
 import pytest
 
-from ingot.runtime.image import CodeImage
+from ingot.runtime.cpu.image import CodeImage
 from ingot.support.errors import CompileError
-from ingot.support.native import HostFeatures, host
+from ingot.support.native import Features, host
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.codegen import emit, feature_string
 from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
 
-ARM = HostFeatures("aarch64", ("fp-armv8", "neon"))
+ARM = Features("aarch64", ("fp-armv8", "neon"))
 TABLE = """
 @table = private constant [4 x i64] [i64 10, i64 20, i64 30, i64 40], align 32
 define i64 @look(i64 %i) {
@@ -102,9 +102,9 @@ over:
 
 def test_foreign_objects_are_refused():
     with pytest.raises(CompileError, match="ELF64"):
-        link([b"not an object"])
+        link([b"not an object"], ARM)
     with pytest.raises(CompileError, match="different machines"):
-        link([emit(TABLE, ARM), emit(TABLE.replace("@look", "@l2"), HostFeatures("x86_64", ()))])
+        link([emit(TABLE, ARM), emit(TABLE.replace("@look", "@l2"), Features("x86_64"))], ARM)
 
 
 def test_aarch64_code_runs_in_an_emulator():
@@ -132,17 +132,17 @@ def test_aarch64_code_runs_in_an_emulator():
 
 def test_code_uses_only_the_features_it_records():
     text = "define <16 x float> @f(<16 x float> %a) {\n %b = fadd <16 x float> %a, %a\n ret <16 x float> %b\n}"
-    assert b"zmm" not in emit(text, HostFeatures("x86_64", ("avx", "avx2"), "znver5"), assembly=True)
-    wide = HostFeatures("x86_64", ("avx", "avx2", "avx512f", "avx512vl", "fma"))
+    assert b"zmm" not in emit(text, Features("x86_64", ("avx", "avx2"), "znver5"), assembly=True)
+    wide = Features("x86_64", ("avx", "avx2", "avx512f", "avx512vl", "fma"))
     assert b"zmm" in emit(text, wide, assembly=True)
-    assert "-avx512f" in feature_string(HostFeatures("x86_64", ("avx",), "znver5"))
+    assert "-avx512f" in feature_string(Features("x86_64", ("avx",), "znver5"))
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_the_driver_needs_no_library(arch: str):
-    features = host() if arch == host().arch else HostFeatures(arch, ())
+    features = host() if arch == host().arch else Features(arch, ())
     assert {"ingot_run", "ingot_worker", "ingot_stop", "ingot_clock"} <= link(
-        [emit(driver_ir(arch), features)]
+        [emit(driver_ir(arch), features)], features
     ).symbols.keys()
 
 

@@ -37,7 +37,7 @@ from ingot.ir.types import (
 )  # fmt: skip
 from ingot.schedule.block import Block
 from ingot.support.errors import CompileError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 from tests.targets.cpu.native import Native, place, without
@@ -53,7 +53,7 @@ def evaluate(
     make: Callable[..., Expr],
     *arrays: np.ndarray,
     lanes: int | None = None,
-    features: HostFeatures | None = None,
+    features: Features | None = None,
 ) -> np.ndarray:
     """make(one value per array) on all elements at once, as one vector of `lanes` (default: all of them)."""
     n = arrays[0].size
@@ -112,7 +112,7 @@ def test_fmod(dtype: DType) -> None:
 
 @pytest.mark.parametrize(("features", "lanes"), [(host_features(), 5), (host_features(), 16), (without("fma"), 4)])
 @pytest.mark.parametrize("dtype", [f32, f64])
-def test_fmod_of_quotients_near_integers(dtype: DType, features: HostFeatures, lanes: int) -> None:
+def test_fmod_of_quotients_near_integers(dtype: DType, features: Features, lanes: int) -> None:
     rng, last = np.random.default_rng(0), np.finfo(dtype.numpy).nmant
     y = rng.uniform(0.5, 2, 400).astype(dtype.numpy)
     # multiples whose quotients have one to all bits, and what is next to them
@@ -126,7 +126,7 @@ def test_fmod_of_quotients_near_integers(dtype: DType, features: HostFeatures, l
     ("features", "lanes"), [(host_features(), 5), (host_features(), 8), (without("avx512dq", "avx512vl"), 8)]
 )
 @pytest.mark.parametrize("dtype", INTS)
-def test_quotients_of_many_bits(dtype: DType, features: HostFeatures, lanes: int) -> None:
+def test_quotients_of_many_bits(dtype: DType, features: Features, lanes: int) -> None:
     rng, info = np.random.default_rng(0), np.iinfo(dtype.numpy)
     y = np.exp2(rng.uniform(0, dtype.bits - 1, 400)).astype(dtype.numpy)
     near = rng.integers(0, info.max // y, endpoint=True, dtype=dtype.numpy) * y
@@ -143,7 +143,7 @@ def test_quotients_of_many_bits(dtype: DType, features: HostFeatures, lanes: int
 @pytest.mark.parametrize("lanes", [1, 2, 4, 5, 8, 16, 64])
 @pytest.mark.parametrize("features", [host_features(), without("avx512f", "avx512vl")], ids=["host", "two factors"])
 @pytest.mark.parametrize("dtype", [f32, f64])
-def test_ldexp(dtype: DType, features: HostFeatures, lanes: int) -> None:
+def test_ldexp(dtype: DType, features: Features, lanes: int) -> None:
     limit, edge = (252, 150) if dtype == f32 else (2044, 1074)
     n = np.array([0, 2, -2, 128, limit, -limit, *range(-edge - 4, -edge + 12, 2), 20 - edge, 1024 % limit])
     rng = np.random.default_rng(0)
@@ -515,7 +515,7 @@ def test_bfloat_and_ml_dtypes_agree_on_every_f16() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 8, 16, 32, 64])
 @pytest.mark.parametrize("features", [host_features(), without("avx512bf16")], ids=["host", "by bits"])
-def test_bfloat_rounds_all_exponents(features: HostFeatures, lanes: int) -> None:
+def test_bfloat_rounds_all_exponents(features: Features, lanes: int) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint32)
     x[::3] |= 0x8000  # ties and what is next to them
@@ -546,7 +546,7 @@ def test_literals() -> None:
         same(made, np.full(3, value).astype(dtype.numpy))
 
 
-def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: HostFeatures) -> str:
+def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: Features) -> str:
     """Check vectors of sums of a and b against the interpreter; the module's text."""
     x, y, z = (Buffer(name, dtype_of(v), writable=name == "z") for name, v in zip("xyz", (a, b, c), strict=True))
     at, each = k.mul(CHUNK, integer(lanes)), a.size // c.size
@@ -565,7 +565,7 @@ def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: Host
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("features", [host_features(), without("avx512bf16")], ids=["host", "without dot"])
-def test_pair_dot(features: HostFeatures, lanes: int) -> None:
+def test_pair_dot(features: Features, lanes: int) -> None:
     """The instruction, and what stands for it, as the interpreter has it; infinities and NaN among the operands."""
     rng = np.random.default_rng(lanes)
     a, b = (rng.standard_normal(2 * lanes * 64) * 2.0 ** rng.integers(-9, 9, 2 * lanes * 64) for _ in range(2))
@@ -577,7 +577,7 @@ def test_pair_dot(features: HostFeatures, lanes: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("features", [host_features(), without("avx512vnni", "avxvnni")], ids=["host", "without dot"])
-def test_byte_dot(features: HostFeatures, lanes: int) -> None:
+def test_byte_dot(features: Features, lanes: int) -> None:
     """The instruction, and what stands for it, as the interpreter has it."""
     rng = np.random.default_rng(lanes)
     a = rng.integers(0, 256, 4 * lanes * 64).astype(np.uint8)
@@ -593,7 +593,7 @@ def test_byte_dot_on_arm() -> None:
     sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
     for features, has in ((("neon", "i8mm"), True), (("neon",), False)):
-        assert ("usdot" in print_module([kernel], HostFeatures("aarch64", features))) == has
+        assert ("usdot" in print_module([kernel], Features("aarch64", features))) == has
 
 
 def test_pair_dot_may_flush_denormals() -> None:

@@ -12,7 +12,7 @@ from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, f32, i32
 from ingot.ops.core.elementwise import Elementwise
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 from tests.ops import evaluate
@@ -30,7 +30,7 @@ MACHINES = pytest.mark.parametrize("features", [host_features(), NARROW], ids=["
     ("f64", "i64", 8), ("f64", "u64", 16), ("f32", "u32", 64), ("f32", "i32", 128),
     ("i32", "i32", 16), ("f32", "i8", 2),
 ])  # fmt: skip
-def test_lookup(features: HostFeatures, lanes: int, dtype: str, index: str, count: int) -> None:
+def test_lookup(features: Features, lanes: int, dtype: str, index: str, count: int) -> None:
     held, kind = DTYPES[dtype], DTYPES[index]
     table = tuple(float(3 * i - 7) for i in range(count))
     places, out = Buffer("i", kind), Buffer("out", held, writable=True)
@@ -57,7 +57,7 @@ def test_tables_lie_in_registers() -> None:
 
 @MACHINES
 @pytest.mark.parametrize("op", [ops.Pow(), ops.Atan2(), ops.Sinh(), ops.Logistic()], ids=lambda op: op.name)
-def test_functions_by_table(op: Elementwise, features: HostFeatures) -> None:
+def test_functions_by_table(op: Elementwise, features: Features) -> None:
     """Bit for bit what the evaluator says, also where only some lanes are ordinary numbers."""
     xs = [x[-6400:] for x in operands(op, f32)]
     lanes, ins, out = 16, [Buffer(n, f32) for n in "xy"[: len(xs)]], Buffer("out", f32, writable=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ingot.ir.types import DType
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 
 # bf16 is its bits: LLVM would move a bfloat through f32, by library calls where the machine has no bf16
 _STORAGE = {"f64": "double", "f32": "float", "f16": "half"}
@@ -76,7 +76,7 @@ class Scope:
 class Builder:
     """One function's text. Values are strings: "%v7", or a constant's text, which is known at depth 0."""
 
-    def __init__(self, features: HostFeatures, declares: set[str]) -> None:
+    def __init__(self, features: Features, declares: set[str]) -> None:
         self.features = features
         self.declares = declares
         self.scopes = [Scope(0, 0, "entry")]

@@ -13,7 +13,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from ingot.support.errors import CompileError
-from ingot.support.native import FEATURES, HostFeatures, host
+from ingot.support.native import FEATURES, Features, host
 
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 # Parts of the x86-64 baseline, or of the mode we run in; naming them off would break code generation.
@@ -39,7 +39,7 @@ def _initialize(arch: str) -> None:
         llvm.initialize_all_asmprinters()
 
 
-def feature_string(features: HostFeatures) -> str:
+def feature_string(features: Features) -> str:
     """LLVM's `+a,-b` text: exactly `features`, and off whatever else the named core would imply.
 
     Artifacts record `features`, so code may use nothing beyond them.
@@ -56,7 +56,7 @@ def feature_string(features: HostFeatures) -> str:
 
 
 @cache
-def _machine(features: HostFeatures) -> llvm.TargetMachine:
+def _machine(features: Features) -> llvm.TargetMachine:
     _initialize(features.arch)
     target = llvm.Target.from_triple(_TRIPLES[features.arch])
     return target.create_target_machine(
@@ -87,7 +87,7 @@ def _clean(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     passes.run(module, builder)
 
 
-def emit(text: str, features: HostFeatures, assembly: bool = False) -> bytes:
+def emit(text: str, features: Features, assembly: bool = False) -> bytes:
     """One module of LLVM IR text -> a relocatable ELF object, or assembly text in UTF-8.
 
     Raises CompileError with LLVM's message for IR that it refuses.

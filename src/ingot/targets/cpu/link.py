@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.support.errors import CompileError
-from ingot.support.native import CodeObject
+from ingot.support.native import Code, Features
 
 _SHT_PROGBITS, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS = 1, 2, 4, 8
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
@@ -55,8 +55,8 @@ class _Object:
     symbols: list[_Symbol]
 
 
-def link(objects: Sequence[bytes]) -> CodeObject:
-    """Link ELF64 little-endian relocatable objects of one machine.
+def link(objects: Sequence[bytes], features: Features) -> Code:
+    """Link ELF64 little-endian relocatable objects of one machine, which has `features`.
 
     Raises CompileError, naming the symbol, for an undefined or doubly defined symbol, for writable data
     (the blob is mapped read-only) and for a relocation that cannot be resolved inside the blob.
@@ -75,7 +75,7 @@ def link(objects: Sequence[bytes]) -> CodeObject:
         for section in obj.sections:
             if section.kind == _SHT_RELA and section.info < len(obj.sections):
                 _relocate(obj, section, symbols, blob)
-    return CodeObject(bytes(blob), symbols)
+    return Code(features, bytes(blob), symbols)
 
 
 def _kept(section: _Section) -> bool:

@@ -31,7 +31,7 @@ from ingot.ir.kernel import (
 )  # fmt: skip
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.affine import Affine, constant
 from ingot.targets.cpu.buffers import allocated, stored_registers
 from ingot.targets.cpu.builder import Builder, mangle, storage_type, value_type, vector_of
@@ -42,7 +42,7 @@ _STREAMS = (16, 32, 64)  # bytes of registers that can be stored past the caches
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
-def print_module(kernels: Sequence[Kernel], features: HostFeatures) -> str:
+def print_module(kernels: Sequence[Kernel], features: Features) -> str:
     """One module of LLVM IR with a function per kernel, for a machine with `features`."""
     declares: set[str] = set()
     metadata: list[str] = []
@@ -51,7 +51,7 @@ def print_module(kernels: Sequence[Kernel], features: HostFeatures) -> str:
 
 
 class _Function(Expressions):
-    def __init__(self, kernel: Kernel, features: HostFeatures, declares: set[str], metadata: list[str]) -> None:
+    def __init__(self, kernel: Kernel, features: Features, declares: set[str], metadata: list[str]) -> None:
         super().__init__(Builder(features, declares))
         self.kernel = kernel
         self.metadata = metadata

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import IO
 
 from ingot.support.errors import CompileError
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.codegen import core_name, emit
 from ingot.targets.cpu.frames import receive, send
 
@@ -31,7 +31,7 @@ def _serve(sink: IO[bytes]) -> None:
         header, text = request
         arch, features, cpu, assembly = json.loads(header)
         try:
-            data, error = emit(text.decode(), HostFeatures(arch, tuple(features), cpu), assembly), ""
+            data, error = emit(text.decode(), Features(arch, tuple(features), cpu), assembly), ""
         except CompileError as e:
             data, error = b"", str(e)
         send(sink, data, error.encode())

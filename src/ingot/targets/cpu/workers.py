@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ingot.support import flags
 from ingot.support.errors import CompileError
-from ingot.support.native import HostFeatures, available_cores, host
+from ingot.support.native import Features, available_cores, host
 from ingot.targets.cpu.frames import receive, send
 
 _ARCHS = ("x86_64", "aarch64")
@@ -53,7 +53,7 @@ def _unavailable(reason: str) -> CompileError:
 class _Job:
     """A module of LLVM IR on its way to becoming an object or assembly text."""
 
-    def __init__(self, text: str, features: HostFeatures, assembly: bool) -> None:
+    def __init__(self, text: str, features: Features, assembly: bool) -> None:
         self.header = json.dumps([features.arch, features.features, features.cpu, assembly]).encode()
         self.text = text.encode()
         self.deaths = 0
@@ -250,7 +250,7 @@ def start() -> None:
         workers.start()
 
 
-def host_features() -> HostFeatures:
+def host_features() -> Features:
     """The machine this process runs on, with LLVM's name of its core. Raises CompileError where it is no target."""
     machine = host()
     if machine.arch not in _ARCHS:
@@ -263,7 +263,7 @@ def host_features() -> HostFeatures:
     return replace(machine, cpu=workers.core_name())
 
 
-def submit(text: str, features: HostFeatures, assembly: bool = False) -> Future[bytes]:
+def submit(text: str, features: Features, assembly: bool = False) -> Future[bytes]:
     """One module of LLVM IR text -> the bytes of a relocatable ELF object, or of assembly text.
 
     The future raises CompileError for IR that LLVM refuses, and where no process could do it.

@@ -16,14 +16,14 @@ from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import AVX2, AVX512, Machine, machine_of
-from ingot.support.native import HostFeatures
+from ingot.support.native import Features
 from ingot.targets.cpu.workers import host_features
 from tests.schedule.cpu.contraction.test_macro_kernel import CONVS, build, convolution, count, matmul, random, reference
 from tests.targets.cpu.native import Native, place, without
 
 HOST = host_features()
 # (what the schedule knows of the machine, what the code is for)
-TARGETS: list[tuple[Machine, HostFeatures]] = [
+TARGETS: list[tuple[Machine, Features]] = [
     (machine_of(HOST.arch, HOST.features), HOST),
     (machine_of(HOST.arch, without("avx512bf16").features), without("avx512bf16")),
     (AVX2, without(*(f for f in HOST.features if f.startswith("avx512")))),
@@ -33,7 +33,7 @@ TYPES = [(bf16, bf16), (f32, bf16), (f32, f16), (f16, f16), (bf16, f16)]
 
 def run(
     c: Contraction,
-    target: tuple[Machine, HostFeatures],
+    target: tuple[Machine, Features],
     a: np.ndarray,
     b: np.ndarray,
     out: np.ndarray,
@@ -60,7 +60,7 @@ def near(got: np.ndarray, a: np.ndarray, b: np.ndarray, terms: int) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", [(5, 9, 7), (1, 200, 33), (20, 17, 1), (33, 100, 2050), (64, 96, 768), (3, 40, 2)])
-def test_matmul(shape: tuple[int, int, int], types: tuple[DType, DType], target: tuple[Machine, HostFeatures]) -> None:
+def test_matmul(shape: tuple[int, int, int], types: tuple[DType, DType], target: tuple[Machine, Features]) -> None:
     m, n, kk = shape
     c = replace(matmul(m, n, kk), a=types[0], b=types[1])
     a, b = random(m, kk, dtype=types[0]), random(kk, n, dtype=types[1])
@@ -72,7 +72,7 @@ def test_matmul(shape: tuple[int, int, int], types: tuple[DType, DType], target:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("conv", CONVS)
-def test_convolution(conv: tuple[int, ...], types: tuple[DType, DType], target: tuple[Machine, HostFeatures]) -> None:
+def test_convolution(conv: tuple[int, ...], types: tuple[DType, DType], target: tuple[Machine, Features]) -> None:
     """Odd channels, and rows of the window that are runs of odd length."""
     n, h, w, ci, co, s, stride, groups = conv
     c, oh, ow = convolution(conv)
@@ -85,7 +85,7 @@ def test_convolution(conv: tuple[int, ...], types: tuple[DType, DType], target: 
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_known_at_run_time(target: tuple[Machine, HostFeatures]) -> None:
+def test_rows_known_at_run_time(target: tuple[Machine, Features]) -> None:
     c = replace(matmul(symbol("m"), 70, 47), a=bf16, b=bf16)
     for rows in (1, 6, 45):
         a, b = random(rows, 47, dtype=bf16), random(47, 70, dtype=bf16)
@@ -95,7 +95,7 @@ def test_rows_known_at_run_time(target: tuple[Machine, HostFeatures]) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_of_a_that_lie_apart(target: tuple[Machine, HostFeatures]) -> None:
+def test_rows_of_a_that_lie_apart(target: tuple[Machine, Features]) -> None:
     """A's k are not side by side: no pairs."""
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), bf16, bf16, f32)
     assert c.per_lane == 1
@@ -105,7 +105,7 @@ def test_rows_of_a_that_lie_apart(target: tuple[Machine, HostFeatures]) -> None:
     near(out, np.ascontiguousarray(a.T), b, 22)
 
 
-BYTES: list[tuple[Machine, HostFeatures]] = [
+BYTES: list[tuple[Machine, Features]] = [
     (machine_of(HOST.arch, HOST.features), HOST),
     (machine_of(HOST.arch, without("avx512vnni", "avxvnni").features), without("avx512vnni", "avxvnni")),
     (AVX2, without(*(f for f in HOST.features if f.startswith("avx512")))),
@@ -125,7 +125,7 @@ def bytes_of(dtype: DType, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (5, 9, 7), (1, 200, 33), (20, 17, 2), (33, 100, 2050), (64, 96, 768), (3, 40, 4), (9, 50, 99)]
 )
-def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, HostFeatures]) -> None:
+def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, Features]) -> None:
     """Exact, whatever is missing of a whole lane of k."""
     m, n, kk = shape
     c = of_bytes(matmul(m, n, kk))
@@ -138,7 +138,7 @@ def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, Hos
 
 @pytest.mark.parametrize("target", BYTES)
 @pytest.mark.parametrize("conv", CONVS)
-def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, HostFeatures]) -> None:
+def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, Features]) -> None:
     n, h, w, ci, co, s, stride, groups = conv
     c, oh, ow = convolution(conv)
     x, weights = bytes_of(u8, n, h, w, ci), bytes_of(i8, s, s, ci // groups, co)
@@ -148,7 +148,7 @@ def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, Host
 
 
 @pytest.mark.parametrize("target", BYTES)
-def test_bytes_of_a_that_lie_apart(target: tuple[Machine, HostFeatures]) -> None:
+def test_bytes_of_a_that_lie_apart(target: tuple[Machine, Features]) -> None:
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), u8, i8, i32)
     assert c.per_lane == 1
     a, b = bytes_of(u8, 21, 9), bytes_of(i8, 21, 40)

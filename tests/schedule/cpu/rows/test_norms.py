@@ -10,11 +10,12 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32
-from ingot.link import link
-from ingot.pipeline import NativeAssembler, cpu_passes, optimize
+from ingot.pipeline.build import optimize
+from ingot.pipeline.cpu import KernelAssembler, cpu_passes
+from ingot.plan.link import link
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.cpu.machine import Machine
-from tests.schedule.compiled import HOST, MACHINES, NATIVE
+from tests.schedule.compiled import HOST, MACHINES, NATIVE, lowering
 
 RNG = np.random.default_rng(7)
 
@@ -24,7 +25,7 @@ def values(*shape: int) -> np.ndarray:
 
 
 def compiled(graph: Graph, machine: Machine = NATIVE) -> CompiledModel:
-    program = link(optimize(graph, cpu_passes()), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
+    program = link(optimize(graph, cpu_passes()), lowering(machine), KernelAssembler(HOST), stages={}, meta={})
     return CompiledModel(program, threads=machine.threads)
 
 
@@ -80,7 +81,7 @@ def test_group_norms_alone_are_one_kernel(groups: int, sizes: tuple[int, ...], m
     """Cut into groups in front of the norm, and joined behind it: both are strides of the arrays in memory."""
     x = Input("x", TensorType(f32, (3, 20, *sizes)))()
     graph = Graph((x,), (ops.GroupNorm(groups)(x, const(values(20)), const(values(20))),))
-    program = link(optimize(graph, cpu_passes()), machine, HOST, NativeAssembler(HOST), stages={}, meta={})
+    program = link(optimize(graph, cpu_passes()), lowering(machine), KernelAssembler(HOST), stages={}, meta={})
     # three rows are cut in parts; images of one pixel have no dimensions to reduce
     assert groups == 1 or sizes == (1, 1) or len(program.steps) == 1
     agree(graph, values(3, 20, *sizes) + 3, machine)

@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32
 from ingot.ops.group import Group
-from ingot.schedule.storage import assign
+from ingot.plan.storage import assign
 from tests.schedule.compiled import check
 
 SHAPE = (4, 6)

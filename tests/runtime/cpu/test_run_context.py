@@ -5,11 +5,17 @@ import threading
 import numpy as np
 import pytest
 
-from ingot.runtime import lane, memory
+from ingot.runtime.cpu import device, memory
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError, InputError
 from tests.runtime import models
 from tests.runtime.side_by_side import run, wrong_calls
+
+
+def loaded(model: CompiledModel) -> device.Loaded:
+    assert isinstance(model._loaded, device.Loaded)
+    return model._loaded
+
 
 X = np.ones(1000, np.float32)
 WANT = (X + np.arange(1000, dtype=np.float32)) * 8
@@ -17,15 +23,15 @@ WANT = (X + np.arange(1000, dtype=np.float32)) * 8
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "available_cores", lambda: 4)
+    monkeypatch.setattr(device, "available_cores", lambda: 4)
 
 
 @pytest.mark.parametrize(("threads", "most"), [(1, 4), (2, 2), (3, 1), (8, 1)])
 @pytest.mark.usefixtures("four_cores")
-def test_as_many_lanes_as_there_are_cores_for(threads: int, most: int):
+def test_as_many_contexts_as_there_are_cores_for(threads: int, most: int):
     model = CompiledModel(models.static(), threads=threads)
-    taken = [model._lanes.claim() for _ in range(most)]
-    assert len(set(map(id, taken))) == len({lane.arena.address for lane in taken}) == most
+    taken = [loaded(model).claim() for _ in range(most)]
+    assert len(set(map(id, taken))) == len({context.arena.address for context in taken}) == most
     done = threading.Event()
 
     def call() -> None:
@@ -36,31 +42,31 @@ def test_as_many_lanes_as_there_are_cores_for(threads: int, most: int):
     waiting.start()
     assert not done.wait(0.05)
     for mine in taken:
-        mine.pool.lock.release()
+        mine.release()
     waiting.join()
-    assert done.is_set() and len(model._lanes._lanes) == most
+    assert done.is_set() and len(loaded(model)._contexts) == most
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_calls_that_do_not_overlap_share_a_lane():
+def test_calls_that_do_not_overlap_share_a_context():
     model = CompiledModel(models.static(), threads=1)
     for _ in range(3):
         assert np.array_equal(model(X), WANT)  # type: ignore[arg-type]
-    assert len(model._lanes._lanes) == 1
+    assert len(loaded(model)._contexts) == 1
 
 
 @pytest.mark.usefixtures("four_cores")
 def test_another_model_with_as_many_threads_leaves_a_pool():
     first, second = (CompiledModel(models.static(), threads=2) for _ in range(2))
-    mine = first._lanes.claim()
+    mine = loaded(first).claim()
     try:
         assert np.array_equal(second(X), WANT)  # type: ignore[arg-type]
     finally:
-        mine.pool.lock.release()
+        mine.release()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_refused_call_gives_its_lane_back(threads: int):
+def test_a_refused_call_gives_its_context_back(threads: int):
     model = CompiledModel(models.dynamic(), threads=threads)
     for _ in range(3):
         with pytest.raises(InputError):
@@ -84,7 +90,7 @@ def test_a_call_that_there_is_no_memory_for_leaves_the_others_theirs():
         for _ in range(2):
             y, _ = model(X, X)  # type: ignore[misc]
             assert np.array_equal(y, want)
-            (own,) = model._lanes._lanes
+            (own,) = loaded(model)._contexts
             with pytest.raises(IngotError, match="out of memory"):
                 model(large, large)
             assert own.current is None
@@ -98,12 +104,12 @@ def test_callers_of_one_model_at_many_sizes(threads: int):
     assert not wrong_calls([CompiledModel(models.dynamic(), threads=threads)], calls=300)
 
 
-def test_lanes_in_the_child_of_a_fork():
+def test_contexts_in_the_child_of_a_fork():
     out = run("""
-from ingot.runtime import lane, memory
-lane.available_cores = lambda: 4
+from ingot.runtime.cpu import device
+device.available_cores = lambda: 4
 model = CompiledModel(models.static(), threads=2)
-taken = [model._lanes.claim() for _ in range(2)]
+taken = [model._loaded.claim() for _ in range(2)]
 child = os.fork()
 if child == 0:
     def call():
@@ -112,7 +118,7 @@ if child == 0:
     threads = [threading.Thread(target=call) for _ in range(4)]
     for t in threads: t.start()
     for t in threads: t.join()
-    os._exit(0 if len(model._lanes._lanes) == 2 else 3)
+    os._exit(0 if len(model._loaded._contexts) == 2 else 3)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 print("fine")

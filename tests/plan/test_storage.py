@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot import ops, pipeline
+from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import i32, u8
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
+from ingot.pipeline.build import build_program
+from ingot.plan.storage import Storage, assign
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.storage import Storage, assign
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
@@ -114,7 +115,7 @@ def test_halos_of_any_byte(fills: tuple[int, int]) -> None:
     z = padded(ops.xor(x, ops.full(x.shape, 2, u8)), 3, fills[1])
     both = ops.concat((y, z), 0)
     g = graph(conv(both, w))
-    model = CompiledModel(pipeline.build_program(g, host_features(), 2), threads=2)
+    model = CompiledModel(build_program(g, host_features(), 2), threads=2)
     for n in (1, 3, 2, 1):
         given = np.random.default_rng(n).integers(0, 256, (n, 6, 6, 16)).astype(np.uint8)
         np.testing.assert_array_equal(model(given), interpret(g, [given])[0])

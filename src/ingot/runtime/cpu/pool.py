@@ -18,8 +18,8 @@ import threading
 import time
 import weakref
 
-from ingot.runtime.image import SYSCALL_ADDRESS, CodeImage
-from ingot.runtime.memory import Region
+from ingot.runtime.cpu.image import SYSCALL_ADDRESS, CodeImage
+from ingot.runtime.cpu.memory import Region
 from ingot.support import flags
 from ingot.support.errors import InputError
 from ingot.support.native import available_cores

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.control import launch_control
 from ingot.ir.dims import DimLike, is_found, span_of, symbol
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
@@ -16,34 +15,35 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group
+from ingot.plan.control import launch_control
+from ingot.plan.sizes import FoundSizes, expression
+from ingot.plan.storage import Storage, assign
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
-from ingot.schedule.cpu.lower import lower
-from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import dim_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
-from ingot.schedule.storage import Storage, assign
-from ingot.sizes import FoundSizes, expression
 from ingot.support import progress
 from ingot.support.errors import CompileError
 from ingot.support.files import release
 from ingot.support.limits import in_time
-from ingot.support.native import CodeObject, HostFeatures
+from ingot.support.native import Code
 
 ALIGN = 64
 _PIECE = 16 << 20  # bytes of a constant that are copied before what was read leaves memory
 Fill = Callable[[Array, Pack | None, np.ndarray], None]
-Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
+Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
 
 
 class Assembler(Protocol):
-    """Makes machine code of kernels while the next ones are being lowered."""
+    """Makes a target's code of kernels while the next ones are being lowered."""
 
     def add(self, kernel: Kernel) -> None:
         """Begin with a kernel; its name is the symbol that `finish` has."""
         ...
 
-    def finish(self) -> CodeObject: ...
+    def finish(self) -> Code:
+        """Code of all kernels, and what runs them. Raises CompileError."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,8 @@ class _Memory:
 
 
 class _Linker:
-    def __init__(self, graph: Graph, storage: Storage, machine: Machine, lower: Lower, assembler: Assembler):
-        self.graph, self.storage, self.machine, self.lower = graph, storage, machine, lower
-        self.assembler = assembler
+    def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler):
+        self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
         self.weights = _Weights()
         self.buffers: list[_Memory] = []
         self.of_owner: dict[Node, int] = {}
@@ -259,7 +258,8 @@ class _Linker:
         number = len(self.steps)
         if flag is not None:
             self.buffers[flag].touch(number)
-        self.steps.append(rt.Step("", () if flag is None else ((flag, 0),), label="jump", target=target))
+        args = () if flag is None else ((flag, 0),)
+        self.steps.append(rt.Step("", args, label="jump", target=target))
         return number
 
     def aim(self, number: int) -> None:
@@ -292,7 +292,7 @@ class _Linker:
         constant: tuple[bool, ...],
     ) -> Lowered:
         try:
-            return self.lower(group, ins, outs, constant, self.machine)
+            return self.lower(group, ins, outs, constant)
         except CompileError as e:
             raise CompileError(f"{e} in the kernel of {label(node)}") from e
 
@@ -340,24 +340,22 @@ def count(e: KernelExpr) -> DimLike:
 
 def link(
     graph: Graph,
-    machine: Machine,
-    isa: HostFeatures,
+    lower: Lower,
     assembler: Assembler,
     *,
+    device: str = "cpu",
     stages: Mapping[str, str],
     meta: Mapping[str, str],
     launches: list[Launch] | None = None,
-    lower: Lower = lower,
     fill: Fill = fill,
 ) -> rt.Program:
     """Lower every group of a fused graph, have the kernels assembled and lay out weights and buffers.
 
-    `launches`, if given, is filled with what each step belongs to, for debugging. `lower`, `fill`: for ones that
-    remember.
+    `launches`, if given, is filled with what each step belongs to, for debugging. `fill`: for one that remembers.
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph)
-    linker = _Linker(storage.graph, storage, machine, lower, assembler)
+    linker = _Linker(storage.graph, storage, lower, assembler)
     linker.link()
     if launches is not None:
         launches += linker.launches
@@ -367,7 +365,8 @@ def link(
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(
         rt.Buffer(
-            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.halo, b.fill, None, b.name
+            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.halo, b.fill,
+            name=b.name, device=device,
         )
         for i, b in enumerate(linker.buffers)
     )
@@ -379,10 +378,9 @@ def link(
         inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
         outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.results, strict=True)),
         buffers=buffers,
-        steps=tuple(linker.steps),
-        code=code,
+        steps=tuple(replace(s, device=device) for s in linker.steps),
+        code={device: code},
         weights=weights,
-        isa=isa,
         scratch_bytes=linker.scratch,
         stages=stages,
         meta=meta,

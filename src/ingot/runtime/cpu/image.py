@@ -7,9 +7,9 @@ import mmap
 import os
 from collections.abc import Mapping
 
-from ingot.runtime.memory import Region
+from ingot.runtime.cpu.memory import Region
 from ingot.support.errors import IngotError
-from ingot.support.native import CodeObject
+from ingot.support.native import Code
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -23,7 +23,7 @@ class CodeImage:
     The pages turn executable by mprotect, on which Linux also synchronizes AArch64's instruction cache.
     """
 
-    def __init__(self, code: CodeObject) -> None:
+    def __init__(self, code: Code) -> None:
         """Raises IngotError where the system forbids executable memory (hardened kernels, SELinux execmem)."""
         size = -(-max(len(code.blob), 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._region = Region(size)

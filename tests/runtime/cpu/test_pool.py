@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from ingot.runtime import pool
+from ingot.runtime.cpu import pool
+from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.pool import thread_count
 from ingot.support.errors import InputError
 from tests.runtime import models
 from tests.runtime.side_by_side import run, wrong_calls

@@ -24,8 +24,6 @@ from ingot.ir.node import Const, Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.group import Group
-from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
@@ -35,7 +33,7 @@ NOWHERE = -1  # the buffer of a value that nothing reads: it is known
 class Plan(Protocol):
     """The linker, as control flow needs it."""
 
-    machine: Machine
+    lower: Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
     steps: list
     buffers: list
 
@@ -76,7 +74,8 @@ class _Control:
         """A pointwise graph of values in memory."""
         if any(d == 0 for d in graph.outputs[0].shape):
             return
-        low = lower_pointwise(graph, tuple(lay for _, lay in sources), (target[1],), self.plan.machine)
+        ins = tuple(layout for _, layout in sources)
+        low = self.plan.lower(Group(graph, "pointwise"), ins, (target[1],), (False,) * len(ins))
         self.plan.append(
             low, lambda a: sources[a.index][0] if a.kind == "in" else target[0], (), self.anchor.op.name
         )

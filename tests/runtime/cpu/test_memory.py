@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from ingot.runtime.memory import Region, Request, Results, align, aligned_bytes, place
+from ingot.runtime.cpu.memory import Region, Results, aligned_bytes
+from ingot.runtime.placement import Request, align, place
 from ingot.support.errors import IngotError
 from tests.runtime.side_by_side import in_threads
 

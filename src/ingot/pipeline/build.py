@@ -1,0 +1,173 @@
+"""Compile a graph for a target: its passes, then kernels, plan and code.
+
+    frontend -> MODEL graph -> CORE graph -> fused groups -> kernel IR -> code -> Program
+                `-------- the target's passes -------'   `- its schedules, its assembler
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ingot import tuned
+from ingot.ir.dims import Dim, likely_sizes, substitute, symbols_of
+from ingot.ir.kernel import Kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
+from ingot.ir.node import Const, Graph
+from ingot.ir.rewrite import fueled
+from ingot.ir.show import show
+from ingot.ir.verify import verify
+from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
+from ingot.plan.link import Launch, link
+from ingot.runtime.program import Program
+from ingot.support import flags, progress
+from ingot.support.errors import CompileError, ShapeError
+from ingot.support.limits import in_time, limited
+from ingot.support.native import Code, Features
+
+
+@dataclass
+class Trace:
+    """What happened to a graph: (stage, seconds, graph after it); its kernels, and what each step belongs to."""
+
+    stages: list[tuple[str, float, Graph]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+
+
+def optimize(
+    graph: Graph,
+    passes: Sequence[NamedPass],
+    trace: Trace | None = None,
+    outer: frozenset[str] = frozenset(),
+) -> Graph:
+    """Run `passes` in order; outer: the symbols of the graphs around a body.
+
+    INGOT_DEBUG=1 tells each pass and its time, 2 also the graph where it changed; INGOT_VERIFY=1 verifies it.
+    """
+    level, checked = flags.debug_level(), flags.verify()
+    for name, run in passes:
+        progress.report(name)
+        in_time(name)
+        before, begin = graph, time.perf_counter()
+        try:
+            graph = run(graph)
+        except ShapeError as e:  # the model is right: the frontend's types fit together
+            raise CompileError(f"the pass {name} made a graph whose sizes do not fit: {e}") from e
+        seconds = time.perf_counter() - begin
+        if checked:
+            verify(graph, name, outer)
+        if trace is not None:
+            trace.stages.append((name, seconds, graph))
+        if level >= 1:
+            print(f"{name}: {seconds * 1e3:.2f} ms, {len(graph.nodes())} nodes", file=sys.stderr)
+        if level >= 2 and graph.outputs != before.outputs:
+            print(show(graph), file=sys.stderr)
+    return graph
+
+
+class _Watched:
+    """An assembler whose kernels are kept. INGOT_DEBUG=4 prints them, 5 what the target makes of each; INGOT_VERIFY=1
+    verifies them."""
+
+    def __init__(self, inner: Assembler, features: Features, trace: Trace | None) -> None:
+        self._inner, self._features, self._trace = inner, features, trace
+
+    def add(self, kernel: Kernel) -> None:
+        level = flags.debug_level()
+        if self._trace is not None:
+            self._trace.kernels.append(kernel)
+        if flags.verify():
+            verify_kernel(kernel, "schedule")
+        if level >= 4:
+            print(show_kernel(kernel), file=sys.stderr)
+        if level >= 5:
+            target = target_of(self._features)
+            print(target.source(kernel, self._features, target.forms[-1]), file=sys.stderr)
+        self._inner.add(kernel)
+
+    def finish(self) -> Code:
+        return self._inner.finish()
+
+
+BATCH, LENGTH = 1, 128  # likely sizes of symbolic dimensions: what latency is asked for
+WAVE = 256  # times as many samples, where strided convolutions leave nothing of a length
+
+
+def likely(graph: Graph) -> dict[str, int]:
+    """Sizes to optimize symbolic dimensions for: one that only leads inputs is a batch, others are lengths."""
+    sizes: dict[str, int] = {}
+    for n in graph.inputs:
+        for axis, d in enumerate(n.shape):
+            for s in symbols_of(d):
+                sizes[s] = max(sizes.get(s, 0), LENGTH if axis else BATCH)
+    dims = {d for n in graph.nodes() for t in n.types for d in t.shape if isinstance(d, Dim)}
+    waves = {s for d in dims if _vanishes(d, sizes) for s in symbols_of(d) if sizes.get(s) == LENGTH}
+    sizes |= dict.fromkeys(waves, WAVE * LENGTH)
+    for name, low, high in graph.bounds:
+        if name in sizes:
+            size = sizes[name] if low is None else max(sizes[name], low)
+            sizes[name] = min(size, high or size)
+    return sizes
+
+
+def _vanishes(d: Dim, sizes: Mapping[str, int]) -> bool:
+    """Whether nothing is left of a dimension at these sizes."""
+    if not symbols_of(d) <= sizes.keys():
+        return False
+    try:
+        return int(substitute(d, dict(sizes))) < 1
+    except ZeroDivisionError:  # n // (m // 2) at m = 1
+        return True
+
+
+def build_program(
+    graph: Graph,
+    features: Features,
+    threads: int,
+    *,
+    fast_math: bool = False,
+    precision: str = "float32",
+    trace: Trace | None = None,
+) -> Program:
+    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`."""
+    target = target_of(features)
+    options = Options(threads, fast_math, precision)
+    machine = target.machine(features, threads, tuned.measured(features, threads))
+    with limited(), likely_sizes(likely(graph)):
+        verify(graph, "import")
+        with fueled():  # INGOT_FUEL counts the rewrites of all passes together
+            fused = optimize(graph, target.passes(features, options), trace)
+        verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
+        program = link(
+            fused,
+            partial(target.lower, machine=machine),
+            _Watched(target.assembler(features), features, trace),
+            device=target.name,
+            stages={"model": show(graph), "fused": show(fused)},
+            meta={"precision": precision},
+            launches=None if trace is None else trace.launches,
+        )
+    program.check()
+    return program
+
+
+def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:
+    """Compile a MODEL graph for this machine's CPU."""
+    return build_program(graph, features_of("native"), threads, fast_math=fast_math, precision=precision)
+
+
+def identity(graph: Graph) -> list[bytes]:
+    """What tells a graph from others: its text, in which large constants are numbered, and their contents."""
+    parts = [show(graph).encode()]
+    for n in graph.nodes():
+        if isinstance(n.op, Const) and n.op.array.nbytes > 64:
+            parts.append(hashlib.blake2b(np.ascontiguousarray(n.op.value).view(np.uint8).reshape(-1).data).digest())
+    return parts

@@ -1,0 +1,1 @@
+"""Programs on CPUs: threads, pages, executable code, the tables that the driver reads."""

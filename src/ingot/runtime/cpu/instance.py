@@ -1,0 +1,101 @@
+"""A program bound to input shapes for the CPU's driver: its context, step records and argument tables.
+
+program + (8, 128) -> s0 = 8: arena 3.1 MB, 42 step records, output (8, 1000)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime.bind import Binding, Layout, Shape
+from ingot.runtime.cpu.image import CodeImage
+from ingot.runtime.expr import evaluate, span
+from ingot.runtime.program import Buffer, Program, table_places
+
+_ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
+
+
+class Instance(Binding):
+    """A binding, ready to run: the context and tables that the driver reads.
+
+    Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
+    """
+
+    def __init__(self, program: Program, told: Sequence[Shape], image: CodeImage) -> None:
+        """told: as for `bind_symbols`."""
+        super().__init__(program, told)
+        locate = _Locator(program, self.values, self.layout)
+        args: list[int] = []
+        for step in program.steps:
+            for identity, offset in step.args:
+                base, place = locate(identity)
+                args += (base, place + evaluate(offset, self.values))
+            args += (span(dim, self.spans)[1] for dim in step.dims)
+        count = len(program.steps)
+        self._table = np.zeros(4 * count + len(args), np.int64)
+        self._table[4 * count :] = args
+        place = table_places(program.steps)
+        starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
+        self.records = self._table[: 4 * count].reshape(-1, 4)
+        for record, step, start, counts in zip(self.records, program.steps, starts, self.counts, strict=True):
+            record[1] = self._table.ctypes.data + 8 * start
+            if step.target is None:
+                record[0], record[2:] = image.address(step.kernel), counts
+            else:
+                record[2:] = step.target, -1 if step.args else -2
+        tensors = _TENSORS + len(program.arguments) + len(program.results)
+        self._bases = np.zeros(tensors + 2, np.int64)
+        self._context = np.zeros(7, np.int64)
+        self._context[1] = self._bases.ctypes.data
+        self._context[2] = self._table.ctypes.data
+        self._context[3] = count
+        self._bases[tensors:] = self.sizes.ctypes.data, self._table.ctypes.data
+        self.bases = self._bases.data
+        self.address: int = self._context.ctypes.data
+        self.last_used = 0
+
+    def attach(self, *, pool: int, arena: int, weights: int, scratch: int, stride: int) -> None:
+        """Set the addresses that outlive a run."""
+        self._context[0] = pool
+        self._context[4] = scratch
+        self._context[5] = stride
+        self._bases[_ARENA] = arena
+        self._bases[_WEIGHTS] = weights
+
+    def set_profile(self, readings: NDArray[np.int64] | None) -> None:
+        """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""
+        self._context[6] = 0 if readings is None else readings.ctypes.data
+
+
+class _Locator:
+    """Buffer id -> (index into bases, byte offset)."""
+
+    def __init__(self, program: Program, values: Mapping[str, int], layout: Layout) -> None:
+        self._by_id = {buffer.id: buffer for buffer in program.buffers}
+        self._values = values
+        self._layout = layout
+        self._outputs = _TENSORS + len(program.arguments)
+        self._sizes = self._outputs + len(program.results)
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, identity: int) -> tuple[int, int]:
+        if identity not in self._known:
+            self._known[identity] = self._locate(self._by_id[identity])
+        return self._known[identity]
+
+    def _locate(self, buffer: Buffer) -> tuple[int, int]:
+        if buffer.alias is not None:
+            base, place = self(buffer.alias[0])
+            return base, place + evaluate(buffer.alias[1], self._values)
+        if buffer.kind == "arena":
+            return _ARENA, self._layout.offsets[buffer.id]
+        if buffer.kind == "weight":
+            return _WEIGHTS, buffer.offset
+        if buffer.kind == "size":
+            return self._sizes, 8 * buffer.index
+        if buffer.kind == "table":
+            return self._sizes + 1, 0
+        return (_TENSORS if buffer.kind == "input" else self._outputs) + buffer.index, 0

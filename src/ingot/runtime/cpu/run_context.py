@@ -1,0 +1,89 @@
+"""What a run of a model has for itself. Runs side by side need a context each; code and weights are shared."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from ingot.runtime import placement
+from ingot.runtime.bind import Shape
+from ingot.runtime.cpu import memory
+from ingot.runtime.cpu.image import CodeImage
+from ingot.runtime.cpu.instance import Instance
+from ingot.runtime.cpu.pool import Pool
+from ingot.runtime.program import Program
+
+_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# Bound shapes kept at a time; each holds only its tables, the arena is shared.
+MAX_INSTANCES = 16
+
+class RunContext:
+    """Threads, an arena, scratch, and the program bound to the latest shapes. For whoever holds the pool's lock."""
+
+    def __init__(self, program: Program, image: CodeImage, weights: int, pool: Pool) -> None:
+        """`weights`: their address."""
+        self.pool = pool
+        self.arena = memory.Region(1)
+        self.instances: dict[tuple[Shape, ...], Instance] = {}
+        self.current: Instance | None = None
+        self._program, self._image, self._weights = program, image, weights
+        # A whole number of cache lines, and one more, so that threads' scratches do not fall on the same L1 sets.
+        self._stride = placement.align(program.scratch_bytes) + placement.ALIGNMENT
+        self._scratch = memory.Region(self._stride * pool.threads)
+        self._uses = 0
+        self._run = _run(image.address("ingot_run"))
+
+    def bind(self, shapes: tuple[tuple[int, ...], ...]) -> Instance:
+        """The program bound to these shapes. A miss binds it and drops the least recently activated of too many.
+
+        Raises InputError for shapes that the program does not take.
+        """
+        instance = self.instances.get(shapes)
+        if instance is None:
+            plain = tuple(map(tuple, shapes))  # PyTorch's are tuples of a kind of their own
+            instance = Instance(self._program, plain, self._image)
+            while len(self.instances) >= MAX_INSTANCES:
+                del self.instances[min(self.instances, key=lambda key: self.instances[key].last_used)]
+            self.instances[plain] = instance
+        return instance
+
+    def run(self, instance: Instance, pointers: Sequence[int]) -> None:
+        """Run what `bind` returned on arguments and results at these addresses."""
+        if instance is not self.current:
+            self.activate(instance)
+        bases = instance.bases
+        slot = 2
+        for pointer in pointers:
+            bases[slot] = pointer
+            slot += 1
+        if self._program.sizes:
+            instance.begin()
+        self._run(instance.address)
+
+    def release(self) -> None:
+        """Let others have the threads, and this context."""
+        self.pool.lock.release()
+
+    def activate(self, instance: Instance) -> None:
+        """Make the arena this instance's."""
+        layout = instance.layout
+        fresh = layout.nbytes > self.arena.nbytes
+        if fresh:
+            # let the old one go first: peak memory is one arena. Whatever was bound to it is to be activated anew, also
+            # where there is no memory for another
+            self.current, self.arena = None, memory.Region(1)
+            self.arena = memory.Region(layout.nbytes)
+        for offset, nbytes, byte in layout.filled:
+            # fresh memory is zero; elsewhere another instance's buffers may have lain
+            if byte or not fresh:
+                self.arena.fill(offset, nbytes, byte)
+        instance.attach(
+            pool=self.pool.address,
+            arena=self.arena.address,
+            weights=self._weights,
+            scratch=self._scratch.address,
+            stride=self._stride,
+        )
+        self._uses += 1
+        instance.last_used = self._uses
+        self.current = instance

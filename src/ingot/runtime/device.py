@@ -1,0 +1,91 @@
+"""Devices: where compiled programs run. A device loads code that a target made; it never compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime.bind import Binding, Shape
+from ingot.runtime.cpu.device import CpuDevice
+from ingot.runtime.program import Program
+from ingot.support.errors import ArtifactError
+from ingot.support.native import Features
+
+
+class Context(Protocol):
+    """What one run of a loaded program has for itself (memory, threads or a stream), for whoever claimed it."""
+
+    def bind(self, shapes: tuple[Shape, ...], /) -> Binding:
+        """The program bound to the shapes of inputs and state. Raises InputError for shapes that it does not take."""
+        ...
+
+    def run(self, instance: Any, pointers: Sequence[int], /) -> None:
+        """Run what `bind` returned on inputs, state, new state and outputs at these addresses."""
+        ...
+
+    def release(self) -> None: ...
+
+
+class Loaded(Protocol):
+    """A program in a device's memory."""
+
+    threads: int
+
+    def claim(self) -> Context: ...
+
+    def prepare(self, shapes: tuple[Shape, ...], /) -> None:
+        """Bind these shapes and place their memory before the first run."""
+        ...
+
+    def set_profile(self, readings: NDArray[np.int64] | None, /) -> None:
+        """Have runs write clock readings, one before the first and one after each step, or stop that."""
+        ...
+
+    @property
+    def ticks_per_second(self) -> float: ...
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+
+class Device(Protocol):
+    """A kind of machine that runs what the target of the same name makes."""
+
+    name: str
+
+    def refusal(self, needs: Features, /) -> ArtifactError | None:
+        """Why this machine cannot run code for `needs`; None if it can."""
+        ...
+
+    def load(self, program: Program, threads: int | None, /) -> Loaded:
+        """Raises InputError for a bad thread count."""
+        ...
+
+
+DEVICES: dict[str, Device] = {"cpu": CpuDevice()}
+
+
+def refusal(program: Program) -> ArtifactError | None:
+    """Why this machine cannot run the program; None if it can."""
+    for name, code in program.code.items():
+        device = DEVICES.get(name)
+        if device is None:
+            return ArtifactError(
+                "the program cannot run here",
+                expected=f"code for one of {', '.join(DEVICES)}",
+                got=str(code.features),
+                fix="compile the model with target='native'",
+            )
+        if refused := device.refusal(code.features):
+            return refused
+    return None
+
+
+def load(program: Program, threads: int | None) -> Loaded:
+    """The program on the device that its steps are for. Raises ArtifactError where this machine cannot run it."""
+    if refused := refusal(program):
+        raise refused
+    return DEVICES[program.device].load(program, threads)
