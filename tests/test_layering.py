@@ -34,10 +34,15 @@ LAZY = {
     ("frontends/torch/dynamo", "compiler"),
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
-EXTRAS = {"onnx", "torch", "stablehlo"}  # frontends that need a package of their own: imported where they are used
+EXTRAS = {"onnx", "torch", "stablehlo", "jax"}  # frontends: imported where they are used
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
-THIRD_PARTY = {"frontends/onnx": {"onnx", "google"}, "frontends/torch": {"torch", "sympy"}, "cli": {"typer", "rich"}}
+THIRD_PARTY = {
+    "frontends/onnx": {"onnx", "google"},
+    "frontends/torch": {"torch", "sympy"},
+    "frontends/jax": {"jax"},
+    "cli": {"typer", "rich"},
+}
 
 
 @dataclass(frozen=True)

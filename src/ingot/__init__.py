@@ -11,7 +11,7 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from ingot.support.limits import Limits, limited
 if TYPE_CHECKING:
     from ingot.compiler import Model
 
-__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "load"]
+__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "jit", "load"]
 
 __version__ = "0.1.0"
 
@@ -46,8 +46,9 @@ def compile(
 
     Args:
         model: a path of an ONNX file or of a StableHLO program (text, or portable bytecode), an `onnx.ModelProto`, a
-            `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`).
-        example_inputs: for an nn.Module, a tuple of positional or a dict of keyword arguments.
+            `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
+            or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one.
+        example_inputs: for an nn.Module or a function, a tuple of positional or a dict of keyword arguments.
         target: "native", this machine's CPU with all its vector extensions.
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
             {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
@@ -59,8 +60,9 @@ def compile(
         threads: of the compiled model's calls; by default the physical cores this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
-        weights: for StableHLO, arguments that always have these values, a mapping from their index or name to arrays.
         limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
+        weights: arguments that always have these values, and are left out of calls. StableHLO: a mapping from their
+            indices or names to arrays. JAX functions: indices or names of arguments, whose example values they have.
 
     Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
     for each value when a call brings it; `constants` gives them ahead); for PyTorch a callable with the model's own
@@ -88,6 +90,15 @@ def compile(
             )
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """A JAX function, compiled at the first call with arguments of a tree, shapes and types. A decorator, with or
+    without options (threads, cache, fast_math, precision). Inside of a function that JAX traces it is a callback.
+    """
+    from ingot.compiler import jit as jit_  # as above
+
+    return jit_(fn, **options)
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:

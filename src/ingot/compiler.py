@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -60,6 +61,9 @@ def compile_model(
         raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
     if (isinstance(model, str) and "\n" in model) or (path and _holds_stablehlo(path)):
         return _compile_stablehlo(model, dynamic, weights, options)
+    if _is_jax(model):
+        args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, None)
+        return _compile_jax(model, args, kwargs, dynamic, weights, options)
     if weights is not None:
         raise InputError("weights", expected="none: this model holds its own", got="some")
     if path or of_onnx:
@@ -113,6 +117,52 @@ def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Option
     imported = import_stablehlo(source, dynamic=dynamic, weights=weights)
     compiled = _compiled(_program(imported.graph, options), options)
     return compiled if imported.plain else FrameworkModel(compiled, imported.flatten, imported.unflatten)
+
+
+def _is_jax(model: Any) -> bool:
+    """Whether JAX takes it: an object of JAX's own, or a function, as other frameworks have modules."""
+    if type(model).__module__.split(".")[0] in ("jax", "jaxlib"):
+        return True
+    torch_ = sys.modules.get("torch")
+    of_torch = hasattr(model, "graph_signature") or (torch_ is not None and isinstance(model, torch_.nn.Module))
+    return callable(model) and not of_torch and "jax" in sys.modules
+
+
+def compile_jax(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    target: str = "native",
+    dynamic: Any = None,
+    weights: Any = None,
+    threads: int | None = None,
+    cache: bool = True,
+    fast_math: bool = False,
+    precision: str = "float32",
+) -> FrameworkModel:
+    """A JAX function for arguments by position and by name; see `ingot.compile`."""
+    options = _Options(target, thread_count(threads), cache, fast_math, precision)
+    return _compile_jax(model, args, kwargs, dynamic, weights, options)
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """See `ingot.jit`."""
+    if fn is None:
+        return partial(jit, **options)
+    from ingot.frontends.jax import jit as cached
+
+    return cached(fn, partial(compile_jax, **options))
+
+
+def _compile_jax(model: Any, args: Any, kwargs: Any, dynamic: Any, weights: Any, options: _Options) -> FrameworkModel:
+    from ingot.frontends.jax import import_jax
+
+    progress.report("read")
+    args = () if args is None else args if isinstance(args, tuple | list) else (args,)
+    imported = import_jax(model, args, kwargs, dynamic=dynamic, weights=weights)
+    compiled = _compiled(_program(imported.graph, options), options)
+    return FrameworkModel(compiled, imported.flatten, imported.unflatten)
 
 
 def _compile_onnx(

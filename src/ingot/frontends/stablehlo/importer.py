@@ -198,7 +198,8 @@ def _output_names(main: Function) -> list[str]:
     names: list[str] = []
     for i in range(len(main.result_types)):
         given = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
-        text = "".join(ch if ch.isalnum() else "_" for ch in given).strip("_") if isinstance(given, str) else ""
+        # result['logits'][0] is logits_0
+        text = re.sub(r"\W+", "_", given.removeprefix("result")).strip("_") if isinstance(given, str) else ""
         names.append(text if text and not text[0].isdigit() else f"output_{i}")
     return [n if names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
 

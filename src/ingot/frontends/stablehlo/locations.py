@@ -14,13 +14,16 @@ _NAME = re.compile(r'"([^"]*)" \(')
 
 
 def describe(text: str, aliases: Mapping[str, str]) -> str:
-    """The first file and line that `text` leads to, behind the name that it gives; "" for an unknown place."""
+    """The first file and line that `text` leads to, rather one of no installed package, behind the name that it gives;
+    "" for an unknown place."""
     expanded = text
     for _ in range(12):
         if len(expanded) > 4000 or not _ALIAS.search(expanded):
             break
         expanded = _ALIAS.sub(lambda m: aliases.get(m[0], "unknown"), expanded)
-    file, name = _FILE.search(expanded), _NAME.search(expanded)
+    files, name = list(_FILE.finditer(expanded)), _NAME.search(expanded)
+    own = (f for f in files if "-packages/" not in f[1])
+    file = next(own, files[0] if files else None)
     if file is None:
         only = name or re.match(r'"([^"]*)"', expanded)
         return only[1] if only else ""

@@ -93,11 +93,14 @@ def real_dynamic_slice(c: Call, x: Node, start: Node, limit: Node, strides: Node
     try:
         first, last = c.sizes(start), c.sizes(limit)
     except Unsupported:
-        # a window that moves
-        if None in c.type.shape or any(s != 1 for s in steps):
+        # a window that moves: its limit is its start and its sizes
+        moves = isinstance(limit.op, ops.Add) and start in limit.inputs
+        if any(s != 1 for s in steps) or (None in c.type.shape and not moves):
             raise
+        added = next((n for n in limit.inputs if n is not start), start)
+        sizes = static(c) if None not in c.type.shape else declared(c.type, c.sizes(added))
         starts = [ops.index_axis(start, 0, i) for i in range(x.type.rank)]
-        return ops.DynamicSlice(static(c))(x, *starts, loc=c.loc)
+        return ops.DynamicSlice(sizes)(x, *starts, loc=c.loc)
     return ops.Slice(first, last, tuple(s for s in steps if isinstance(s, int)))(x, loc=c.loc)
 
 

@@ -1,0 +1,316 @@
+"""A JAX function: exported for TPUs, where linear algebra and random numbers stay StableHLO, and read as a program.
+
+    fn(params, x)   ->   leaves of (params, x)  ->  main(%0, %1, ...)  ->  graph  ->  leaves of the result  ->  its tree
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export, tree_util
+
+from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
+from ingot.frontends.stablehlo.model import text_of
+from ingot.ir.dims import DimLike, parse_dim
+from ingot.ir.node import Graph
+from ingot.support.errors import ImportModelError, InputError
+
+Bound = int | tuple[int, int | None]
+# what JAX calls for linear algebra when it lowers for TPUs, and for marks on values
+_CALLS = ("LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding")
+
+
+@dataclass(frozen=True)
+class ImportedFunction:
+    """A function as a graph, and the way between its own arguments and results and the graph's.
+
+    arguments: names of the leaves of a call in order, and what each is: "array", "fixed" (with its value) or "weight".
+    kept: indices of the arrays that the program reads, of all that are arrays.
+    """
+
+    program: ImportedModel
+    in_tree: Any
+    out_tree: Any
+    leaves: tuple[tuple[str, str, Any], ...]
+    kept: tuple[int, ...]
+
+    @property
+    def graph(self) -> Graph:
+        return self.program.graph
+
+    @property
+    def plain(self) -> bool:
+        return False
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs of a call without its weights. Raises InputError for another tree than the example's."""
+        flat, tree = tree_util.tree_flatten((tuple(args), dict(kwargs)))
+        if tree != self.in_tree:
+            raise InputError("arguments", expected=str(self.in_tree), got=str(tree), fix="call it as in the example")
+        arrays: list[Any] = []
+        for (name, kind, fixed), value in zip(self.leaves, flat, strict=True):
+            if kind == "array":
+                arrays.append(np.asarray(value))
+            elif type(value) is not type(fixed) or value != fixed:
+                fix = "compile again for another value, or give it as an array"
+                raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
+        named = {leaf.name: arrays[i] for leaf, i in zip(self.program.inputs, self.kept, strict=True)}
+        return self.program.flatten((), named)
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """The function's own result, of numpy arrays."""
+        results = self.program.unflatten(outputs)
+        return tree_util.tree_unflatten(self.out_tree, results if isinstance(results, tuple) else (results,))
+
+
+def is_jax(model: Any) -> bool:
+    """Whether `import_jax` takes it: a function, an Exported or a lowered one."""
+    return isinstance(model, export.Exported | jax.stages.Lowered) or callable(model)
+
+
+def import_jax(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic: Mapping[str, Any] | None = None,
+    weights: Sequence[int | str] | Mapping[int | str, Any] | None = None,
+) -> ImportedFunction:
+    """A JAX function as a graph.
+
+    model: a function (jitted or not, a module that is callable), a `jax.export.Exported` or a `jax.stages.Lowered`.
+    args, kwargs: for a function, its arguments. Arrays and ShapeDtypeStructs tell shape and type; Python numbers,
+        strings and functions among them are fixed.
+    dynamic: which sizes vary: {"x": {0: "batch"}} by argument name (or a leaf's path, "x['ids']"), and bounds of the
+        symbols, {"batch": (1, 64)}.
+    weights: arguments whose example values are constants of the program, by index or name, or a mapping from these to
+        values. A call of the compiled function leaves them out.
+
+    Raises InputError for arguments that do not fit, ImportModelError for what JAX cannot export, UnsupportedOpError
+    naming every operation that Ingot has no row for, with the user's file and line.
+    """
+    if isinstance(model, export.Exported):
+        return _exported(model, _paths(model.in_tree), weights, dynamic)
+    if isinstance(model, jax.stages.Lowered):
+        return _lowered(model, weights)
+    return _function(model, tuple(args), dict(kwargs or {}), dynamic or {}, weights or ())
+
+
+# --- functions
+
+
+def _function(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Mapping[str, Any],
+    weights: Sequence[Any] | Mapping[Any, Any],
+) -> ImportedFunction:  # fmt: skip
+    names = _parameters(fn, len(args))
+    chosen = _chosen(weights, names, kwargs)
+    values = weights if isinstance(weights, Mapping) else {}
+    for key in values:
+        at = chosen[key]
+        if isinstance(at, int):
+            args = (*args[:at], values[key], *args[at + 1 :])
+        else:
+            kwargs[at] = values[key]
+    kept_args = tuple(a for i, a in enumerate(args) if i not in chosen.values())
+    kept_kwargs = {k: v for k, v in kwargs.items() if k not in chosen.values()}
+    _, call_tree = tree_util.tree_flatten((kept_args, kept_kwargs))
+    flat, tree = tree_util.tree_flatten_with_path((args, kwargs))
+    paths = [_path(path, names) for path, _ in flat]
+    leaves = [leaf for _, leaf in flat]
+    is_weight = [_root(path) in chosen.values() for path, _ in flat]
+    arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def flattened(*given: Any) -> Any:
+        full = list(leaves)
+        for i, value in zip(arrays, given, strict=True):
+            full[i] = value
+        args, kwargs = tree_util.tree_unflatten(tree, full)
+        return fn(*args, **kwargs)
+
+    flattened.__name__ = getattr(fn, "__name__", "function")
+    scope, specs = _specs([(paths[i], leaves[i]) for i in arrays], names, dynamic)
+    exported = _export(flattened, specs)
+    constants = {k: np.asarray(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
+    told = tuple(
+        (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
+        for i in range(len(leaves))
+        if not is_weight[i]
+    )
+    bounds = {k: v for k, v in dynamic.items() if isinstance(v, int | tuple)}
+    if unknown := [k for k in bounds if k not in scope]:
+        raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
+    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, told)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the positional arguments."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        parameters = []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in positional]
+    return [*names[:count], *(f"arg{i}" for i in range(len(names), count))]
+
+
+def _chosen(
+    weights: Sequence[Any] | Mapping[Any, Any], names: list[str], kwargs: Mapping[str, Any]
+) -> dict[Any, int | str]:
+    """Of each weight asked for, its position, or its name among the named arguments."""
+    out: dict[Any, int | str] = {}
+    for key in (weights,) if isinstance(weights, int | str) else weights:
+        if isinstance(key, int) and -len(names) <= key < len(names):
+            out[key] = key % len(names)
+        elif key in names:
+            out[key] = names.index(key)
+        elif key in kwargs:
+            out[key] = key
+        else:
+            raise InputError("weights", expected=f"indices or names of {[*names, *kwargs]}", got=repr(key))
+    return out
+
+
+def _root(path: Sequence[Any]) -> int | str:
+    """The argument that a leaf belongs to: its position, or its name."""
+    return path[1].idx if path[0].idx == 0 else path[1].key
+
+
+def _path(path: Sequence[Any], names: Sequence[str]) -> str:
+    """params['w'][0]"""
+    root = _root(path)
+    return (names[root] if isinstance(root, int) else root) + tree_util.keystr(tuple(path[2:]))
+
+
+def _specs(
+    arrays: Sequence[tuple[str, Any]], names: Sequence[str], dynamic: Mapping[str, Any]
+) -> tuple[frozenset[str], list[jax.ShapeDtypeStruct]]:
+    """Shapes and types, with symbols where sizes vary; and the symbols."""
+    axes = {k: v for k, v in dynamic.items() if isinstance(v, Mapping)}
+    texts: list[str | None] = []
+    used: set[str] = set()
+    for path, leaf in arrays:
+        root = re.split(r"[\[.]", path, maxsplit=1)[0]
+        key = path if path in axes else root
+        if key not in axes:
+            texts.append(None)
+            continue
+        used.add(key)
+        given: Mapping[int, str] = axes[key]
+        if wrong := [a for a in given if not -len(leaf.shape) <= a < len(leaf.shape)]:
+            raise InputError(f"dynamic[{key!r}]", expected=f"axes of {path}, {list(leaf.shape)}", got=wrong)
+        at = {a % len(leaf.shape): str(s) for a, s in given.items()}
+        texts.append(", ".join(at.get(i, str(d)) for i, d in enumerate(leaf.shape)))
+    if unknown := [k for k in axes if k not in used]:
+        raise InputError("dynamic", expected=f"arguments of {[path for path, _ in arrays]}", got=unknown)
+    words = frozenset(w for t in texts if t is not None for w in re.findall(r"[A-Za-z_]\w*", t)) - {"max", "min", "mod"}
+    constraints: list[str] = []
+    for name in sorted(words):
+        low, high = _bounds(name, dynamic.get(name))
+        constraints += [f"{name} >= {low}"] if low > 1 else []
+        constraints += [f"{name} <= {high}"] if high is not None else []
+    scope = export.SymbolicScope(tuple(constraints))
+    specs = [
+        jax.ShapeDtypeStruct(leaf.shape if t is None else export.symbolic_shape(t, scope=scope), leaf.dtype)
+        for t, (_, leaf) in zip(texts, arrays, strict=True)
+    ]
+    return words, specs
+
+
+def _bounds(name: str, bound: Any) -> tuple[int, int | None]:
+    match bound:
+        case None:
+            return 1, None
+        case int(size):
+            return size, size
+        case (int(low), int() | None as high):
+            return low, high
+        case _:
+            raise InputError(f"dynamic[{name!r}]", expected="a size, or (low, high)", got=repr(bound))
+
+
+def _export(fn: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct]) -> export.Exported:
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CALLS]
+    jitted = jax.jit(fn)
+    jitted.trace(*specs)  # errors of the function's own stay what they are
+    try:
+        return export.export(jitted, platforms=["tpu"], disabled_checks=checks)(*specs)
+    except (ValueError, NotImplementedError) as e:
+        fix = "leave out what runs outside of the program: callbacks, other devices"
+        raise ImportModelError(f"JAX cannot export the function: {e}", fix=fix) from e
+
+
+# --- what is exported already
+
+
+def _paths(tree: Any) -> list[str]:
+    """A path for every leaf of (args, kwargs)."""
+    full = tree_util.tree_unflatten(tree, list(range(tree.num_leaves)))
+    flat = tree_util.tree_flatten_with_path(full)[0]
+    return [_path(path, [f"arg{i}" for i in range(len(full[0]))]) for path, _ in flat]
+
+
+def _exported(
+    exported: export.Exported, paths: Sequence[str], weights: Any, dynamic: Mapping[str, Any] | None
+) -> ImportedFunction:
+    if exported.nr_devices > 1:
+        raise ImportModelError("an exported function", expected="one device", got=exported.nr_devices)
+    if weights:
+        raise InputError("weights", expected="none: a call of what is exported has all arguments", got=list(weights))
+    told = tuple((path, "array", None) for path in paths)
+    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, told)
+
+
+def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
+    paths = _paths(lowered.in_tree)
+    if weights:
+        raise InputError("weights", expected="none: a call of what is lowered has all arguments", got=list(weights))
+    text = lowered.as_text(debug_info=True)
+    kept = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
+    program = import_stablehlo(text, names=[paths[i] for i in kept])
+    told = tuple((path, "array", None) for path in paths)
+    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, told, kept)
+
+
+def _imported(
+    exported: export.Exported, paths: Sequence[str], constants: Mapping[int, np.ndarray], bounds: Mapping[str, Bound],
+    in_tree: Any, leaves: tuple[tuple[str, str, Any], ...],
+) -> ImportedFunction:  # fmt: skip
+    """constants: of the arrays, by their index, those that are no inputs."""
+    kept = exported.module_kept_var_idx
+    names = [paths[i] for i in kept]
+    shapes = [tuple(map(_size, exported.in_avals[i].shape)) for i in kept]
+    values = {paths[i]: constants[i] for i in kept if i in constants}
+    text = text_of(exported.mlir_module_serialized)
+    program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
+    # places among the arrays of a call, which are those that are no constants
+    place = {i: k for k, i in enumerate(i for i in range(len(paths)) if i not in constants)}
+    reads = tuple(place[i] for i in kept if i not in constants)
+    return ImportedFunction(program, in_tree, exported.out_tree, leaves, reads)
+
+
+_FUNCTIONS = (("floordiv", "//"), ("mod", "%"))
+
+
+def _size(d: Any) -> DimLike:
+    """JAX's symbolic size as Ingot's."""
+    if isinstance(d, int | np.integer):
+        return int(d)
+    text = str(d)
+    for name, operator in _FUNCTIONS:
+        text = re.sub(rf"\b{name}\(([^(),]+), ([^(),]+)\)", rf"(\1) {operator} (\2)", text)
+    text = re.sub(r"(\w+)\^(\d+)", lambda m: "*".join([m[1]] * int(m[2])), text)
+    try:
+        return parse_dim(text)
+    except ValueError as e:
+        raise ImportModelError("a size", expected="sums, products, quotients of symbols", got=text) from e

@@ -1,0 +1,169 @@
+"""JAX functions: their arguments and results, sizes, weights and errors; and that they compute what XLA does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.ir.interp import interpret
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+lax = pytest.importorskip("jax.lax")
+
+from ingot.frontends.jax import import_jax  # noqa: E402
+
+
+def _data(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def _agree(got: Any, expected: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        w = np.asarray(w)
+        assert np.asarray(g).dtype == w.dtype
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+
+
+def _interpreted(fn: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+    imported = import_jax(fn, args, **options)
+    return lambda *given: imported.unflatten(interpret(imported.graph, imported.flatten(given, {})))
+
+
+def _net(params: dict[str, Any], x: Any, scale: float = 1.0) -> dict[str, Any]:
+    h = jnp.tanh(x @ params["w"] + params["b"]) * scale
+    return {"probabilities": jax.nn.softmax(h), "best": lax.top_k(h, 2)}
+
+
+PARAMS = {"w": _data(3, 4), "b": _data(4)}
+
+
+def test_a_function_compiled_with_weights_and_a_dynamic_batch():
+    x = _data(5, 3)
+    model = ingot.compile(_net, (PARAMS, x), weights=(0,), dynamic={"x": {0: "batch"}, "batch": (1, 64)})
+    for n in (1, 2, 5):
+        _agree(model(x[:n]), _net(PARAMS, x[:n]))
+    assert [spec.name for spec in model.inputs] == ["x"]
+    assert {spec.name for spec in model.outputs} == {"best_0", "best_1", "probabilities"}
+    with pytest.raises(InputError):
+        model(_data(65, 3))
+
+
+def test_ways_to_say_a_function():
+    x = _data(2, 3)
+    expected = _net(PARAMS, x)
+    _agree(_interpreted(jax.jit(_net, donate_argnums=1), PARAMS, x)(PARAMS, x), expected)
+    for model in (jax.export.export(jax.jit(_net), platforms=["tpu"])(PARAMS, x), jax.jit(_net).lower(PARAMS, x)):
+        imported = import_jax(model)
+        inputs = imported.flatten((PARAMS, x), {})
+        _agree(imported.unflatten(interpret(imported.graph, inputs)), expected)
+
+
+def test_arguments_that_are_dropped_or_fixed():
+    def f(x: Any, unused: Any, mode: str, power: int) -> Any:
+        return x**power if mode == "power" else x
+
+    x = _data(4)
+    imported = import_jax(f, (x, x, "power", 3))
+    assert len(imported.graph.inputs) == 1
+    _agree(imported.unflatten(interpret(imported.graph, imported.flatten((x, x, "power", 3), {}))), x**3)
+    with pytest.raises(InputError, match="expected 3, as compiled, got 2"):
+        imported.flatten((x, x, "power", 2), {})
+    with pytest.raises(InputError, match="arguments"):
+        imported.flatten((x, x), {})
+
+
+def test_weights_by_name_and_value():
+    x, other = _data(2, 3), {"w": _data(3, 4) * 2, "b": _data(4)}
+    _agree(_interpreted(_net, PARAMS, x, weights=("params",))(x), _net(PARAMS, x))
+    _agree(_interpreted(_net, PARAMS, x, weights={"params": other})(x), _net(other, x))
+    with pytest.raises(InputError, match="weights"):
+        import_jax(_net, (PARAMS, x), weights=("nothing",))
+
+
+def test_sizes_are_checked():
+    x = _data(2, 3)
+    for dynamic in ({"y": {0: "b"}}, {"x": {7: "b"}}, {"c": 3}):
+        with pytest.raises(InputError, match="dynamic"):
+            import_jax(_net, (PARAMS, x), dynamic=dynamic)
+
+
+def _control(x: Any, n: Any) -> Any:
+    def step(c: Any, v: Any) -> Any:
+        c = jnp.tanh(c * 0.5 + v)
+        return c, c.sum()
+
+    looped = lax.fori_loop(0, n, lambda i, v: v * 1.5 + i, x[0])
+    return lax.scan(step, x[0], x), lax.cond(n > 2, jnp.sin, jnp.cos, x), lax.switch(n, [jnp.sin, jnp.exp], x), looped
+
+
+def _sorted(x: Any) -> Any:
+    return jnp.sort(x, 0), jnp.argsort(x, 1), jnp.sort(x, descending=True), jnp.median(x), jnp.lexsort((x[0], x[1]))
+
+
+def _indexed(x: Any) -> Any:
+    i = jnp.array([1, 3, 1])
+    return x[i], x.at[i].add(1.5), x.at[i].mul(3, mode="drop"), jnp.roll(x, 2, 0), x.cumsum(0), lax.cummax(x, 1)
+
+
+def _pooled(x: Any) -> Any:
+    def largest(v: Any) -> Any:
+        return lax.reduce_window(v, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID")
+
+    return largest(x), jax.grad(lambda v: (largest(v) ** 2).sum())(x)
+
+
+def _random(key: Any) -> Any:
+    return jax.random.normal(key, (3, 4)), jax.random.randint(key, (5,), 0, 100), jax.random.permutation(key, 6)
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (_control, (_data(4, 5), np.array(3, np.int32))),
+    (_sorted, (_data(4, 5),)),
+    (_indexed, (_data(5, 4),)),
+    (_pooled, (_data(6, 6),)),
+    (_random, (np.array([1, 2], np.uint32),)),
+    (lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x)), jnp.fft.fft2(x)), (_data(4, 6),)),
+    (lambda x: (jax.scipy.special.gammaln(x), jax.scipy.special.erfinv(x / 9), jax.scipy.special.i1e(x)),
+     (np.abs(_data(3, 3)) + 0.1,)),
+    (lambda z: (jnp.sqrt(z), jnp.log(z) * z, jnp.angle(z), jnp.tanh(z)), (_data(3, 3) + 1j * _data(3, 3),)),
+])  # fmt: skip
+def test_programs_against_xla(fn: Callable[..., Any], args: tuple[Any, ...]):
+    _agree(_interpreted(fn, *args)(*args), fn(*map(jnp.asarray, args)))
+
+
+def test_what_is_refused_says_where():
+    def f(x: Any) -> Any:
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(ImportModelError, match="callbacks"):
+        import_jax(f, (_data(3),))
+
+    def g(x: Any) -> Any:
+        return jax.lax.rng_uniform(x[0], x[1], (3,))
+
+    with pytest.raises(UnsupportedOpError, match=r"stablehlo.rng .*test_jax.py:\d+"):
+        import_jax(g, (_data(3),))
+
+
+def test_jit_caches_by_kind_and_runs_inside_jax():
+    calls: list[int] = []
+
+    @ingot.jit
+    def f(x: Any, y: Any) -> Any:
+        calls.append(1)
+        return {"sum": x + y, "product": x * y}
+
+    x, y = _data(3), _data(3) + 1
+    for _ in range(2):
+        _agree(f(x, y), {"sum": x + y, "product": x * y})
+    assert len(calls) == 1
+    f(x[:2], y=y[:2])
+    assert len(calls) == 2
+    _agree(jax.jit(lambda x, y: f(x, y)["product"] * 2)(x, y), x * y * 2)
