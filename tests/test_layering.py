@@ -25,7 +25,9 @@ LAYERS: dict[str, set[str]] = {
     "plan": {"ir", "ops", "schedule", "runtime"},
 }
 # These see every layer above; of each other, only what stands before them.
-TOP = ["tuned", "pipeline", "model_file", "specialized", "compiler", "debug", "bench", "tune", "cli", "__main__"]
+TOP = [
+    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "debug", "bench", "tune", "cli", "__main__",
+]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ingot import tuned
+from ingot.hosted import HostedModel
 from ingot.model_file import kind_of
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
@@ -90,10 +91,21 @@ _OTHERS = {
 }
 
 
+class _NeedsHost(Exception):
+    """An ONNX model turns out not to be one program."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__("the model takes turns with the host")
+        self.model = model
+
+
 def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray]) -> Graph:
-    from ingot.frontends.onnx import import_onnx
+    from ingot.frontends.onnx import hosted, import_onnx
 
     progress.report("read")
+    model = hosted(source)
+    if model is not None:
+        raise _NeedsHost(model)
     return import_onnx(source, dynamic=dynamic, constants=constants)
 
 
@@ -167,8 +179,9 @@ def _compile_jax(model: Any, args: Any, kwargs: Any, dynamic: Any, weights: Any,
 
 def _compile_onnx(
     source: Any, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
-) -> CompiledProgram | SpecializedModel:
-    """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets."""
+) -> CompiledProgram | SpecializedModel | HostedModel:
+    """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets; where
+    it takes turns with the host, one of several programs."""
 
     def build(values: Mapping[str, np.ndarray]) -> CompiledProgram:
         known = {**constants, **values}
@@ -180,6 +193,15 @@ def _compile_onnx(
         return build({})
     except NeedsValues as needs:
         return SpecializedModel(needs, build)
+    except _NeedsHost as needs:
+        from ingot.frontends.onnx import stages_of
+
+        def part(model: onnx.ModelProto) -> CompiledProgram | SpecializedModel:
+            compiled = _compile_onnx(model, dynamic, {}, options)
+            assert not isinstance(compiled, HostedModel)  # a part's nodes are all numeric
+            return compiled
+
+        return HostedModel(stages_of(needs.model), part, constants)
 
 
 def _compile_file(

@@ -50,6 +50,10 @@ class SpecializedModel:
         program, deciding = self._program({name: values[name] for name in self.deciding}, values)
         return program(**{name: v for name, v in values.items() if name not in deciding})
 
+    def program_for(self, values: Mapping[str, Any]) -> CompiledProgram:
+        """The program of a call with these values of all inputs; those that it has itself are told by its `inputs`."""
+        return self._program({name: values[name] for name in self.deciding}, values)[0]
+
     def for_values(self, **values: Any) -> CompiledProgram:
         """The program for these values of the deciding inputs: to save, to look at, or to compile ahead."""
         missing, unknown = set(self.deciding) - values.keys(), values.keys() - set(self.input_names)

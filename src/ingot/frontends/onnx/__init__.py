@@ -8,6 +8,7 @@ except ImportError as e:
     fix = "pip install 'ingot-compiler[onnx]'"
     raise ImportModelError("reading ONNX models needs the onnx package", fix=fix) from e
 
+from ingot.frontends.onnx.host import hosted, stages_of
 from ingot.frontends.onnx.importer import import_onnx
 
-__all__ = ["import_onnx"]
+__all__ = ["hosted", "import_onnx", "stages_of"]

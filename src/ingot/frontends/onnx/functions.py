@@ -8,15 +8,17 @@ from typing import Any
 
 import onnx
 
-from ingot.frontends.onnx.call import AnyValue, Value
+from ingot.frontends.onnx.call import AnyValue, Sequence_, Value
 from ingot.frontends.onnx.tensors import CODES
+
+_FLOAT = onnx.TensorProto.FLOAT
 
 
 def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
     """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
     cannot be."""
     made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = {i: {made[name] for name in _reads(node) if name in made} for i, node in enumerate(nodes)}
+    before = {i: {made[name] for name in reads(node) if name in made} for i, node in enumerate(nodes)}
     if all(j < i for i, others in before.items() for j in others):
         return nodes
     try:
@@ -33,17 +35,18 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
         node = nodes[i]
         if not wanted.isdisjoint(node.output):
             kept.add(i)
-            wanted.update(_reads(node))
+            wanted.update(reads(node))
     return kept
 
 
-def _reads(node: onnx.NodeProto) -> Iterable[str]:
+def reads(node: onnx.NodeProto) -> Iterable[str]:
+    """Names that the node or its subgraphs read."""
     yield from node.input
     for a in node.attribute:
         for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
             yield from (o.name for o in graph.output)
             for inner in graph.node:
-                yield from _reads(inner)
+                yield from reads(inner)
 
 
 def resolved(proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
@@ -84,6 +87,11 @@ def schema_body(
 
 
 def _type_proto(v: AnyValue | None) -> onnx.TypeProto:
+    """Of every value that a body may depend on; onnx takes no sequence without a type."""
+    if isinstance(v, Sequence_):
+        member = _type_proto(v.items[0]) if v.items else onnx.helper.make_tensor_type_proto(_FLOAT, None)
+        member.tensor_type.ClearField("shape")
+        return onnx.helper.make_sequence_type_proto(member)
     if not isinstance(v, Value):
         return onnx.TypeProto()
     t = v.type

@@ -49,7 +49,7 @@ def import_onnx(
     ShapeError where the model's shapes do not fit; InputError for `shapes`, `dynamic` or
     `constants` that do not fit the model's inputs.
     """
-    model, external, cuts, where = _read(source)
+    model, external, cuts, where = read_model(source)
     if not model.HasField("graph"):
         raise ImportModelError("the model has no graph", where=where, fix="check that the file is ONNX")
     versions = opsets(model.opset_import, where)
@@ -98,7 +98,7 @@ def _check_sizes(graph: Graph, where: str) -> None:
             check_elements(t.size, f"{n.loc or n.op.name} in {where}")
 
 
-def _read(
+def read_model(
     source: str | os.PathLike[str] | onnx.ModelProto,
 ) -> tuple[onnx.ModelProto, ExternalData, dict[int, np.ndarray], str]:
     if isinstance(source, onnx.ModelProto):

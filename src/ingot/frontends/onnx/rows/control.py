@@ -386,23 +386,23 @@ def split_to_sequence(c: Call) -> Result:
 
 @onnx_op("Optional", since=15)
 def optional(c: Call) -> Result:
-    return Sequence_(() if not c.has(0) else (c.value(0),))
+    found = c.inputs[0] if c.inputs else None
+    # one that holds something is what it holds
+    return [Sequence_((), absent=True) if found is None else found]  # type: ignore[list-item]
 
 
 @onnx_op("OptionalHasElement", since=15)
 def optional_has_element(c: Call) -> Result:
     found = c.inputs[0] if c.inputs else None
-    there = found is not None and not (isinstance(found, Sequence_) and not found.items)
+    there = found is not None and not (isinstance(found, Sequence_) and found.absent)
     return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
 
 
 @onnx_op("OptionalGetElement", since=15)
 def optional_get_element(c: Call) -> Result:
     found = c.inputs[0]
-    if isinstance(found, Sequence_):
-        if len(found.items) != 1:
-            raise Unsupported("an optional that holds nothing")
-        return [found.items[0]]
-    return [c.value(0)]
+    if found is None or (isinstance(found, Sequence_) and found.absent):
+        raise Unsupported("an optional that holds nothing")
+    return [found]  # type: ignore[list-item]
 
 

@@ -1,0 +1,112 @@
+"""One node that runs on the host, and the table of such ops.
+
+    @host_op("StringConcat", gives={0})
+    def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray: ...
+
+Strings are arrays of `object` that hold `str`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ingot.frontends.onnx.call import attribute_value
+from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code
+from ingot.support.errors import InputError
+
+_STRING = onnx.TensorProto.STRING
+
+
+class Kind(Enum):
+    """When an op runs on the host."""
+
+    ALWAYS = "always"  # there is no numeric form
+    OF_STRINGS = "of strings"  # where an operand or a result holds strings
+
+
+@dataclass(frozen=True)
+class HostNode:
+    proto: onnx.NodeProto
+    version: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.proto.name or self.proto.op_type} ({self.proto.op_type})"
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute as Python data; tensors as arrays."""
+        for a in self.proto.attribute:
+            if a.name == name:
+                if a.type == a.TENSOR:
+                    return tensor(a.t)
+                return attribute_value(a, ExternalData(None))
+        return default
+
+    def fail(self, expected: str, got: object) -> InputError:
+        return InputError(self.where, expected=expected, got=got)
+
+    def run(self, *inputs: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        """The results. Raises InputError for values that the op does not take."""
+        found = HOST_OPS[key(self.proto)].run(self, *inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+
+Run = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
+# which results hold strings, given the node and whether its first operand does
+Gives = Callable[[HostNode, bool], set[int]]
+
+
+@dataclass(frozen=True)
+class HostOp:
+    run: Run
+    kind: Kind
+    gives: Gives
+
+
+HOST_OPS: dict[tuple[str, str], HostOp] = {}
+
+
+def host_op(
+    *names: str, domain: str = "", kind: Kind = Kind.OF_STRINGS, gives: set[int] | Gives | None = None
+) -> Callable[[Run], Run]:
+    """Register an op. gives: the results that hold strings; None: all, where the first operand does."""
+
+    def rule(n: HostNode, of_strings: bool) -> set[int]:
+        if gives is None:
+            return set(range(len(n.proto.output))) if of_strings else set()
+        return gives(n, of_strings) if callable(gives) else gives
+
+    def add(run: Run) -> Run:
+        for name in names:
+            HOST_OPS[domain, name] = HostOp(run, kind, rule)
+        return run
+
+    return add
+
+
+def key(proto: onnx.NodeProto) -> tuple[str, str]:
+    return ("" if proto.domain == "ai.onnx" else proto.domain, proto.op_type)
+
+
+def strings(values: object, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """An array of `str`, of bytes in UTF-8 or of str."""
+    given = np.asarray(values, dtype=object) if not isinstance(values, np.ndarray) else values
+    out = np.empty(given.size, object)
+    out[:] = [v.decode("utf-8", "surrogateescape") if isinstance(v, bytes) else str(v) for v in given.reshape(-1)]
+    return out.reshape(given.shape if shape is None else shape)
+
+
+def tensor(t: onnx.TensorProto) -> np.ndarray:
+    """A tensor of strings or numbers as an array."""
+    if t.data_type == _STRING:
+        if int(np.prod(t.dims)) != len(t.string_data) or any(d < 0 for d in t.dims):
+            raise Unsupported(f"{len(t.string_data)} strings for a tensor of shape {list(t.dims)}")
+        return strings(list(t.string_data), tuple(t.dims))
+    dtype_from_code(t.data_type)
+    return onnx.numpy_helper.to_array(t)

@@ -1,0 +1,310 @@
+"""A model as stages that take turns: nodes on the host (strings, images), and numeric parts that become programs.
+
+    StringNormalizer -> TfIdfVectorizer -> MatMul -> ArgMax -> LabelEncoder    (words in, a label out)
+    |------------- host -------------|   |--- numeric ---|   |--- host ---|
+
+A numeric part is a model of its own. What it is depends on its inputs' forms, which only a call knows: how many tensors
+a sequence holds, whether an optional holds one, the rank of what the host computed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ingot.frontends.onnx.functions import in_order, needed, reads
+from ingot.frontends.onnx.host import images, text  # noqa: F401 - fill the table
+from ingot.frontends.onnx.host.node import HOST_OPS, HostNode, Kind, key, strings, tensor
+from ingot.frontends.onnx.importer import read_model
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
+
+_STRING = onnx.TensorProto.STRING
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor's element type and its sizes; None: any."""
+
+    code: int
+    shape: tuple[int | None, ...]
+
+
+# of a value: a tensor's, those of a sequence's members, None where an optional holds nothing
+Form = Tensor | tuple["Form", ...] | None
+
+
+@dataclass(frozen=True)
+class HostStage:
+    nodes: tuple[HostNode, ...]
+
+    def advance(self, values: dict[str, Any], compute: Compute) -> None:
+        """Add the nodes' results to `values`."""
+        for n in self.nodes:
+            given = [values[name] if name else None for name in n.proto.input]
+            values.update(zip(n.proto.output, n.run(*given), strict=False))
+
+    def __str__(self) -> str:
+        return "host: " + ", ".join(n.proto.op_type for n in self.nodes)
+
+
+@dataclass(frozen=True)
+class NumericStage:
+    """A part of `model`: nodes, what they read of other parts and of the caller, what others read of them."""
+
+    model: onnx.ModelProto
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def advance(self, values: dict[str, Any], compute: Compute) -> None:
+        """Add what the part's program computes to `values`."""
+        values.update(compute(self, values))
+
+    def __str__(self) -> str:
+        return f"program: {', '.join(self.inputs)} -> {', '.join(self.outputs)}, {len(self.nodes)} nodes"
+
+    @cached_property
+    def _declared(self) -> dict[str, onnx.ValueInfoProto]:
+        graph = self.model.graph
+        return {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+
+    def part(self, forms: Sequence[Form]) -> onnx.ModelProto:
+        """The model of this stage alone, for inputs of these forms; its inputs are tensors."""
+        graph = self.model.graph
+        read = set(self.outputs).union(*(reads(n) for n in self.nodes))
+        inputs: list[onnx.ValueInfoProto] = []
+        made: list[onnx.NodeProto] = []
+        for name, form in zip(self.inputs, forms, strict=True):
+            self._bind(name, form, self._declared.get(name), inputs, made)
+        out = onnx.ModelProto()
+        out.CopyFrom(onnx.ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
+        out.functions.extend(self.model.functions)
+        out.graph.name = graph.name
+        out.graph.node.extend((*made, *self.nodes))
+        out.graph.input.extend(inputs)
+        out.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.outputs)
+        out.graph.initializer.extend(t for t in graph.initializer if t.name in read)
+        out.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in read)
+        return out
+
+    def _bind(
+        self,
+        name: str,
+        form: Form,
+        declared: onnx.ValueInfoProto | None,
+        inputs: list[onnx.ValueInfoProto],
+        made: list[onnx.NodeProto],
+    ) -> None:
+        """Inputs for one value, and the node that puts them together where they are several or none."""
+        kind = None if declared is None else declared.type.WhichOneof("value")
+        if form is None:
+            assert declared is not None
+            made.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
+        elif isinstance(form, Tensor):
+            known = kind == "tensor_type" and declared is not None and declared.type.tensor_type.HasField("shape")
+            if declared is not None and known and None in form.shape and 0 not in form.shape:
+                inputs.append(declared)
+            else:
+                inputs.append(helper.make_tensor_value_info(name, form.code, form.shape))
+        else:
+            members = [f"{name}.{i}" for i in range(len(form))]
+            for member, inner in zip(members, form, strict=True):
+                self._bind(member, inner, None, inputs, made)
+            made.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
+
+    def tensors(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """This stage's inputs by the names of the part's."""
+        found: dict[str, np.ndarray] = {}
+        for name in self.inputs:
+            value = values[name]
+            if isinstance(value, list | tuple):
+                found.update((f"{name}.{i}", v) for i, v in enumerate(value))
+            elif value is not None:
+                found[name] = value
+        return found
+
+    def forms(self, values: Mapping[str, Any], *, exact: bool) -> tuple[Form, ...]:
+        """With sizes, if `exact`. Raises InputError for a value that is no tensor, sequence or absent optional where it
+        may be one."""
+        return tuple(self._form(name, values[name], exact) for name in self.inputs)
+
+    def _form(self, name: str, value: Any, exact: bool) -> Form:
+        if value is None:
+            declared = self._declared.get(name)
+            if declared is None or declared.type.WhichOneof("value") != "optional_type":
+                raise InputError(f"input {name!r}", expected="a tensor", got="None")
+            return None
+        if isinstance(value, list | tuple):
+            return tuple(self._form(name, v, exact) for v in value)
+        try:
+            # symbols are no zeros
+            sizes = tuple(d if exact or d == 0 else None for d in value.shape)
+            return Tensor(helper.np_dtype_to_tensor_dtype(value.dtype), sizes)
+        except (AttributeError, KeyError, ValueError) as e:
+            raise InputError(f"input {name!r}", expected="an array of numbers", got=type(value).__name__) from e
+
+    def restored(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs, of the part's results by name: members of sequences put together."""
+        found: dict[str, Any] = {}
+        for name in self.outputs:
+            if name in results:
+                found[name] = results[name]
+                continue
+            members: list[Any] = []
+            while f"{name}.{len(members)}" in results:
+                members.append(results[f"{name}.{len(members)}"])
+            declared = self._declared.get(name)
+            absent = declared is not None and declared.type.WhichOneof("value") == "optional_type" and not members
+            found[name] = None if absent else members
+        return found
+
+
+Stage = HostStage | NumericStage
+Compute = Callable[[NumericStage, Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All of a model: the caller's inputs and outputs by name, and the stages in turn."""
+
+    model: onnx.ModelProto
+    turns: tuple[Stage, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(v.name for v in _free_inputs(self.model.graph))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(v.name for v in self.model.graph.output)
+
+    def bound(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The caller's values and the constants that the host reads, by name."""
+        values = dict(given)
+        for name in _strings(self.model.graph) & values.keys():
+            values[name] = strings(np.asarray(values[name]))
+        return values | self._constants
+
+    @cached_property
+    def _constants(self) -> dict[str, np.ndarray]:
+        read = set(self.outputs)
+        for turn in self.turns:
+            if isinstance(turn, HostStage):
+                read.update(name for n in turn.nodes for name in n.proto.input)
+        return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
+
+
+def needs_host(model: onnx.ModelProto) -> bool:
+    """Whether the model takes, gives or computes what no single program does: strings, images, sequences, optionals."""
+    graph = model.graph
+    textual = _strings(graph)
+    if any(_is_special(v) for v in (*graph.input, *graph.output)):
+        return True
+    return any(_on_host(HostNode(n, _version(model, n)), textual) for n in graph.node)
+
+
+def hosted(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto | None:
+    """The model with its weights where it needs the host, else None. Raises as `import_onnx` does."""
+    if not needs_host(read_model(source)[0]):
+        return None
+    return source if isinstance(source, onnx.ModelProto) else onnx.load(os.fspath(source))
+
+
+def stages_of(model: onnx.ModelProto) -> Stages:
+    """The model's nodes in as few turns as their order allows. Raises UnsupportedOpError for ops that take strings and
+    have no form on the host.
+    """
+    graph = model.graph
+    nodes = in_order(graph.node)
+    kept = needed(nodes, [o.name for o in graph.output])
+    textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
+    turns: dict[int, list[onnx.NodeProto]] = {}
+    refused: list[UnsupportedOp] = []
+    for i, proto in enumerate(nodes):
+        if i not in kept:
+            continue
+        n = HostNode(proto, _version(model, proto))
+        on_host = _on_host(n, textual)
+        if not on_host and any(name in textual for name in reads(proto)):
+            refused.append(UnsupportedOp(proto.op_type, n.where, "of strings"))
+        level = max((levels.get(name, 0) for name in reads(proto)), default=0)
+        level += (level % 2 == 0) != on_host
+        levels.update(dict.fromkeys(proto.output, level))
+        turns.setdefault(level, []).append(proto)
+    if refused:
+        raise UnsupportedOpError(refused, model=graph.name or "the model")
+    return Stages(model, tuple(_stage(model, turns, level) for level in sorted(turns)))
+
+
+def _stage(model: onnx.ModelProto, turns: Mapping[int, Sequence[onnx.NodeProto]], level: int) -> Stage:
+    nodes = turns[level]
+    if level % 2 == 0:
+        return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
+    own = dict.fromkeys(name for n in nodes for name in n.output if name)
+    fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
+    others = (n for turn, ns in turns.items() if turn != level for n in ns)
+    wanted = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
+    inner = {name for n in nodes for name in _made_inside(n)}
+    read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
+    inputs = tuple(name for name in read if name not in own.keys() | fixed | inner)
+    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in wanted))
+
+
+def _made_inside(node: onnx.NodeProto) -> Iterable[str]:
+    """Names that the node's subgraphs bind themselves."""
+    for a in node.attribute:
+        for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
+            yield from (v.name for v in graph.input)
+            yield from _constants(graph)
+            for inner in graph.node:
+                yield from inner.output
+                yield from _made_inside(inner)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    return {t.name: t for t in graph.initializer}
+
+
+def _free_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that a caller gives."""
+    fixed = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    return [v for v in graph.input if v.name not in fixed]
+
+
+def _strings(graph: onnx.GraphProto) -> set[str]:
+    """Inputs and initializers that hold strings."""
+    given = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
+    return given | {t.name for t in graph.initializer if t.data_type == _STRING}
+
+
+def _is_special(v: onnx.ValueInfoProto) -> bool:
+    kind = v.type.WhichOneof("value")
+    if kind == "tensor_type":
+        return v.type.tensor_type.elem_type == _STRING
+    return kind in ("sequence_type", "optional_type") and not _is_map(v)
+
+
+def _is_map(v: onnx.ValueInfoProto) -> bool:
+    return v.type.sequence_type.elem_type.WhichOneof("value") == "map_type"
+
+
+def _version(model: onnx.ModelProto, n: onnx.NodeProto) -> int:
+    versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+    return versions.get(key(n)[0], 1)
+
+
+def _on_host(n: HostNode, textual: set[str]) -> bool:
+    """Whether the node runs on the host; adds the results that hold strings to `textual`."""
+    op = HOST_OPS.get(key(n.proto))
+    if op is None:
+        return False
+    gives = op.gives(n, bool(n.proto.input) and n.proto.input[0] in textual)
+    textual.update(n.proto.output[i] for i in gives if i < len(n.proto.output))
+    return op.kind is Kind.ALWAYS or bool(gives) or any(name in textual for name in n.proto.input)

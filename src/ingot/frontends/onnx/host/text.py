@@ -1,0 +1,370 @@
+"""Ops on strings, and the movement of tensors that hold them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as grammar  # type: ignore[attr-defined]
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ingot.frontends.onnx.host.node import HostNode, Kind, host_op, strings
+from ingot.frontends.onnx.tensors import dtype_from_code
+
+ML = "ai.onnx.ml"
+_STRING = onnx.TensorProto.STRING
+
+
+def _each(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
+    out = np.empty(x.size, dtype)
+    out[:] = [fn(v) for v in x.reshape(-1)]
+    return out.reshape(x.shape)
+
+
+@host_op("StringConcat", gives={0})
+def string_concat(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = np.broadcast_arrays(a, b)
+    joined = np.empty(a.shape, object)
+    joined[...] = a + b if a.size else a
+    return joined
+
+
+@host_op("StringNormalizer", gives={0})
+def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
+    if not (x.ndim == 1 or (x.ndim == 2 and x.shape[0] == 1)):
+        raise n.fail("strings of shape [C] or [1,C]", list(x.shape))
+    fold = str if n.attr("is_case_sensitive", 0) else str.lower
+    stop = {fold(v) for v in n.attr("stopwords", ())}
+    change = {"LOWER": str.lower, "UPPER": str.upper}.get(n.attr("case_change_action", "NONE"), str)
+    kept = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
+    # of nothing one empty string is left
+    return strings(kept or [""], (*x.shape[:-1], max(len(kept), 1)))
+
+
+@host_op("StringSplit", gives={0})
+def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    delimiter, most = n.attr("delimiter") or None, n.attr("maxsplit", -1)
+    parts = [v.split(delimiter, most) for v in x.reshape(-1)]
+    if delimiter is None and most >= 0:
+        parts = [[p.rstrip() for p in v] for v in parts]
+    longest = max(map(len, parts), default=0)
+    padded = [v + [""] * (longest - len(v)) for v in parts]
+    counts = np.array([len(v) for v in parts], np.int64).reshape(x.shape)
+    return strings(np.array(padded, object).reshape(*x.shape, longest)), counts
+
+
+@host_op("RegexFullMatch", gives=set())
+def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
+    pattern = n.attr("pattern", "")
+    try:
+        tree = grammar.parse(pattern)
+        _check_linear(n, tree, False)
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as e:
+        raise n.fail("a pattern of RE2", f"{pattern!r}: {e}") from e
+    return _each(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
+
+
+_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
+_NOT_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NOT)
+
+
+def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
+    """Refuse what RE2 lacks, and repeats of repeats or of choices: a pattern is untrusted, and Python's matcher takes
+    exponential time over those."""
+    for op, given in tree:
+        choice = op is codes.BRANCH or (op in _REPEATS and given[1] > 1)
+        if op in _NOT_RE2 or (repeated and choice):
+            raise n.fail("a pattern without references, lookaround, and repeats of repeats or choices", op)
+        if op in _REPEATS:
+            _check_linear(n, given[2], repeated or given[1] > 1)
+        elif op is codes.SUBPATTERN:
+            _check_linear(n, given[-1], repeated)
+        elif op is codes.BRANCH:
+            for branch in given[1]:
+                _check_linear(n, branch, repeated)
+
+
+@host_op("Equal", gives=set())
+def equal(n: HostNode, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(np.equal(a, b), np.bool_)
+
+
+# numbers as strings and back
+
+
+def _shown(v: np.floating | np.integer | np.bool_) -> str:
+    if isinstance(v, np.bool_):
+        return str(int(v))
+    if np.isnan(v):
+        return "NaN"
+    if np.isinf(v):
+        return "INF" if v > 0 else "-INF"
+    return np.format_float_positional(v, trim="-") if v.dtype.kind == "f" else str(int(v))
+
+
+def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
+    return {0} if n.attr("to") == _STRING else set()
+
+
+@host_op("Cast", gives=_cast_gives)
+def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
+    to = n.attr("to")
+    if to == _STRING:
+        return x if x.dtype == object else _each(_shown, x)
+    dtype = dtype_from_code(to).numpy
+    try:
+        if dtype.kind in "iu":
+            return _each(int, x, dtype)
+        if dtype.kind == "b":
+            return _each(lambda v: float(v) != 0, x, dtype)
+        return _each(float, x, np.float64).astype(dtype)
+    except (ValueError, OverflowError) as e:
+        raise n.fail(f"strings that are numbers of {dtype}", e) from e
+
+
+# labels
+
+
+def _entries(n: HostNode, what: str) -> list[Any]:
+    for kind in ("strings", "int64s", "floats"):
+        found = n.attr(f"{what}_{kind}")
+        if found is not None:
+            return list(found)
+    found = n.attr(f"{what}_tensor")
+    return [] if found is None else found.reshape(-1).tolist()
+
+
+def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
+    """The type of LabelEncoder's values and their default."""
+    given = n.attr("default_tensor")
+    values = n.attr("values_tensor")
+    for kind, single, dtype, default in (
+        ("strings", "string", object, "_Unused"),
+        ("int64s", "int64", np.int64, -1),
+        ("floats", "float", np.float32, -0.0),
+    ):
+        if n.attr(f"values_{kind}") is not None:
+            return np.dtype(dtype), n.attr(f"default_{single}", default)
+    dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(np.float32)
+    plain = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
+    return dtype, plain if given is None else given.reshape(-1)[0]
+
+
+def _label_gives(n: HostNode, of_strings: bool) -> set[int]:
+    if n.version < 2:
+        return set() if of_strings else {0}
+    return {0} if _value_type(n)[0].kind == "O" else set()
+
+
+@host_op("LabelEncoder", domain=ML, gives=_label_gives)
+def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
+    if n.version < 2:
+        classes = n.attr("classes_strings", ())
+        if x.dtype == object:
+            places = {v: i for i, v in enumerate(classes)}
+            return _each(lambda v: places.get(v, n.attr("default_int64", -1)), x, np.int64)
+        default = n.attr("default_string", "_Unused")
+        return _each(lambda v: classes[v] if 0 <= v < len(classes) else default, x)
+    dtype, default = _value_type(n)
+    keys, values = _entries(n, "keys"), _entries(n, "values")
+    if len(keys) != len(values):
+        raise n.fail("as many keys as values", f"{len(keys)} and {len(values)}")
+    table = dict(zip(keys, values, strict=True))
+    nan = next((v for k, v in reversed(table.items()) if k != k), default)
+    return _each(lambda v: nan if v != v else table.get(v, default), x if x.dtype == object else _plain(x), dtype)
+
+
+def _plain(x: np.ndarray) -> np.ndarray:
+    """Numbers as Python's, which hash alike in every type."""
+    out = np.empty(x.size, object)
+    out[:] = x.reshape(-1).tolist()
+    return out.reshape(x.shape)
+
+
+@host_op("CategoryMapper", domain=ML, kind=Kind.ALWAYS, gives=lambda n, of_strings: set() if of_strings else {0})
+def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
+    names, numbers = n.attr("cats_strings", ()), n.attr("cats_int64s", ())
+    if x.dtype == object:
+        table = dict(zip(names, numbers, strict=True))
+        return _each(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
+    back = dict(zip(numbers, names, strict=True))
+    return _each(lambda v: back.get(int(v), n.attr("default_string", "_Unused")), x)
+
+
+@host_op("OneHotEncoder", domain=ML, gives=set())
+def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
+    names = np.array(list(n.attr("cats_strings", ())), object)
+    hit = x[..., None] == names
+    if not n.attr("zeros", 1) and not hit.any(-1).all():
+        raise n.fail(f"one of {names.tolist()}", x[~hit.any(-1)].tolist())
+    return hit.astype(np.float32)
+
+
+# counts of n-grams
+
+
+@host_op("TfIdfVectorizer", kind=Kind.ALWAYS, gives=set())
+def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
+    """Each row's n-grams that the pool knows, counted (TF), told (IDF) or both weighed (TFIDF)."""
+    pool = _grams(n)
+    places = n.attr("ngram_indexes")
+    width = max(places, default=-1) + 1
+    lengths = range(n.attr("min_gram_length"), n.attr("max_gram_length") + 1)
+    if x.ndim not in (1, 2):
+        raise n.fail("a row or rows of tokens", f"rank {x.ndim}")
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(max(1, int(np.prod(x.shape[:-1]))), 0)
+    out = np.zeros((len(rows), width), np.float32)
+    for row, line in enumerate(rows.tolist()):
+        for gram, count in _counted(line, lengths, n.attr("max_skip_count")).items():
+            if gram in pool:
+                out[row, places[pool[gram]]] += count
+    mode = n.attr("mode")
+    weights = np.ones(width, np.float32)
+    if n.attr("weights") is not None:
+        for at, weight in zip(places, n.attr("weights"), strict=False):
+            weights[at] = weight
+    if mode == "IDF":
+        out = (out > 0) * weights
+    elif mode == "TFIDF":
+        out = out * weights
+    return out.astype(np.float32).reshape(*x.shape[:-1], width)
+
+
+def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
+    """n-gram -> its number, from a pool in which those of one length follow each other."""
+    tokens = n.attr("pool_strings") or n.attr("pool_int64s") or ()
+    starts = [*n.attr("ngram_counts"), len(tokens)]
+    found: dict[tuple[Any, ...], int] = {}
+    number = 0
+    for length, (first, last) in enumerate(pairwise(starts), 1):
+        for at in range(first, last, length):
+            found[tuple(tokens[at : at + length])] = number
+            number += 1
+    if number > len(n.attr("ngram_indexes")):
+        raise n.fail(f"an index for each of {number} n-grams", len(n.attr("ngram_indexes")))
+    return found
+
+
+def _counted(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
+    """The n-grams of a row, with up to `skips` tokens between their own; single tokens once."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for length in lengths:
+        for step in range(1, (skips if length > 1 else 0) + 2):
+            reach = (length - 1) * step
+            if reach >= len(line):
+                break
+            counts.update(tuple(line[at : at + reach + 1 : step]) for at in range(len(line) - reach))
+    return counts
+
+
+# movement
+
+
+@host_op("Identity")
+def identity(n: HostNode, x: np.ndarray) -> np.ndarray:
+    return x
+
+
+@host_op("Shape", "Size", gives=set())
+def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
+    if n.proto.op_type == "Size":
+        return np.asarray(x.size, np.int64)
+    return np.asarray(x.shape[n.attr("start", 0) : n.attr("end")], np.int64)
+
+
+@host_op("Reshape")
+def reshape(n: HostNode, x: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
+    wanted = [int(v) for v in (n.attr("shape") if to is None else to)]
+    if not n.attr("allowzero", 0):
+        wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+@host_op("Flatten")
+def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
+    axis = n.attr("axis", 1)
+    return x.reshape(int(np.prod(x.shape[:axis])), -1)
+
+
+def _axes(n: HostNode, given: np.ndarray | None) -> tuple[int, ...] | None:
+    found = n.attr("axes") if given is None else given.tolist()
+    return None if found is None else tuple(int(v) for v in found)
+
+
+@host_op("Squeeze")
+def squeeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
+    return np.squeeze(x, _axes(n, axes))
+
+
+@host_op("Unsqueeze")
+def unsqueeze(n: HostNode, x: np.ndarray, axes: np.ndarray | None = None) -> np.ndarray:
+    return np.expand_dims(x, _axes(n, axes) or ())
+
+
+@host_op("Transpose")
+def transpose(n: HostNode, x: np.ndarray) -> np.ndarray:
+    return np.transpose(x, n.attr("perm"))
+
+
+@host_op("Concat")
+def concat(n: HostNode, *xs: np.ndarray) -> np.ndarray:
+    return np.concatenate(xs, n.attr("axis", 1))
+
+
+@host_op("Gather")
+def gather(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return np.asarray(np.take(x, at, n.attr("axis", 0)), object)
+
+
+@host_op("ArrayFeatureExtractor", domain=ML)
+def feature(n: HostNode, x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    return x[..., at.reshape(-1)]
+
+
+@host_op("Expand")
+def expand(n: HostNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(to.tolist()))).copy()
+
+
+@host_op("Tile")
+def tile(n: HostNode, x: np.ndarray, repeats: np.ndarray) -> np.ndarray:
+    return np.tile(x, repeats.tolist())
+
+
+@host_op("Where", gives={0})
+def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(condition, a, b), object)
+
+
+@host_op("Slice")
+def slice_(n: HostNode, x: np.ndarray, *given: np.ndarray | None) -> np.ndarray:
+    if n.version < 10:
+        starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
+    else:
+        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*given, None, None)[:4])
+    at = [slice(None)] * x.ndim
+    places = axes or range(len(starts))
+    for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
+        at[a] = slice(start, None if step < 0 and end < -x.shape[a] else end, step)
+    return x[tuple(at)]
+
+
+def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
+    own = {a.name: a for a in n.proto.attribute}
+    textual = "value_string" in own or "value_strings" in own
+    return {0} if textual or ("value" in own and own["value"].t.data_type == _STRING) else set()
+
+
+@host_op("Constant", gives=_constant_gives)
+def constant(n: HostNode) -> np.ndarray:
+    for name in ("value", "value_string", "value_strings"):
+        found = n.attr(name)
+        if found is not None:
+            return strings(found) if isinstance(found, np.ndarray) else strings(found, np.shape(found))
+    raise n.fail("a constant of strings", [a.name for a in n.proto.attribute])

@@ -1,0 +1,225 @@
+"""Strings, encoded images, sequences and optionals: stages of the host between programs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import ingot
+from ingot.support.errors import InputError, UnsupportedOpError
+
+ort = pytest.importorskip("onnxruntime")
+F, I64, S = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[Any],
+    initializers: list[onnx.TensorProto] | None = None,
+) -> onnx.ModelProto:
+    infos = [helper.make_empty_tensor_value_info(o) if isinstance(o, str) else o for o in outputs]
+    graph = helper.make_graph(nodes, "g", inputs, infos, initializers or [])
+    domains = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 4)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=10)
+
+
+def text(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, S, shape)
+
+
+def words(*values: str) -> np.ndarray:
+    return np.array(values, object)
+
+
+def same(m: onnx.ModelProto, *inputs: Any) -> Any:
+    """The compiled model's answer, which is also ONNX Runtime's."""
+    names = [v.name for v in m.graph.input]
+    got = ingot.compile(m, cache=False)(*inputs)
+    session = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    want = session.run(None, dict(zip(names, inputs, strict=True)))
+    for a, b in zip(got if len(want) > 1 else [got], want, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    return got
+
+
+CLASSIFIER = model(
+    [
+        helper.make_node("StringNormalizer", ["x"], ["low"], case_change_action="LOWER", stopwords=["the"]),
+        helper.make_node(
+            "TfIdfVectorizer", ["low"], ["counts"], mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=1,
+            ngram_counts=[0, 3], ngram_indexes=[0, 1, 2, 3], pool_strings=["cat", "dog", "sat", "cat", "sat"],
+        ),
+        helper.make_node("MatMul", ["counts", "w"], ["scores"]),
+        helper.make_node("ArgMax", ["scores"], ["best"], axis=0, keepdims=1),
+        helper.make_node(
+            "LabelEncoder", ["best"], ["label"], domain="ai.onnx.ml", keys_int64s=[0, 1], values_strings=["no", "yes"]
+        ),
+    ],
+    [text("x", "n")],
+    ["scores", "label"],
+    [onnx.numpy_helper.from_array(np.array([[1, 0], [0, 2], [1, 1], [0, 3]], np.float32), "w")],
+)  # fmt: skip
+
+
+def test_words_in_a_label_out() -> None:
+    m = ingot.compile(CLASSIFIER, cache=False)
+    scores, label = m(words("The", "CAT", "sat"))
+    np.testing.assert_array_equal(scores, [2, 4])
+    assert label.tolist() == ["yes"]
+    assert m.plan().split("\n") == [
+        "host: StringNormalizer, TfIdfVectorizer",
+        "program: counts -> scores, best, 2 nodes",
+        "host: LabelEncoder",
+    ]
+    with pytest.raises(InputError, match="not one program"):
+        m.save("nowhere.ingot")
+
+
+@pytest.mark.parametrize(
+    ("sensitive", "case", "want"),
+    [
+        (1, "NONE", ["monday", "Tuesday", "É"]),
+        (1, "UPPER", ["MONDAY", "TUESDAY", "É"]),
+        (0, "NONE", ["Tuesday"]),
+        (0, "LOWER", ["tuesday"]),
+    ],
+)
+def test_normalized(sensitive: int, case: str, want: list[str]) -> None:
+    node = helper.make_node(
+        "StringNormalizer", ["x"], ["y"],
+        case_change_action=case, is_case_sensitive=sensitive, stopwords=["Monday", "é"],
+    )  # fmt: skip
+    m = ingot.compile(model([node], [text("x", "n")], [text("y", "m")]), cache=False)
+    assert m(words("monday", "Tuesday", "É", "Monday")).tolist() == want
+    assert m(words("Monday")).tolist() == [""]
+    with pytest.raises(InputError, match=r"shape \[C\]"):
+        m(words("a", "b").reshape(2, 1))
+
+
+def test_split_joined_matched_and_compared() -> None:
+    nodes = [
+        helper.make_node("StringConcat", ["x", "suffix"], ["joined"]),
+        helper.make_node("StringSplit", ["joined"], ["parts", "counts"], delimiter=","),
+        helper.make_node("RegexFullMatch", ["x"], ["hit"], pattern=r"[a-z]+,?.*"),
+        helper.make_node("Equal", ["x", "suffix"], ["equal"]),
+    ]
+    suffix = helper.make_tensor("suffix", S, [1], [b",b"])
+    outputs = [text("parts", "n", "k"), "counts", "hit", "equal"]
+    m = model(nodes, [text("x", "n")], outputs, [suffix])
+    parts, counts, hit, equal = ingot.compile(m, cache=False)(words("a,c", "", ",b"))
+    assert parts.tolist() == [["a", "c", "b"], ["", "b", ""], ["", "b", "b"]]
+    assert counts.tolist() == [3, 2, 3]
+    assert hit.tolist() == [True, False, False]
+    assert equal.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+b", r"(a|a)*b", r"(.)\1", r"a(?=b)", "("])
+def test_patterns_that_could_take_forever_are_refused(pattern: str) -> None:
+    node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=pattern)
+    m = ingot.compile(model([node], [text("x", "n")], ["y"]), cache=False)
+    with pytest.raises(InputError, match="pattern"):
+        m(words("a" * 64))
+
+
+def test_numbers_as_strings_and_back() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["shown"], to=S),
+        helper.make_node("Cast", ["shown"], ["back"], to=F),
+        helper.make_node("Add", ["back", "back"], ["y"]),
+    ]
+    given = helper.make_tensor_value_info("x", F, ["n"])
+    m = ingot.compile(model(nodes, [given], [text("shown", "n"), "y"]), cache=False)
+    x = np.array([1.5, -0.25, 3, np.inf, np.nan], np.float32)
+    shown, y = m(x)
+    assert shown.tolist() == ["1.5", "-0.25", "3", "INF", "NaN"]
+    np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize("skips", [0, 2])
+def test_counts_of_integers(mode: str, skips: int) -> None:
+    node = helper.make_node(
+        "TfIdfVectorizer", ["x"], ["y"], mode=mode, min_gram_length=1, max_gram_length=2, max_skip_count=skips,
+        ngram_counts=[0, 4], ngram_indexes=[0, 1, 2, 3, 4, 5, 6], pool_int64s=[2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
+        weights=[0.5, 1, 2, 3, 4, 5, 6],
+    )  # fmt: skip
+    m = model([node], [helper.make_tensor_value_info("x", I64, [2, 6])], ["y"])
+    same(m, np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]]))
+
+
+def test_an_op_that_takes_no_strings_is_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match=r"CumSum.*of strings"):
+        ingot.compile(model([helper.make_node("CumSum", ["x", "a"], ["y"])], [text("x", "n"), text("a")], ["y"]))
+
+
+@pytest.mark.parametrize("layout", ["RGB", "BGR", "Grayscale"])
+def test_images(layout: str) -> None:
+    images = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
+    stream = io.BytesIO()
+    images.fromarray(pixels).save(stream, "PNG")
+    nodes = [
+        helper.make_node("ImageDecoder", ["x"], ["image"], pixel_format=layout),
+        helper.make_node("Cast", ["image"], ["y"], to=F),
+    ]
+    m = ingot.compile(model(nodes, [helper.make_tensor_value_info("x", TensorProto.UINT8, ["n"])], ["y"]), cache=False)
+    encoded = np.frombuffer(stream.getvalue(), np.uint8)
+    gray = np.asarray(images.fromarray(pixels).convert("L"))[..., None]
+    np.testing.assert_array_equal(m(encoded), {"RGB": pixels, "BGR": pixels[..., ::-1]}.get(layout, gray))
+    assert m(encoded[:20]).size == 0
+
+
+def sequence(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, F, None)
+
+
+def test_sequences_of_any_length() -> None:
+    nodes = [
+        helper.make_node("SequenceInsert", ["s", "x"], ["longer"]),
+        helper.make_node("ConcatFromSequence", ["longer"], ["joined"], axis=0),
+        helper.make_node("SequenceLength", ["s"], ["n"]),
+    ]
+    x = helper.make_tensor_value_info("x", F, ["k"])
+    m = ingot.compile(model(nodes, [sequence("s"), x], [sequence("longer"), "joined", "n"]), cache=False)
+    last = np.ones(2, np.float32)
+    for parts in ([], [np.zeros(3, np.float32)], [np.zeros(3, np.float32), np.full(1, 5, np.float32)]):
+        longer, joined, n = m(parts, last)
+        assert len(longer) == len(parts) + 1
+        assert n == len(parts)
+        np.testing.assert_array_equal(joined, np.concatenate([*parts, last]))
+
+
+def test_sequences_joined_in_pairs() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["c"])],
+        "body",
+        [helper.make_tensor_value_info(n, F, None) for n in "ab"],
+        [helper.make_tensor_value_info("c", F, None)],
+    )
+    node = helper.make_node("SequenceMap", ["s", "t"], ["u"], body=body)
+    m = ingot.compile(model([node], [sequence("s"), sequence("t")], [sequence("u")]), cache=False)
+    for sizes in ((3, 1), (2, 4)):
+        s = [np.full(k, k, np.float32) for k in sizes]
+        for got, want in zip(m(s, s), s, strict=True):
+            np.testing.assert_array_equal(got, 2 * want)
+
+
+def test_optionals() -> None:
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(F, ["n"]))
+    given, same_ = helper.make_value_info("x", kind), helper.make_value_info("same", kind)
+    nodes = [helper.make_node("OptionalHasElement", ["x"], ["there"]), helper.make_node("Identity", ["x"], ["same"])]
+    m = ingot.compile(model(nodes, [given], ["there", same_]), cache=False)
+    there, held = m(None)
+    assert not there
+    assert held is None
+    there, held = m(np.ones(3, np.float32))
+    assert there
+    np.testing.assert_array_equal(held, np.ones(3))
+    with pytest.raises(InputError, match="expected each of"):
+        m()
