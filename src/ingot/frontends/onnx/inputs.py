@@ -91,7 +91,7 @@ def bind_inputs(
         elements = tuple(substitute(d, sizes) for d in told[name]) if name in requests.told else ()
         nodes.append(Input(name, kind, elements)(loc=name))
         sym = None
-        if kind.size == 0:
+        if kind.size == 0 and kind.is_static:
             sym = Sym.of(kind.dtype, np.empty([int(d) for d in kind.shape], object))
         if elements:
             items = np.empty(len(elements), object)
