@@ -128,6 +128,35 @@ def test_the_plan_knows_programs_but_not_how_they_run(imports: list[Import]):
     assert not wrong, "\n".join(wrong)
 
 
+# rooms inside a layer -> the rooms of it that they may not import: what all targets share knows none of them, and no
+# target's schedules know another's
+APART = {
+    "schedule": {"schedule/cpu", "schedule/gpu"},
+    "schedule/cpu": {"schedule/gpu"},
+    "schedule/gpu": {"schedule/cpu"},
+    "passes/model": {"passes/core", "passes/fusion"},
+    "passes/core": {"passes/model", "passes/fusion"},
+    "passes/fusion": {"passes/model", "passes/core"},
+    "ir": {"ir/kernel"},
+    "ir/kernel": set(),
+}
+
+
+def _room(path: str) -> str:
+    """"schedule/cpu/rows/loops" -> "schedule/cpu": the room of `APART` that a file is in."""
+    return max((room for room in APART if f"{path}/".startswith(f"{room}/")), key=len, default="")
+
+
+def test_rooms_of_a_layer_stand_apart(imports: list[Import]):
+    wrong = [
+        str(i)
+        for i in imports
+        if i.module.startswith("ingot.")
+        and _room(i.module.removeprefix("ingot.").replace(".", "/")) in APART.get(_room(i.file), set())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_imports_inside_functions_are_extras_only(imports: list[Import]):
     wrong = [
         str(i)

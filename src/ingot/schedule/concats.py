@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -22,11 +22,16 @@ from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
 from ingot.support.errors import CompileError
 
-if TYPE_CHECKING:
-    from ingot.schedule.emit import Emitter
+
+class Values(Protocol):
+    """Whoever knows the values of a concat's pieces: an emitter."""
+
+    def value(self, block: Block, node: Node, index: Index, mask: Expr | None = None) -> Expr:
+        """The value of `node` at `index`; where `mask` is off no memory is touched and the value is arbitrary."""
+        ...
 
 
-def concat_at(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+def concat_at(em: Values, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     """The value of a concat at an index; where `mask` is off no memory is touched."""
     op, pieces = node.op, node.inputs
     assert isinstance(op, ops.Concat)
@@ -44,7 +49,7 @@ def concat_at(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | 
     return _by_masks(em, block, node, index, mask, 0, len(pieces))
 
 
-def _by_masks(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, low: int, high: int) -> Expr:
+def _by_masks(em: Values, block: Block, node: Node, index: Index, mask: Expr | None, low: int, high: int) -> Expr:
     """A concat's value lane by lane, in the pieces low ... high - 1: each is read where it is."""
     axis, starts = _axis(node), _starts(node)
     at, result = index[axis], None
@@ -129,7 +134,7 @@ def _moved(block: Block, index: Index, axis: int, by: DimLike) -> Index:
     return (*index[:axis], k.ramp(own, index[axis].lanes), *index[axis + 1 :])
 
 
-def _mostly(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, piece: int) -> Expr:
+def _mostly(em: Values, block: Block, node: Node, index: Index, mask: Expr | None, piece: int) -> Expr:
     """A concat's value where most vectors lie in one long `piece`: these are plain reads, those before and behind
     masked."""
     axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
@@ -159,7 +164,7 @@ def _mostly(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     return block.let(k.load(result, ZERO), "c")
 
 
-def _chosen(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
+def _chosen(em: Values, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     """A concat's value by branches: loads that are off are slow where they would fall outside of mapped memory."""
     axis, starts, lanes = _axis(node), _starts(node), _all_lanes(index, mask)
     first = ix.first_lane(index[axis])
