@@ -185,3 +185,99 @@ def test_statistics_of_norms() -> None:
 
 def test_einsum_of_booleans() -> None:
     agree(lambda a, b: torch.einsum("ij,ij->ji", a, b), torch.rand(2, 3) > 0.5, torch.rand(2, 3) > 0.5)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "prod", "max", "min"])
+def test_segments_along_other_axes(kind: str) -> None:
+    lengths = torch.tensor([[2, 0, 3], [1, 1, 1]])
+    data = torch.randn(2, 5, 3)
+
+    def function(data: Tensor) -> Tensor:
+        return torch.segment_reduce(data, kind, lengths=lengths, axis=1, unsafe=True)
+
+    def between(data: Tensor) -> Tensor:
+        return torch.segment_reduce(data, kind, offsets=torch.tensor([1, 3, 3]), initial=0.5)
+
+    agree(between, data[0])
+    agree(function, data)
+
+
+def test_histograms() -> None:
+    x, weight = torch.randn(50), torch.rand(50)
+
+    def functions(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+        edges = torch.tensor([-1.0, 0.0, 0.25, 2.0])
+        return (
+            torch.histogram(x, 7),
+            torch.histogram(x, 4, range=(-1.0, 1.0), weight=weight, density=True),
+            torch.histogram(x, edges, weight=weight),
+            torch.histogramdd(x.reshape(25, 2), [3, 2]),
+            torch.histogramdd(x.reshape(25, 2), [edges, edges], weight=weight[:25], density=True),
+        )
+
+    agree(functions, x, weight)
+    agree(lambda x: torch.histogram(x, 3), torch.full((4,), 2.0))  # a range of nothing is widened
+    agree(lambda x: torch.histogram(x, 3), torch.tensor([1.0, 2.0, 3.0, 4.0]))  # the last bin has its end
+
+
+def test_masked_writes_of_several_values() -> None:
+    x, mask = torch.randn(3, 4, 2), torch.tensor([[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]).bool()
+
+    def written(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        return x.index_put((mask,), values), x.index_put((mask,), values, accumulate=True)
+
+    agree(written, x, mask, torch.randn(5, 2))
+    agree(written, x, mask, torch.randn(2))
+
+    def behind(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, mask] = values
+        return y
+
+    agree(behind, x, mask[0], torch.randn(3, 2, 1))
+    agree(lambda x, m, v: x.masked_fill(m, 0.0).index_put((m,), v), x[..., 0], mask, torch.arange(5.0))
+
+
+def test_means_of_integers_by_index() -> None:
+    x, source = torch.randint(-9, 9, (4, 3)), torch.randint(-9, 9, (6, 3))
+    at = torch.tensor([0, 2, 2, 0, 1, 2])
+    for inside in (True, False):
+        agree(lambda x, s, inside=inside: x.index_reduce(0, at, s, "mean", include_self=inside), x, source)
+
+
+def test_norms_of_training_with_their_statistics() -> None:
+    x, mean, var, weight = torch.randn(4, 3, 5), torch.randn(3), torch.rand(3), torch.randn(3)
+
+    def function(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        legit = torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, mean, True, 0.1, 1e-5)
+        return *legit, *torch.ops.aten._batch_norm_with_update_functional(x, weight, mean, mean, var, 0.1, 1e-5)
+
+    agree(function, x, mean, var, weight)
+
+
+def test_diagonals_on_any_axes() -> None:
+    for axes in ((0, 1), (-1, 0), (2, -3)):
+        agree(lambda x, axes=axes: torch.diag_embed(x, -1, *axes), torch.randn(2, 3))
+
+
+def test_renormalized_embeddings_and_pools_backwards() -> None:
+    table, at = torch.randn(6, 4) * 2, torch.tensor([[0, 2], [2, 5]])
+    agree(lambda t: torch.ops.aten.embedding_renorm(t, at, 1.5, 2.0), table)
+    x = torch.randn(2, 3, 6, 6)
+    pooled, places = F.max_pool2d(x, 3, 2, return_indices=True)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    agree(lambda g, x, i: backward(g, x, [3, 3], [2, 2], [0, 0], [1, 1], False, i), pooled, x, places)
+
+
+def test_antialiased_corners() -> None:
+    for size in ((5, 7), (13, 17)):
+        resize = {"size": size, "mode": "bilinear", "align_corners": True, "antialias": True}
+        agree(lambda x, resize=resize: F.interpolate(x, **resize), torch.randn(1, 2, 11, 9))
+
+
+def test_linspace_of_integers() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        ends = ((-3, 50, 7), (0.9, 5.9, 50), (2, -4, 1), (0, 10, 0))
+        return x, *(torch.linspace(*e, dtype=torch.int64) for e in ends), torch.linspace(0, 1, 5)
+
+    agree(function, torch.ones(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -121,24 +122,47 @@ def segment_reduce(
     data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
     offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Rows reduced in consecutive segments of `lengths` rows, or between `offsets`; an empty one gives `initial`."""
-    if axis != 0 or indices is not None or (lengths if offsets is None else offsets).dim() != 1:  # type: ignore[union-attr]
-        raise NotImplementedError("segment_reduce along another axis than the first, or by indices")
-    if offsets is not None:
-        ends, lengths = offsets[1:], offsets[1:] - offsets[:-1]
-    else:
+    """Slices along `axis` reduced in consecutive segments of `lengths` slices, or between `offsets`; the axes before it
+    have segments of their own. An empty segment gives `initial`."""
+    if indices is not None:
+        raise NotImplementedError("segment_reduce by indices")
+    if offsets is None:
         assert lengths is not None
-        ends = torch.cumsum(lengths, 0)
-    rows = torch.arange(data.shape[0])
-    at = torch.searchsorted(ends, rows.to(ends.dtype), right=True)
+        offsets = F.pad(torch.cumsum(lengths, -1), (1, 0))
+    lead, rest, count = data.shape[:axis], data.shape[axis + 1 :], offsets.shape[-1] - 1
+    batch, size = math.prod(lead), data.shape[axis]
+    offsets, rows = offsets.reshape(batch, count + 1), data.reshape(batch * size, *rest)
+    place = torch.arange(size, dtype=offsets.dtype).expand(batch, size).contiguous()
+    at = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
+    # what is before the first segment or behind the last goes to one more of each row
+    at = torch.where(at < 0, count, at) + torch.arange(batch)[:, None] * (count + 1)
     start = _START[reduce] if initial is None else initial
-    out = data.new_full((lengths.shape[0], *data.shape[1:]), start)
+    out = data.new_full((batch * (count + 1), *rest), start)
     if reduce in ("sum", "mean"):
-        out = out.index_add(0, at, data)
+        out = out.index_add(0, at.flatten(), rows)
     else:
-        out = out.index_reduce(0, at, data, {"prod": "prod", "max": "amax", "min": "amin"}[reduce])
+        out = out.index_reduce(0, at.flatten(), rows, {"prod": "prod", "max": "amax", "min": "amin"}[reduce])
+    out = out.reshape(batch, count + 1, *rest)[:, :count]
     if reduce == "mean":
-        count = lengths.reshape(-1, *(1 for _ in data.shape[1:]))
+        held = (offsets[:, 1:] - offsets[:, :-1]).reshape(batch, count, *(1 for _ in rest))
         empty = math.nan if initial is None else initial
-        out = torch.where(count > 0, out / count.clamp(min=1), empty)
-    return out
+        out = torch.where(held > 0, out / held.clamp(min=1), empty)
+    return out.reshape(*lead, count, *rest)
+
+
+def max_pool_backward(
+    grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
+) -> Tensor:  # fmt: skip
+    """Each gradient added where the maximum was."""
+    lead = x.dim() - len(kernel)
+    flat = torch.zeros_like(x).flatten(lead)
+    return flat.scatter_add(-1, indices.flatten(lead), grad.flatten(lead)).reshape(x.shape)
+
+
+def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
+    """The rows that `indices` name, scaled down to a norm of `max_norm` where theirs is larger."""
+    named = torch.zeros(weight.shape[0], dtype=torch.bool).index_fill(0, indices.flatten(), True)
+    norms = torch.linalg.vector_norm(weight, norm_type, -1)
+    scale = torch.where(named & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
+    return weight * scale[:, None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, cast, expand, i64, node_of, scalar_like
+from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, cast, expand, i64, node_of, scalar_like
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, TensorType
@@ -96,11 +97,13 @@ def _range(c: Context, start: Operand, step: Operand) -> Node:
 def linspace(c: Context, start: Operand, end: Operand, steps: DimLike, **named: object) -> Node:
     if isinstance(steps, Dim) or not isinstance(start, int | float) or not isinstance(end, int | float):
         raise Unsupported("ends or a count that are known only at run time")
+    if c.dtype.is_integer:
+        start, end = int(start), int(end)  # before anything is computed of them
     a, b = float(start), float(end)
     step = (b - a) / (steps - 1) if steps > 1 else 0.0
     index = np.arange(steps)
     # from the nearer end, as PyTorch does
-    values = np.where(index < (steps / 2), a + step * index, b - step * (steps - 1 - index))
+    values = np.where(index < max(steps // 2, 1), a + step * index, b - step * (steps - 1 - index))
     return const(values.astype(c.dtype.numpy))
 
 
@@ -147,11 +150,16 @@ def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
 
 @aten("diag_embed.default")
 def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Node:
-    if (dim1, dim2) != (-2, -1):
-        raise Unsupported(f"axes {dim1}, {dim2}; only the last two")
+    rank = len(c.shape)
+    first, second = axis_of(dim1, rank), axis_of(dim2, rank)
+    if (first, second) != (rank - 2, rank - 1):
+        rest = [i for i in range(rank) if i not in (first, second)]
+        order = (*rest, first, second)
+        last = replace(c, results=(c.type.with_shape(tuple(c.shape[i] for i in order)),))
+        back = tuple(order.index(i) for i in range(rank))
+        return ops.Transpose(back)(diag_embed(last, x, offset))
     # columns hold x shifted by the offset, rows pick the one that is theirs
     low, high = max(offset, 0), max(-offset, 0)
-    rank = len(c.shape)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
     spread = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
     row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)

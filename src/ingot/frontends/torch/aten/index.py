@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.elementwise import add, compare, select
+from ingot.frontends.torch.aten.elementwise import add, compare, floor_div, select
 from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -155,8 +155,6 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
     """`source` reduced into the elements of `x` that `write` chooses. Without `include_self` these start from nothing;
     a mean is of the sources and, with it, of the element."""
     mean = reduce == "mean"
-    if mean and not x.dtype.is_float:
-        raise Unsupported("a mean of integers")
     kind = "add" if mean else _REDUCTIONS[reduce]
     if include_self and not mean:
         return write(x, source, kind)
@@ -168,7 +166,7 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
     if not mean:
         return out
     parts = ops.Add()(count, filled(x.shape, 1, x.dtype)) if include_self else ops.maximum(count, 1)
-    return ops.Div()(out, parts)
+    return ops.Div()(out, parts) if x.dtype.is_float else floor_div(out, parts)
 
 
 def _front(x: Node, axis: int) -> Node:
@@ -293,17 +291,26 @@ def index_put(
 
 
 def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node, accumulate: bool) -> Node:
-    """x[mask] = one value: the only masked write whose shapes do not depend on the data."""
+    """x[mask] = values: one, or as many as the mask has places, each of which reads the next."""
     axis = next(i for i, m in enumerate(indices) if m is not None)
-    if values.type.size != 1:
-        raise Unsupported("a boolean mask as index with several values; use where()")
     for i in range(mask.type.rank):
         # torch does not compare them while it traces
         mask = with_size(c, mask, i, x.shape[axis + i])
-    mask = reshape(mask, (*mask.shape, *((1,) * (x.type.rank - axis - mask.type.rank))))
-    value = reshape(values, ())
-    new = add(x, expand(value, x.shape)) if accumulate else value
-    return select(mask, new, x)
+    rest = x.shape[axis + mask.type.rank :]
+    if values.type.size == 1:
+        new = expand(reshape(values, ()), x.shape)
+    else:
+        whole = expand(values, (*x.shape[:axis], _count(values, axis, len(rest)), *rest))
+        flat = reshape(mask, (mask.type.size,))
+        rank = ops.maximum(ops.sub(ops.CumReduce("sum", 0)(cast(flat, i64)), 1), 0)
+        new = reshape(ops.Take(axis)(whole, rank), x.shape)
+    mask = reshape(mask, (*mask.shape, *((1,) * len(rest))))
+    return select(mask, add(x, new) if accumulate else new, x)
+
+
+def _count(values: Node, axis: int, behind: int) -> DimLike:
+    """How many places `values` has something for, with `behind` axes behind theirs."""
+    return values.shape[-behind - 1] if values.type.rank > behind else 1
 
 
 @aten("masked_scatter.default")

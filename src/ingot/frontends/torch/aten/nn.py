@@ -196,14 +196,17 @@ def batch_norm(
 def batch_norm_inference(
     c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
 ) -> tuple[Node | None, ...]:
-    return batch_norm_of(x, weight, bias, mean, var, eps), None, None
+    # the statistics that training would save are empty, or 0
+    kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
+    return batch_norm_of(x, weight, bias, mean, var, eps), *kept
 
 
 @aten("_native_batch_norm_legit.no_stats")
 def batch_norm_without_stats(
     c: Context, x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float
 ) -> tuple[Node | None, ...]:
-    return _batch_stats(x, weight, bias, eps), None, None
+    axes = tuple(i for i in range(x.type.rank) if i != 1)
+    return _batch_stats(x, weight, bias, eps), *_statistics(c, x, axes, eps)
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:

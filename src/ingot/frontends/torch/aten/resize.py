@@ -46,6 +46,12 @@ def _given(scales: Sequence[object] | None) -> Scales:
     return found if scales and len(found) == len(scales) else None
 
 
+def _corner_scale(size: DimLike, out: DimLike) -> float:
+    if isinstance(size, Dim) or isinstance(out, Dim) or (out == 1 < size):
+        raise Unsupported("antialias with align_corners of a dynamic size, or to one element")
+    return (out - 1) / (size - 1) if size > 1 else 1.0
+
+
 def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
     coordinates, rounding = ("half_pixel", "round_prefer_ceil") if exact else ("asymmetric", "floor")
 
@@ -70,9 +76,10 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
         *scales: float | None,
         **named: float | None,
     ) -> Node:
-        if antialias and align_corners:
-            raise Unsupported("antialias with align_corners")
         given = _given((*scales, *named.values()))
+        if antialias and align_corners:
+            # only the scale knows of the corners: the windows' centers are those of half pixels
+            given, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
         return _resize(c, x, mode, "align_corners" if align_corners else "half_pixel", given, antialias=antialias)
 
     def vec(
