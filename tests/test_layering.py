@@ -34,6 +34,7 @@ LAZY = {
     ("__init__", "compiler"),
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),
+    ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 EXTRAS = {"onnx", "torch", "stablehlo", "jax"}  # frontends: imported where they are used

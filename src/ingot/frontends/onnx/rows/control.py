@@ -64,6 +64,8 @@ def if_(c: Call) -> Result:
         return _results(c.importer.run(c.graph(branch), c, {}, lambda v: v))
     captures = _Captures(c)
     branches = [c.importer.run(c.graph(name), c, {}, captures) for name in ("else_branch", "then_branch")]
+    if any(isinstance(v, Sequence_) for b in branches for v in b):
+        c.importer.wish(pred.node, exact=True)
     outputs = [_tensors(b, "an If with a result") for b in branches]
     types = [tuple(n.type for n in b) for b in outputs]
     if types[0] != types[1]:
@@ -193,6 +195,11 @@ def _while(it: _Iteration) -> Result:
     c = it.call
     loc = c.loc
     step, go = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
+    if it.is_loop and any(isinstance(v, Sequence_) for v in it.carried):
+        # unrolled, it may carry sequences
+        for i in (0, 1):
+            if c.has(i):
+                c.importer.wish(c.x(i), exact=True)
     starts = _tensors(it.carried, "a loop that is not unrolled, with a carried value")
     names = [Input(f"{loc}.carried{k}", n.type)() for k, n in enumerate(starts)]
     captures = _Captures(c, ".captured")
