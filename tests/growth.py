@@ -6,12 +6,41 @@ Who walks all ways through them, or computes a value again for each, does not co
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from ingot import ops
+from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, boolean, f32
+from ingot.pipeline.build import optimize
+from ingot.pipeline.cpu import TARGET, cpu_passes
+from ingot.plan.link import link
+from ingot.support.native import Code
+from ingot.targets.cpu.workers import host_features
+
+
+class _Counted:
+    """Takes kernels as an assembler does, and makes nothing of them."""
+
+    def __init__(self) -> None:
+        self.kernels = 0
+
+    def add(self, kernel: Kernel) -> None:
+        self.kernels += 1
+
+    def finish(self) -> Code:
+        return Code(host_features(), b"", {})
+
+
+def lowered(graph: Graph) -> int:
+    """How many kernels a MODEL graph becomes on this machine's CPU, up to their machine code."""
+    isa, counted = host_features(), _Counted()
+    lower = partial(TARGET.lower, machine=TARGET.machine(isa, 1, {}))
+    link(optimize(graph, cpu_passes()), lower, counted, stages={}, meta={})
+    return counted.kernels
+
 
 Step = Callable[[Node], Node]
 SQUARE = (8, 8)

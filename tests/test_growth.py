@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from ingot.ir.dims import bounds, dim_max, dim_min, parse_dim, symbol
 from ingot.ir.interp import interpret
-from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
-from ingot.pipeline.build import build_native, optimize
-from ingot.pipeline.cpu import TARGET, cpu_passes
-from ingot.plan.link import link
+from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, LimitError
 from ingot.support.limits import Limits, check_elements, in_time, limited, parse_limits, spend_node
-from ingot.support.native import Code
-from ingot.targets.cpu.workers import host_features
 from tests import growth
-
-
-class _Counted:
-    """Takes kernels as an assembler does, and makes nothing of them."""
-
-    def __init__(self) -> None:
-        self.kernels = 0
-
-    def add(self, kernel: Kernel) -> None:
-        self.kernels += 1
-
-    def finish(self) -> Code:
-        return Code(host_features(), b"", {})
-
-
-def _lowered(graph: Graph) -> int:
-    """How many kernels a graph becomes, up to their machine code."""
-    isa, counted = host_features(), _Counted()
-    lower = partial(TARGET.lower, machine=TARGET.machine(isa, 1, {}))
-    link(optimize(graph, cpu_passes()), lower, counted, stages={}, meta={})
-    return counted.kernels
 
 
 @pytest.mark.parametrize("name", growth.STEPS)
 def test_steps_that_use_their_input_twice_end(name: str) -> None:
-    assert 0 < _lowered(growth.chain(growth.STEPS[name], 60)) <= 200
+    assert 0 < growth.lowered(growth.chain(growth.STEPS[name], 60)) <= 200
 
 
 @pytest.mark.parametrize("name", ["ode", "rotate", "gather", "pad", "transpose", "flip"])
@@ -60,11 +33,11 @@ def test_steps_are_right(name: str) -> None:
 
 @pytest.mark.parametrize("make", [growth.fan, growth.doubled_concat, growth.masked])
 def test_graphs_whose_parts_are_shared_end(make: Callable[[int], Graph]) -> None:
-    assert _lowered(make(30)) > 0
+    assert growth.lowered(make(30)) > 0
 
 
 def test_long_chains_do_not_recurse() -> None:
-    assert _lowered(growth.chain(growth.STEPS["where"], 1000)) > 0
+    assert growth.lowered(growth.chain(growth.STEPS["where"], 1000)) > 0
 
 
 def test_sizes_have_a_weight() -> None:

@@ -112,6 +112,7 @@ def _map(path: Path) -> memoryview:
 
 
 _AGAIN = "save the model again"
+_DEFLATED = 1040  # bytes that one of deflate's may stand for, by its format
 
 
 def _corrupted(path: Path, what: str) -> ArtifactError:
@@ -149,9 +150,10 @@ def _read_header(path: Path, text: bytes, total: int) -> tuple[dict[str, _Sectio
         for name, size in cast("dict[str, int]", header["stages"]).items():
             if f"stage/{name}" not in sections or _length(size) > _MAX_STAGE:
                 raise ValueError(f"stage {name}")
-        _length(header["state"])
         if not sections.keys() >= {"plan", "state"}:
             raise ValueError("no plan or state")
+        if _length(header["state"]) > _DEFLATED * sections["state"].length:
+            raise ValueError("state that nothing inflates to")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupted(path, "header") from error
     return sections, weights, header

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 
 from ingot.runtime.cpu.memory import Region
-from ingot.support.errors import IngotError
+from ingot.support.errors import ArtifactError, IngotError
 from ingot.support.native import Code
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,4 +38,7 @@ class CodeImage:
             )
 
     def address(self, symbol: str) -> int:
+        """Raises ArtifactError for one that the code does not have."""
+        if symbol not in self.symbols:
+            raise ArtifactError("a program's code lacks a function", expected=symbol, fix="save the model again")
         return self._region.address + self.symbols[symbol]

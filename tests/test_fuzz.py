@@ -1,0 +1,60 @@
+"""A sample of what `tools/fuzz.py` runs by the hundred thousand: damaged files are refused, never more than that."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ingot_fuzz", ROOT / "tools" / "fuzz.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for the module of their annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+fuzz = _load()
+# seeds that were found to break something, each mended
+FOUND = {"ingot": (468, 670, 735), "onnx": ()}
+
+
+@pytest.mark.parametrize("seed", [*range(40), *FOUND["ingot"]])
+def test_damaged_programs_are_refused_or_whole(seed: int) -> None:
+    what, where, _ = fuzz.outcome(fuzz.run_ingot, seed)
+    assert what in ("accepted", "refused"), where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 400, 40))
+def test_damaged_models_are_refused_or_compiled(first: int) -> None:
+    pytest.importorskip("onnx")
+    for seed in (*range(first, first + 40), *(FOUND["onnx"] if first == 0 else ())):
+        what, where, _ = fuzz.outcome(fuzz.run_onnx, seed)
+        assert what in ("accepted", "refused"), f"seed {seed}: {where}"
+
+
+def test_a_seed_is_always_the_same_case() -> None:
+    data = bytes(range(200))
+    assert [fuzz.mutate_bytes(data, random.Random(s)) for s in range(50)] == [
+        fuzz.mutate_bytes(data, random.Random(s)) for s in range(50)
+    ]
+
+
+def test_faults_are_counted_and_said_where() -> None:
+    def broken(seed: int) -> None:
+        raise KeyError(seed)
+
+    tally = fuzz.Tally("ingot", 0, 0)
+    fuzz._count(tally, 0, *fuzz.outcome(broken, 0))
+    fuzz._count(tally, 1, "refused", "", 3.5)
+    assert tally.next == 2 and tally.slow == {"1": 3.5} and not tally.clean
+    assert [where.startswith("KeyError at test_fuzz.py") for where in tally.faults] == [True]

@@ -1,0 +1,391 @@
+"""Damaged files and random models, by seed: what is refused, with a clear error, in bounded time and memory.
+
+    python tools/fuzz.py onnx 0:200000            # mutated ONNX files: read, then compiled up to kernel IR
+    python tools/fuzz.py ingot 0:200000           # mutated programs: raw bytes, and plans under right digests: loaded
+    python tools/fuzz.py graphs 0:20000           # random graphs: compiled, run, compared with the interpreter
+    python tools/fuzz.py onnx 1234:1235 --show    # one seed again, with its traceback
+
+A seed always makes the same case, whatever was run before. Results lie in --state (fuzz-KIND.json), after every hundred
+seeds, so that a run goes on where it was stopped. The worker is a process of its own with limits: a seed that ends it,
+or is silent for --patience seconds, is counted as `killed`, and the next worker goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+SECONDS, MEGABYTES = 2.0, 500  # of processor time, and of memory beyond what the worker had
+_SEEDS = 100  # between two messages of progress
+Case = Callable[[int], None]  # runs a seed; an IngotError is a refusal, anything else a fault
+
+
+# --- mutations
+
+
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """A few bytes changed, lost, repeated or moved, or the end cut off."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        at = rng.randrange(len(out) + 1)
+        size = min(rng.choice((1, 1, 2, 8, 64)), len(out) - at)
+        match rng.randrange(6):
+            case 0 if size:
+                out[at] = rng.randrange(256)
+            case 1 if size:
+                out[at] ^= 1 << rng.randrange(8)
+            case 2:
+                del out[at : at + size]
+            case 3:
+                out[at:at] = out[at : at + size] * rng.choice((1, 2, 100))
+            case 4:
+                out[at : at + size] = rng.choice((b"\xff", b"\0", b"\x80", b"\x7f")) * size
+            case _:
+                del out[max(at, len(out) // 2) :]
+    return bytes(out)
+
+
+_NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 62) + 1, -(1 << 63), (1 << 63) - 1)
+_TEXTS = (
+    "", "x", "?", "a-b", "n//0", "n%0", "((((n))))", "max(n,", "2*n+1", "\x1b[2J", "\0", "é" * 300, "../../w", "NOTSET",
+    "SAME_UPPER", "linear", "ij,jk->ik",
+)  # fmt: skip
+
+
+def mutate_message(message: object, rng: random.Random, names: list[str]) -> None:
+    """One field somewhere in a protobuf message changed to a value of its type that is hard to bear."""
+    place = message
+    while True:
+        fields = [(f, v) for f, v in place.ListFields()]  # type: ignore[attr-defined]
+        if not fields:
+            return
+        found, value = rng.choice(fields)
+        many = not isinstance(value, bytes | str) and hasattr(value, "__len__") and not hasattr(value, "ListFields")
+        if many and rng.random() < 0.15:
+            _mutate_list(value, rng)
+            return
+        item = rng.choice(list(value)) if many and len(value) else value
+        if hasattr(item, "ListFields"):
+            place = item
+            continue
+        new = _value_like(item, rng, names)
+        try:
+            if many:
+                value[rng.randrange(len(value))] = new
+            else:
+                setattr(place, found.name, new)
+        except (TypeError, ValueError):
+            return
+        return
+
+
+def _mutate_list(value: object, rng: random.Random) -> None:
+    items = list(value)  # type: ignore[call-overload]
+    if not items:
+        return
+    match rng.randrange(3):
+        case 0:
+            items.pop(rng.randrange(len(items)))
+        case 1:
+            items.append(rng.choice(items))
+        case _:
+            rng.shuffle(items)
+    copies = [type(i).FromString(i.SerializeToString()) if hasattr(i, "SerializeToString") else i for i in items]
+    del value[:]  # type: ignore[attr-defined]
+    value.extend(copies)  # type: ignore[attr-defined]
+
+
+def _value_like(item: object, rng: random.Random, names: list[str]) -> object:
+    if isinstance(item, int):
+        return rng.choice((*_NUMBERS, item + 1, item - 1, -item))
+    if isinstance(item, float):
+        return rng.choice((0.0, -0.0, float("nan"), float("inf"), -1e30, 1e-45, 0.5))
+    if isinstance(item, bytes):
+        return mutate_bytes(item, rng) if item else b"\0\1\2\3"
+    return rng.choice((*_TEXTS, *names))
+
+
+# --- cases
+
+
+@cache
+def onnx_corpus() -> tuple[bytes, ...]:
+    """Small valid models: the node cases of the installed onnx."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    cases = sorted(collect_testcases(None), key=lambda c: c.name)
+    texts = (c.model.SerializeToString() for c in cases if c.model is not None)
+    return tuple(t for t in texts if len(t) < 1 << 16)
+
+
+def mutated_onnx(seed: int) -> bytes:
+    import onnx
+
+    rng = random.Random(seed)
+    data = rng.choice(onnx_corpus())
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    model = onnx.ModelProto.FromString(data)
+    names = [n for node in model.graph.node for n in (*node.input, *node.output, node.op_type)]
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        mutate_message(model, rng, names)
+    return model.SerializeToString()
+
+
+def run_onnx(seed: int) -> None:
+    """A mutated file, as `ingot.compile` reads it, up to kernel IR."""
+    from ingot.frontends.onnx import import_onnx
+    from ingot.ir.dims import likely_sizes
+    from ingot.pipeline.build import likely
+    from ingot.support.limits import Limits, limited
+    from tests.growth import lowered
+
+    with tempfile.TemporaryDirectory() as folder, limited(Limits(seconds=20)):
+        path = Path(folder) / "m.onnx"
+        path.write_bytes(mutated_onnx(seed))
+        graph = import_onnx(path)
+        with likely_sizes(likely(graph)):
+            lowered(graph)
+
+
+@cache
+def programs() -> tuple[bytes, ...]:
+    """Saved programs of a few random graphs."""
+    from ingot.pipeline.build import build_program
+    from ingot.runtime import artifact
+    from tests.conformance.dags import STEPS, random_graph
+    from tests.conformance.native import HOST
+
+    out: list[bytes] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(3):
+            graph, _ = random_graph(seed, seed % 2 == 0, 4, STEPS)
+            artifact.save(build_program(graph, HOST, 1), Path(folder) / "m")
+            out.append((Path(folder) / "m").read_bytes())
+    return tuple(out)
+
+
+def mutated_program(seed: int) -> bytes:
+    """Raw bytes changed; or its plan, under digests that are right again."""
+    rng = random.Random(seed)
+    data = rng.choice(programs())
+    return mutate_bytes(data, rng) if rng.random() < 0.3 else _replanned(data, rng)
+
+
+def _replanned(data: bytes, rng: random.Random) -> bytes:
+    from ingot.runtime import artifact
+
+    prefix = artifact._PREFIX
+    magic, version, length, _, _ = prefix.unpack(data[: prefix.size])
+    header = json.loads(data[prefix.size : prefix.size + length])
+    at, parts = prefix.size + length, {}
+    for name, (size, _) in header["sections"].items():
+        parts[name] = data[at : at + size]
+        at += size
+    nbytes, _ = header["weights"]
+    weights = data[len(data) - nbytes :] if nbytes else b""
+    plan = json.loads(parts["plan"])
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        mutate_json(plan, rng)
+    parts["plan"] = json.dumps(plan).encode()
+    if rng.random() < 0.2:
+        mutate_json(header, rng)
+    sections = header.get("sections")
+    if isinstance(sections, dict) and "plan" in sections:
+        sections["plan"] = [len(parts["plan"]), artifact._digest(parts["plan"])]
+    text = json.dumps(header).encode()
+    body = prefix.size + len(text) + sum(map(len, parts.values()))
+    padding = -body % artifact._PAGE
+    total = body + padding + len(weights)
+    first = prefix.pack(magic, version, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
+    return b"".join((first, text, *parts.values(), bytes(padding), weights))
+
+
+def mutate_json(value: object, rng: random.Random) -> None:
+    """One value somewhere inside changed, lost or repeated."""
+    place = value
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))  # type: ignore[arg-type]
+        if not keys:
+            return
+        key = rng.choice(keys)
+        item = place[key]  # type: ignore[index]
+        if isinstance(item, dict | list) and item and rng.random() < 0.9:
+            place = item
+            continue
+        if rng.random() < 0.2:
+            del place[key]  # type: ignore[attr-defined]
+        elif isinstance(item, bool) or item is None:
+            place[key] = rng.choice((None, True, 0, [], "x"))  # type: ignore[index]
+        elif isinstance(item, int | float):
+            place[key] = rng.choice((*_NUMBERS, 0.5, None, "n", [], float("nan")))  # type: ignore[index]
+        elif isinstance(item, str):
+            place[key] = rng.choice((*_TEXTS, None, 3, []))  # type: ignore[index]
+        else:
+            place[key] = rng.choice((None, 0, [], {}, "x", [[]]))  # type: ignore[index]
+        return
+
+
+def run_ingot(seed: int) -> None:
+    from ingot.runtime import artifact
+    from ingot.runtime.executor import CompiledModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.ingot"
+        path.write_bytes(mutated_program(seed))
+        str(CompiledModel(artifact.load(path), threads=1))
+
+
+def run_graph(seed: int) -> None:
+    from tests.conformance.dags import STEPS
+    from tests.conformance.more_dags import MORE
+    from tests.conformance.test_dags import ISAS, agree
+
+    agree(seed, seed % 3 > 0, 6 + seed % 20, list(ISAS)[seed % len(ISAS)], MORE if seed % 2 else STEPS)
+
+
+CASES: dict[str, Case] = {"onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph}
+
+
+# --- running them
+
+
+@dataclass
+class Tally:
+    """What came of the seeds from `first` up to, not including, `next`."""
+
+    kind: str
+    first: int
+    next: int
+    accepted: int = 0
+    refused: int = 0
+    slow: dict[str, float] = field(default_factory=dict)  # seed -> seconds of processor time
+    faults: dict[str, list[int]] = field(default_factory=dict)  # where -> seeds
+    killed: list[int] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+    @property
+    def clean(self) -> bool:
+        return not (self.slow or self.faults or self.killed)
+
+
+def outcome(case: Case, seed: int) -> tuple[str, str, float]:
+    """("accepted" | "refused" | "fault", where, seconds of processor time) of one seed."""
+    from ingot.support.errors import IngotError, VerifyError
+
+    began = time.process_time()
+    try:
+        case(seed)
+        what, where = "accepted", ""
+    except VerifyError as error:  # never the file's fault
+        what, where = "fault", _where(error)
+    except IngotError:
+        what, where = "refused", ""
+    except (Exception, RecursionError) as error:
+        what, where = "fault", _where(error)
+    return what, where, time.process_time() - began
+
+
+def _where(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(ROOT))]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}"
+
+
+def _limited_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + (MEGABYTES << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _work(kind: str, seeds: range, pipe: Connection) -> None:
+    case = CASES[kind]
+    outcome(case, -1)  # what is imported and prepared once is not counted
+    if kind != "graphs":
+        _limited_memory()
+    for seed in seeds:
+        pipe.send((seed, *outcome(case, seed)))
+    pipe.send(None)
+
+
+def run(tally: Tally, last: int, patience: float, state: Path) -> None:
+    """Seeds up to `last`, in worker processes, one at a time."""
+    context = multiprocessing.get_context("spawn")
+    while tally.next < last:
+        ours, theirs = context.Pipe(False)
+        worker = context.Process(target=_work, args=(tally.kind, range(tally.next, last), theirs), daemon=True)
+        worker.start()
+        theirs.close()
+        try:
+            waited = patience + 120  # for what is prepared
+            while ours.poll(waited) and (message := ours.recv()) is not None:
+                _count(tally, *message)
+                waited = patience
+                if tally.next % _SEEDS == 0:
+                    tally.save(state)
+        except EOFError:
+            pass
+        if tally.next < last:
+            tally.killed.append(tally.next)
+            tally.next += 1
+        worker.kill()
+        worker.join()
+        tally.save(state)
+
+
+def _count(tally: Tally, seed: int, what: str, where: str, seconds: float) -> None:
+    tally.next = seed + 1
+    if what == "fault":
+        tally.faults.setdefault(where, []).append(seed)
+    else:
+        tally.accepted += what == "accepted"
+        tally.refused += what == "refused"
+    # what is accepted takes the time that its compile needs
+    if what != "accepted" and seconds > SECONDS:
+        tally.slow[str(seed)] = round(seconds, 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=CASES)
+    parser.add_argument("seeds", help="FIRST:LAST")
+    parser.add_argument("--state", type=Path, help="where results lie; by default fuzz-KIND.json")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that a seed may be silent")
+    parser.add_argument("--show", action="store_true", help="run the seeds in this process, and let errors through")
+    given = parser.parse_args()
+    first, last = map(int, given.seeds.split(":"))
+    if given.show:
+        for seed in range(first, last):
+            CASES[given.kind](seed)
+        return 0
+    state: Path = given.state or Path(f"fuzz-{given.kind}.json")
+    tally = Tally(given.kind, first, first)
+    if state.exists():
+        tally = Tally(**json.loads(state.read_text()))
+        if (tally.kind, tally.first) != (given.kind, first):
+            parser.error(f"{state} holds {tally.kind} from {tally.first}: name another --state")
+    run(tally, last, given.patience, state)
+    print(json.dumps(asdict(tally), indent=1))
+    return 0 if tally.clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
