@@ -49,7 +49,8 @@ def compile(
             `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
             or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one.
         example_inputs: for an nn.Module or a function, a tuple of positional or a dict of keyword arguments.
-        target: "native", this machine's CPU with all its vector extensions.
+        target: NAME[:FEATURES]. "native": this machine's CPU with all that it has; "cpu:x86-64-v3", "cpu:znver4",
+            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
             {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.

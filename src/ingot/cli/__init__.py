@@ -23,6 +23,7 @@ from ingot.cli.compile import compile_
 from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
+from ingot.cli.machine import machine
 from ingot.cli.run import run
 from ingot.cli.tune import tune
 
@@ -34,6 +35,7 @@ COMMANDS = {
     "compare": compare,
     "explain": explain,
     "tune": tune,
+    "machine": machine,
 }
 
 app = typer.Typer(

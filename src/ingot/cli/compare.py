@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source, parse_dims
@@ -27,6 +27,7 @@ def compare(
     ] = True,
     dim: Dims = None,
     threads: Threads = None,
+    target: Target = "native",
     precision: Precision = "float32",
     fast_math: FastMath = False,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,

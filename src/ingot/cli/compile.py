@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Target, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims
 from ingot.runtime.executor import CompiledProgram
@@ -24,7 +24,7 @@ def compile_(
     ] = None,
     threads: Threads = None,
     dim: Dims = None,
-    target: Annotated[str, typer.Option(help="native: this machine's CPU with all its vector extensions.")] = "native",
+    target: Target = "native",
     precision: Precision = "float32",
     fast_math: FastMath = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
@@ -39,6 +39,7 @@ def compile_(
     ingot compile model.onnx                        writes model.ingot
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
+    ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     """
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))

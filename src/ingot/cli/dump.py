@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Limit, Model, Precision, Sizes, Threads
+from ingot.cli.options import Dims, FastMath, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
@@ -30,6 +30,7 @@ def dump(
     dim: Dims = None,
     size: Sizes = None,
     threads: Threads = None,
+    target: Target = "native",
     precision: Precision = "float32",
     fast_math: FastMath = False,
     limit: Limit = None,
@@ -54,7 +55,7 @@ def dump(
         source = open_source(model, parse_dims(dim or []))
         built = None
         if source.kind != "artifact":
-            built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision)
+            built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision, target=target)
         if built is None:
             text = _dump_artifact(source, after, kernel, plan, size)
         elif kernel is not None:

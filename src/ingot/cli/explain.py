@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
@@ -29,6 +29,7 @@ def explain(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
+    target: Target = "native",
     precision: Precision = "float32",
     fast_math: FastMath = False,
     limit: Limit = None,
@@ -48,7 +49,7 @@ def explain(
             if path is not None:
                 writable(path)
         graph = read_graph(source)
-        built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
+        built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
         feeds = random_inputs(built.program, graph, size)
         found = explaining.explain(source.name, built, feeds, repeats)
         if html is not None:

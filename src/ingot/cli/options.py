@@ -22,6 +22,13 @@ Sizes = Annotated[
     list[str] | None,
     typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes of the run that the model leaves open."),
 ]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:FEATURES]",
+        help="native: this machine's CPU with all that it has; or cpu:x86-64-v3, cpu:znver4, cpu:aarch64 and others.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that hold for real numbers only.")]
 Precision = Annotated[

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Threads
+from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
@@ -30,6 +30,7 @@ def run(
     size: Sizes = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write every output as NAME.npy into this folder.")] = None,
     threads: Threads = None,
+    target: Target = "native",
     precision: Precision = "float32",
     dim: Dims = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
@@ -44,7 +45,7 @@ def run(
     """
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
-        compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision))
+        compiled = runnable(compile_source(source, threads=threads, cache=True, target=target, precision=precision))
         feeds = read_feeds(compiled.program, feed or [])
         if random:
             feeds = inputs_of(source, compiled.program, size, seed) | feeds

@@ -57,6 +57,7 @@ def compare(
     threads: int | None = None,
     fast_math: bool = False,
     precision: str = "float32",
+    target: str = "native",
     sizes: Sequence[Mapping[str, int]] = (),
     tolerance: float | None = None,
     interpreter: bool = True,
@@ -70,7 +71,7 @@ def compare(
     """
     tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
     graph = read_graph(source)
-    built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
+    built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
     model = built.model() if program is None else _loaded(program, built, source, threads)
     other = reference(source)
     limits = index_limits(graph)

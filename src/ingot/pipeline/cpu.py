@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from ingot.ir.kernel import Kernel
@@ -29,6 +30,7 @@ from ingot.passes.model.linear_order import order_linear
 from ingot.passes.model.lower import lower_model_ops
 from ingot.passes.model.merge_matmuls import merge_matmuls
 from ingot.pipeline.build import optimize
+from ingot.pipeline.cores import CORES
 from ingot.pipeline.target import PLAIN, NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
@@ -100,15 +102,29 @@ class CpuTarget:
     lower = staticmethod(lower)
 
     def features(self, asked: str) -> Features:
-        if asked:
-            raise InputError("target", expected="native", got=f"cpu:{asked}")
-        return host_features()
+        """asked: a name of `CORES`."""
+        if not asked:
+            return host_features()
+        core = CORES.get(asked)
+        if core is None:
+            raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{asked}")
+        return Features(core.arch, tuple(sorted(core.features)), "" if core.level else asked)
 
     def prepare(self) -> None:
         workers.start()
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        return machine_of(features.arch, features.features, threads, winograd=flags.winograd(), measured=measured)
+        """By the features; caches as they were found or as the named core has them, and its arithmetic."""
+        plain = machine_of(features.arch, features.features, threads, winograd=flags.winograd(), measured=measured)
+        core = CORES.get(features.cpu)
+        caches = features.caches or (core and (core.l1, core.l2, core.l3)) or (plain.l1, plain.l2, plain.l3)
+        sized = replace(plain, **dict(zip(("l1", "l2", "l3"), caches, strict=True)))
+        if core is None or machine_of(core.arch, core.features).vector_bits != plain.vector_bits:
+            return sized  # what is known of the core is about wider vectors
+        return replace(
+            sized, fma_per_cycle=core.fma, loads_per_cycle=core.loads, fma_latency=core.latency,
+            gflops=plain.gflops * core.fma / plain.fma_per_cycle,
+        )  # fmt: skip
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return cpu_passes(options, self.machine(features, options.threads, {}).int8_dot)

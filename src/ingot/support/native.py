@@ -118,7 +118,22 @@ def host() -> Features:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return Features(arch, parse_cpuinfo(text, arch))
+    return Features(arch, parse_cpuinfo(text, arch), caches=cache_sizes())
+
+
+def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, ...]:
+    """Bytes of the first core's caches for data, levels 1 to 3, as Linux tells them; () where it does not tell all."""
+    found: dict[int, int] = {}
+    for index in root.glob("index*"):
+        try:
+            told = ((index / name).read_text(encoding="ascii").strip() for name in ("level", "type", "size"))
+            level, kind, size = told
+            if kind != "Instruction":
+                found[int(level)] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    sizes = tuple(found.get(level, 0) for level in (1, 2, 3))
+    return sizes if all(sizes) else ()
 
 
 def available_cores() -> int:

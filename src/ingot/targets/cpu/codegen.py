@@ -19,6 +19,12 @@ _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-li
 # Parts of the x86-64 baseline, or of the mode we run in; naming them off would break code generation.
 _BASELINE = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sahf", "x87", "nopl"})
 
+# What named cores have besides, of which LLVM makes use by itself.
+_UNLISTED = {
+    "x86_64": ("sse4a", "fma4", "xop", "tbm"),
+    "aarch64": ("sve", "sve2", "sme", "complxnum", "mops", "cssc", "rcpc", "rcpc-immo", "lse2", "lse128"),
+}
+
 
 def core_name() -> str:
     """LLVM's name of the core this process runs on, which chooses the scheduling model."""
@@ -52,6 +58,8 @@ def feature_string(features: Features) -> str:
     known = FEATURES[features.arch].keys() | _BASELINE
     off = [f"-{name}" for name, present in implied.items() if present and name not in known]
     off += [f"-{name}" for name in FEATURES[features.arch] if name not in features.features]
+    if not here:
+        off += [f"-{name}" for name in _UNLISTED[features.arch]]
     return ",".join(on + off)
 
 

@@ -1,0 +1,70 @@
+"""Named CPUs: what code for them may use, and what their cores do. `cpu:NAME` takes any of these names.
+
+    cpu:x86-64-v3   ->   a level of the architecture, on a core of which nothing else is known
+    cpu:znver4      ->   all that a Zen 4 has, scheduled for it
+
+Features are those that `support.native.FEATURES` lists, as only these can be checked where an artifact is loaded.
+Sources: the x86-64 psABI's levels; Intel's optimization manual; AMD's software optimization guides for families 17h,
+19h and 1Ah; Arm's software optimization guides; cache sizes as the vendors print them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KB, MB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Core:
+    """arch, features: as in `Features`. l1, l2: bytes of a core's own caches; l3: of the one that cores share.
+
+    fma, loads: vectors of the widest kind that a core multiplies and adds, and reads from its first cache, in a cycle.
+    latency: cycles of a multiply-add. level: it names features alone, so that code is scheduled for no core.
+    """
+
+    arch: str
+    features: tuple[str, ...]
+    l1: int = 32 * KB
+    l2: int = 1 * MB
+    l3: int = 32 * MB
+    fma: int = 2
+    loads: int = 2
+    latency: int = 4
+    level: bool = False
+
+
+_V2 = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
+_V3 = (*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+_CASCADE = (*_V4, "avx512vnni")
+_ICE = (*_CASCADE, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq", "gfni")
+_SAPPHIRE = (*_ICE, "avx512bf16", "avx512fp16", "avxvnni")
+_ARMV8 = ("fp-armv8", "neon")
+_ARMV82 = (*_ARMV8, "dotprod", "fullfp16", "lse", "rdm")
+_ARMV86 = (*_ARMV82, "bf16", "i8mm")
+
+CORES: Mapping[str, Core] = {
+    "x86-64-v2": Core("x86_64", _V2, level=True),
+    "x86-64-v3": Core("x86_64", _V3, level=True),
+    "x86-64-v4": Core("x86_64", _V4, level=True),
+    "haswell": Core("x86_64", _V3, l2=256 * KB, l3=20 * MB, latency=5),
+    "skylake": Core("x86_64", _V3, l2=256 * KB, l3=8 * MB),
+    "skylake-avx512": Core("x86_64", _V4, l3=24 * MB),
+    "cascadelake": Core("x86_64", _CASCADE, l3=36 * MB),
+    "icelake-client": Core("x86_64", _ICE, 48 * KB, 512 * KB, 8 * MB, fma=1),  # one port of 512 bits
+    "icelake-server": Core("x86_64", _ICE, 48 * KB, 1280 * KB, 36 * MB),
+    "sapphirerapids": Core("x86_64", _SAPPHIRE, 48 * KB, 2 * MB, 60 * MB),
+    "alderlake": Core("x86_64", (*_V3, "avxvnni", "gfni"), 48 * KB, 1280 * KB, 30 * MB),
+    "znver2": Core("x86_64", _V3, l2=512 * KB, l3=16 * MB, latency=5),
+    "znver3": Core("x86_64", _V3, l2=512 * KB),
+    "znver4": Core("x86_64", (*_ICE, "avx512bf16"), fma=1, loads=1),  # 512 bits in two passes of 256
+    "znver5": Core("x86_64", (*_ICE, "avx512bf16", "avxvnni"), l1=48 * KB),
+    "aarch64": Core("aarch64", _ARMV8, level=True),
+    "cortex-a72": Core("aarch64", _ARMV8, l3=1 * MB, fma=1, loads=1, latency=7),
+    "cortex-a76": Core("aarch64", _ARMV82, 64 * KB, 512 * KB, 4 * MB),
+    "neoverse-n1": Core("aarch64", _ARMV82, l1=64 * KB),
+    "neoverse-v2": Core("aarch64", _ARMV86, l1=64 * KB, l2=2 * MB, l3=64 * MB, fma=4, loads=3),
+    "apple-m1": Core("aarch64", _ARMV82, 128 * KB, 3 * MB, 8 * MB, fma=4, loads=3),
+}
