@@ -444,6 +444,22 @@ def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval]
     return limits
 
 
+def solve_equal(a: int | Dim, b: int | Dim) -> tuple[str, int | Dim] | None:
+    """(symbol, what it has to be) for a == b, where `a` holds one symbol, times and plus whole numbers, that `b` does
+    not hold, and that is then a whole size."""
+    difference = a - b
+    names = symbols_of(a)
+    if len(names) != 1 or isinstance(difference, int):
+        return None
+    (name,) = names
+    slopes = [(mono, c) for mono, c in difference.terms if name in symbols_of(Dim(((mono, 1),)))]
+    if len(slopes) != 1 or slopes[0][0] != (Symbol(name),):
+        return None
+    slope = slopes[0][1]
+    size = divides(symbol(name) * slope - difference, slope)
+    return None if size is None or negative(size) else (name, size)
+
+
 MOST = 1 << 40  # no size is larger
 FARTHEST = 1 << 62  # nor any number that sizes follow from farther from 0
 

@@ -89,10 +89,10 @@ class Op:
         """(op, inputs) pairs for the conformance test: odd sizes, edge attributes, dtypes."""
         return iter(())
 
-    def expect(self, condition: bool, message: str) -> None:
-        """Raise ShapeError `<op name>: message` unless `condition`."""
+    def expect(self, condition: bool, message: str, sizes: tuple[DimLike, DimLike] | None = None) -> None:
+        """Raise ShapeError `<op name>: message` unless `condition`; sizes: the two that would have to be equal."""
         if not condition:
-            raise ShapeError(f"{self.name}: {message}")
+            raise ShapeError(f"{self.name}: {message}").between(sizes)
 
     @cached_property
     def _field_names(self) -> tuple[str, ...]:

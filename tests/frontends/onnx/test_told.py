@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.specialized import SpecializedModel
 from ingot.support.errors import InputError, UnsupportedOpError
-
-F, I, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-X = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
-
-
-def model(nodes, inputs, outputs=(("z", F),), initializers=(), opset=18) -> onnx.ModelProto:
-    given = [helper.make_tensor_value_info(*i) for i in inputs]
-    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
-    constants = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in initializers]
-    graph = helper.make_graph(nodes, "g", given, results, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-
-
-def runtime(m: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
-
-
-def same(got, want) -> None:
-    for a, b in zip(got, want, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def one(op: str, *names: str, **attributes) -> list[onnx.NodeProto]:
-    return [helper.make_node(op, list(names), ["z"], **attributes)]
-
+from tests.frontends.onnx.told import B, F, I, X, model, one, runtime, same
 
 X46 = ("x", F, [4, 6])
 END = 2**63 - 1

@@ -44,11 +44,11 @@ class Requests:
     def with_told(self, names: Set[str]) -> Requests:
         return replace(self, told=self.told | names)
 
-    def bounds(self, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, Bound, DimLike]]:
+    def bounds(self, shapes: Mapping[str, Shape], names: Set[str]) -> Iterator[tuple[str, Bound, DimLike]]:
         """(what was asked, as text; the size or bounds; which of the model's sizes is to have them)."""
         for name, bound in self.dynamic.items() if isinstance(self.dynamic, Mapping) else ():
             if not isinstance(bound, Mapping):
-                yield f"dynamic[{name!r}]", bound, symbol(name)
+                yield f"dynamic[{name!r}]", bound, symbol(name) if name in names else dim_of_name(name)
                 continue
             if name not in shapes:
                 raise InputError("dynamic", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
@@ -154,7 +154,7 @@ def _sizes(
     """What the model's symbols, `names`, stand for. The bounds asked for become the walk's."""
     sizes: dict[str, DimLike] = dict(requests.equations)
     ranges: list[tuple[str, tuple[int, int | None], DimLike]] = []
-    for what, bound, d in requests.bounds(shapes):
+    for what, bound, d in requests.bounds(shapes, names):
         unknown = symbols_of(d) - names
         if unknown:
             raise InputError("dynamic names no symbol", expected=f"one of {sorted(walk.symbols)}", got=sorted(unknown))
@@ -229,7 +229,7 @@ _RESERVED = ("max", "min")
 def dim_of_name(text: str) -> DimLike:
     """A dim_param as a size: an expression over symbols ("2*s0", "past + length") or one symbol of that name, with
     characters that no name may hold replaced by `_` ("batch-size" -> batch_size)."""
-    text = text.strip()
+    text = re.sub(r"[.$]", "_", text.strip())  # what marks symbols that are told by data
     if _WORD.match(text) and text not in _RESERVED:
         return symbol(text)
     # a hyphen without spaces belongs to a name

@@ -18,13 +18,23 @@ import onnx
 from ingot import ops
 from ingot.frontends.onnx import legacy
 from ingot.frontends.onnx import rows as _rows  # noqa: F401 - fills the table
-from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, find_row, seek_multiple
+from ingot.frontends.onnx.call import (
+    AnyValue,
+    Call,
+    Equation,
+    Missing,
+    Result,
+    Sequence_,
+    Value,
+    find_row,
+    seek_multiple,
+)
 from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, told_symbols
-from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, narrowed, symbol, symbols_of
+from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
 from ingot.ir.node import Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
@@ -37,6 +47,8 @@ _MAX_DEPTH = 64
 _REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it optimized up to ORT_ENABLE_EXTENDED"}
 # ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
 _ADOPTED = {"CausalConvWithState": 27, "LinearAttention": 27}
+# sizes of one node that are taken for equal, one after another
+_MOST_EQUAL = 8
 # of sizes that networks halve time and again
 _LARGEST_FACTOR = 128
 
@@ -166,7 +178,7 @@ class Walk:
             return
         results: Sequence[AnyValue | None]
         try:
-            results = self._import(proto, scope, loc, inputs)
+            results = self._import_with_equal_sizes(proto, scope, loc, inputs)
         except Unsupported as e:
             self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
             results = [Missing()] * len(proto.output)
@@ -179,7 +191,6 @@ class Walk:
                 self.refused.append(UnsupportedOp(_full_name(proto), loc, str(e)))
                 scope.values.update((name, Missing()) for name in proto.output if name)
                 return
-            _equal_for_multiples(e)
             if loc in str(e):
                 raise
             # the node says more than the operand that the error was put down to
@@ -217,6 +228,43 @@ class Walk:
                 "a node reads a value that nothing before it computes", got=repr(name), where=loc, fix="export it again"
             )
         return found
+
+    def _import_with_equal_sizes(
+        self, proto: onnx.NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
+    ) -> Sequence[AnyValue | None]:
+        """Import a node; sizes that would have to be equal and have other names are taken for equal, which calls
+        check."""
+        for _ in range(_MOST_EQUAL):
+            try:
+                return self._import(proto, scope, loc, inputs)
+            except ShapeError as e:
+                inputs = self._with_equal(e, inputs, loc)
+        return self._import(proto, scope, loc, inputs)
+
+    def _with_equal(self, e: ShapeError, inputs: tuple[AnyValue | None, ...], loc: str) -> tuple[AnyValue | None, ...]:
+        """The operands written with one of the two sizes that have to be equal. Raises Equation where one is solved
+        for a symbol of the inputs, and `e` where they are never equal or where data tells them."""
+        sizes = tuple(d for d in e.sizes or () if isinstance(d, int | Dim))
+        if len(sizes) != 2 or any(told_symbols(d) or any(map(is_found, symbols_of(d))) for d in sizes):
+            raise e
+        _equal_for_multiples(e)
+        kept, other = sizes
+        # of two names the first stays; a number stands for a name
+        solved = solve_equal(other, kept) or solve_equal(kept, other)
+        if solved is not None and solved[0] in self.symbols:
+            raise Equation(*solved)
+        try:
+            self.require_equal(kept, other, "")
+        except Unsupported:
+            raise e from None
+        new = tuple(
+            Value(_written(v.node, other, kept)) if isinstance(v, Value) and other in v.type.shape else v
+            for v in inputs
+        )
+        written = [a for a, b in zip(new, inputs, strict=True) if a is not b]
+        if not written:
+            raise e
+        return new
 
     def _import(
         self, proto: onnx.NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
@@ -343,6 +391,12 @@ def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:
         return False
     known = onnx.defs.get_schema(proto.op_type, version, "").attributes
     return all(a.name in known for a in proto.attribute)
+
+
+def _written(x: Node, old: DimLike, new: DimLike) -> Node:
+    """`x` with sizes `old` written as `new`, which they are equal to."""
+    shape = tuple(new if d == old else d for d in x.shape)
+    return x if shape == x.shape else ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def _equal_for_multiples(e: ShapeError) -> None:

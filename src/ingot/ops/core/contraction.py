@@ -111,6 +111,7 @@ class DotGeneral(CoreOp):
                 self.expect(
                     a.shape[i] == b.shape[j],
                     f"{what}: expected axis {i} of {a} to equal axis {j} of {b}, got {a.shape[i]} and {b.shape[j]}",
+                    (a.shape[i], b.shape[j]),
                 )
         free_a, free_b = self.free(a.rank, b.rank)
         shape = (

@@ -52,11 +52,12 @@ class MatMul(Op):
             depth_a == depth_b,
             f"expected dimension {a.rank - 1} of {a} to equal dimension {max(b.rank - 2, 0)} of {b}, "
             f"got {depth_a} and {depth_b}",
+            (depth_a, depth_b),
         )
         try:
             batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         except ShapeError as e:
-            raise ShapeError(f"{self.name}: batch dimensions of {a} and {b}: {e}") from None
+            raise ShapeError(f"{self.name}: batch dimensions of {a} and {b}: {e}").between(e.sizes) from None
         rows, cols = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
         return TensorType(self.dtype or a.dtype, (*batch, *rows, *cols))
 

@@ -203,6 +203,7 @@ class Recurrent(Op):
             self.expect(
                 got == TensorType(got.dtype if narrow else x.dtype, shape),
                 f"{what}: expected {TensorType(x.dtype, shape)} for x {x}, got {got}",
+                next(((a, b) for a, b in zip(got.shape, shape, strict=False) if a != b), None),
             )
         self.expect(x.dtype.is_float, f"expected float operands, got {x}")
         if self.has_lengths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from ingot.ir.dims import (
 from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
+# an end as large stands for all there is: no axis is longer, and that is checked
+_TO_THE_END = 10**9
 # of sizes that reshapes cut a dynamic one by
 _LARGEST_FACTOR = 4096
 
@@ -54,15 +57,23 @@ def reshape(c: Call) -> Result:
     if any(isinstance(d, int) and d == -1 for d in shape) and x.type.size == 0:
         rest = [d for d in shape if d != -1]
         shape = [0 if d == -1 else d for d in shape] if product(rest) != 0 else shape
-    _divisible(x.shape, shape)
+    if not _divisible(x.shape, shape):
+        with suppress(Unsupported):  # of none: the op says what is wrong
+            return _reshape_as_told(c, x, shape)
     return ops.reshape(x, tuple(shape))
 
 
 def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
-    """A reshape by sizes of which each may be -1: a call's data says which, and it is checked that it fits."""
+    """A reshape that fits for some sizes only, which calls check; each size may be -1, as a call's data says."""
     holes = [sign_bit(d) for d in shape]
     whole = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
-    rest = floordiv(x.type.size, dim_max(product(whole), 1))
+    # sizes that stay as they are have no part in what is left
+    have, asked = list(x.shape), list(whole)
+    for d in whole:
+        if d in have:
+            have.remove(d)
+            asked.remove(d)
+    rest = floordiv(product(have), dim_max(product(asked), 1))
     sizes = tuple(
         d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True)
     )
@@ -72,22 +83,23 @@ def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
     return ops.reshape(flat, sizes)
 
 
-def _divisible(old: Shape, new: Sequence[DimLike]) -> None:
-    """Raise Equation where a reshape is one of all sizes that are multiples of a size in it: exporters that knew as
-    much write `[b, n] -> [b, n // 16, 16]`, and nothing of it at the input."""
+def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
+    """Whether a reshape fits for all sizes, or for none. Raise Equation where it is one of all sizes that are multiples
+    of a size in it: exporters that knew as much write `[b, n] -> [b, n // 16, 16]`, and nothing of it at the input."""
     rest = any(d == -1 for d in new)
     have, want = product(old), product(d for d in new if d != -1)
 
     def fits(have: DimLike, want: DimLike) -> bool:
         return have == want or (rest and divides(have, want) is not None)
 
-    if fits(have, want):
-        return
+    if fits(have, want) or (isinstance(have, int) and isinstance(want, int)):
+        return True
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
     factors = (of for of in range(2, min(total, _LARGEST_FACTOR) + 1) if total % of == 0)
     # the last axis rather than the batch
     names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
     seek_multiple(fits, (have, want), factors, list(names))
+    return False
 
 
 @onnx_op("Flatten")
@@ -117,7 +129,11 @@ def squeeze(c: Call) -> Result:
         for d in c.shape():
             if isinstance(d, Dim):
                 c.importer.require(d - 2, f"a squeeze of {c.type()} without axes: the size {d} is 1 or not")
-    return ops.squeeze(c.x(), axes)
+    x = c.x()
+    for axis in axes or ():
+        c.importer.require_equal(c.shape()[normal_axis(axis, c.rank())], 1, f"a squeeze of {c.type()}")
+        x = cut(x, normal_axis(axis, c.rank()), 0, 1, 1)
+    return ops.squeeze(x, axes)
 
 
 @onnx_op("Unsqueeze")
@@ -213,6 +229,10 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     bound of the symbol where one can be found.
     """
     dynamic = isinstance(at, Dim)
+    if isinstance(at, int) and at >= _TO_THE_END and isinstance(size, Dim):
+        if at < MOST:
+            c.importer.require(at - size, "a slice")
+        return size
     end = _from_end(c, at, size)
     if end is not at and c.importer.assume(end):
         return end

@@ -1,0 +1,92 @@
+"""Sizes as people write them: large ends, other names for equal sizes, reshapes that hold on a range."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ingot.frontends.onnx import import_onnx
+from ingot.ir.interp import interpret
+from ingot.support.errors import InputError, ShapeError
+from tests.frontends.onnx.told import F, model, one, runtime, same
+
+
+def types(m: onnx.ModelProto, **options) -> list[str]:
+    graph = import_onnx(m, **options)
+    return [str(n.type) for n in (*graph.inputs, *graph.outputs)]
+
+
+@pytest.mark.parametrize("end", [10**9, 2**31 - 1, 2**63 - 1])
+def test_a_slice_to_a_large_end_is_the_rest(end: int) -> None:
+    m = model(one("Slice", "x", "a", "b"), [("x", F, ["n"])], initializers=[("a", [0]), ("b", [end])])
+    assert types(m) == ["f32[n]", "f32[n]"]
+
+
+def test_sizes_without_a_name_are_each_their_own() -> None:
+    m = model(one("Identity", "x"), [("x", F, ["?", "?", None, "a.b"])])
+    assert types(m)[0] == "f32[x_0,x_1,x_2,a_b]"
+    assert types(m, dynamic={"x": {1: 48, -2: (2, 9)}})[0] == "f32[x_0,48,x_2,a_b]"
+    assert import_onnx(m, dynamic={"x": {2: (2, 9)}}).bounds == (("x_2", 2, 9),)
+    assert types(m, dynamic={"a.b": 3})[0] == "f32[x_0,x_1,x_2,3]"
+    with pytest.raises(InputError, match="axes of 4"):
+        import_onnx(m, dynamic={"x": {4: 1}})
+    with pytest.raises(InputError, match="one of the inputs"):
+        import_onnx(m, dynamic={"y": {0: 1}})
+
+
+def test_sizes_that_must_be_equal_are() -> None:
+    m = model(one("Add", "x", "y"), [("x", F, ["n", 4]), ("y", F, ["m", 4])])
+    assert types(m) == ["f32[n,4]", "f32[n,4]", "f32[n,4]"]
+    m = model(one("Add", "x", "y"), [("x", F, ["n"]), ("y", F, [7])])
+    assert types(m) == ["f32[7]", "f32[7]", "f32[7]"]
+    m = model(one("MatMul", "x", "y"), [("x", F, [2, "past + new"]), ("y", F, ["all", 3]), ("z0", F, ["past", "new"])])
+    assert types(m)[1] == "f32[new+past,3]"
+
+
+def test_a_state_of_batch_1_makes_the_batch_1() -> None:
+    w, r = np.zeros((1, 8, 3), np.float32), np.zeros((1, 8, 2), np.float32)
+    nodes = [helper.make_node("LSTM", ["x", "w", "r", "", "", "h", "c"], ["z"], hidden_size=2)]
+    inputs = [("x", F, ["s", "n", 3]), ("h", F, [1, 1, 2]), ("c", F, [1, 1, 2])]
+    m = model(nodes, inputs, (("z", F),), [("w", w), ("r", r)])
+    assert types(m) == ["f32[s,1,3]", "f32[1,1,2]", "f32[1,1,2]", "f32[s,1,1,2]"]
+
+
+def test_a_reshape_that_holds_on_a_range_is_checked_by_the_call() -> None:
+    """A size of 16 to 31 is one block of 16, and 48 rows are wanted whatever it is."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[1, 16], strides=[1, 16]),
+        helper.make_node("Reshape", ["p", "s"], ["z"]),
+    ]
+    m = model(nodes, [("x", F, [1, "n", 3, "h"])], initializers=[("s", [-1, 3])])
+    graph = import_onnx(m)
+    for n, h in ((2, 16), (5, 31)):
+        x = np.random.default_rng(n).standard_normal((1, n, 3, h)).astype(np.float32)
+        same(interpret(graph, {"x": x}), runtime(m, x=x))
+    m = model(nodes, [("x", F, [1, "n", 3, "h"])], initializers=[("s", [1, 0, 3])])
+    graph = import_onnx(m)
+    x = np.ones((1, 4, 3, 40), np.float32)
+    same(interpret(graph, {"x": x[..., :20]}), runtime(m, x=x[..., :20]))
+    with pytest.raises(InputError, match="h"):
+        interpret(graph, {"x": x})
+
+
+def test_sizes_that_are_never_equal_are_refused() -> None:
+    with pytest.raises(ShapeError, match="sizes differ"):
+        import_onnx(model(one("Add", "x", "y"), [("x", F, [5]), ("y", F, [7])]))
+    m = model([helper.make_node("Concat", ["x", "two"], ["p"], axis=0), *one("Add", "x", "p")], [("x", F, ["n"])],
+              initializers=[("two", np.zeros(2, np.float32))])  # fmt: skip
+    with pytest.raises(ShapeError, match="sizes differ"):
+        import_onnx(m)
+
+
+def test_a_squeeze_of_an_open_axis_asks_for_1() -> None:
+    m = model(one("Squeeze", "x", "axes"), [("x", F, ["n", "m"])], initializers=[("axes", np.array([1]))])
+    graph = import_onnx(m)
+    x = np.ones((3, 1), np.float32)
+    same(interpret(graph, {"x": x}), runtime(m, x=x))
+    with pytest.raises(InputError):
+        interpret(graph, {"x": np.ones((3, 2), np.float32)})
+
+
