@@ -118,11 +118,14 @@ class Splits(nn.Module):
         return torch.cat([p.cumsum(0) for p in x.split(counts.tolist())])
 
 
-def test_sizes_that_depend_on_data_are_told() -> None:
-    """Which op reads them, where, and what to do."""
-    program = export_module(Splits().eval(), (torch.randn(7, 3), torch.tensor([3, 4])))
-    with pytest.raises(ImportModelError, match=r"depends on the values.*item.default at test_export.py:\d+ .*where"):
-        import_exported(program)
+@pytest.mark.parametrize("counts", [[3, 4], [0, 7], [7, 0]])
+def test_sizes_that_a_tensor_holds(counts: list[int]) -> None:
+    model = import_exported(export_module(Splits().eval(), (torch.randn(7, 3), torch.tensor([3, 4]))))
+    x, sizes = torch.randn(7, 3), torch.tensor(counts)
+    torch.testing.assert_close(run(model, x, sizes), Splits()(x, sizes))
+    for wrong in ([8, -1], [-1, 8]):
+        with pytest.raises(InputError, match=r"size"):
+            run(model, x, torch.tensor(wrong))
 
 
 def test_names_of_dims_and_bounds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -17,8 +17,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as sym
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, mod, symbol
+from ingot.ir.dims import FOUND, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_found, mod, symbol
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.errors import ImportModelError
 
@@ -87,6 +89,16 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+_OF_DATA = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
+_NUMBER = ".value"  # behind the name of one that may be negative
+_NAME = re.compile(r"\$[\w.]+")
+
+
+def finite(value: sympy.Basic) -> int | None:
+    """An integer limit; None for what torch calls infinite."""
+    return int(value) if isinstance(value, sympy.Integer) and abs(int(value)) < 2**62 else None
+
+
 @dataclass(frozen=True)
 class Progression:
     """The sizes step * k + start for k >= 1."""
@@ -100,7 +112,8 @@ class Sizes:
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
     `equal`: expressions and what they equal in this model. `reads`: symbols that are values of tensors, and the ops
-    that read them. `required`: sizes that the importer takes for not negative, to be checked at each call.
+    that read them. `values`: what gives those that the importer has met, and the most that they may be. `required`:
+    sizes that the importer takes for not negative, to be checked at each call.
     """
 
     def __init__(
@@ -116,11 +129,57 @@ class Sizes:
         self._reads = dict(reads or {})
         self._known: dict[sympy.Basic, DimLike] = {}
         self.required: list[Dim] = []
+        self.values: dict[str, tuple[Node, DimLike]] = {}
+        self._spans: dict[str, ValueRanges] = {}
+        self._more = 0
 
     def progression(self, symbol_name: str) -> Progression:
         return self._among.get(symbol_name, Progression(1, 0))
 
+    def begin(self, spans: Mapping[sympy.Symbol, ValueRanges]) -> None:
+        """No value has given a size yet. spans: torch's ranges of all symbols."""
+        self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
+
+    def found(self, value: Node, most: DimLike, like: DimLike | None) -> DimLike:
+        """The size that an i64 scalar gives in the run, at most `most`. like: what torch calls it, if anything; where
+        that has a meaning already, the two have to be equal."""
+        known = next((name for name, (node, _) in self.values.items() if node is value), None)
+        if known is not None and like is None:
+            return symbol(known)
+        terms = like.terms if isinstance(like, Dim) else ()
+        name = str(like)
+        if len(terms) != 1 or not is_found(name) or not _NAME.fullmatch(name) or name in self.values:
+            self._more += 1
+            name = f"{FOUND}size{self._more}"
+            if like is not None:
+                self.require_equal(symbol(name), like)
+        high = finite(self._spans[name[1:]].upper) if name[1:] in self._spans else None
+        self.values[name] = value, most if high is None else dim_min(most, high)
+        return symbol(name)
+
+    def graph(self, inputs: Sequence[Node], results: Sequence[Node], names: Sequence[str]) -> Graph:
+        """The graph that these values and the sizes found on the way make up. Raises ImportModelError for a size that
+        nothing gives."""
+        values = [value for value, _ in self.values.values()]
+        sizes = tuple((name, most) for name, (_, most) in self.values.items())
+        made = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
+        unknown = sorted(s for s in made.mentioned if is_found(s))
+        if unknown:
+            raise self._unknown(unknown[0])
+        return made
+
+    def _unknown(self, name: str) -> ImportModelError:
+        reader = self._reads.get(name.removeprefix(FOUND).removesuffix(_NUMBER))
+        return ImportModelError(
+            f"size {name} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
+            fix="make it an int argument of the model, or compute at the full size and mask (torch.where)",
+        )
+
     def name(self, symbol_name: str) -> str:
+        if _OF_DATA.match(symbol_name):
+            span = self._spans.get(symbol_name)
+            low = None if span is None else finite(span.lower)
+            return f"{FOUND}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER)
         name = self._names.get(symbol_name, symbol_name)
         step = self.progression(symbol_name).step
         return name if step == 1 else f"{name}_over_{step}"
@@ -137,7 +196,7 @@ class Sizes:
         self.require(b, a)
 
     def dim(self, size: int | torch.SymInt) -> DimLike:
-        """A size from a tensor's shape or an argument. Raises ImportModelError for one that depends on data."""
+        """A size from a tensor's shape or an argument."""
         if isinstance(size, int):
             return int(size)
         node = size.node
@@ -157,13 +216,6 @@ class Sizes:
         if isinstance(e, sympy.Integer):
             return int(e)
         if isinstance(e, sympy.Symbol):
-            if re.match(r"u\d+$", e.name):
-                reader = self._reads.get(e.name)
-                raise ImportModelError(
-                    f"size {e} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
-                    fix="sizes have to follow from the inputs' shapes: make it an int argument of the model, or compute"
-                    " at the full size and mask (torch.where)",
-                )
             values = self.progression(e.name)
             return symbol(self.name(e.name)) * values.step + values.start
         if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and int(e.exp) > 0:

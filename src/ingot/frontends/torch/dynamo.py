@@ -31,7 +31,7 @@ from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, In
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, InputError
 
@@ -194,6 +194,8 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
     guards = [] if environment is None else [g.expr for g in environment.guards]
     equal = equations(guards, _sizes_of(module.graph, constants))
     sizes = Sizes(equal=equal, reads=data_reads(module.graph))
+    ranges = {} if environment is None else environment.var_to_range
+    sizes.begin(ranges)
     importer = Importer(sizes, final=True)
     inputs: list[Node] = []
     leaves: list[Leaf] = []
@@ -211,8 +213,7 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     adapter, results = output_adapter(outputs, flat_out)
-    ranges = {} if environment is None else environment.var_to_range
-    graph = limited(Graph(tuple(inputs), tuple(results), adapter.names), ranges, (), sizes)
+    graph = limited(sizes.graph(inputs, results, adapter.names), ranges, (), sizes)
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 

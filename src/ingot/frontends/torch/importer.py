@@ -11,13 +11,15 @@ import sympy
 import torch
 from torch import fx
 
+from ingot import ops
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
-from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64, with_shape
+from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsupported, cast, f64, i64, with_shape
+from ingot.ir.dims import FARTHEST
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
@@ -138,6 +140,11 @@ class Importer:
         if target in _READS and isinstance(meta, torch.SymBool):
             x = env[node.all_input_nodes[0]]
             return Number(x) if isinstance(x, Node) else _MISSING
+        if target in _READS and isinstance(meta, torch.SymInt):
+            x = env[node.all_input_nodes[0]]
+            if isinstance(x, Node):
+                self.sizes.found(ops.reshape(cast(x, i64), ()), FARTHEST, self.sizes.dim(meta))
+            return None
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None
         if target is operator.getitem:

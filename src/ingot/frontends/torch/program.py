@@ -27,7 +27,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
-from ingot.frontends.torch.convert import Sizes, data_reads, symbol_names, to_numpy
+from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import DIFFER, NAMES, SIGNATURE
 from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
@@ -45,7 +45,7 @@ from ingot.frontends.torch.model import (
     output_names,
 )
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
-from ingot.ir.dims import Dim, Interval
+from ingot.ir.dims import Dim, Interval, is_found, span_of
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError
@@ -66,11 +66,15 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
     guards = _guards(program)
     equal = solved(guards)
     sizes = Sizes(_names(program), progressions(guards), equal, data_reads(program.graph))
+    sizes.begin(program.range_constraints)
     for symbol, span in program.range_constraints.items():
         if symbol not in equal:
             continue  # bounds of the graph
         size, (lowest, highest) = sizes.expression(symbol), _limits(span)
-        sizes.require(lowest, size)
+        if is_found(sizes.name(str(symbol))):
+            lowest = _promised(span)
+        if lowest is not None:
+            sizes.require(lowest, size)
         if highest is not None:
             sizes.require(size, highest)
     try:
@@ -119,6 +123,7 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], *, final: bool) -> ImportedModel:
     written = _written(program)
+    sizes.begin(program.range_constraints)
     carriers: dict[str, Node] = {}
     importer = Importer(sizes, final)
     inputs: list[Node] = []
@@ -151,7 +156,7 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     _, renewed = output_adapter(outputs[: len(written)], kept)
     inputs += [carriers[target] for target in written]
     names = (*(f"next {target}" for target in written), *adapter.names)
-    graph = Graph(tuple(inputs), (*renewed, *results), names)
+    graph = sizes.graph(inputs, (*renewed, *results), names)
     graph = limited(graph, program.range_constraints, guards, sizes)
     first = {target: _first(_tensor(program, target)) for target in written}
     return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first)
@@ -275,7 +280,7 @@ def limited(
 ) -> Graph:
     """`graph` for the sizes that torch's ranges and guards, and what the importer required of `sizes`, allow."""
     bounds = _bounds(ranges, sizes, graph.symbols())
-    limits: dict[str, Interval] = dict.fromkeys(graph.symbols(), (1, None))
+    limits: dict[str, Interval] = {name: span_of(name) for name in graph.symbols()}
     limits |= {name: (low, high) for name, low, high in bounds}
     return replace(graph, bounds=bounds, conditions=conditions(guards, sizes, limits))
 
@@ -289,7 +294,11 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
         lowest, highest = _limits(span)
-        if name in used:
+        if is_found(name):
+            lowest = _promised(span)
+            if name in used and lowest:
+                out[name] = lowest, finite(span.upper)
+        elif name in used:
             low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
             least, most = out.get(name, (1, None))  # symbols that are equal have one name
             highs = [high for high in (most, highest and (highest - among.start) // among.step) if high is not None]
@@ -297,11 +306,12 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
     return tuple((name, *span) for name, span in sorted(out.items()))
 
 
+def _promised(span: ValueRanges) -> int | None:
+    """The least that a value of the run may be; torch's own guess that there are two of something is no promise."""
+    lowest = finite(span.lower)
+    return 0 if lowest is not None and 0 <= lowest <= 2 else lowest
+
+
 def _limits(span: ValueRanges) -> tuple[int, int | None]:
-    lowest = _finite(span.lower, 1) or 1
-    return (1 if lowest <= 2 else lowest), _finite(span.upper, None)
-
-
-def _finite(value: sympy.Basic, otherwise: int | None) -> int | None:
-    """An integer limit; `otherwise` for what torch calls infinite."""
-    return int(value) if isinstance(value, sympy.Integer) and abs(int(value)) < 2**62 else otherwise
+    lowest = finite(span.lower) or 1
+    return (1 if lowest <= 2 else lowest), finite(span.upper)

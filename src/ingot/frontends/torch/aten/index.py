@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import add, compare, floor_div, select
+from ingot.frontends.torch.aten.selection import indices_of
 from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -25,7 +26,7 @@ from ingot.frontends.torch.values import (
     wide,
     with_size,
 )
-from ingot.ir.dims import Dim, DimLike
+from ingot.ir.dims import Dim, DimLike, is_found, symbols_of
 from ingot.ir.node import Const, Node, const
 
 aten = Table()
@@ -221,15 +222,34 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
     return _write_rows(x, dim, index, expand(node_of(value, x.dtype), shape), "none")
 
 
-def _checked(indices: Indices, rank: int) -> list[tuple[int, Node]]:
-    """(axis, index tensor) for every axis that is indexed. Raises Unsupported for boolean masks."""
-    found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    for _, index in found:
-        if index.dtype in (boolean,) or index.dtype.name == "u8":
-            raise Unsupported("a boolean mask as index: the result's size depends on the data; use where()")
-    if len(indices) > rank:
-        raise Unsupported(f"{len(indices)} indices for rank {rank}")
+def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
+    """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
+    found: list[tuple[int, Node]] = []
+    axis, chosen = 0, None  # chosen: how many elements the masks before choose
+    for index in indices:
+        if index is None:
+            axis += 1
+        elif _is_mask(index):
+            for i in range(index.type.rank):
+                # torch does not compare them while it traces
+                index = with_size(c, index, i, x.shape[axis + i])
+            like = next((d for d in c.shape if any(map(is_found, symbols_of(d)))), None)
+            coordinates = indices_of(c, index, like)
+            if chosen is not None:
+                coordinates = [with_size(c, v, 0, chosen) for v in coordinates]
+            chosen = coordinates[0].shape[0] if coordinates else chosen
+            found += enumerate(coordinates, axis)
+            axis += len(coordinates)
+        else:
+            found.append((axis, index))
+            axis += 1
+    if axis > x.type.rank:
+        raise Unsupported(f"{axis} indices for rank {x.type.rank}")
     return found
+
+
+def _is_mask(index: Node) -> bool:
+    return index.dtype == boolean or index.dtype.name == "u8"
 
 
 def _grid(found: Sequence[tuple[int, Node]]) -> Node:
@@ -256,7 +276,15 @@ def _moved(lead: int, at: int, rank: int) -> tuple[int, ...]:
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(c: Context, x: Node, indices: Indices) -> Node:
-    found = _checked(indices, x.type.rank)
+    masks = [(i, m) for i, m in enumerate(indices) if m is not None]
+    if len(masks) == 1 and _is_mask(masks[0][1]) and masks[0][1].type.rank > 1:
+        # rows of the masked axes as one
+        ((at, mask),) = masks
+        joined = (*x.shape[:at], mask.type.size, *x.shape[at + mask.type.rank :])
+        for i in range(mask.type.rank):
+            mask = with_size(c, mask, i, x.shape[at + i])
+        x, indices = reshape(x, joined), (*indices[:at], reshape(mask, (mask.type.size,)))
+    found = _checked(c, x, indices)
     if not found:
         return x
     if len(found) == 1:
@@ -276,7 +304,7 @@ def index_put(
     masks = [i for i in indices if i is not None]
     if len(masks) == 1 and masks[0].dtype == boolean:
         return _masked_put(c, x, indices, masks[0], values, accumulate)
-    found = _checked(indices, x.type.rank)
+    found = _checked(c, x, indices)
     axes = [axis for axis, _ in found]
     grid = _grid(found)
     lead = grid.shape[:-1]
@@ -375,23 +403,6 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     row, column = index_along(x.shape, 0), index_along(x.shape, 1)
     kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
     return ops.Select()(kept, spread, x)
-
-
-def _sized_by_data(c: Context, *args: object, **named: object) -> Node:
-    raise Unsupported("the result's size depends on the data")
-
-
-for _name in (
-    "nonzero.default",
-    "nonzero_numpy.default",
-    "masked_select.default",
-    "unique_consecutive.default",
-    "_unique2.default",
-    "unique_dim.default",
-    "repeat_interleave.Tensor",
-    "bincount.default",
-):
-    aten.add(_name, _sized_by_data)
 
 
 def static(size: DimLike, what: str) -> int:

@@ -1,0 +1,163 @@
+"""Results whose size depends on data, and torchvision's boxes: the size is a symbol that the run finds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.shape import reshape, slice_axis, transpose
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Unsupported, axis_of, broadcast_shape, cast, expand, i64
+from ingot.ir.dims import FARTHEST, DimLike, product
+from ingot.ir.node import Node
+from ingot.ops.select import Groups
+
+aten = Table()
+
+
+def selected(c: Context, mask: Node, like: DimLike | None) -> Node:
+    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number."""
+    places, count = ops.true_places(mask)
+    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like))
+
+
+@aten("nonzero.default", "argwhere.default")
+def nonzero(c: Context, x: Node) -> Node:
+    flat = selected(c, ops.truth(x), c.shape[0])
+    if not x.shape:
+        return filled((flat.shape[0], 0), 0, i64)
+    return ops.stack(ops.coordinates(flat, x.shape), 1)
+
+
+@aten("nonzero_numpy.default")
+def nonzero_numpy(c: Context, x: Node) -> tuple[Node, ...]:
+    x = x if x.shape else reshape(x, (1,))
+    return tuple(ops.coordinates(selected(c, ops.truth(x), c.shape[0]), x.shape))
+
+
+@aten("masked_select.default")
+def masked_select(c: Context, x: Node, mask: Node) -> Node:
+    shape = broadcast_shape([x.shape, mask.shape])
+    x, mask = expand(x, shape), expand(mask, shape)
+    return ops.Take(0)(reshape(x, (x.type.size,)), selected(c, mask, c.shape[0]))
+
+
+def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:
+    """The coordinates of a mask's true elements: what a mask as an index stands for."""
+    return ops.coordinates(selected(c, ops.truth(mask), like), mask.shape)
+
+
+def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, Groups, DimLike]:
+    """(values, the groups, how many they are) of the elements, or of the slices along an axis."""
+    line = reshape(x, (x.type.size,)) if axis is None else x
+    at = axis or 0
+    rows = transpose(line, (at, *(d for d in range(line.type.rank) if d != at)))
+    found = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
+    size = c.sizes.found(found.count, rows.shape[0], c.shape[at])
+    return ops.Take(at)(line, slice_axis(found.first, 0, 0, size)), found, size
+
+
+def _results(values: Node, found: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
+    return values, reshape(found.inverse, shape), slice_axis(found.counts, 0, 0, size)
+
+
+@aten("_unique2.default")
+def unique2(
+    c: Context, x: Node, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Node, ...]:
+    values, found, size = _unique(c, x, None)
+    return _wanted(c, *_results(values, found, size, x.shape))
+
+
+@aten("unique_dim.default")
+def unique_dim(
+    c: Context, x: Node, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Node, ...]:
+    axis = axis_of(dim, x.type.rank)
+    values, found, size = _unique(c, x, axis)
+    return _wanted(c, *_results(values, found, size, (x.shape[axis],)))
+
+
+@aten("unique_consecutive.default")
+def unique_consecutive(
+    c: Context, x: Node, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Node, ...]:
+    axis = None if dim is None else axis_of(dim, x.type.rank)
+    values, found, size = _unique(c, x, axis, ordered=False)
+    return _wanted(c, *_results(values, found, size, x.shape if axis is None else (x.shape[axis],)))
+
+
+def _wanted(c: Context, *results: Node) -> tuple[Node, ...]:
+    """Results that were not asked for are empty, as torch has them."""
+    return tuple(
+        filled((0,), 0, r.dtype) if want.shape == (0,) and r.shape != (0,) else r
+        for r, want in zip(results, c.results, strict=True)
+    )
+
+
+@aten("repeat_interleave.Tensor")
+def repeats(c: Context, repeats: Node, *, output_size: DimLike | None = None) -> Node:
+    return _repeated(c, repeats, output_size, c.shape[0])
+
+
+def _repeated(c: Context, repeats: Node, output_size: DimLike | None, like: DimLike) -> Node:
+    if output_size is None:
+        output_size = c.sizes.found(ops.reduce_sum(cast(repeats, i64)), FARTHEST, like)
+    return ops.repeated(repeats, output_size)
+
+
+@aten("repeat_interleave.self_Tensor")
+def repeat_interleave(
+    c: Context, x: Node, repeats: Node, dim: int | None = None, *, output_size: DimLike | None = None
+) -> Node:
+    if dim is None:
+        x, dim = reshape(x, (x.type.size,)), 0
+    axis = axis_of(dim, x.type.rank)
+    if repeats.type.size == 1:
+        repeats = expand(reshape(repeats, (1,)), (x.shape[axis],))
+    return ops.Take(axis)(x, _repeated(c, repeats, output_size, c.shape[axis]))
+
+
+@aten("bincount.default")
+def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLike = 0) -> Node:
+    (n,) = x.shape
+    least = ops.scalar(minlength, i64)
+    values = cast(x, i64)
+    # the largest of none is the least integer
+    count = ops.maximum(ops.add(ops.reduce_max(values), 1), least) if n != 0 else least
+    size = c.sizes.found(count, FARTHEST, c.shape[0])
+    ones = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
+    return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, ones)
+
+
+@aten("torchvision.nms.default")
+def nms(c: Context, boxes: Node, scores: Node, iou_threshold: float) -> Node:
+    """The boxes that stay, the best first (torchvision.ops.nms)."""
+    (n,) = scores.shape
+    _, order = ops.Sort(0, True)(scores, ops.arange(n)).results
+    sides = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
+    kept = ops.SuppressOverlaps()(
+        sides, ops.reshape(ops.scalar(n, i64), (1,)), ops.scalar(n, i64), _at_most(iou_threshold, boxes)
+    )
+    return ops.Take(0)(order, selected(c, kept, c.shape[0]))
+
+
+def _at_most(threshold: float, boxes: Node) -> Node:
+    """The largest number of the boxes' dtype that is not above the threshold: torchvision compares in doubles."""
+    number = boxes.dtype.numpy.type(threshold)
+    if float(number) > threshold:
+        number = np.nextafter(number, number.dtype.type(-np.inf))
+    return ops.scalar(float(number), boxes.dtype)
+
+
+@aten("torchvision.roi_align.default")
+def roi_align(
+    c: Context, x: Node, rois: Node, spatial_scale: float, pooled_height: int, pooled_width: int, sampling_ratio: int,
+    aligned: bool,
+) -> Node:  # fmt: skip
+    if sampling_ratio <= 0:
+        raise Unsupported("a number of samples that depends on the regions (sampling_ratio 0)")
+    image = cast(reshape(slice_axis(rois, 1, 0, 1), (rois.shape[0],)), i64)
+    boxes = ops.mul(slice_axis(rois, 1, 1, 5), spatial_scale)
+    return ops.roi_align(x, boxes, image, (pooled_height, pooled_width), sampling_ratio, half_pixel=aligned)
