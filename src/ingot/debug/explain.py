@@ -24,6 +24,7 @@ from ingot.ir.types import TensorType
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.build import likely
+from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
@@ -176,7 +177,7 @@ def reasons(build: Build) -> dict[Node, str]:
     before = build.trace.stages[at - 1][2] if at else build.graph
     told: dict[Node, str] = {}
     with likely_sizes(likely(build.graph)):  # as the pipeline does: fusion asks for them
-        fuse(before, told)
+        fuse(before, target_of(build.features).policy, told)
     # shared kernels and storage's copies between groups change nodes: what they compute and their places stay
     by_place = {_place(node): text for node, text in told.items()}
     copied = "a copy: its operand has a place in memory already, or a reader needs other strides"

@@ -22,6 +22,7 @@ from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.share_kernels import share_kernels
 from ingot.passes.model.bound_sizes import bound_sizes
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
@@ -43,6 +44,7 @@ from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
 
+POLICY = FusionPolicy()
 # ops with kernels of their own, and one that products are to see
 KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
 
@@ -88,7 +90,7 @@ def cpu_passes(
         ("simplify_layout", tidy),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
-        ("fuse", fuse),
+        ("fuse", partial(fuse, policy=POLICY)),
         ("share_kernels", share_kernels),
         ("bodies", bodies),
     )
@@ -98,6 +100,7 @@ class CpuTarget:
     """See `ingot.pipeline.target.Target`."""
 
     name = "cpu"
+    policy = POLICY
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
 

@@ -17,6 +17,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
+from ingot.passes.fusion.policy import FusionPolicy
 from ingot.plan.link import Assembler
 from ingot.schedule.choice import Measured
 from ingot.schedule.lowered import Lowered
@@ -58,10 +59,11 @@ class Target(Protocol[M]):
     """The compile side of a kind of machine; M: what its schedules know of one such machine.
 
     name: what stands before the colon, and of the device that runs the code. forms: the texts that `source` makes of a
-    kernel, from the first to the one nearest to the machine.
+    kernel, from the first to the one nearest to the machine. policy: the numbers that fusion weighs.
     """
 
     name: str
+    policy: FusionPolicy
     forms: tuple[str, ...]
 
     def features(self, asked: str) -> Features:

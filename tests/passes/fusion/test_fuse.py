@@ -17,6 +17,7 @@ from ingot.ops.group import Group
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.simplify import simplify
 from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.model.lower import lower_model_ops
 from ingot.pipeline.build import optimize
 from ingot.pipeline.cpu import cpu_passes
@@ -117,6 +118,16 @@ def test_long_chains_are_several_kernels() -> None:
         y = ops.Tanh()(ops.Add()(y, x))
     sizes = [len(g.body.nodes()) for g in groups(pipeline(y))]
     assert sum(sizes) >= 800 and max(sizes) <= 140
+
+
+@pytest.mark.parametrize("members", [4, 32])
+def test_a_policy_bounds_groups(members: int) -> None:
+    x = y = arg("x", 8)
+    for _ in range(100):
+        y = ops.Tanh()(ops.Add()(y, x))
+    fused = fuse(graph(y), FusionPolicy(members=members))
+    sizes = [sum(not isinstance(n.op, Input) for n in g.body.nodes()) for g in groups(fused)]
+    assert max(sizes) == members and sum(sizes) == 200
 
 
 def test_softmax_is_one_group() -> None:

@@ -40,17 +40,14 @@ from ingot.passes.fusion.groups import (
     is_pointwise,
     reduced_dims,
 )
+from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import made_within, panel_operand, why_stored
 
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
-_COPIES = 3  # groups that may each compute a cheap value again
-_MEMBERS = 128  # of a group that takes no more: longer kernels (unrolled loops) gain nothing and compile slowly
 _LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
-_LOOKUPS = 1 << 14  # elements of a group from which on looking up each of a view's costs more than a kernel
-_AGAIN = 4  # times that each is looked up, from which on storing them pays
 
 
 def _source(node: Node) -> Node:
@@ -60,13 +57,9 @@ def _source(node: Node) -> Node:
     return node
 
 
-def _is_full(g: OpenGroup) -> bool:
-    return len(g.members) >= _MEMBERS
-
-
 class _Fusion:
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, graph: Graph, policy: FusionPolicy):
+        self.graph, self.policy = graph, policy
         self.order = graph.nodes()
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
@@ -108,7 +101,7 @@ class _Fusion:
         if is_free(node):
             self._place_free(node, homes, must)
             return
-        if not must and homes and all(self.homes.get(u) for u in users) and not any(map(_is_full, homes)):
+        if not must and homes and all(self.homes.get(u) for u in users) and not any(map(self._is_full, homes)):
             if len(homes) == 1 and self._join(homes[0], node):
                 return
             if len(homes) > 1 and self._join_all(homes, node):
@@ -116,20 +109,23 @@ class _Fusion:
         self.apart[node] = self._why_apart(node, homes)
         self._open(node)
 
+    def _is_full(self, g: OpenGroup) -> bool:
+        return len(g.members) >= self.policy.members
+
     def _why_apart(self, node: Node, homes: list[OpenGroup]) -> str:
         """For people: why `node` is the root of a group, and so stored, and no part of the group that reads it."""
         readers = self.users.get(node, [])
         if node in self.outputs:
             return "an output of the model"
         if node in self.forced:
-            told = {why_stored(u) for u in readers if self._is_anchor(u)}
+            told = {why_stored(u, self.policy) for u in readers if self._is_anchor(u)}
             told |= {f"{u.op.name} keeps a place for it" for u in readers if u in self.storage}
             return "; ".join(sorted(told)) or "it is read as memory, through a view"
         if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
             return f"{len(homes)} kernels read it: each would have to compute it again"
         (g,) = homes
-        if _is_full(g):
-            return f"the kernel of {g.root.op.name} has {_MEMBERS} ops already"
+        if self._is_full(g):
+            return f"the kernel of {g.root.op.name} has {self.policy.members} ops already"
         if isinstance(node.op, REDUCTIONS):
             return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
         if not is_pointwise(node):
@@ -161,8 +157,8 @@ class _Fusion:
         times: stored in the order of the rows, they are loaded."""
         axes = self._axes_in(g, node)
         sized, rows = _sized(node.shape), _sized(g.box)
-        work = estimate(product(g.box))
-        if g.anchor is not None or axes is None or work < max(_LOOKUPS, _AGAIN * estimate(node.type.size)):
+        many = max(self.policy.lookups, self.policy.lookups_each * estimate(node.type.size))
+        if g.anchor is not None or axes is None or estimate(product(g.box)) < many:
             return False
         if not sized or axes[sized[-1]] != rows[-1]:
             return False
@@ -213,7 +209,7 @@ class _Fusion:
 
     def _anchor(self, g: OpenGroup, node: Node) -> None:
         g.anchor = node
-        within = made_within(node, self.users, self.graph, self.tails)
+        within = made_within(node, self.users, self.graph, self.tails, self.policy)
         g.within = frozenset() if any(map(self._has_front, within)) else within
         g.panel = node.inputs[0] if g.within else self._panel(node)
         self.forced.update(i for i in node.inputs if i is not g.panel)
@@ -223,7 +219,7 @@ class _Fusion:
     def _panel(self, anchor: Node) -> Node | None:
         """The operand that `anchor` may compute. What comes from row reductions or gathers stays with them: apart, they
         and what is left of the rows would be kernels of their own."""
-        panel = panel_operand(anchor)
+        panel = panel_operand(anchor, self.policy)
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
@@ -283,7 +279,7 @@ class _Fusion:
     def _join_all(self, homes: list[OpenGroup], node: Node) -> bool:
         """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain
         arithmetic on at most one value as large."""
-        if len(homes) > _COPIES or node in self.tails or not self._is_stored_or_plain(node):
+        if len(homes) > self.policy.copies or node in self.tails or not self._is_stored_or_plain(node):
             return False
         sources = {_source(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
@@ -471,12 +467,12 @@ def _copy(label: str, value: Node) -> Node:
     return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
 
 
-def fuse(graph: Graph, reasons: dict[Node, str] | None = None) -> Graph:
+def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
     """A CORE graph (and kept composite ops) -> a graph of Group nodes, storage ops, inputs and constants.
 
-    `reasons`, if given, is filled with why each group is not part of the one that reads it.
+    `reasons`, if given, is filled with why each group is not part of the one that reads it; policy: the target's.
     """
-    fusion = _Fusion(graph)
+    fusion = _Fusion(graph, policy)
     fused, became = pool_in_producers(fusion.run())
     if reasons is not None:
         reasons |= {became.get(n, n): text for n, text in fusion.reasons.items()}

@@ -20,22 +20,17 @@ x may be a norm of rows, which are then computed in scratch as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.node import Const, Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
-
-BLOCK = 256 << 10  # bytes of rows that surely stay in a core's caches while all columns read them
-TILE = 16  # rows that a block has at least
-WIDE = 256 << 10  # bytes of an image that is worth keeping out of memory
-HIDDEN = 1 << 20  # bytes of rows between two contractions that are worth it, and more than a core's caches hold
-_MOST = 32  # ops that make a row
-ROWS = 128  # fewer are cut by columns between the cores: each would compute them all
+from ingot.passes.fusion.policy import FusionPolicy
 
 
-def panel_operand(anchor: Node) -> Node | None:
+def panel_operand(anchor: Node, policy: FusionPolicy) -> Node | None:
     """The operand that `anchor` reads row by row, or each element once, and could compute so itself, where that pays;
     None: none."""
     if isinstance(anchor.op, ops.ReduceWindow):
@@ -51,10 +46,11 @@ def panel_operand(anchor: Node) -> Node | None:
     if not isinstance(k, int) or k == 0 or len(sized) > 1:
         return None
     row, count = k * a.dtype.nbytes, estimate(product(rows))
-    small = count * row <= BLOCK
+    small = count * row <= policy.block_bytes
     # otherwise the second operand is streamed for each block of rows: from cache, if it is no larger than a few
-    again = estimate(product(sized)) * k * b.dtype.nbytes <= 4 * BLOCK
-    return a if count >= ROWS and row * TILE <= BLOCK and (small or again) else None
+    again = estimate(product(sized)) * k * b.dtype.nbytes <= policy.weights_bytes
+    fits = row * policy.block_rows <= policy.block_bytes
+    return a if count >= policy.shared_rows and fits and (small or again) else None
 
 
 def _reads_once(op: ops.ReduceWindow) -> bool:
@@ -64,16 +60,16 @@ def _reads_once(op: ops.ReduceWindow) -> bool:
     return apart and all(d == 1 for d in op.base_dilation)
 
 
-def why_stored(anchor: Node) -> str:
+def why_stored(anchor: Node, policy: FusionPolicy) -> str:
     """For people: why `anchor` reads its first operand from memory and does not compute its rows."""
     loops, name = _loops(anchor), anchor.op.name
     if loops is None:
         return f"{name} reads it as memory, each element many times or in another order"
     rows, columns, k = loops
     weights = estimate(product(columns)) * estimate(k) * anchor.inputs[1].dtype.nbytes
-    if weights > 4 * BLOCK:
+    if weights > policy.weights_bytes:
         return f"{name} would stream its weights, {weights / 1e6:.1f} MB, for each block of rows that it computes"
-    if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= HIDDEN:
+    if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= policy.hidden_bytes:
         return f"{name} finds it in the caches: it is too small to be worth computing there"
     ways = "pointwise ops, or another contraction with the norm before it"
     return f"{name} computes rows only from {ways}, and if nothing else needs them"
@@ -98,7 +94,7 @@ def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
 
 
 def made_within(
-    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node]
+    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
     """What computes the input of `anchor` from a contraction's rows, where nothing else needs it and it is large.
     Empty: nothing does.
@@ -112,14 +108,15 @@ def made_within(
         made = x.inputs[0] if isinstance(x.op, ops.Pad) else x
         if not _static_image(x) or (x is not made and not _pads_image(x)):
             return frozenset()
-        large = estimate(product(made.shape[1:])) * made.dtype.nbytes > WIDE
+        large = estimate(product(made.shape[1:])) * made.dtype.nbytes > policy.image_bytes
         return _between(anchor, made, _is_expanding, users, graph) if large else frozenset()
-    if not _is_row_by_row(anchor) or x is anchor.inputs[1]:
+    is_base = partial(_is_row_by_row, policy=policy)
+    if not is_base(anchor) or x is anchor.inputs[1]:
         return frozenset()
-    large = estimate(x.type.size) * x.dtype.nbytes > HIDDEN
-    members = _between(anchor, x, _is_row_by_row, users, graph) if large else frozenset[Node]()
-    first = next(filter(_is_row_by_row, members), None)
-    return members if first is None else members | _normed(first, users, graph, tails)
+    large = estimate(x.type.size) * x.dtype.nbytes > policy.hidden_bytes
+    members = _between(anchor, x, is_base, users, graph) if large else frozenset[Node]()
+    first = next(filter(is_base, members), None)
+    return members if first is None else members | _normed(first, users, graph, tails, policy)
 
 
 def _between(
@@ -147,7 +144,7 @@ def _between(
 
 
 def _normed(
-    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node]
+    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
     """What computes the rows of `anchor`, the first contraction of an MLP, from reductions along them, as norms do,
     where they are no longer than the hidden ones and nothing else needs them. Empty: nothing does.
@@ -179,7 +176,7 @@ def _normed(
         new = [i for i in waiting.pop().inputs if i not in found and belongs(i)]
         found.update(new)
         waiting += new
-        if len(found) > _MOST:
+        if len(found) > policy.row_ops:
             return frozenset()
     while True:
         inside = found | {anchor}
@@ -197,7 +194,7 @@ def _keeps_rows(n: Node) -> bool:
     return isinstance(n.op, ops.Reshape) and n.shape[-1:] == n.inputs[0].shape[-1:]
 
 
-def _is_row_by_row(n: Node) -> bool:
+def _is_row_by_row(n: Node, policy: FusionPolicy) -> bool:
     """Whether row i of the result is row i of the first operand times a constant, which stays in a core's caches."""
     loops, op = _loops(n), n.op
     if loops is None or n.dtype != f32 or not isinstance(n.inputs[1].op, Const):
@@ -210,7 +207,7 @@ def _is_row_by_row(n: Node) -> bool:
         plain = plain and all(s == 1 for s in (*op.strides, *op.lhs_dilation))
     _, columns, k = loops
     weights = estimate(product(columns)) * estimate(k) * n.inputs[1].dtype.nbytes
-    return plain and isinstance(k, int) and n.inputs[0].dtype == f32 and 0 < weights <= 4 * BLOCK
+    return plain and isinstance(k, int) and n.inputs[0].dtype == f32 and 0 < weights <= policy.weights_bytes
 
 
 def _is_depthwise(anchor: Node) -> bool:
