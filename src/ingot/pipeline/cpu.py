@@ -9,7 +9,7 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph, Node, Op
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
 from ingot.passes.bodies import in_bodies
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
@@ -50,7 +50,10 @@ KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
 
 
 def _has_kernel(node: Node) -> bool:
-    """Whether the kernel of a kept op takes these operands: heads of attention have a static size."""
+    """Whether the kernel of a kept op takes these operands: heads of attention have a static size, and a step of a
+    recurrence folds no state to one number."""
+    if isinstance(node.op, Recurrent):
+        return not node.op.levels
     if not isinstance(node.op, Attention):
         return True
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])

@@ -19,14 +19,16 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Graph, Input, Node, Op
-from ingot.ir.types import TensorType, dtype_of, f32, i64
+from ingot.ir.node import Graph, Input, Node, Op, topological
+from ingot.ir.types import TensorType, dtype_of, f32, i64, u8
 from ingot.ops.core.base import finish
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
 from ingot.ops.core.elementwise import Abs, Expm1, Log1p
+from ingot.ops.core.quantize import Quantize
 from ingot.ops.core.shape import DimValue, DynamicSlice, DynamicUpdateSlice
 from ingot.ops.nn import terms as t
+from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.terms import Term, Value
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
@@ -100,7 +102,8 @@ class Recurrent(Op):
     state. w and r may be narrower floats than x of f32.
 
     activations: of every gate function in turn, for each direction; () for the defaults. clip: the gates' inputs are
-    clamped to [-clip, clip].
+    clamped to [-clip, clip]. levels: x and the output before each step are rounded to 256 levels between their least
+    and greatest elements, 0 among them (ONNX's DynamicQuantizeLinear), before they are multiplied with w and r.
     """
 
     stored_weights: ClassVar[tuple[int, ...]] = (1, 2)
@@ -113,6 +116,7 @@ class Recurrent(Op):
     clip: float | None = None
     activations: tuple[Activation, ...] = ()
     has_lengths: bool = False
+    levels: bool = False
 
     # --- what a schedule asks
 
@@ -146,7 +150,7 @@ class Recurrent(Op):
         """[S,B,G*H]: what every step adds that does not depend on the state: x W^T + b_W (+ b_R where it only adds)."""
         width = self.gates * self.hidden
         bias = p.b.slice(0, 0, width)
-        return t.contract(x, p.w, [(2, 1)]) + (bias + self.outer_bias(p))
+        return t.contract(self._rounded(x), p.w, [(2, 1)]) + (bias + self.outer_bias(p))
 
     def outer_bias(self, p: Parameters) -> Term:
         """The part of b_R[G*H] that may be added outside the loop: all of it, unless a cell scales it."""
@@ -176,6 +180,7 @@ class Recurrent(Op):
         return x.shape[0] * x.shape[1] * (w.size + r.size) * 2
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        self.expect(not self.levels or inputs[0].dtype == f32, f"levels: expected x of f32, got {inputs[0]}")
         count = 4 + self.states + self.has_lengths + self.has_peepholes()
         self.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
         choices = ("forward", "reverse", "bidirectional")
@@ -217,6 +222,7 @@ class Recurrent(Op):
         dtype = dtype_of(inputs[0])
         x, w, r, b, *rest = (t.exact(v) for v in inputs)
         steps, batch, _ = x.shape
+        x = self._levelled(x)
         lengths = rest[self.states] if self.has_lengths else np.full(batch, steps)
         y = np.zeros((steps, len(self.directions()), batch, self.hidden))
         last = [s.copy() for s in rest[: self.states]]
@@ -265,11 +271,15 @@ class Recurrent(Op):
         if steps == 0:
             return [y, *p.states]
         optional = (p.b if self.bias_inside() else None, p.peephole, lengths)
-        operands = [t.scalar(0, i64), count, y, *p.states, rows, p.r, *(v for v in optional if v is not None)]
+        # weights that are known belong to the body, which packs them
+        held = not any(isinstance(n.op, Input) for n in topological((p.r.node,)))
+        weights = () if held else (p.r,)
+        operands = [t.scalar(0, i64), count, y, *p.states, rows, *weights, *(v for v in optional if v is not None)]
         entry = tuple(Input(f"s{i}", v.node.type)() for i, v in enumerate(operands))
         step, total, out, *others = (Term(n) for n in entry)
-        states, (values, r, *more) = others[: self.states], others[self.states :]
+        states, (values, *more) = others[: self.states], others[self.states :]
         rest = iter(more)
+        r = p.r if held else next(rest)
         b, peephole, ends = (None if v is None else next(rest) for v in optional)
         zero = t.scalar(0, i64).node
         at = total - 1 - step if d.reverse else step
@@ -287,6 +297,28 @@ class Recurrent(Op):
 
     def _split(self, x: Term, count: int) -> list[Term]:
         return [x.slice(x.rank - 1, i * self.hidden, (i + 1) * self.hidden) for i in range(count)]
+
+    def _rounded(self, x: Term) -> Term:
+        """What `levels` makes of x."""
+        if not self.levels:
+            return x
+        axes = tuple(range(x.rank))
+        low, high = (_term(fn(x.reduce(kind, axes, False), 0)) for fn, kind in ((t.minimum, "min"), (t.maximum, "max")))
+        least = (high - low) / 255.0
+        scale = _term(t.where(least.equals(0.0), 1.0, least))
+        zero = _term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
+        step, offset = scale.spread(x.shape, ()), zero.spread(x.shape, ())
+        return Term(Dequantize()(Quantize()(x.node, step.node, offset.node), zero.node, scale.node))
+
+    def _levelled(self, x: np.ndarray) -> np.ndarray:
+        """`_rounded` in numpy, the levels found in f32."""
+        if not self.levels or not x.size:
+            return x
+        given = x.astype(np.float32)
+        low, high = np.minimum(given.min(), 0), np.maximum(given.max(), 0)
+        scale = (high - low) / np.float32(255) or np.float32(1)
+        zero = np.clip(np.rint(-low / scale), 0, 255)
+        return (np.clip(np.rint(given / scale) + zero, 0, 255) - zero) * np.float64(scale)
 
     def _clip(self, x: Term) -> Term:
         return x if self.clip is None else _term(t.clamp(-self.clip, x, self.clip))
@@ -327,7 +359,7 @@ class LSTM(Recurrent):
     def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
         gate, update, output = self.activation(index)
         h, c = p.states
-        i, o, f, g = self._split(row + t.contract(h, p.r, [(1, 1)]), 4)
+        i, o, f, g = self._split(row + t.contract(self._rounded(h), p.r, [(1, 1)]), 4)
         pi, po, pf = self._split(p.peephole, 3) if p.peephole is not None else (None, None, None)
         i = _apply(gate, self._clip(i if pi is None else i + c * pi))
         f = 1.0 - i if self.input_forget else _apply(gate, self._clip(f if pf is None else f + c * pf))
@@ -346,7 +378,7 @@ class LSTM(Recurrent):
     ) -> tuple[np.ndarray, ...]:
         gate, update, output = self.activation(index)
         h, c = states
-        i, o, f, g = np.split(row + h @ r.T + b[: b.size // 2] + b[b.size // 2 :], 4, axis=1)
+        i, o, f, g = np.split(row + self._levelled(h) @ r.T + b[: b.size // 2] + b[b.size // 2 :], 4, axis=1)
         pi, po, pf = np.split(peephole, 3) if peephole is not None else (0, 0, 0)
         i = _compute(gate, self._clipped(i + pi * c))
         f = 1 - i if self.input_forget else _compute(gate, self._clipped(f + pf * c))
@@ -370,6 +402,7 @@ class LSTM(Recurrent):
                     peephole,
                 ),
             )
+            yield cls(4, direction, has_lengths=True, levels=True), (*base, lengths)
         yield cls(4), tuple(v.astype(np.float16) for v in _data(4, 2, 1))
         yield cls(4), tuple(v.astype(np.float64) for v in _data(4, 2, 1))
         functions = (("hardsigmoid", 0.2, 0.5), ("softsign", 0.0, 0.0), ("scaledtanh", 1.5, 0.7))

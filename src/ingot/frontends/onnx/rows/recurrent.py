@@ -77,6 +77,10 @@ def _outputs(y: Node, states: tuple[Node, ...], batch_first: bool) -> Result:
 
 @onnx_op("LSTM")
 def lstm(c: Call) -> Result:
+    return _lstm(c, levels=False)
+
+
+def _lstm(c: Call, *, levels: bool) -> Result:
     x, w, r, b, h, hidden, first = _operands(c, "LSTM")
     cell = _state(c, 6, (w.shape[0], x.shape[1], hidden), x, first)
     op = ops.LSTM(
@@ -85,6 +89,7 @@ def lstm(c: Call) -> Result:
         _clip(c),
         _activations(c),
         c.has(4),
+        levels,
         input_forget=c.flag("input_forget"),
         has_peephole=c.has(7),
     )
@@ -94,13 +99,14 @@ def lstm(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(c: Call) -> Result | None:
-    """An LSTM whose matrices [D, I, 4H] and [D, H, 4H] are levels; what they are multiplied with stays as it is."""
+    """An LSTM whose matrices [D, I, 4H] and [D, H, 4H] are levels, and what they are multiplied with is rounded to some
+    at each call and step."""
 
     def matrix(i: int, scale: int) -> Value:
         step, zero = (ops.reshape(c.x(n), (c.shape(i)[0], 1, -1)) for n in (scale, scale + 1))
         return Value(ops.transpose(ops.apply(ops.Dequantize(), c.x(i), zero, step), (0, 2, 1)))
 
-    return lstm(replace(c, inputs=(c.inputs[0], matrix(1, 8), matrix(2, 10), *c.inputs[3:8])))
+    return _lstm(replace(c, inputs=(c.inputs[0], matrix(1, 8), matrix(2, 10), *c.inputs[3:8])), levels=True)
 
 
 @onnx_op("GRU")
