@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing.connection import Connection
@@ -76,7 +76,7 @@ def mutate_message(message: object, rng: random.Random, names: list[str]) -> Non
         if not fields:
             return
         found, value = rng.choice(fields)
-        many = not isinstance(value, bytes | str) and hasattr(value, "__len__") and not hasattr(value, "ListFields")
+        many = isinstance(value, MutableSequence)
         if many and rng.random() < 0.15:
             _mutate_list(value, rng)
             return
@@ -289,13 +289,13 @@ class Tally:
 
 def outcome(case: Case, seed: int) -> tuple[str, str, float]:
     """("accepted" | "refused" | "fault", where, seconds of processor time) of one seed."""
-    from ingot.support.errors import IngotError, VerifyError
+    from ingot.support.errors import CompileError, IngotError, VerifyError
 
     began = time.process_time()
     try:
         case(seed)
         what, where = "accepted", ""
-    except VerifyError as error:  # never the file's fault
+    except (VerifyError, CompileError) as error:  # never the file's fault
         what, where = "fault", _where(error)
     except IngotError:
         what, where = "refused", ""

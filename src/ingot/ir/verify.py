@@ -8,12 +8,15 @@ Graphs are acyclic and interned by construction; `kernel_verify` checks kernels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
+from math import prod
 from weakref import WeakSet
 
-from ingot.ir.dims import FOUND, Dim, DimLike, is_found, symbols_of
+from ingot.ir.dims import FOUND, Dim, DimLike, bounds, is_found, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, mentions, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
+from ingot.support.limits import check_elements
 
 # Nodes never change: one that was right stays right, so that only what a pass made is looked at after it.
 _verified: WeakSet[Node] = WeakSet()
@@ -143,3 +146,16 @@ def _dims_in(value: object) -> Iterator[Dim]:
 def is_static(sizes: Iterable[DimLike]) -> bool:
     """Whether none of `sizes` is symbolic."""
     return not any(isinstance(d, Dim) for d in sizes)
+
+
+def check_sizes(graph: Graph, where: str) -> None:
+    """Raise LimitError for a tensor that no machine can hold, whatever its symbols are: sizes count in 64 bits."""
+    limits = {name: (low, high) for name, low, high in graph.bounds}
+
+    @cache
+    def least(d: DimLike) -> int:
+        return max(0, bounds(d, limits)[0] or 0)
+
+    for n in graph.nodes():
+        for t in n.types:
+            check_elements(prod(map(least, t.shape)), f"{n.loc or n.op.name} in {where}")

@@ -23,7 +23,7 @@ from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.node import Const, Graph
 from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
-from ingot.ir.verify import verify
+from ingot.ir.verify import check_sizes, verify
 from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
 from ingot.plan.link import Launch, link
 from ingot.runtime.program import Program
@@ -146,6 +146,7 @@ def build_program(
         with fueled():  # INGOT_FUEL counts the rewrites of all passes together
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
+        check_sizes(fused, "the model")
         program = link(
             fused,
             partial(target.lower, machine=machine),

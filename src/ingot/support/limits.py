@@ -23,7 +23,7 @@ class Limits:
     """nodes: of functions, branches and unrolled loops, written out; elements: of one tensor; terms: symbols and
     operators of one symbolic size; seconds: of a whole compile."""
 
-    nodes: int = 500_000
+    nodes: int = 100_000
     elements: int = 1 << 36
     terms: int = 1 << 10
     seconds: float = 600.0

@@ -14,7 +14,8 @@ from ingot.frontends.onnx import import_onnx
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const
-from ingot.support.errors import ImportModelError
+from ingot.support.errors import ImportModelError, LimitError
+from ingot.support.limits import Limits, limited
 
 WEIGHT = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 
@@ -169,3 +170,56 @@ def test_packed_four_bit_integers() -> None:
 def test_typed_fields(code: int, values: list[object]) -> None:
     tensor = helper.make_tensor("w", code, [2], values)
     np.testing.assert_array_equal(to_array(tensor, ExternalData(None)), numpy_helper.to_array(tensor))
+
+
+@pytest.mark.parametrize("far", [1 << 31, 1 << 40, 1 << 62])
+def test_windows_that_no_position_reaches(far: int) -> None:
+    pool = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], dilations=[far, far], pads=[far] * 4)
+    x = helper.make_tensor_value_info("x", 1, [1, 1, "h", 8])
+    y = helper.make_tensor_value_info("y", 1, None)
+    model = helper.make_model(helper.make_graph([pool], "g", [x], [y]))
+    with pytest.raises(ImportModelError, match="numbers below"):
+        import_onnx(model)
+
+
+def _function(name: str, nodes: list[onnx.NodeProto]) -> onnx.FunctionProto:
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    return helper.make_function("f", name, ["x"], ["y"], nodes, opsets)
+
+
+def test_functions_that_double_are_written_out_up_to_a_limit() -> None:
+    made = [_function("f0", [helper.make_node("Tanh", ["x"], ["y"])])]
+    for i in range(1, 40):
+        calls = [helper.make_node(f"f{i - 1}", [a], [b], domain="f") for a, b in (("x", "t"), ("t", "y"))]
+        made.append(_function(f"f{i}", calls))
+    x, y = (helper.make_tensor_value_info(name, 1, [4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("f39", ["x"], ["y"], domain="f")], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    model = helper.make_model(graph, functions=made, opset_imports=opsets)
+    with limited(Limits(nodes=500)), pytest.raises(LimitError, match="nodes=5000"):
+        import_onnx(model)
+
+
+def test_loops_that_double_what_they_carry_end() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["k"], ["go"]), helper.make_node("Concat", ["s", "s"], ["o"], axis=0)], "b",
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("k", 9), ("s", 1))],
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("go", 9), ("o", 1))],
+    )  # fmt: skip
+    for count, fits in ((20, True), (60, False)):
+        trips = onnx.numpy_helper.from_array(np.array(count, np.int64), "n")
+        loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+        x, y = helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("y", 1, None)
+        model = helper.make_model(helper.make_graph([loop], "g", [x], [y], [trips]))
+        if fits:
+            assert import_onnx(model).outputs[0].shape == (2 << count,)
+        else:
+            with pytest.raises(LimitError, match="elements"):
+                import_onnx(model)
+
+
+def test_sizes_whose_text_nests_are_symbols() -> None:
+    x = helper.make_tensor_value_info("x", 1, ["(" * 3000 + "n" + ")" * 3000])
+    y = helper.make_tensor_value_info("y", 1, None)
+    model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", [x], [y]))
+    assert import_onnx(model).inputs[0].type.rank == 1

@@ -23,6 +23,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, substitute, symbol
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape, TensorType
+from ingot.support.errors import ImportModelError
 
 Attribute = (
     int
@@ -36,6 +37,9 @@ Attribute = (
     | tuple[str, ...]
     | onnx.TypeProto
 )
+
+_OF_WINDOWS = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
+_FAR = 1 << 31
 
 
 class Value:
@@ -289,8 +293,16 @@ class Call:
                 if a.ref_attr_name:
                     found = self.outer.get(a.ref_attr_name)
                     return None if found is None else attribute_value(found, self.importer.external)
-                return attribute_value(a, self.importer.external)
+                return self._sane(name, attribute_value(a, self.importer.external))
         return None
+
+    def _sane(self, name: str, value: Attribute) -> Attribute:
+        """`value`, unless it puts windows farther apart than positions can be counted."""
+        far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _FAR for v in value)
+        if far and name in _OF_WINDOWS:
+            expected = f"numbers below {_FAR}"
+            raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
+        return value
 
     def attr(self, name: str) -> Attribute | None:
         """An attribute of any kind; None where it is absent."""

@@ -16,8 +16,9 @@ from ingot.frontends.onnx.tensors import ExternalData, map_file
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
 from ingot.ir.node import Graph, Node
+from ingot.ir.verify import check_sizes
 from ingot.support.errors import ImportModelError, NeedsValues, UnsupportedOpError
-from ingot.support.limits import check_elements, limited
+from ingot.support.limits import limited
 
 
 @limited()
@@ -87,15 +88,8 @@ def import_onnx(
     graph = Graph(
         tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found)
     )
-    _check_sizes(graph, where)
+    check_sizes(graph, where)
     return graph
-
-
-def _check_sizes(graph: Graph, where: str) -> None:
-    """Raise LimitError for a tensor that no machine can hold: sizes count in 64 bits from here on."""
-    for n in graph.nodes():
-        for t in n.types:
-            check_elements(t.size, f"{n.loc or n.op.name} in {where}")
 
 
 def read_model(

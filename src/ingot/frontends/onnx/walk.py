@@ -433,10 +433,12 @@ def _next_id() -> int:
 def _locate(results: Iterable[AnyValue | None], first: int, loc: str) -> None:
     """Give the nodes made since `first` their place in the model; builders do not pass it on."""
     stack = [v._node for v in results if isinstance(v, Value) and v._node is not None]
+    seen: set[Node] = set()
     while stack:
         node = stack.pop()
-        if node.id <= first or node.loc == loc:
+        if node.id <= first or node.loc == loc or node in seen:
             continue
+        seen.add(node)
         if not node.loc:
             node.loc = loc
         stack.extend(node.inputs)
