@@ -21,11 +21,13 @@ from ingot.support.errors import InputError, LimitError
 @dataclass(frozen=True)
 class Limits:
     """nodes: of functions, branches and unrolled loops, written out; elements: of one tensor; terms: symbols and
-    operators of one symbolic size; seconds: of a whole compile."""
+    operators of one symbolic size; turns: of a loop that stacks results and whose count only the run knows; seconds: of
+    a whole compile."""
 
     nodes: int = 100_000
     elements: int = 1 << 36
     terms: int = 1 << 10
+    turns: int = 1 << 10
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
@@ -70,6 +72,11 @@ def limited(limits: Limits | None = None) -> Iterator[None]:
         yield
     finally:
         _budget.reset(token)
+
+
+def most_turns() -> int:
+    budget = _budget.get()
+    return (_DEFAULT if budget is None else budget.limits).turns
 
 
 def most_terms() -> int:

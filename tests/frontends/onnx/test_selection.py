@@ -16,6 +16,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.verify import verify
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError
 
 Info = tuple[str, int, tuple[object, ...] | None]
 
@@ -122,3 +123,69 @@ def test_non_max_suppression(center: int, scored: bool) -> None:
             scores = np.round(rng.random((b, c, n)), 1 if n < 100 else 5).astype(np.float32)
             values = boxes, scores, np.asarray([most]), np.float32([iou]), np.float32([score])  # type: ignore[arg-type]
             pair.check(dict(zip(names, values, strict=False)))
+
+
+def doubling() -> onnx.GraphProto:
+    """x -> 2 x as long as that is below `limit`; stacks 2 x."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["y"]),
+        helper.make_node("Less", ["y", "limit"], ["go"]),
+        helper.make_node("Identity", ["y"], ["row"]),
+    ]
+    scalar = {"i": T.INT64, "c": T.BOOL, "x": T.FLOAT, "go": T.BOOL, "y": T.FLOAT, "row": T.FLOAT}
+    infos = {name: helper.make_tensor_value_info(name, kind, ()) for name, kind in scalar.items()}
+    return helper.make_graph(nodes, "body", [infos[n] for n in ("i", "c", "x")], [infos[n] for n in ("go", "y", "row")])
+
+
+@pytest.mark.parametrize("trips", [None, 3, 1 << 62])
+def test_loop_that_ends_itself_and_stacks(trips: int | None) -> None:
+    """As many rows as there were turns; an endless one is an error that names the bound."""
+    nodes = [
+        helper.make_node("Loop", ["" if trips is None else "m", "start", "x0"], ["last", "rows"], body=doubling()),
+        helper.make_node("Mul", ["rows", "rows"], ["squares"]),
+    ]
+    if trips is not None:
+        nodes.insert(0, helper.make_node("Constant", [], ["m"], value=helper.make_tensor("m", T.INT64, (), [trips])))
+    ins: list[Info] = [("x0", T.FLOAT, ()), ("limit", T.FLOAT, ()), ("start", T.BOOL, ())]
+    pair = Pair(model(nodes, ins, ["last", "rows", "squares"]))
+
+    def feeds(x: float, go: bool) -> dict[str, np.ndarray]:
+        return {"x0": np.asarray(x, np.float32), "limit": np.asarray(10, np.float32), "start": np.asarray(go)}
+
+    for x, go in ((1.0, True), (5.0, True), (9.0, False), (0.001, True)):
+        pair.check(feeds(x, go), 1e-6)
+    if trips != 3:
+        with pytest.raises(InputError, match=r"size \$turns0: expected 0 to 1024, got 1025"):
+            pair.ours(**feeds(0.0, True))
+
+
+def test_detector() -> None:
+    """A detector's head as exporters write it: boxes from centers, suppression per class, the best of what stays."""
+    names = ("most", "iou", "score")
+    nodes = [
+        helper.make_node("Split", ["y"], ["centers", "sizes", "scores"], axis=2),
+        helper.make_node("Concat", ["centers", "sizes"], ["boxes"], axis=2),
+        helper.make_node("Constant", [], ["split"], value=helper.make_tensor("s", T.INT64, (3,), [2, 2, 6])),
+        helper.make_node("Transpose", ["scores"], ["by_class"], perm=[0, 2, 1]),
+        helper.make_node("NonMaxSuppression", ["boxes", "by_class", *names], ["kept"], center_point_box=1),
+        helper.make_node("Gather", ["kept", "places"], ["where"], axis=1),
+        helper.make_node("GatherND", ["boxes", "where"], ["chosen"]),
+        helper.make_node("GatherND", ["by_class", "kept"], ["confidence"]),
+        helper.make_node("Shape", ["confidence"], ["count"]),
+        helper.make_node("Min", ["count", "five"], ["k"]),
+        helper.make_node("TopK", ["confidence", "k"], ["best", "order"], axis=0),
+        helper.make_node("Gather", ["chosen", "order"], ["result"], axis=0),
+    ]
+    nodes[0].input.append("split")
+    nodes.insert(0, nodes.pop(2))
+    constants = {"most": [100], "places": [0, 2], "five": [5]}
+    for name, value in constants.items():
+        tensor = helper.make_tensor(name, T.INT64, (len(value),), value)
+        nodes.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+    ins: list[Info] = [("y", T.FLOAT, (1, "n", 10)), ("iou", T.FLOAT, (1,)), ("score", T.FLOAT, (1,))]
+    pair, rng = Pair(model(nodes, ins, ["kept", "result", "best"])), np.random.default_rng(0)
+    for n in (1, 20, 400):
+        for score in (0.3, 0.9, 2.0):
+            y = rng.random((1, n, 10)).astype(np.float32)
+            y[..., :2] *= 5
+            pair.check({"y": y, "iou": np.full(1, 0.4, np.float32), "score": np.full(1, score, np.float32)})

@@ -8,7 +8,7 @@ Otherwise If becomes Case and loops become While, whose graphs take every outer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,13 +20,17 @@ from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike, dim_max
+from ingot.ir.dims import DimLike, dim_max, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
+from ingot.support.limits import most_turns
 
 # unrolling is better code until it is too much of it
 _UNROLL_STEPS = 64
 _UNROLL_NODES = 2000
+
+
+Found = Mapping[str, tuple[Node, DimLike]]  # sizes that the run finds in a graph, and the most that they may be
 
 
 @dataclass
@@ -63,7 +67,12 @@ def if_(c: Call) -> Result:
         branch = "then_branch" if bool(pred.sym.items.reshape(-1)[0]) else "else_branch"
         return _results(c.importer.run(c.graph(branch), c, {}, lambda v: v))
     captures = _Captures(c)
-    branches = [c.importer.run(c.graph(name), c, {}, captures) for name in ("else_branch", "then_branch")]
+    branches: list[list[AnyValue]] = []
+    inside: list[Found] = []
+    for name in ("else_branch", "then_branch"):
+        with c.importer.body() as found:
+            branches.append(c.importer.run(c.graph(name), c, {}, captures))
+            inside.append(found)
     if any(isinstance(v, Sequence_) for b in branches for v in b):
         c.importer.wish(pred.node, exact=True)
     outputs = [_tensors(b, "an If with a result") for b in branches]
@@ -72,9 +81,18 @@ def if_(c: Call) -> Result:
         c.importer.wish(pred.node, exact=True)
         raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
     takes = tuple(captures.inputs.values())
-    graphs = tuple(Graph(takes, tuple(b)) for b in outputs)
+    graphs = tuple(_body(takes, b, found) for b, found in zip(outputs, inside, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
     return ops.Case(graphs)(index, *captures.inputs).results
+
+
+def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Found) -> Graph:
+    """A graph inside, with the sizes that it finds itself; none of them may leave it."""
+    escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in found)
+    if escaping:
+        raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
+    values = [value for value, _ in found.values()]
+    return Graph(tuple(inputs), (*outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items()))
 
 
 def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None]:
@@ -207,33 +225,37 @@ def _while(it: _Iteration) -> Result:
         captures(Value(x))
     slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
     inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
-    cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
+    with c.importer.body() as found:
+        cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
         if a.type != b.type:
             raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
     results = _tensors(stacked, "a loop with a stacked value")
     forever = cond is None or _known_bool(cond) is True or cond.node is go
-    if results and (it.count is None or not forever or (it.condition and _known_bool(it.condition) is not True)):
-        if c.has(0):
-            c.importer.wish(c.x(0), exact=False)
-        trips = f"; pass constants={{{c.proto.input[0]!r}: ...}} if it is an input" if c.has(0) else ""
-        raise Unsupported(f"a loop that stacks results a number of times that only the run knows{trips}")
-    buffers, writes = _stacks(it, results, step)
+    open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
+    if results and it.count is None and c.has(0):
+        c.importer.wish(c.x(0), exact=False)
+    # the most turns whose results have room; one more is taken to tell that there were more
+    known = it.count is not None and (not isinstance(it.count, int) or it.count <= most_turns())
+    room = it.count if it.count is not None and (known or not open_end) else most_turns()
+    buffers, writes = _stacks(it, results, step, room)
     next_step = ops.add(step, 1)
     next_go = go if cond is None else ops.reshape(cond.node, ())
     captured = tuple(captures.inputs.values())
     state = (step, go, *names, *captured, *buffers)
-    body = Graph(state, (next_step, next_go, *ends, *captured, *writes))
+    body = _body(state, (next_step, next_go, *ends, *captured, *writes), found)
     test = go
+    if results and room is not it.count:
+        test = ops.and_(go, ops.compare("LE", step, ops.scalar(room, T.i64)))
     if it.count is not None:
-        test = ops.and_(go, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
+        test = ops.and_(test, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
     elif it.is_loop and c.has(0):
         # a trip count known at run time only
         trip = Input(f"{loc}.trip", TensorType(T.i64))()
         state = (*state, trip)
-        body = Graph(state, (*body.outputs, trip))
-        test = ops.and_(go, ops.compare("LT", step, trip))
+        body = _body(state, (*body.results, trip), found)
+        test = ops.and_(test, ops.compare("LT", step, trip))
     first_go = const(True) if it.condition is None else ops.reshape(it.condition.node, ())
     operands = [const(np.int64(0)), first_go, *starts, *captures.inputs]
     operands += [ops.full(b.shape, 0 if b.dtype != T.boolean else False, b.dtype) for b in buffers]
@@ -241,7 +263,14 @@ def _while(it: _Iteration) -> Result:
         operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
     done = ops.While(Graph(state, (test,)), body)(*operands).results
     first_buffer = 2 + len(names) + len(captured)
-    return [*done[2 : 2 + len(names)], *done[first_buffer : first_buffer + len(buffers)]]
+    stacks = list(done[first_buffer : first_buffer + len(buffers)])
+    if stacks and open_end:
+        turns = c.importer.found(done[0], room, "turns")
+        for k, (x, axis, back) in enumerate(zip(stacks, it.axes, it.backwards, strict=True)):
+            place = normal_axis(axis, len(x.shape))
+            low, high = (room - turns, room) if back else (0, turns)
+            stacks[k] = ops.slice_axis(x, place, low, high)
+    return [*done[2 : 2 + len(names)], *stacks]
 
 
 def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
@@ -252,17 +281,18 @@ def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
     return ops.squeeze(one, (axis,))
 
 
-def _stacks(it: _Iteration, results: Sequence[Node], step: Node) -> tuple[list[Node], list[Node]]:
-    """One buffer per stacked result, and the buffer with this step's result written."""
+def _stacks(
+    it: _Iteration, results: Sequence[Node], step: Node, room: DimLike
+) -> tuple[list[Node], list[Node]]:
+    """One buffer per stacked result, for as many turns, and the buffer with this step's result written."""
     buffers: list[Node] = []
     writes: list[Node] = []
     zero = const(np.int64(0))
     for k, (r, axis, back) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
-        assert it.count is not None
         place = normal_axis(axis, len(r.shape) + 1)
-        shape = (*r.shape[:place], it.count, *r.shape[place:])
+        shape = (*r.shape[:place], room, *r.shape[place:])
         buffer = Input(f"{it.call.loc}.stacked{k}", TensorType(r.dtype, shape))()
-        at = ops.sub(ops.sub(ops.scalar(it.count, T.i64), 1), step) if back else step
+        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if back else step
         starts = [at if i == place else zero for i in range(len(shape))]
         buffers.append(buffer)
         writes.append(ops.DynamicUpdateSlice()(buffer, ops.expand_dims(r, place), *starts))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import compare, is_true
-from ingot.frontends.torch.aten.index import static
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -331,7 +330,7 @@ def msort(c: Context, x: Node) -> Node:
 def topk(c: Context, x: Node, k: DimLike, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Node, ...]:
     if not x.type.rank:
         return x, node_of(0, i64)
-    return ops.TopK(static(k, "k"), axis_of(dim, x.type.rank), largest, sorted)(x).results
+    return ops.TopK(k, axis_of(dim, x.type.rank), largest, sorted)(x).results
 
 
 @aten("kthvalue.default")

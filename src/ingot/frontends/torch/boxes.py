@@ -1,0 +1,36 @@
+"""torchvision's suppression by class, as torch.export can trace it.
+
+    batched_nms(boxes, scores, classes, t)   ->   nms(boxes + classes * (boxes.max() + 1), scores, t)
+
+torchvision asks how many boxes there are, which only the run knows, to return early for none and to go class by class
+for more than a thousand. Moving the boxes of each class to a place of their own is what it does for fewer, and
+right for none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def suppression_in_one() -> Iterator[None]:
+    """Within, torchvision's `batched_nms` does not branch, where torchvision is loaded."""
+    holders = [sys.modules[name] for name in ("torchvision.ops.boxes", "torchvision.ops") if name in sys.modules]
+    kept = [module.batched_nms for module in holders]
+    for module in holders:
+        module.batched_nms = _batched_nms  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module, own in zip(holders, kept, strict=True):
+            module.batched_nms = own  # type: ignore[attr-defined]
+
+
+def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+    offsets = idxs.to(boxes) * (boxes.max() + torch.tensor(1).to(boxes))
+    return torch.ops.torchvision.nms(boxes + offsets[:, None], scores, iou_threshold)
