@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ingot
+from ingot.frontends.onnx import hosted
 from ingot.support.errors import InputError, UnsupportedOpError
 
 ort = pytest.importorskip("onnxruntime")
@@ -156,6 +157,28 @@ def test_counts_of_integers(mode: str, skips: int) -> None:
 def test_an_op_that_takes_no_strings_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match=r"CumSum.*of strings"):
         ingot.compile(model([helper.make_node("CumSum", ["x", "a"], ["y"])], [text("x", "n"), text("a")], ["y"]))
+
+
+NUMERIC = [
+    ("Cast", 1, {"to": F}), ("Concat", 2, {"axis": 0}), ("Constant", 0, {"value_float": 1.0}), ("Equal", 2, {}),
+    ("Expand", 2, {}), ("Flatten", 1, {}), ("Gather", 2, {}), ("Identity", 1, {}), ("Reshape", 2, {}), ("Shape", 1, {}),
+    ("Size", 1, {}), ("Slice", 3, {}), ("Squeeze", 1, {}), ("Tile", 2, {}), ("Transpose", 1, {}), ("Unsqueeze", 2, {}),
+    ("Where", 3, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "count", "attributes"), NUMERIC, ids=[op for op, _, _ in NUMERIC])
+def test_what_holds_no_strings_stays_in_the_program(op: str, count: int, attributes: dict[str, Any]) -> None:
+    names = [f"x{i}" for i in range(count)]
+    inputs = [helper.make_tensor_value_info(n, F, ["n"]) for n in names]
+    assert hosted(model([helper.make_node(op, names, ["y"], **attributes)], inputs, ["y"])) is None
+
+
+def test_strings_are_chosen() -> None:
+    condition = helper.make_tensor_value_info("p", TensorProto.BOOL, ["n"])
+    m = model([helper.make_node("Where", ["p", "a", "b"], ["y"])], [condition, text("a", "n"), text("b", "n")], ["y"])
+    y = ingot.compile(m, cache=False)(np.array([True, False]), words("a", "b"), words("c", "d"))
+    assert y.tolist() == ["a", "d"]
 
 
 @pytest.mark.parametrize("layout", ["RGB", "BGR", "Grayscale"])

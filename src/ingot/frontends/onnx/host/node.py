@@ -58,7 +58,7 @@ class HostNode:
 
 
 Run = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
-# which results hold strings, given the node and whether its first operand does
+# which results hold strings, given the node and whether an operand does
 Gives = Callable[[HostNode, bool], set[int]]
 
 
@@ -75,7 +75,7 @@ HOST_OPS: dict[tuple[str, str], HostOp] = {}
 def host_op(
     *names: str, domain: str = "", kind: Kind = Kind.OF_STRINGS, gives: set[int] | Gives | None = None
 ) -> Callable[[Run], Run]:
-    """Register an op. gives: the results that hold strings; None: all, where the first operand does."""
+    """Register an op. gives: the results that hold strings; None: all, where an operand does."""
 
     def rule(n: HostNode, of_strings: bool) -> set[int]:
         if gives is None:

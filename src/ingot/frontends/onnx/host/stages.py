@@ -305,6 +305,7 @@ def _on_host(n: HostNode, textual: set[str]) -> bool:
     op = HOST_OPS.get(key(n.proto))
     if op is None:
         return False
-    gives = op.gives(n, bool(n.proto.input) and n.proto.input[0] in textual)
+    of_strings = any(name in textual for name in n.proto.input)
+    gives = op.gives(n, of_strings)
     textual.update(n.proto.output[i] for i in gives if i < len(n.proto.output))
-    return op.kind is Kind.ALWAYS or bool(gives) or any(name in textual for name in n.proto.input)
+    return op.kind is Kind.ALWAYS or bool(gives) or of_strings

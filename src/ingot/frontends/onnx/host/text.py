@@ -337,7 +337,7 @@ def tile(n: HostNode, x: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     return np.tile(x, repeats.tolist())
 
 
-@host_op("Where", gives={0})
+@host_op("Where")
 def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(condition, a, b), object)
 
