@@ -28,7 +28,7 @@ from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.cost_model import Plan, plan_contraction
-from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
+from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import linear
@@ -120,7 +120,7 @@ def kernel_of(shape: Shape, machine: Machine, plan: Plan | None = None) -> tuple
         value = k.binary("max", k.add(acc, k.load(bias, first, acc.lanes, mask)), k.lit(0.0, f32, acc.lanes))
         block.store(out, at, value, mask)
 
-    chunks = emit_contraction(top, chunk, c, plan, Operand(a), Operand(b), write)
+    chunks = emit_macro_kernel(top, chunk, c, plan, Operand(a), Operand(b), write)
     return Kernel("k", (a, b, bias, out), (), chunk, chunks, top.body, plan.scratch_bytes), plan
 
 

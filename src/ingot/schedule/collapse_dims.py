@@ -23,7 +23,7 @@ Places = dict[Node, tuple[int, ...]]  # of each node of the box, which of the bo
 Layouts = tuple[Layout, ...]
 
 
-def join_dims(body: Graph, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
+def collapse_dims(body: Graph, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
     """The same group over fewer dimensions; None where it stays as it is. All nodes of the whole box have to be
     elementwise, broadcast, or transposed between the operands' order and the output's; neighbours are joined where all
     values of the whole box lie in memory one behind the other along them and nothing is broadcast along one alone."""
@@ -37,10 +37,10 @@ def join_dims(body: Graph, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts,
         if isinstance(n.op, BroadcastInDim):
             sized = [own[d] for d, size in zip(n.op.dims, n.inputs[0].shape, strict=True) if size != 1]
             apart.update(*((d, d + 1) for d in sized))
-    return _Joined.of(shape, places, apart | _gaps(shape, places, body, ins, outs), body, ins, outs)
+    return _Collapsed.of(shape, places, apart | _gaps(shape, places, body, ins, outs), body, ins, outs)
 
 
-def join_box(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
+def collapse_box(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
     """A row group over fewer dimensions, reduced ones and kept ones each among themselves:
 
     sum(x[n, h, w, c], (1, 2, 3))   ->   sum(x[n, hwc], 1);      max(x[n, c, h, w], 1)   ->   max(x[n, c, hw], 1)
@@ -55,7 +55,7 @@ def join_box(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Grap
     for n, own in places.items():
         has = [d in own and n.shape[own.index(d)] == shape[d] for d in range(rank)]
         apart.update(d for d in range(1, rank) if has[d] != has[d - 1])
-    return _Joined.of(shape, places, apart | _gaps(shape, places, body, ins, outs), body, ins, outs)
+    return _Collapsed.of(shape, places, apart | _gaps(shape, places, body, ins, outs), body, ins, outs)
 
 
 def _gaps(shape: Shape, places: Places, body: Graph, ins: Layouts, outs: Layouts) -> set[int]:
@@ -70,7 +70,7 @@ def _gaps(shape: Shape, places: Places, body: Graph, ins: Layouts, outs: Layouts
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _Collapsed:
     """Nodes over boxes of `groups`, each of which is one dimension then."""
 
     groups: Groups
@@ -84,7 +84,7 @@ class _Joined:
         starts = [d for d in range(len(shape)) if d == 0 or d in apart]
         if len(starts) == len(shape):
             return None
-        new = _Joined(tuple(tuple(range(a, b)) for a, b in pairwise([*starts, len(shape)])), places)
+        new = _Collapsed(tuple(tuple(range(a, b)) for a, b in pairwise([*starts, len(shape)])), places)
         nodes = rebuilt((*body.inputs, *body.outputs), rule=new.node)
         graph = Graph(nodes[: len(ins)], nodes[len(ins) :])
         return graph, new.layouts(body.inputs, ins), new.layouts(body.outputs, outs)
@@ -246,4 +246,4 @@ def box_inside(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Gr
     return Graph(tuple(given), rebuilt(tuple(results), memo)), tuple(places), tuple(ends)
 
 
-__all__ = ["box_inside", "join_box", "join_dims", "reshapes"]
+__all__ = ["box_inside", "collapse_box", "collapse_dims", "reshapes"]

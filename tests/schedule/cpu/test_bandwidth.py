@@ -19,7 +19,7 @@ from ingot.ops import build as op
 from ingot.ops.nn.activation import Gelu, Softplus
 from ingot.ops.nn.resize import PadMode
 from ingot.ops.nn.softmax import Softmax
-from ingot.schedule.collapse_dims import join_dims
+from ingot.schedule.collapse_dims import collapse_dims
 from ingot.schedule.cpu.machine import AVX512
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.rows.lower import lower_rows
@@ -122,7 +122,7 @@ def test_neighbouring_dimensions_are_joined() -> None:
 
     def joined(*outputs: Node) -> tuple[tuple[object, ...], ...] | None:
         outs = tuple(Layout.contiguous(n.shape) for n in outputs)
-        found = join_dims(Graph((x,), outputs), (Layout.contiguous(x.shape),), outs)
+        found = collapse_dims(Graph((x,), outputs), (Layout.contiguous(x.shape),), outs)
         return None if found is None else tuple(n.shape for n in found[0].outputs)
 
     assert joined(op.mul(x, 2.0)) == ((960,),)
@@ -137,7 +137,7 @@ def test_neighbouring_dimensions_are_joined() -> None:
     square = inputs_like([values(2, 2, 7)])[0]
     both_orders = (op.mul(square, 2.0), op.transpose(op.mul(square, 2.0), (1, 0, 2)))
     lay = Layout.contiguous(square.shape)
-    assert join_dims(Graph((square,), both_orders), (lay,), (lay, lay)) is None
+    assert collapse_dims(Graph((square,), both_orders), (lay,), (lay, lay)) is None
 
 
 @both

@@ -35,7 +35,7 @@ MANY = 8  # operations of an element from which on that counts
 CHAIN = 8  # registers that each vector may take
 
 
-def vectors_at_once(
+def vectors_to_interleave(
     home: Block, dims: Sequence[int], axis: int, lanes: int, machine: Machine,
     emit: Callable[[Block, Mapping[int, Expr]], None],
 ) -> int:
@@ -75,4 +75,4 @@ def _operations(stmts: Sequence[Stmt]) -> list[Expr]:
     return [e for e in found.values() if isinstance(e, Unary | Binary | Fma | Select | Cast)]
 
 
-__all__ = ["vectors_at_once"]
+__all__ = ["vectors_to_interleave"]

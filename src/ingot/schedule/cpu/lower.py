@@ -16,7 +16,7 @@ from ingot.schedule.cpu.recurrent.lower import lower_recurrent
 from ingot.schedule.cpu.rows.lower import lower_rows
 from ingot.schedule.cpu.scatter import lower_scatter
 from ingot.schedule.cpu.sort import lower_sort
-from ingot.schedule.cpu.windows.inverted_bottleneck import lower_expanded
+from ingot.schedule.cpu.windows.inverted_bottleneck import lower_inverted_bottleneck
 from ingot.schedule.cpu.windows.pool import lower_pool
 from ingot.schedule.lowered import Lowered
 from ingot.support.errors import CompileError
@@ -37,7 +37,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 PACKING: dict[str, PackingStrategy] = {
     "contraction": lower_contraction,
-    "expand": lower_expanded,
+    "expand": lower_inverted_bottleneck,
     "lstm": lower_recurrent,
     "gru": lower_recurrent,
     "rnn": lower_recurrent,

@@ -57,7 +57,7 @@ def _nans(dtype: DType, lanes: int) -> Expr:
 
 
 @dataclass
-class Fold:
+class Reducer:
     """Running reductions in registers, `slots` of them side by side: values, and for arg reductions their positions.
     `narrow`: the type of 16-bit floats that are folded as words."""
 
@@ -70,7 +70,7 @@ class Fold:
     narrow: DType | None = None
 
     @staticmethod
-    def of(node: Node, block: Block, lanes: int, slots: int, words: bool = False) -> Fold:
+    def of(node: Node, block: Block, lanes: int, slots: int, words: bool = False) -> Reducer:
         """`words`: of 16-bit floats, if the reduction is `in_words`."""
         operand = operand_of(node).dtype
         narrow = operand if words and in_words(node) else None
@@ -88,7 +88,7 @@ class Fold:
             if position is not None:
                 # every lane that holds nothing better than the identity
                 block.store(position, integer(slot), Lit(position.dtype, lanes, 0))
-        return Fold(node, dtype, lanes, slots, value, position, narrow)
+        return Reducer(node, dtype, lanes, slots, value, position, narrow)
 
     def _taken(self, value: Expr) -> Expr:
         """`value` in the type of what is folded."""
@@ -170,7 +170,7 @@ class Fold:
         return [block.let(k.load(buffer, integer(i)), "o") for i in range(self.slots)]
 
 
-def fold_into(block: Block, fn: str, old: Expr, values: Sequence[Expr]) -> Expr:
+def reduce_into(block: Block, fn: str, old: Expr, values: Sequence[Expr]) -> Expr:
     """`old` folded with `values`. Extrema of floats test two of them for NaN at once, and keep that of `old`."""
     if fn not in ("max", "min") or not old.dtype.is_float:
         return reduce(lambda x, y: block.let(k.binary(fn, y, x)), values, old)
@@ -193,4 +193,4 @@ def _narrowed(at: Expr, like: Expr) -> Expr:
     return k.splat(k.cast(at, like.dtype), like.lanes)
 
 
-__all__ = ["Fold", "fold_into", "in_words", "operand_of"]
+__all__ = ["Reducer", "in_words", "operand_of", "reduce_into"]

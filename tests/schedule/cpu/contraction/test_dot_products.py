@@ -14,8 +14,8 @@ from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f32
 from ingot.ops import build
 from ingot.schedule.axes import Contraction
-from ingot.schedule.cpu.contraction.dot_products import as_dots
-from ingot.schedule.cpu.contraction.split_k import in_parts
+from ingot.schedule.cpu.contraction.dot_products import as_dot_products
+from ingot.schedule.cpu.contraction.split_k import split_k
 from ingot.schedule.dimension_numbers import flat_rows, loops_of
 from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph, inputs_like
 
@@ -105,7 +105,7 @@ def test_long_reductions_in_parts(shape: tuple[int, int, int], constant: bool) -
 
 def test_where_cutting_a_reduction_does_not_pay() -> None:
     def parts(m: int, kk: int, n: int, machine=NATIVE):
-        return in_parts(MATMUL(*inputs_like([np.empty((m, kk), "f4"), np.empty((kk, n), "f4")])), machine)
+        return split_k(MATMUL(*inputs_like([np.empty((m, kk), "f4"), np.empty((kk, n), "f4")])), machine)
 
     assert parts(1, 10007, 1) is None  # a prime
     assert parts(128, 3072, 768) is None and parts(1, 4096, 4096) is None and parts(4, 512, 4) is None
@@ -126,7 +126,7 @@ def test_full_vectors_of_columns_are_no_dot_products() -> None:
     node = MATMUL(*inputs_like([np.empty((128, 768), "f4"), np.empty((768, 64), "f4")]))
     loops = flat_rows(loops_of(node, *(Layout.contiguous(x.shape) for x in node.inputs)))
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, f32, f32, f32)
-    assert as_dots(c, loops, (1, 0), NATIVE, 0.9) is None
+    assert as_dot_products(c, loops, (1, 0), NATIVE, 0.9) is None
 
 
 def test_parts_whose_sums_are_read_elsewhere() -> None:

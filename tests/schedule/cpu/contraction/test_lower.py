@@ -13,7 +13,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, const
 from ingot.passes.core.layout import explicit_padding
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.macro_kernel import Nest, emit_contraction
+from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel, emit_macro_kernel
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
 
@@ -25,9 +25,9 @@ def test_rows_of_a_transposed_operand(dynamic: bool, machine, monkeypatch: pytes
 
     def spy(top, chunk, c, *rest):
         rows.append(len(c.rows))
-        return emit_contraction(top, chunk, c, *rest)
+        return emit_macro_kernel(top, chunk, c, *rest)
 
-    monkeypatch.setattr("ingot.schedule.cpu.contraction.blocked.emit_contraction", spy)
+    monkeypatch.setattr("ingot.schedule.cpu.contraction.blocked.emit_macro_kernel", spy)
     rng = np.random.default_rng(0)
     weights = const(rng.standard_normal((20, 33)).astype(np.float32))
     shapes = {0: (symbol("b"), symbol("s"), 20)} if dynamic else None
@@ -46,7 +46,7 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
     fetched: list[set[str]] = []
 
     def spy(top, chunk, *rest):
-        chunks = emit_contraction(top, chunk, *rest)
+        chunks = emit_macro_kernel(top, chunk, *rest)
         *_, fetch, _ = rest
         block = Block()
         if fetch is not None:
@@ -54,7 +54,7 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
         fetched.append({s.buffer.name for s in block.stmts if isinstance(s, k.Prefetch)})
         return chunks
 
-    monkeypatch.setattr("ingot.schedule.cpu.contraction.blocked.emit_contraction", spy)
+    monkeypatch.setattr("ingot.schedule.cpu.contraction.blocked.emit_macro_kernel", spy)
     rng = np.random.default_rng(0)
     weights = const(rng.standard_normal((33, 33)).astype(np.float32))
     for rows in (1, 21):
@@ -76,14 +76,14 @@ def test_turns_that_read_padding_alone_are_left_out(
     size: tuple[int, int], window: int, dilation: int, stride: int, machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[bool] = []
-    turns = Nest._turns
+    turns = MacroKernel._turns
 
     def spy(nest, block, tile, axis, extent):
         low, high = turns(nest, block, tile, axis, extent)
         found.append(not isinstance(low, k.Lit))
         return low, high
 
-    monkeypatch.setattr(Nest, "_turns", spy)
+    monkeypatch.setattr(MacroKernel, "_turns", spy)
     around = dilation * (window // 2)
     op = ops.Convolution(
         (stride, stride), ((around, around),) * 2, (1, 1), (dilation, dilation), "NHWC", "HWIO", "NHWC"

@@ -15,7 +15,7 @@ from ingot.ir.types import DType, bf16, f16, f32, f64
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.cost_model import Plan, pieces, plan_contraction
-from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
+from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import AVX2, AVX512, Machine
@@ -48,7 +48,7 @@ def build(
         else:
             block.store(out, first, acc, mask)
 
-    chunks = emit_contraction(top, chunk, c, plan, Operand(a), Operand(b), write)
+    chunks = emit_macro_kernel(top, chunk, c, plan, Operand(a), Operand(b), write)
     dims = [x.extent for g in (c.batch, c.rows, c.cols, c.reduce) for x in g]
     dims += [s for g in (c.batch, c.rows, c.cols, c.reduce) for x in g for s in (x.a, x.b)]
     dims += list(out_strides)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from ingot.ir.types import f32, static_shape, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.cost_model import AHEAD, Plan
-from ingot.schedule.cpu.contraction.operands import Levels
+from ingot.schedule.cpu.contraction.operands import BlockQuantized
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 
 _MAGIC = 1 << 23  # in floats from here to twice as much neighbours are 1 apart
@@ -40,12 +40,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class LevelPanels:
+class BlockQuantizedPanels:
     """The panels of a contraction's B of levels, as loops read them."""
 
     c: Contraction
     plan: Plan
-    b: Levels
+    b: BlockQuantized
 
     @property
     def _axes(self) -> tuple[Axis, Axis]:
@@ -162,4 +162,4 @@ class LevelPanels:
         return value
 
 
-__all__ = ["LevelPanels", "Place"]
+__all__ = ["BlockQuantizedPanels", "Place"]

@@ -14,15 +14,15 @@ from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.cost_model import Plan
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
-from ingot.schedule.cpu.contraction.operands import Levels
+from ingot.schedule.cpu.contraction.operands import BlockQuantized
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
 
 
-def level_operand(
+def block_quantized_operand(
     g: ContractionGroup, c: Contraction, plan: Plan
-) -> tuple[Levels, tuple[Param, ...], tuple[Pack, ...]]:
+) -> tuple[BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
     """The operand, its parameters of the kernel, and the packs that these are."""
     _, zero, scale = g.anchor.inputs[1].inputs
     bias = 1 << (c.b.bits - 1) if c.b.kind == "i" else 0  # levels are packed as unsigned
@@ -41,7 +41,7 @@ def level_operand(
 
     exact = zero.dtype.is_integer
     zeros, scales = read("zeros", zero, bias if exact else 0), read("scales", scale, 0)
-    return Levels(words, zeros, scales, exact, bias), tuple(params), tuple(packs)
+    return BlockQuantized(words, zeros, scales, exact, bias), tuple(params), tuple(packs)
 
 
 def _parameters(g: ContractionGroup, p: Node, c: Contraction, plan: Plan, moved: int) -> Pack:
@@ -63,4 +63,4 @@ def _parameters(g: ContractionGroup, p: Node, c: Contraction, plan: Plan, moved:
     return pack if not moved else replace(pack, key=f"{pack.key} + {moved}", write=write)
 
 
-__all__ = ["level_operand"]
+__all__ = ["block_quantized_operand"]

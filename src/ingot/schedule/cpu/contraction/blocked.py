@@ -16,16 +16,16 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
-from ingot.schedule.cpu.contraction.block_quantized_operand import level_operand
+from ingot.schedule.cpu.contraction.block_quantized_operand import block_quantized_operand
 from ingot.schedule.cpu.contraction.cost_model import LINE, Plan, plan_of
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, reads
-from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
-from ingot.schedule.cpu.contraction.operands import Levels, Operand, computed_rows
+from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
+from ingot.schedule.cpu.contraction.operands import BlockQuantized, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
-from ingot.schedule.cpu.contraction.tuning_site import contraction_site
+from ingot.schedule.cpu.contraction.tuning_site import tuning_site
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.cpu.windows.pool_epilogue import LineFolds, lower_apart
+from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue, lower_apart
 from ingot.schedule.cpu.winograd.lower import lower_winograd
 from ingot.schedule.cpu.winograd.plan import Shape
 from ingot.schedule.dimension_numbers import (
@@ -40,7 +40,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 
 
-def lower_tiled(
+def lower_blocked(
     g: ContractionGroup, whole: Graph, places: tuple[Layout, ...], inner: Node | None, shape: Shape | None, turned: bool
 ) -> Lowered:
     """whole, places: the group with all its results, and where these lie. inner: the contraction that computes A.
@@ -50,7 +50,7 @@ def lower_tiled(
     a_node, b_node = g.anchor.inputs
     computed = is_computed(body, a_node)
     loops, b_arg = g.loops, Arg("in", g.b_at)
-    b: Operand | Levels = g.b
+    b: Operand | BlockQuantized = g.b
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
     if not g.packed and not turned and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
@@ -67,7 +67,7 @@ def lower_tiled(
         loops = contiguous_last(loops)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
     c = g.contraction(loops, computed, made.c if made is not None else None)
-    site = contraction_site(body, g.anchor, c, shape, machine)
+    site = tuning_site(body, g.anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
         low = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine), site=site)
@@ -104,7 +104,7 @@ def lower_tiled(
                 block.stmts.append(k.Prefetch(buffer, ix.add(start, integer(i))))
 
     chunk, top = k.var("chunk"), Block()
-    chunks = emit_contraction(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
+    chunks = emit_macro_kernel(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
     step = g.step("contraction", c, params, chunk, chunks, top, scratch)
     low = Lowered((*before, step), temps, packs, site)
     if lines is None:
@@ -113,11 +113,11 @@ def lower_tiled(
 
 
 def _operand_b(
-    g: ContractionGroup, c: Contraction, plan: Plan, b: Operand | Levels, arg: Arg
-) -> tuple[Operand | Levels, tuple[Param, ...], tuple[Pack, ...]]:
+    g: ContractionGroup, c: Contraction, plan: Plan, b: Operand | BlockQuantized, arg: Arg
+) -> tuple[Operand | BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
     """(B, its parameters, what of it is packed): as it is, or a constant in the panels of the plan."""
     if c.of_levels:
-        return level_operand(g, c, plan)
+        return block_quantized_operand(g, c, plan)
     if not g.packed:
         return b, ((b.buffer, arg),), ()
     buffer = Buffer("b", g.anchor.inputs[1].dtype)
@@ -148,7 +148,7 @@ class _Lines:
         *between, inner = loops.rows[self.images :]
         self.whole = plan.row_block == inner.extent
         parts = 1 if self.whole else ceildiv(inner.extent, plan.row_block)
-        self.fold = LineFolds(body, (anchor.shape[0], *(x.extent for x in between), parts, anchor.shape[-1]))
+        self.fold = PoolEpilogue(body, (anchor.shape[0], *(x.extent for x in between), parts, anchor.shape[-1]))
 
     def begin(self, block: Block, lanes: int) -> None:
         self.fold.begin(block, lanes)
@@ -194,4 +194,4 @@ def _column_dim(anchor: Node) -> int:
     return op.rhs_layout.index("O")
 
 
-__all__ = ["lower_tiled"]
+__all__ = ["lower_blocked"]

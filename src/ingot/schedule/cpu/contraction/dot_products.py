@@ -45,7 +45,7 @@ _CHUNK = 20e-6  # seconds
 
 
 @dataclass(frozen=True)
-class Dots:
+class DotPlan:
     """rows, columns: of a register tile, columns a power of two no larger than a vector. slots: accumulators of each
     result, which hide latency where results are few. tiles, entries: tiles of columns, and entries of batch, outer rows
     and outer columns, of a chunk."""
@@ -64,12 +64,14 @@ class Products:
 
     c: Contraction
     loops: Loops
-    dots: Dots
+    dots: DotPlan
     changed: bool
     pack: Pack | None
 
 
-def as_dots(c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machine, part: float) -> Products | None:
+def as_dot_products(
+    c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machine, part: float
+) -> Products | None:
     """The contraction `c` with these loops as dot products, where they take less than `part` of the cycles of its
     register tiles. b: the group's input that B is, and its offset there; one that is constant is packed."""
     lanes = machine.lanes(c.acc)
@@ -128,17 +130,17 @@ def _full(c: Contraction, full: Callable[[Index], Index]) -> Callable[[Index], I
 # Choosing
 
 
-def _tiles(c: Contraction, machine: Machine) -> Iterator[Dots]:
+def _tiles(c: Contraction, machine: Machine) -> Iterator[DotPlan]:
     rows, columns = max(1, estimate(c.rows[-1].extent)), machine.lanes(c.acc)
     while columns:
         for r in range(1, rows + 1):
             if r * columns + r + 1 > machine.registers:  # results, the rows' vectors and one of a column
                 break
-            yield Dots(r, columns, max(1, machine.fma_latency * machine.fma_per_cycle // (r * columns)))
+            yield DotPlan(r, columns, max(1, machine.fma_latency * machine.fma_per_cycle // (r * columns)))
         columns //= 2
 
 
-def _cycles(c: Contraction, machine: Machine, d: Dots) -> float:
+def _cycles(c: Contraction, machine: Machine, d: DotPlan) -> float:
     """Modelled cycles of one batch entry's products, on one core."""
     lanes, inner = machine.lanes(c.acc), max(1, estimate(merge_axes(c.reduce)[-1].extent))
     turns = estimate(c.k) // inner * -(-inner // lanes)
@@ -160,7 +162,7 @@ def _cycles(c: Contraction, machine: Machine, d: Dots) -> float:
     return outer * columns * (full * tile(d.rows) + tile(rest))
 
 
-def _chunks(c: Contraction, machine: Machine, d: Dots, cycles: float) -> Dots:
+def _chunks(c: Contraction, machine: Machine, d: DotPlan, cycles: float) -> DotPlan:
     """Chunks of some 20 us, and several for each thread where there is work for that."""
     hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * machine.lanes(c.acc))
     entries = prod(max(1, estimate(x.extent)) for x in (*c.batch, *c.rows[:-1], *c.cols[:-1]))
@@ -177,9 +179,11 @@ def _chunks(c: Contraction, machine: Machine, d: Dots, cycles: float) -> Dots:
 # Loops
 
 
-def emit_dots(top: Block, chunk: k.Var, p: Products, a: Operand, b: Operand, machine: Machine, write: Write) -> Expr:
+def emit_dot_products(
+    top: Block, chunk: k.Var, p: Products, a: Operand, b: Operand, machine: Machine, write: Write
+) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned. `write(block, index, acc, mask)` is the
-    epilogue, as in `emit_contraction`."""
+    epilogue, as in `emit_macro_kernel`."""
     return _Nest(p.c, p.dots, a, b, machine, write).emit(top, chunk)
 
 
@@ -195,7 +199,7 @@ class _Place:
 
 
 class _Nest:
-    def __init__(self, c: Contraction, d: Dots, a: Operand, b: Operand, machine: Machine, write: Write) -> None:
+    def __init__(self, c: Contraction, d: DotPlan, a: Operand, b: Operand, machine: Machine, write: Write) -> None:
         self.c, self.d, self.a, self.b, self.write = c, d, a, b, write
         self.lanes, self.masks = machine.lanes(c.acc), machine.masks
         self.reduce = merge_axes(c.reduce)
@@ -342,4 +346,4 @@ class _Nest:
         return total
 
 
-__all__ = ["Products", "as_dots", "emit_dots"]
+__all__ = ["Products", "as_dot_products", "emit_dot_products"]

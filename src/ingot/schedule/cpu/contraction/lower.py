@@ -14,13 +14,13 @@ from ingot.ir.node import Graph, Node, rebuilt, topological
 from ingot.ir.types import static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.blocked import lower_tiled
+from ingot.schedule.cpu.contraction.blocked import lower_blocked
 from ingot.schedule.cpu.contraction.cost_model import transposed
-from ingot.schedule.cpu.contraction.dot_products import Products, as_dots, emit_dots
+from ingot.schedule.cpu.contraction.dot_products import Products, as_dot_products, emit_dot_products
 from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.prologue import is_computed
-from ingot.schedule.cpu.contraction.split_k import changed_round, changes_round, in_parts
+from ingot.schedule.cpu.contraction.split_k import split_k, swapped_operands, swaps_operands
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.rows.lower import lower_first
@@ -50,22 +50,22 @@ def lower_contraction(
     if ops.is_depthwise(anchor) or (not computed and _in_vectors_of_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
     of_levels = isinstance(anchor.inputs[1].op, ops.Dequantize)
-    parts = in_parts(anchor, machine) if len(body.outputs) == 1 and not computed and not of_levels else None
+    parts = split_k(anchor, machine) if len(body.outputs) == 1 and not computed and not of_levels else None
     if parts is not None:
         return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     g = ContractionGroup.of(image, ins, place, constant, anchor, machine)
     if computed or of_levels:
-        return lower_tiled(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
+        return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
     shape = covered(anchor, g.a_layout, g.b_layout) if g.packed and machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))
     c = g.contraction(loops)
-    products = as_dots(c, loops, (g.b_at, g.b_layout.offset), machine, part=0.9 if shape is None else 0.5)
+    products = as_dot_products(c, loops, (g.b_at, g.b_layout.offset), machine, part=0.9 if shape is None else 0.5)
     if products is not None:
         return lower_apart(_lower_dots(g, products), body, ins, outs, machine)
-    if changes_round(anchor, c, machine):
-        turned = rebuilt(body.outputs, {anchor: changed_round(anchor)})
+    if swaps_operands(anchor, c, machine):
+        turned = rebuilt(body.outputs, {anchor: swapped_operands(anchor)})
         return lower_contraction(body.with_outputs(turned), ins, outs, constant, machine)
-    return lower_tiled(g, body, outs, None, shape, turned=_turns_panels(c, machine))
+    return lower_blocked(g, body, outs, None, shape, turned=_turns_panels(c, machine))
 
 
 def _turns_panels(c: Contraction, machine: Machine) -> bool:
@@ -124,7 +124,7 @@ def _lower_dots(g: ContractionGroup, products: Products) -> Lowered:
         epilogue(block, place, acc, mask)
 
     first, second = (b, a) if products.changed else (a, b)
-    chunks = emit_dots(top, chunk, products, first, second, g.machine, write)
+    chunks = emit_dot_products(top, chunk, products, first, second, g.machine, write)
     step = g.step("dots", products.c, g.params((b.buffer, b_arg)), chunk, chunks, top, scratch=0)
     return Lowered((step,), (), packs)
 

@@ -25,20 +25,21 @@ from ingot.ir.kernel import Expr, Lit
 from ingot.ir.types import boolean, static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.block_quantized import LevelPanels, Place
+from ingot.schedule.cpu.contraction.block_quantized import BlockQuantizedPanels, Place
 from ingot.schedule.cpu.contraction.cost_model import Plan
-from ingot.schedule.cpu.contraction.micro_kernel import RegisterTiles, TileRows
-from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Fold, Index, Levels, Operand, Write
-from ingot.schedule.cpu.contraction.pack import Strip, turn_panel
+from ingot.schedule.cpu.contraction.micro_kernel import MicroKernel, TileRows
+from ingot.schedule.cpu.contraction.operands import BlockQuantized, Computed, Fetch, Index, LineEpilogue, Operand, Write
+from ingot.schedule.cpu.contraction.pack import Strip, transpose_panel
 from ingot.schedule.cpu.contraction.panel_loads import Columns
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, integer, linear, mul
 
 Rows = Callable[[Block, Columns, Expr], None]  # of a panel, from a place in A
 
 
-def emit_contraction(
-    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | Levels, write: Write,
-    fetch: Fetch | None = None, fold: Fold | None = None,
+def emit_macro_kernel(
+    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | BlockQuantized,
+    write: Write,
+    fetch: Fetch | None = None, fold: LineEpilogue | None = None,
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
 
@@ -47,18 +48,18 @@ def emit_contraction(
     the epilogue will read for `width` columns of one row while the products are computed. `fold` is told where lines
     start and end, between which `write` is called for their rows.
     """
-    return Nest(c, plan, a, b, write, fetch, fold).emit(top, chunk)
+    return MacroKernel(c, plan, a, b, write, fetch, fold).emit(top, chunk)
 
 
-class Nest(RegisterTiles):
+class MacroKernel(MicroKernel):
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
     def __init__(
-        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | Levels, write: Write,
-        fetch: Fetch | None = None, fold: Fold | None = None,
+        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | BlockQuantized, write: Write,
+        fetch: Fetch | None = None, fold: LineEpilogue | None = None,
     ) -> None:
         super().__init__(c.widened, plan, a, b.buffer, write, fetch, fold)
-        self.levels = LevelPanels(c, plan, b) if isinstance(b, Levels) else None
+        self.levels = BlockQuantizedPanels(c, plan, b) if isinstance(b, BlockQuantized) else None
         self.a, self.b, c = a, b, c.widened
         self.full_panels = floordiv(self.columns, plan.panel)
         self.all_panels = ceildiv(self.columns, plan.panel)
@@ -149,7 +150,7 @@ class Nest(RegisterTiles):
 
     def _b_base(self, top: Block, batch: Index, outer: Index) -> Expr:
         c = self.c
-        if isinstance(self.b, Levels):
+        if isinstance(self.b, BlockQuantized):
             return ZERO
         if not c.packed:
             in_place = (*(x.b for x in c.batch), *(x.b for x in c.cols[:-1]))
@@ -182,7 +183,7 @@ class Nest(RegisterTiles):
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
             if self.turned:
                 source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
-                turn_panel(block, source, self.loads.buffer, self._turned_rows(), self.c.k, width, plan)
+                transpose_panel(block, source, self.loads.buffer, self._turned_rows(), self.c.k, width, plan)
                 base = ZERO
             self._blocks(block, Columns(vectors, base, start, width, tail, masked), rows)
 
@@ -201,7 +202,7 @@ class Nest(RegisterTiles):
         vectors = -(-rest // plan.lanes)
         top.when(k.binary("gt", high, last), lambda b: panel(b, last, vectors, rest % plan.lanes, False))
 
-    def _of_levels(self, block: Block, levels: LevelPanels, at: Place, columns: Columns, rows: Rows) -> None:
+    def _of_levels(self, block: Block, levels: BlockQuantizedPanels, at: Place, columns: Columns, rows: Rows) -> None:
         """A panel of levels: times one row as they are, times several widened, one part of the reduction at a time."""
         one = k.binary("eq", dim_expr(product(x.extent for x in self.c.rows)), integer(1))
 
@@ -308,4 +309,4 @@ class Nest(RegisterTiles):
             power //= 2
 
 
-__all__ = ["Nest", "emit_contraction"]
+__all__ = ["MacroKernel", "emit_macro_kernel"]

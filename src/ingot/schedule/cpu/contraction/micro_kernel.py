@@ -22,7 +22,7 @@ from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import LongSums
 from ingot.schedule.cpu.contraction.cost_model import Plan, pieces
-from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Fold, Index, Operand, Write, one_by_one
+from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Index, LineEpilogue, Operand, Write, one_by_one
 from ingot.schedule.cpu.contraction.panel_loads import Columns, RowLoads
 from ingot.schedule.index import ZERO, add, dim_expr, integer, mul
 
@@ -63,13 +63,13 @@ def _each_row(block: Block, tile: TileRows, body: Callable[[Block, Expr, Expr], 
     block.loop("i", 0, tile.lines, 1, line, unroll=True)
 
 
-class RegisterTiles:
+class MicroKernel:
     """Prints the tiles of a nest. batch, outer: its batch entry and outer columns. a_tile: where tiles read A. loads:
     how they read B. sums: partial sums of a blocked reduction."""
 
     def __init__(
         self, c: Contraction, plan: Plan, a: Operand | Computed, b: Buffer, write: Write,
-        fetch: Fetch | None, fold: Fold | None,
+        fetch: Fetch | None, fold: LineEpilogue | None,
     ) -> None:
         self.c, self.plan, self.write, self.fetch, self.fold = c, plan, write, fetch, fold
         self.reduce = merge_axes(c.reduce)
@@ -313,4 +313,4 @@ class RegisterTiles:
         return (k.ramp(n, lanes) if lanes > 1 else n), None
 
 
-__all__ = ["RegisterTiles", "TileRows"]
+__all__ = ["MicroKernel", "TileRows"]

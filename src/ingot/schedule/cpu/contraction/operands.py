@@ -19,7 +19,7 @@ Write = Callable[[Block, Index, Expr, Expr | None], None]
 Fetch = Callable[[Block, Index, int], None]
 
 
-class Fold(Protocol):
+class LineEpilogue(Protocol):
     """What an epilogue folds over the rows of a line."""
 
     def begin(self, block: Block, lanes: int) -> None:
@@ -58,7 +58,7 @@ def computed_rows(loops: Loops, a: Node) -> Loops:
 
 
 @dataclass(frozen=True)
-class Levels:
+class BlockQuantized:
     """A constant B of levels: (level - zero) * scale. words: unsigned ones of a column that lie in 32 bits, in panels;
     zeros, scales: one row of a panel for each block of the reduction, or the same for all. exact: zeros are unsigned
     integers, too; otherwise `bias` has been added to the levels."""
@@ -83,4 +83,6 @@ def one_by_one(block: Block, before: Index, n: Expr, value: Expr, columns: DimLi
     block.loop("n", n, end, 1, lambda b, e: write(b, (*before, e), k.load(spill, k.sub(e, n)), None))
 
 
-__all__ = ["Computed", "Fetch", "Fold", "Index", "Levels", "Operand", "Write", "computed_rows", "one_by_one"]
+__all__ = [
+    "BlockQuantized", "Computed", "Fetch", "Index", "LineEpilogue", "Operand", "Write", "computed_rows", "one_by_one",
+]  # fmt: skip

@@ -147,7 +147,7 @@ class Strip:
     columns: DimLike
 
 
-def turn_panel(block: Block, b: Strip, out: Buffer, rows: int, depth: DimLike, width: int, plan: Plan) -> None:
+def transpose_panel(block: Block, b: Strip, out: Buffer, rows: int, depth: DimLike, width: int, plan: Plan) -> None:
     """out[k, 0..width] = columns of the strip, by square blocks in registers. `rows`: depth in whole vectors; rows
     beyond depth are written with anything."""
     lanes = plan.lanes

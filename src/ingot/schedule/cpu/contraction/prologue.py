@@ -20,7 +20,7 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
 from ingot.schedule.cpu.contraction.cost_model import Plan, plan_rows
-from ingot.schedule.cpu.contraction.macro_kernel import Nest
+from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Computed, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import Machine
@@ -122,7 +122,7 @@ class InnerRows:
                 start = b.let(ix.mul(ix.sub(place[0], rows[0]), dim_expr(axis.a)), "to")
                 store_at(b, out, ix.add(start, place[-1]), self.em.value(b, node, index, mask), mask)
 
-            Nest(self.c, own, self.a, Operand(self.b_buffer), write).emit_rows(block, rows)
+            MacroKernel(self.c, own, self.a, Operand(self.b_buffer), write).emit_rows(block, rows)
 
         return Computed(fill), pack, own.scratch_bytes
 

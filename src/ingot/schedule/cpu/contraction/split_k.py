@@ -23,7 +23,7 @@ WORTH = 40e-6  # seconds on one core: less is not worth a second kernel
 SCATTERED = 1.5  # cycles to store a result beside which no other of its vector lies
 
 
-def in_parts(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:
+def split_k(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:
     """(products of the parts of a reduction, their sum); None where cutting it does not pay.
 
     It does where results are too few for all threads, or where each of them needs more of both operands than the
@@ -67,7 +67,7 @@ def _cut(x: Node, at: int, parts: int) -> Node:
     return ops.Reshape((*x.shape[:at], parts, size // parts, *x.shape[at + 1 :]))(x)
 
 
-def changes_round(anchor: Node, c: Contraction, machine: Machine) -> bool:
+def swaps_operands(anchor: Node, c: Contraction, machine: Machine) -> bool:
     """Whether A, whose rows lie side by side, is better read as B is."""
     if not isinstance(anchor.op, ops.DotGeneral) or c.rows[-1].a != 1 or len(c.cols) > 1:
         return False
@@ -77,7 +77,7 @@ def changes_round(anchor: Node, c: Contraction, machine: Machine) -> bool:
     return least_cycles(other, machine) + scattered < 0.8 * least_cycles(c, machine)
 
 
-def changed_round(anchor: Node) -> Node:
+def swapped_operands(anchor: Node) -> Node:
     """A dot product with its operands changed round, and its result's dimensions put back."""
     op = anchor.op
     assert isinstance(op, ops.DotGeneral)
@@ -90,4 +90,4 @@ def changed_round(anchor: Node) -> Node:
     return ops.Transpose((*range(first), *own, *other))(turned)
 
 
-__all__ = ["changed_round", "changes_round", "in_parts"]
+__all__ = ["split_k", "swapped_operands", "swaps_operands"]

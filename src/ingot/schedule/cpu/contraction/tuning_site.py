@@ -24,7 +24,7 @@ from ingot.schedule.cpu.winograd.plan import (
 _VIEWS = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 
 
-def contraction_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | None, machine: Machine) -> Site:
+def tuning_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | None, machine: Machine) -> Site:
     """`shape`: of a convolution that Winograd's algorithm covers."""
     direct = choose(c, machine)
     share = prod(x.inside.share(estimate(x.extent)) for x in c.reduce if x.inside is not None)
@@ -88,4 +88,4 @@ def _elements(node: Node) -> int:
     return total
 
 
-__all__ = ["contraction_site"]
+__all__ = ["tuning_site"]

@@ -26,14 +26,14 @@ from ingot.schedule.index import integer
 
 
 @dataclass(frozen=True)
-class Turn:
+class Transposition:
     """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`,
     forwards or backwards, and so many elements apart along `out`: (elements apart, 1 or -1). side, height: elements of
     a block along `out` and along `across`."""
 
     out: int
     across: int
-    turned: dict[Node, tuple[int, int]]
+    transposed: dict[Node, tuple[int, int]]
     side: int
     height: int
 
@@ -43,7 +43,7 @@ class Turn:
 
     def in_registers(self, bits: int) -> bool:
         """Whether a row of a block is at most one vector of so many bits."""
-        return all(8 * n.dtype.nbytes * self.side <= bits for n in self.turned)
+        return all(8 * n.dtype.nbytes * self.side <= bits for n in self.transposed)
 
     def blocks(self, shape: Shape) -> Shape:
         """The box, counted in blocks."""
@@ -82,14 +82,14 @@ def reads_along(
     return None if masked or branches else found
 
 
-def find_turn(
+def find_transpose(
     body: Graph,
     ins: tuple[Layout, ...],
     outs: tuple[Layout, ...],
     buffers: tuple[Buffer, ...],
     shape: Shape,
     lanes: int,
-) -> Turn | None:
+) -> Transposition | None:
     """The two dimensions of the box between which operands have to be transposed, if there are any."""
     if lanes < 4 or lanes & (lanes - 1):
         return None
@@ -102,29 +102,29 @@ def find_turn(
     if reads is None:
         return None
     apart = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
-    turned = {n: s for n, steps in apart.items() if len(steps) == 1 and (s := steps[0]) is not None}
-    if not turned or len(turned) < len(apart):
+    transposed = {n: s for n, steps in apart.items() if len(steps) == 1 and (s := steps[0]) is not None}
+    if not transposed or len(transposed) < len(apart):
         return None
     for across in reversed(range(len(shape))):
         extent = shape[across]
         # rows of this length without gaps, which are no whole vectors
-        short = short_rows(extent, lanes) and extent % lanes != 0 and set(turned.values()) == {extent}
+        short = short_rows(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
         height = extent if short and isinstance(extent, int) else lanes
         if across == out or not (short or across in long):
             continue
         other = reads_along(body, ins, buffers, shape, across, lanes)
         ways = [[1]] if short else [[1], [-1]]
-        if other is not None and all(other[n] in ways for n in turned):
-            steps = {n: (apart, step) for n, apart in turned.items() for step in other[n] if step is not None}
-            return Turn(out, across, steps, lanes, height)
+        if other is not None and all(other[n] in ways for n in transposed):
+            steps = {n: (apart, step) for n, apart in transposed.items() for step in other[n] if step is not None}
+            return Transposition(out, across, steps, lanes, height)
     return None
 
 
-class TurnedLeaf:
+class TransposedLeaf:
     """An operand in one block, whose rows are asked for one after another, from the first on. stride, way: how far
     apart its elements are along `out` and along `across`. `ahead`: prefetch the block so many blocks on."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, turn: Turn, stride: int, way: int, ahead: int):
+    def __init__(self, buffer: Buffer, layout: Layout, turn: Transposition, stride: int, way: int, ahead: int):
         self.buffer, self.layout, self.turn, self.ahead = buffer, layout, turn, ahead
         self.stride, self.way = stride, way
         self.rows: list[Expr] = []
@@ -148,4 +148,4 @@ class TurnedLeaf:
         return self.rows.pop()
 
 
-__all__ = ["Turn", "TurnedLeaf", "find_turn", "reads_along"]
+__all__ = ["TransposedLeaf", "Transposition", "find_transpose", "reads_along"]

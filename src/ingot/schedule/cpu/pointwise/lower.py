@@ -21,12 +21,12 @@ from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Leaves, Operands, body_dims, symbol_params
-from ingot.schedule.collapse_dims import join_dims
+from ingot.schedule.collapse_dims import collapse_dims
 from ingot.schedule.cpu.caches import AHEAD, leaves_caches
 from ingot.schedule.cpu.chunks import CHUNK, STREAMED, Line, Write, chunked_loops, vector_loop
-from ingot.schedule.cpu.interleave_vectors import vectors_at_once
+from ingot.schedule.cpu.interleave_vectors import vectors_to_interleave
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.pointwise.blocked_transpose import Turn, TurnedLeaf, find_turn, reads_along
+from ingot.schedule.cpu.pointwise.blocked_transpose import TransposedLeaf, Transposition, find_transpose, reads_along
 from ingot.schedule.cpu.pointwise.short_lines import ShortLines
 from ingot.schedule.cpu.rows.short_rows import LINE
 from ingot.schedule.cpu.transpose import stored_as
@@ -41,18 +41,18 @@ TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of th
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have one shape."""
     body, outs = _before_reshapes(body, outs)
-    joined = join_dims(body, ins, outs) or _last_joined(body, ins, outs, machine)
+    joined = collapse_dims(body, ins, outs) or _last_joined(body, ins, outs, machine)
     if joined is not None:
         body, ins, outs = joined
     operands, shape, lanes = Operands.of(body), body.outputs[0].shape, lanes_for(body, machine)
     loops, chunk, top = _Loops.of(body, ins, outs, operands, machine), k.var("chunk"), Block()
-    turns = (find_turn(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
+    turns = (find_transpose(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
     turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
     short, scratch = ShortLines.of(body, ins, outs, operands.ins, lanes), 0
     if short is not None:
         chunks = loops.short_lines(top, chunk, short)
     elif turn is not None:
-        chunks = loops.turned(top, chunk, turn)
+        chunks = loops.transposed(top, chunk, turn)
         scratch = sum(loops.held_bytes(turn))
     else:
         chunks = loops.lines(top, chunk)
@@ -128,7 +128,7 @@ class _Loops:
         def element(b: Block, at: Mapping[int, Expr]) -> None:
             self.write(Emitter(self.leaves), b, tuple(at.values()), None)
 
-        several = vectors_at_once(Block(), range(len(self.shape)), axis, self.lanes, self.machine, element)
+        several = vectors_to_interleave(Block(), range(len(self.shape)), axis, self.lanes, self.machine, element)
         return several if estimate(self.shape[axis]) >= 4 * several * self.lanes else 1
 
     def short_lines(self, top: Block, chunk: k.Var, short: ShortLines) -> Expr:
@@ -161,7 +161,7 @@ class _Loops:
         boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
         return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, size=self.size)
 
-    def turned(self, top: Block, chunk: k.Var, turn: Turn) -> Expr:
+    def transposed(self, top: Block, chunk: k.Var, turn: Transposition) -> Expr:
         """Blocks that are transposed in registers, in strips along the results' lines."""
         body, shape, strip = self.body, self.shape, self.strip(turn)
         blocks, ahead = turn.blocks(shape), TURNS_AHEAD if self.stream else 0
@@ -170,9 +170,9 @@ class _Loops:
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
             def one(b: Block, at: Expr) -> None:
-                turned = partial(self.write, _turning(self.operands, body, self.ins, self.leaves, turn, ahead))
+                transposed = partial(self.write, _turning(self.operands, body, self.ins, self.leaves, turn, ahead))
                 own = tuple(at if d == turn.out else e for d, e in enumerate(index))
-                _turned_block(b, own, turn, shape, self.lanes, self.machine, turned, plain)
+                _turned_block(b, own, turn, shape, self.lanes, self.machine, transposed, plain)
 
             begin = block.let(ix.mul(index[turn.out], integer(strip)), "s")
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
@@ -186,18 +186,18 @@ class _Loops:
         work = turn.side * turn.height * strip
         return chunked_loops(top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, size=self.size)
 
-    def strip(self, turn: Turn) -> int:
+    def strip(self, turn: Transposition) -> int:
         """Blocks that are done one after another along the results' lines."""
         return max(1, STRIP // (turn.side * min(n.dtype.nbytes for n in self.body.outputs))) if self.stream else 1
 
-    def held_bytes(self, turn: Turn) -> list[int]:
+    def held_bytes(self, turn: Transposition) -> list[int]:
         """Scratch for all blocks of a strip but the last, by result: narrow elements have so many lines in a block that
         the memory would get the next block's parts of them too late to take them together."""
         sizes = [n.dtype.nbytes for n in self.body.outputs]
         count = (self.strip(turn) - 1) * turn.side * turn.height if min(sizes) < 4 else 0
         return [count * size for size in sizes]
 
-    def held(self, block: Block, index: Index, start: Mapping[int, Expr], turn: Turn, ahead: int) -> None:
+    def held(self, block: Block, index: Index, start: Mapping[int, Expr], turn: Transposition, ahead: int) -> None:
         """A whole strip: its blocks but the last go to scratch, and into each line in front of what the last adds."""
         side, last, sizes = turn.side, self.strip(turn) - 1, self.held_bytes(turn)
         places = itertools.accumulate(sizes, initial=0)
@@ -252,20 +252,21 @@ def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
 
 
 def _turning(
-    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, turn: Turn, ahead: int
+    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, turn: Transposition, ahead: int
 ) -> Emitter:
     """An emitter for one block, whose turned operands come out of registers; those `ahead` blocks on are asked for."""
     leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
-        if n in turn.turned:
-            leaves[n] = Leaf(TurnedLeaf(buffer, lay, turn, *turn.turned[n], ahead).read)
+        if n in turn.transposed:
+            leaves[n] = Leaf(TransposedLeaf(buffer, lay, turn, *turn.transposed[n], ahead).read)
     return Emitter(leaves)
 
 
 def _turned_block(
-    block: Block, number: Index, turn: Turn, shape: Shape, lanes: int, machine: Machine, turned: Write, plain: Write
+    block: Block, number: Index, turn: Transposition, shape: Shape, lanes: int, machine: Machine,
+    transposed: Write, plain: Write,
 ) -> None:
-    """One block of the box: by `turned` where it is whole, else row by row by `plain`."""
+    """One block of the box: by `transposed` where it is whole, else row by row by `plain`."""
 
     def cut(b: Block) -> None:
         begin = {d: b.let(ix.mul(number[d], integer(side)), "t") for d, side in turn.sides.items()}
@@ -281,7 +282,7 @@ def _turned_block(
         b.loop("r", begin[turn.across], ends[turn.across], 1, row)
 
     def whole(b: Block, start: Mapping[int, Expr]) -> None:
-        _block_rows(b, number, start, turn, turned)
+        _block_rows(b, number, start, turn, transposed)
 
     _where_whole(block, number, turn.sides, shape, whole, cut)
 
@@ -313,7 +314,7 @@ def _where_whole(
         there(block)
 
 
-def _block_rows(block: Block, number: Index, start: Mapping[int, Expr], turn: Turn, write: Write) -> None:
+def _block_rows(block: Block, number: Index, start: Mapping[int, Expr], turn: Transposition, write: Write) -> None:
     """The rows of a whole block, from `start` on."""
     for i in range(turn.height):
         row, along = ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], turn.side)

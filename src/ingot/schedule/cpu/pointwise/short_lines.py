@@ -37,7 +37,7 @@ class ShortLines:
     """The two innermost dimensions of results: many lines, `size` elements long. turned: operands run across them."""
 
     size: int
-    turned: bool
+    transposed: bool
 
     @staticmethod
     def of(
@@ -51,7 +51,7 @@ class ShortLines:
         if not isinstance(size, int) or not 1 < size < MOST * lanes or size % lanes == 0 or lanes < 4:
             return None
         if _dense(body, ins, outs):
-            return ShortLines(size, turned=False)
+            return ShortLines(size, transposed=False)
         dense = all(lay.strides[-2:] == (size, 1) for lay in outs)
         lines = estimate(rows)
         if not dense or not short_rows(size, lanes) or (lines % lanes and lines < 8 * lanes):
@@ -61,14 +61,14 @@ class ShortLines:
             return None
         apart = any(step not in (0, 1) for steps in along.values() for step in steps)
         beside = all(step in (0, 1) for steps in across.values() for step in steps)
-        return ShortLines(size, turned=True) if apart and beside else None
+        return ShortLines(size, transposed=True) if apart and beside else None
 
     def vectors(
         self, block: Block, index: Index, lanes: int, body: Graph, leaves: Mapping[Node, Leaf]
     ) -> Iterator[tuple[Expr, ...]]:
         """Vector after vector of all results in memory: `lanes` lines, the first of which is at `index`."""
         *outer, row = index
-        if self.turned:
+        if self.transposed:
             em, rows, places = Emitter(leaves), k.ramp(row, lanes), range(self.size)
             columns = ([em.value(block, n, (*outer, rows, integer(j))) for j in places] for n in body.outputs)
             yield from zip(*(dense_rows(block, [k.splat(v, lanes) for v in own]) for own in columns), strict=True)

@@ -29,7 +29,7 @@ from ingot.schedule.cpu.caches import AHEAD, comes_from_memory, leaves_caches
 from ingot.schedule.cpu.chunks import CHUNK, LONG, STREAMED, Line, vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for
-from ingot.schedule.cpu.reducers import Fold, fold_into
+from ingot.schedule.cpu.reducers import Reducer, reduce_into
 from ingot.schedule.cpu.rows.columns import dense_rows, in_columns, read_columns
 from ingot.schedule.cpu.rows.passes import UNROLL, RowPasses, Visit
 from ingot.schedule.cpu.rows.short_rows import LINE, fold_rows, lines_ahead, width_of
@@ -212,7 +212,7 @@ class RowLoops(RowPasses):
                         value = self.em.value(c, n.inputs[0], index, mask)
                         values.append(k.splat(k.cast(value, buffer.dtype), place.lanes))
                     fn = combining(reduction(n).kind, buffer.dtype)
-                    store_at(c, buffer, place, fold_into(c, fn, old, values), mask)
+                    store_at(c, buffer, place, reduce_into(c, fn, old, values), mask)
 
             each(b, fold)
 
@@ -330,7 +330,7 @@ class RowLoops(RowPasses):
 
         for level in self.levels():
             for n in level:
-                fold = Fold.of(n, block, lanes, 1)
+                fold = Reducer.of(n, block, lanes, 1)
                 for j, value in enumerate(everywhere(n.inputs[0])):
                     fold.add(block, value, integer(j), None, 0)
                 self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(fold.apart(block)[0], n.dtype), "red")]))

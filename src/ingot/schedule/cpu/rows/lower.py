@@ -16,7 +16,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ops import Reduce, Slice
 from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
-from ingot.schedule.collapse_dims import box_inside, join_box, reshapes
+from ingot.schedule.collapse_dims import box_inside, collapse_box, reshapes
 from ingot.schedule.cpu.caches import comes_from_memory
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
@@ -163,7 +163,7 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # what no strides express
         return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
-    joined = join_box(body, rows, ins, outs)
+    joined = collapse_box(body, rows, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
     terms = _in_terms(body, rows, machine)

@@ -24,10 +24,10 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import FEW, SHORT, LongSums
 from ingot.schedule.cpu.chunks import Line, vector_loop
-from ingot.schedule.cpu.interleave_vectors import vectors_at_once
+from ingot.schedule.cpu.interleave_vectors import vectors_to_interleave
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for
-from ingot.schedule.cpu.reducers import Fold, in_words, operand_of
+from ingot.schedule.cpu.reducers import Reducer, in_words, operand_of
 from ingot.schedule.cpu.rows.short_rows import LINE
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr
@@ -174,7 +174,7 @@ class RowPasses:
         self.bind_cached(block, self.cached)
         self.cached = {}
 
-    def fold_level(self, block: Block, level: list[Node], again: bool) -> list[Fold]:
+    def fold_level(self, block: Block, level: list[Node], again: bool) -> list[Reducer]:
         """The loop over the row that folds all reductions of a level; what later passes need of it is cached."""
         lanes, horizontal = self.lanes, self.rows.horizontal
         unroll, at_once = 1, False
@@ -186,10 +186,10 @@ class RowPasses:
             at_once = unroll == several > 1
         wide = unroll if at_once else 1  # vectors of f32 whose words are folded as one
 
-        def fold_of(n: Node) -> Fold:
+        def fold_of(n: Node) -> Reducer:
             words = lanes > 1 and self._in_words(n)
             own = wide if words else 1
-            return Fold.of(n, block, own * lanes, unroll // own if horizontal else len(self.visits), words)
+            return Reducer.of(n, block, own * lanes, unroll // own if horizontal else len(self.visits), words)
 
         folds = [fold_of(n) for n in level]
         keep = self.cached.keys() & {self._operand(n) for n in level}
@@ -215,7 +215,7 @@ class RowPasses:
         sums.finish(block)
         return folds
 
-    def _long_sums(self, block: Block, level: list[Node], folds: list[Fold]) -> LongSums:
+    def _long_sums(self, block: Block, level: list[Node], folds: list[Reducer]) -> LongSums:
         """The sums of a level over the loops of `over_row`."""
         added = [f for n, f in zip(level, folds, strict=True) if reduction(n).kind == "sum"]
         axes, apart = self._around(), 1
@@ -234,7 +234,7 @@ class RowPasses:
             for n in level:
                 self.em.value(b, self._operand(n), self.full_index(tuple(at.values()), self.visits[0].row))
 
-        return vectors_at_once(block, self.rows.reduced, self.rows.axis, self.lanes, self.machine, operands)
+        return vectors_to_interleave(block, self.rows.reduced, self.rows.axis, self.lanes, self.machine, operands)
 
     def caches_of(self, block: Block, level: list[Node]) -> dict[Node, Buffer]:
         """Room for the operands of a level that later passes need."""

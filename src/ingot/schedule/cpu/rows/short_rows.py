@@ -20,7 +20,7 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import Fold
+from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.cpu.transpose import fold_lanes, transpose_block
 from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.row_box import reduction, reductions_of
@@ -60,7 +60,7 @@ def fold_rows(block: Block, value: Value, node: Node, first: Expr, size: int, wi
         return x if mask is None else k.select(mask, x, Lit(x.dtype, width, identity_of(op.kind, x.dtype)))
 
     if isinstance(op, ArgReduce):
-        fold = Fold.of(node, block, lanes, 1)
+        fold = Reducer.of(node, block, lanes, 1)
         for place, column in enumerate(transpose_block(block, [row(i) for i in range(lanes)])[:size]):
             fold.add(block, column, integer(place), None, 0)
         return fold.apart(block)[0]

@@ -32,7 +32,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.windows.pool_epilogue import LineFolds
+from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue
 from ingot.schedule.emit import Index, load_at
 from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -97,7 +97,7 @@ class Depthwise:
         self.ins, self.order = ins, order
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
-        self.fold = LineFolds(body, (*anchor.shape[:-2], anchor.shape[-1]))
+        self.fold = PoolEpilogue(body, (*anchor.shape[:-2], anchor.shape[-1]))
 
     @property
     def products(self) -> int:

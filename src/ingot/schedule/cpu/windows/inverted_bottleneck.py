@@ -24,7 +24,7 @@ from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.choice import Direct
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.contraction.cost_model import plan_of, rank_tiles
-from ingot.schedule.cpu.contraction.macro_kernel import Nest
+from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import Machine
@@ -37,15 +37,15 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
 
 
-def lower_expanded(
+def lower_inverted_bottleneck(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """A 1x1 convolution, pointwise ops, zero padding, a depthwise convolution and its epilogue."""
     expand, anchor = (n for n in body.nodes() if isinstance(n.op, ops.Convolution))
-    return _Expanded(expand, anchor, body, ins, outs, constant, machine).lower()
+    return _InvertedBottleneck(expand, anchor, body, ins, outs, constant, machine).lower()
 
 
-class _Expanded(Depthwise):
+class _InvertedBottleneck(Depthwise):
     def __init__(
         self, expand: Node, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
         constant: tuple[bool, ...], machine: Machine,
@@ -180,5 +180,5 @@ class _Expanded(Depthwise):
             store_at(block, self.x_buffer, ix.add(at, self.shift), value, mask)
 
         a = Operand(self.operands.ins[self.a_at], self.a_layout.offset)
-        nest = Nest(self.c, self.plan, a, Operand(self.operands.ins[self.b_at]), write)
+        nest = MacroKernel(self.c, self.plan, a, Operand(self.operands.ins[self.b_at]), write)
         nest.emit_lines(top, panel, lines)

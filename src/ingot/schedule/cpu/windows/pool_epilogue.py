@@ -18,7 +18,7 @@ from ingot.ops.build import cast
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.reducers import Fold
+from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.cpu.rows.loops import RowLoops
 from ingot.schedule.cpu.rows.lower import lower_rest
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
@@ -28,7 +28,7 @@ from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.row_box import reduction, reductions_of, rows_of
 
 
-class LineFolds:
+class PoolEpilogue:
     """The reductions among a group's results behind the first; what they give for each line lies in temporaries of
     shape `lines`: images, any number of dimensions, channels."""
 
@@ -40,11 +40,11 @@ class LineFolds:
         self.buffers = tuple(Buffer(f"lines{i}", n.dtype, writable=True) for i, n in enumerate(self.lines))
         self.args = tuple(Arg("temp", i) for i in range(len(self.lines)))
         self.temps: tuple[DimLike, ...] = tuple(n.type.nbytes for n in self.lines.values())
-        self._open: list[Fold] = []
+        self._open: list[Reducer] = []
 
     def begin(self, block: Block, lanes: int) -> None:
         """A line starts, or a part of one: `lanes` channels."""
-        self._open = [Fold.of(n, block, lanes, 1) for n in self.lines]
+        self._open = [Reducer.of(n, block, lanes, 1) for n in self.lines]
 
     def add(self, block: Block, em: Emitter, index: Index, mask: Expr | None) -> None:
         """Take in the image's results at `index`."""
@@ -58,7 +58,7 @@ class LineFolds:
             self._store(block, fold, buffer, flat, mask, first)
 
     @staticmethod
-    def _store(block: Block, fold: Fold, buffer: Buffer, flat: Expr, mask: Expr | None, first: Expr | None) -> None:
+    def _store(block: Block, fold: Reducer, buffer: Buffer, flat: Expr, mask: Expr | None, first: Expr | None) -> None:
         (value,) = fold.apart(block)
 
         def store(b: Block) -> None:
@@ -106,4 +106,4 @@ def lower_apart(
     return replace(low, steps=(*low.steps, *more.steps), temps=(*low.temps, *more.temps))
 
 
-__all__ = ["LineFolds", "lower_apart"]
+__all__ = ["PoolEpilogue", "lower_apart"]

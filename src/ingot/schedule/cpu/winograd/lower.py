@@ -36,7 +36,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.contraction.cost_model import Plan, plan_contraction
-from ingot.schedule.cpu.contraction.macro_kernel import emit_contraction
+from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand, Write
 from ingot.schedule.cpu.contraction.pack import panel_widths, product_panels, stepped, window_stream
 from ingot.schedule.cpu.machine import Machine
@@ -224,7 +224,7 @@ class _Winograd:
         # an operand's offset is a dimension: here one that this kernel itself computes
         here, which = top.fresh("va"), top.fresh("cb")
         top.stmts += [k.Let(here, start), k.Let(which, block)]
-        emit_contraction(top, which, self.contraction, self.gemm, Operand(v, symbol(here.name)), Operand(u), write)
+        emit_macro_kernel(top, which, self.contraction, self.gemm, Operand(v, symbol(here.name)), Operand(u), write)
 
     def _late_products(
         self, top: Block, v: Buffer, start: Expr, block: Expr, packed: Buffer, m: Buffer, scratch: int
