@@ -243,7 +243,9 @@ def _key(options: _Options, *parts: bytes) -> str:
 def _compiled(program: Program, options: _Options) -> CompiledProgram:
     """Ready to run; a program for another machine, only to be saved and looked at."""
     if refused := refusal(program):
-        return CompiledProgram(program, options.threads, refused)
+        from ingot.pipeline.target import target_of
+
+        return CompiledProgram(program, options.threads, refused, target_of(program.features).export)
     return CompiledModel(program, threads=options.threads)
 
 

@@ -25,6 +25,9 @@ def compile_(
     threads: Threads = None,
     dim: Dims = None,
     target: Target = "native",
+    weights: Annotated[
+        Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
+    ] = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
@@ -40,19 +43,21 @@ def compile_(
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
+    ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
-        path = writable(model.with_suffix(".ingot") if output is None else output)
+        suffix = ".c" if target.partition(":")[0] == "c" else ".ingot"
+        path = writable(model.with_suffix(suffix) if output is None else output)
         began = time.perf_counter()
         compiled = compile_source(
             source, threads=threads, cache=cache, fast_math=fast_math, target=target, precision=precision
         )
         seconds = time.perf_counter() - began
         progress.report("save")
-        compiled.save(path)
+        compiled.save(path, weights=weights)
     facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
     if as_json:
         print_json(facts)

@@ -106,6 +106,7 @@ class CpuTarget:
     policy = POLICY
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
+    export = None
 
     def features(self, asked: str) -> Features:
         """asked: a name of `CORES`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ingot.ir.kernel import Kernel
@@ -19,6 +20,7 @@ from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.plan.link import Assembler
+from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.lowered import Lowered
 from ingot.support.errors import InputError
@@ -28,7 +30,7 @@ Pass: TypeAlias = Callable[[Graph], Graph]
 NamedPass: TypeAlias = tuple[str, Pass]
 M = TypeVar("M")
 
-NAMES = ("cpu",)
+NAMES = ("cpu", "c")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Target(Protocol[M]):
 
     def assembler(self, features: Features) -> PartAssembler:
         """What makes code of kernels."""
+        ...
+
+    @property
+    def export(self) -> Callable[[Program, Path, Path | None], None] | None:
+        """Writes a program to a path, and its weights to another if one is given; None where it is an artifact."""
         ...
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:

@@ -77,7 +77,7 @@ def refusal(program: Program) -> ArtifactError | None:
                 "the program cannot run here",
                 expected=f"code for one of {', '.join(DEVICES)}",
                 got=str(code.features),
-                fix="compile the model with target='native'",
+                fix="save it, or compile the model with target='native'",
             )
         if refused := device.refusal(code.features):
             return refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,12 +27,19 @@ class CompiledProgram:
     inputs, outputs: the specs (name, dtype, symbolic shape).
     """
 
-    def __init__(self, program: Program, threads: int = 0, refused: ArtifactError | None = None) -> None:
-        """threads: what it was compiled for. refused: why it cannot run here."""
+    def __init__(
+        self,
+        program: Program,
+        threads: int = 0,
+        refused: ArtifactError | None = None,
+        export: Callable[[Program, Path, Path | None], None] | None = None,
+    ) -> None:
+        """threads: what it was compiled for. refused: why it cannot run here. export: how it is saved, if not as an
+        artifact."""
         self.program = program
         self.inputs: tuple[TensorSpec, ...] = program.inputs
         self.outputs: tuple[TensorSpec, ...] = program.outputs
-        self.threads, self.refused = threads, refused
+        self.threads, self.refused, self._export = threads, refused, export
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(args)
@@ -63,12 +70,18 @@ class CompiledProgram:
             raise InputError("dump", expected=f"one of {', '.join([*self.program.stages, 'plan'])}", got=repr(stage))
         return self.program.stages[stage]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file that `ingot.load` reads, with the first values of the state.
+    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
+        """Write one file that `ingot.load` reads, with the first values of the state; for C the source and its header.
 
-        Raises ArtifactError; the old file, if any, is then untouched.
+        weights: a file of their own for them, where the target has such. Raises ArtifactError and InputError; the old
+        file, if any, is then untouched.
         """
-        artifact.save(self.program, Path(path))
+        if self._export is not None:
+            self._export(self.program, Path(path), None if weights is None else Path(weights))
+        elif weights is not None:
+            raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
+        else:
+            artifact.save(self.program, Path(path))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")

@@ -84,7 +84,7 @@ class _Scattering:
             value = load_at(block, source, ix.linear(index, layout.strides, layout.offset), mask)
             store_at(block, target, ix.linear(index, self.out.strides, self.out.offset), value, mask)
 
-        lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
+        lanes = max(1, self.machine.vector_bits // max(32, self.anchor.dtype.bits))
         chunks = chunked_loops(top, chunk, shape, axis, lanes, self.machine, write)
         kernel = Kernel("scatter_copy", self.operands.params, self.dims, chunk, chunks, top.body)
         return Step(kernel, self.operands.args)
@@ -103,7 +103,7 @@ class _Scattering:
         low = top.let(k.mul(part, integer(block)), "low")
         top.multiples[getattr(low, "name", "")] = 64
         high = top.let(k.binary("min", k.add(low, integer(block)), dim_expr(columns)), "high")
-        lanes = self.machine.vector_bits // max(32, self.anchor.dtype.bits)
+        lanes = max(1, self.machine.vector_bits // max(32, self.anchor.dtype.bits))
 
         def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
             if left:

@@ -1,0 +1,139 @@
+"""Portable C: the CPU's passes and schedules for a machine of one lane, printed as C99."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ingot.ir.kernel import Kernel
+from ingot.pipeline.cpu import cpu_passes
+from ingot.pipeline.target import NamedPass, Options
+from ingot.runtime.bind import Binding
+from ingot.runtime.expr import evaluate
+from ingot.runtime.program import Buffer, Program, TensorSpec
+from ingot.schedule.choice import Measured
+from ingot.schedule.cpu.lower import lower
+from ingot.schedule.cpu.machine import Machine
+from ingot.support.errors import CompileError, InputError
+from ingot.support.files import atomic_write
+from ingot.support.native import Code, Features
+from ingot.targets.c.printer import print_kernel
+from ingot.targets.c.program import Call, Plan, Tensor, identifier, print_program
+
+# a small core without vectors: numbers of a microcontroller with a floating-point unit
+SCALAR = Machine(
+    vector_bits=8, registers=16, fma_per_cycle=1, loads_per_cycle=1, gflops=1.0, l1=16 << 10, l2=64 << 10, l3=256 << 10,
+    winograd=False,
+)  # fmt: skip
+
+
+class CTarget:
+    """See `ingot.pipeline.target.Target`."""
+
+    name = "c"
+    forms = ("c",)
+    lower = staticmethod(lower)
+
+    def features(self, asked: str) -> Features:
+        if asked:
+            raise InputError("target", expected="c", got=f"c:{asked}")
+        return Features("c99", target="c")
+
+    def prepare(self) -> None:
+        pass
+
+    def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
+        return SCALAR
+
+    def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
+        return cpu_passes(options)
+
+    def assembler(self, features: Features) -> CAssembler:
+        return CAssembler(features)
+
+    def source(self, kernel: Kernel, features: Features, form: str) -> str:
+        return print_kernel(kernel)
+
+    @staticmethod
+    def export(program: Program, path: Path, weights: Path | None = None) -> None:
+        """Write PATH and its header, and the weights if a file is named for them."""
+        if path.suffix != ".c":
+            raise InputError("a file for C", expected="a name that ends in .c", got=path.name)
+        name, header = identifier(path.stem), path.with_suffix(".h")
+        kernels = program.code["c"].blob.decode()
+        source, declarations, blob = print_program(name, kernels, _plan(program), header.name, weights is not None)
+        if weights is not None:
+            atomic_write(weights, [blob or b""])
+        atomic_write(header, [declarations.encode()])
+        atomic_write(path, [source.encode()])
+
+
+class CAssembler:
+    """Kernels to one text."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._parts: dict[str, bytes] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        self.include(self.begin(kernel))
+
+    def begin(self, kernel: Kernel) -> tuple[str, bytes]:
+        return kernel.name, print_kernel(kernel).encode()
+
+    def include(self, part: tuple[str, bytes]) -> None:
+        self._parts[part[0]] = part[1]
+
+    def finish(self) -> Code:
+        starts: dict[str, int] = {}
+        at = 0
+        for name, text in self._parts.items():
+            starts[name] = at
+            at += len(text)
+        return Code(self._features, b"".join(self._parts.values()), starts)
+
+
+def _plan(program: Program) -> Plan:
+    """Where everything lies. Raises CompileError for a program that is not of fixed sizes."""
+    if program.symbols or program.sizes:
+        names = ", ".join(s.name for s in (*program.symbols, *program.sizes))
+        raise CompileError(
+            "C for a model of open sizes", expected="fixed sizes", got=names, fix="fix them: --dim NAME=SIZE"
+        )
+    if program.state:
+        names = ", ".join(s.spec.name for s in program.state)
+        raise CompileError(
+            "C for a model with state", expected="a model without", got=names, fix="pass it as inputs and outputs"
+        )
+    inputs, outputs = map(_tensors, (program.inputs, program.outputs))
+    bound = Binding(program, [t.shape for t in inputs])
+    by_id = {b.id: b for b in program.buffers}
+
+    def place(buffer: Buffer) -> tuple[str, int]:
+        if buffer.alias is not None:
+            base, at = place(by_id[buffer.alias[0]])
+            return base, at + evaluate(buffer.alias[1], {})
+        match buffer.kind:
+            case "arena":
+                return "arena", bound.layout.offsets[buffer.id]
+            case "weight":
+                return "weights", buffer.offset
+        return f"{buffer.kind}{buffer.index}", 0
+
+    calls: list[Call] = []
+    for step, (chunks, rounds) in zip(program.steps, bound.counts, strict=True):
+        args = tuple((base, at + evaluate(offset, {})) for i, offset in step.args for base, at in (place(by_id[i]),))
+        dims = tuple(evaluate(d, {}) for d in step.dims)
+        calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))
+    layout = bound.layout
+    return Plan(
+        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
+        program.weights.tobytes(),
+    )  # fmt: skip
+
+
+def _tensors(specs: tuple[TensorSpec, ...]) -> list[Tensor]:
+    return [Tensor(s.name, s.dtype, tuple(evaluate(d, {}) for d in s.shape)) for s in specs]
+
+
+TARGET = CTarget()

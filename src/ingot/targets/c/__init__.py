@@ -1,0 +1,1 @@
+"""Portable C: kernels and whole programs as C99 text."""

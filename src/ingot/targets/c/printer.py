@@ -1,0 +1,308 @@
+"""Kernel IR of one lane -> C99.
+
+    Store(y, i, Binary(add, Load(x, i), 1))   ->   const float t0 = x[i];  const float t1 = t0 + 1.0f;  y[i] = t1;
+
+Every value is a constant of its own, once per statement: values are shared, and order lies in statements. Floats of 16
+bits are computed as `float` and rounded behind each operation. Integers wrap, so they are computed unsigned.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Expr, Kernel
+from ingot.ir.types import DType, boolean, f64, truncated_in, u64
+from ingot.support.errors import CompileError
+
+_NARROW = ("f16", "bf16")
+_INFIX = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>"}
+
+
+def memory_type(dtype: DType) -> str:
+    """Of an element in memory, as the prelude names it. Raises CompileError for types that C has none for."""
+    if dtype.name in _NARROW or dtype == boolean:
+        return "ig_u16" if dtype.name in _NARROW else "ig_u8"
+    if dtype.bits not in (8, 16, 32, 64) or (dtype.is_float and dtype.bits < 32):
+        raise CompileError(f"C has no type for {dtype}", expected="f16 to f64, bf16, bool or i8 to u64")
+    return f"ig_{dtype.name}"
+
+
+def value_type(dtype: DType) -> str:
+    """Of a value while it is computed."""
+    if dtype.is_float:
+        return "double" if dtype == f64 else "float"
+    memory_type(dtype)
+    return "int" if dtype == boolean else f"{'u' * (dtype.kind == 'u')}int{dtype.bits}_t"
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    if not dtype.is_float:
+        n = int(value)
+        if dtype == boolean:
+            return str(int(bool(n)))
+        if dtype.kind == "u":
+            return f"{n}ULL" if dtype.bits == 64 else f"{n}U"
+        if n == -(1 << 63):
+            return "INT64_MIN"
+        return f"INT64_C({n})" if dtype.bits == 64 else "INT32_MIN" if n == -(1 << 31) else f"{n}"
+    x = float(np.asarray(value, dtype.numpy))
+    if not math.isfinite(x):
+        bits = {"inf": 0x7F800000, "-inf": 0xFF800000}.get(str(x), 0x7FC00000)
+        wide = {"inf": 0x7FF << 52, "-inf": 0xFFF << 52}.get(str(x), 0x7FF8 << 48)
+        return f"ig_float64(0x{wide:x}ULL)" if dtype == f64 else f"ig_float32(0x{bits:x}U)"
+    return repr(x) if dtype == f64 else f"{np.float32(x)}f"
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """A C function `static void NAME(params as void *..., dims..., chunk, scratch)`."""
+    return _Function(kernel).text()
+
+
+def name_of(text: str) -> str:
+    """A name that cannot be a C keyword or a function of the prelude."""
+    return "v_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
+
+
+class _Function:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.lines: list[str] = []
+        self.depth = 1
+        self.temps = 0
+        self.tables: list[str] = []
+        self.names: dict[Buffer, str] = {}
+        self.known: dict[int, tuple[Expr, str]] = {}
+
+    def text(self) -> str:
+        kernel = self.kernel
+        params: list[str] = []
+        for b in kernel.params:
+            const = "" if b.writable else "const "
+            kind, name = memory_type(b.dtype), name_of(b.name)
+            params.append(f"{const}void *p{name}")
+            self.names[b] = name
+            self.line(f"{const}{kind} *{name} = ({const}{kind} *)p{name};")
+        params += [f"int64_t {name_of(v.name)}" for v in kernel.dims]
+        chunk = name_of(kernel.chunk.name)
+        params += [f"int64_t {chunk}", "void *scratch"]
+        used = [*self.names.values(), *(name_of(v.name) for v in kernel.dims), chunk, "scratch"]
+        self.line(" ".join(f"(void){name};" for name in used))
+        self.body(kernel.body)
+        head = f"static void {kernel.name}({', '.join(params)}) {{"
+        return "\n".join([*self.tables, head, *self.lines, "}", ""])
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def temp(self, kind: str, text: str) -> str:
+        name = f"t{self.temps}"
+        self.temps += 1
+        self.line(f"const {kind} {name} = {text};")
+        return name
+
+    # Statements
+
+    def body(self, body: k.Body) -> None:
+        for s in body:
+            self.known = {}
+            self.statement(s)
+        self.known = {}
+
+    def block(self, body: k.Body) -> None:
+        self.depth += 1
+        self.body(body)
+        self.depth -= 1
+
+    def statement(self, s: k.Stmt) -> None:
+        match s:
+            case k.For():
+                begin, end, name = self.value(s.begin), self.value(s.end), name_of(s.var.name)
+                self.line(f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {s.step}) {{")
+                self.block(s.body)
+                self.line("}")
+            case k.If():
+                self.line(f"if ({self.value(s.cond)} != 0) {{")
+                self.block(s.then)
+                if s.orelse:
+                    self.line("} else {")
+                    self.block(s.orelse)
+                self.line("}")
+            case k.Let():
+                value, name = self.value(s.value), name_of(s.var.name)
+                self.line(f"const {value_type(s.var.dtype)} {name} = {value};")
+                self.line(f"(void){name};")
+            case k.Store():
+                place, value = f"{self.names[s.buffer]}[{self.value(s.index)}]", self.value(s.value)
+                guard = "" if s.mask is None else f"if ({self.value(s.mask)} != 0) "
+                self.line(f"{guard}{place} = {self.stored(value, s.buffer)};")
+            case k.Alloc():
+                self.alloc(s.buffer)
+            case k.Increment():
+                at = f"{self.names[s.buffer]}[{self.value(s.index)}]"
+                self.line(f"const int64_t {name_of(s.var.name)} = {at}; {at} = {at} + 1;")
+            case k.Comment():
+                self.line(f"/* {s.text.replace('*/', '* /')} */")
+            case k.Prefetch():
+                pass
+            case _:
+                raise CompileError(f"C: statement {type(s).__name__}", expected="kernel IR of one lane")
+
+    def alloc(self, b: Buffer) -> None:
+        name = self.names[b] = name_of(b.name)
+        match b.space:
+            case "register":
+                self.line(f"{value_type(b.dtype)} {name}[{b.size or 1}];")
+            case "stack":
+                self.line(f"{memory_type(b.dtype)} {name}[{b.size or 1}];")
+            case _:
+                kind = memory_type(b.dtype)
+                self.line(f"{kind} *{name} = ({kind} *)(void *)((unsigned char *)scratch + {b.offset});")
+
+    def stored(self, value: str, b: Buffer) -> str:
+        if b.space != "register" and b.dtype.name in _NARROW:
+            return f"ig_{b.dtype.name}_from({value})"
+        return f"({memory_type(b.dtype)})({value})" if b.dtype == boolean and b.space != "register" else value
+
+    # Values
+
+    def value(self, e: Expr) -> str:
+        """The name of a value, printed first if this statement has not had it yet."""
+        if e.lanes != 1:
+            raise CompileError("C: a value of several lanes", expected="kernel IR of one lane", got=type(e).__name__)
+        if isinstance(e, k.Lit):
+            text = literal(e.value, e.dtype)
+            return f"({text})" if text.startswith("-") else text
+        if isinstance(e, k.Var):
+            return name_of(e.name)
+        found = self.known.get(id(e))
+        if found is None:
+            text = self.compute(e)
+            if e.dtype.name in _NARROW:
+                text = f"ig_{e.dtype.name}_to(ig_{e.dtype.name}_from({text}))"
+            found = self.known[id(e)] = e, self.temp(value_type(e.dtype), text)
+        return found[1]
+
+    def compute(self, e: Expr) -> str:
+        match e:
+            case k.Load() | k.Gather():
+                return self.load(e)
+            case k.Unary():
+                return self.unary(e.fn, self.value(e.a), e.dtype)
+            case k.Binary():
+                return self.binary(e.fn, self.value(e.a), self.value(e.b), e.a.dtype)
+            case k.Fma():
+                a, b, c = (self.value(x) for x in (e.a, e.b, e.c))
+                if e.dtype.is_float:
+                    return f"ig_fma{64 if e.dtype == f64 else 32}({a}, {b}, {c})"
+                return self.wrapped(f"{self.unsigned(a, e.dtype)} * {self.unsigned(b, e.dtype)} + "
+                                    f"{self.unsigned(c, e.dtype)}", e.dtype)  # fmt: skip
+            case k.Select():
+                cond, a, b = self.value(e.cond), self.value(e.a), self.value(e.b)
+                return f"{cond} != 0 ? {a} : {b}"
+            case k.Cast():
+                return self.cast(self.value(e.a), e.a.dtype, e.dtype)
+            case k.Bitcast():
+                return self.bits_as(self.value(e.a), e.a.dtype, e.dtype)
+            case k.Splat() | k.Reduce():
+                return self.value(e.a)
+            case k.Extract() if e.a.lanes == 1:
+                return self.value(e.a)
+            case k.Ramp():
+                return self.value(e.base)
+            case k.Either():
+                return self.value(e.b)
+            case k.Lookup():
+                table = f"{self.kernel.name}_table{len(self.tables)}"
+                entries = ", ".join(literal(v, e.dtype) for v in e.table)
+                kind = "double" if e.dtype == f64 else "float"
+                if any("(" in literal(v, e.dtype) for v in e.table):
+                    raise CompileError("C: a table", expected="finite numbers", got="others")
+                self.tables.append(f"static const {kind} {table}[{len(e.table)}] = {{{entries}}};")
+                at = f"(uint64_t){self.value(e.index)} & {len(e.table) - 1}U"
+                return f"{table}[{at}]"
+        raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of one lane")
+
+    def load(self, e: k.Load | k.Gather) -> str:
+        b, index = e.buffer, self.value(e.index)
+        text = f"{self.names[b]}[{index}]"
+        if b.space != "register":
+            if b.dtype.name in _NARROW:
+                text = f"ig_{b.dtype.name}_to({text})"
+            elif b.dtype == boolean:
+                text = f"{text} != 0"
+        return text if e.mask is None else f"{self.value(e.mask)} != 0 ? {text} : 0"
+
+    @staticmethod
+    def unsigned(text: str, dtype: DType) -> str:
+        """As an unsigned integer that C does not promote to a signed one."""
+        return f"({'uint64_t' if dtype.bits == 64 else 'uint32_t'}){text}"
+
+    @staticmethod
+    def wrapped(text: str, dtype: DType) -> str:
+        return f"({value_type(dtype)})({text})" if dtype != boolean else f"(({text}) & 1U) != 0"
+
+    def unary(self, fn: str, a: str, dtype: DType) -> str:
+        width = 64 if dtype == f64 else 32
+        if dtype.is_float:
+            return f"-{a}" if fn == "neg" else f"ig_{fn}{width}({a})"
+        match fn:
+            case "neg":
+                return self.wrapped(f"0U - {self.unsigned(a, dtype)}", dtype)
+            case "abs":
+                return self.wrapped(f"{a} < 0 ? 0U - {self.unsigned(a, dtype)} : {self.unsigned(a, dtype)}", dtype)
+            case "not":
+                return f"{a} == 0" if dtype == boolean else self.wrapped(f"~{self.unsigned(a, dtype)}", dtype)
+        pattern = f"(uint64_t)(uint{dtype.bits}_t){a}"
+        more = f", {dtype.bits}" if fn == "clz" else ""
+        return f"({value_type(dtype)})ig_{fn}({pattern}{more})"
+
+    def binary(self, fn: str, a: str, b: str, dtype: DType) -> str:
+        if fn in _INFIX:
+            return f"{a} {_INFIX[fn]} {b}"
+        if dtype.is_float:
+            width = 64 if dtype == f64 else 32
+            match fn:
+                case "add" | "sub" | "mul" | "div":
+                    return f"{a} {dict(_WRAPPING, div='/')[fn]} {b}"
+                case "minnum" | "maxnum":
+                    return f"{a} {'<' if fn == 'minnum' else '>'} {b} ? {a} : {b}"
+            return f"ig_{fn}{width}({a}, {b})"
+        match fn:
+            case "min" | "max":
+                return f"{a} {'<' if fn == 'min' else '>'} {b} ? {a} : {b}"
+            case "div" | "rem":
+                if dtype.kind == "u":
+                    return self.wrapped(f"{a} {'/' if fn == 'div' else '%'} {b}", dtype)
+                return f"({value_type(dtype)})ig_{'div' if fn == 'div' else 'mod'}({a}, {b})"
+            case "ashr":
+                return self.wrapped(f"{a} >> {b}", dtype)
+            case "lshr":
+                return self.wrapped(f"(uint{dtype.bits}_t){a} >> {b}", dtype)
+            case "shl":
+                return self.wrapped(f"{self.unsigned(a, dtype)} << {b}", dtype)
+        return self.wrapped(f"{self.unsigned(a, dtype)} {_WRAPPING[fn]} {self.unsigned(b, dtype)}", dtype)
+
+    def cast(self, a: str, source: DType, dtype: DType) -> str:
+        if dtype == boolean:
+            return f"{a} != 0"
+        if source.is_float and not dtype.is_float:
+            if dtype == u64:
+                return f"ig_to_u64((double){a})"
+            return f"({value_type(dtype)})ig_to_{truncated_in(dtype).name}((double){a})"
+        return f"({value_type(dtype)}){a}"
+
+    def bits_as(self, a: str, source: DType, dtype: DType) -> str:
+        if source.is_float:
+            pattern = f"ig_{source.name}_from({a})" if source.name in _NARROW else f"ig_bits{source.bits}({a})"
+        else:
+            pattern = f"(uint{source.bits}_t){a}"
+        if not dtype.is_float:
+            return f"({value_type(dtype)})({pattern})"
+        return f"ig_{dtype.name}_to({pattern})" if dtype.name in _NARROW else f"ig_float{dtype.bits}({pattern})"
+
+
+__all__ = ["literal", "memory_type", "name_of", "print_kernel", "value_type"]

@@ -1,0 +1,211 @@
+"""A whole program as C99: kernels, then one function that runs them in order on a static arena.
+
+    steps 0..n   ->   int NAME_run_in(void *arena, const float *x, float *y) { for (chunk ...) kernel_0(...); ... }
+
+No library is called, nothing is allocated, there are no threads. A jump of the plan is a `goto`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ingot.support.errors import CompileError
+from ingot.targets.c.prelude import PRELUDE
+
+_PER_LINE = 24  # bytes of weights
+_C_TYPES = {"f32": "float", "f64": "double", "bool": "uint8_t", "f16": "uint16_t", "bf16": "uint16_t"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output: its name in the model, dtype by Ingot's name, and sizes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def c_type(self) -> str:
+        if self.dtype in _C_TYPES:
+            return _C_TYPES[self.dtype]
+        return f"{'u' * (self.dtype[0] == 'u')}int{self.dtype[1:]}_t"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A step. args: (which base, byte offset). A jump has no kernel: to step `target` if its flag is 0, or always."""
+
+    kernel: str
+    args: tuple[tuple[str, int], ...]
+    dims: tuple[int, ...]
+    count: int
+    target: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is printed. filled: (offset, bytes, byte) of the arena that must hold that byte before the first step."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    calls: Sequence[Call]
+    arena: int
+    scratch: int
+    filled: Sequence[tuple[int, int, int]]
+    weights: bytes
+
+
+def identifier(text: str) -> str:
+    """A C name made of a model's or a tensor's."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return name if name[:1].isalpha() else f"x{name}"
+
+
+def print_program(name: str, kernels: str, plan: Plan, header: str, separate: bool) -> tuple[str, str, bytes | None]:
+    """(the .c file, the .h file, the weights' file if `separate`). header: the .h file's name."""
+    names = _parameters([*plan.inputs, *plan.outputs])
+    inputs, outputs = names[: len(plan.inputs)], names[len(plan.inputs) :]
+    declared = [f"const {t.c_type} *{n}" for t, n in zip(plan.inputs, inputs, strict=True)]
+    declared += [f"{t.c_type} *{n}" for t, n in zip(plan.outputs, outputs, strict=True)]
+    if separate:
+        declared.insert(0, "const void *weights")
+    passed = [d.rpartition("*")[2] for d in declared]
+    bases = {"arena": "arena", "weights": "base"}
+    bases |= {f"input{i}": n for i, n in enumerate(inputs)} | {f"output{i}": n for i, n in enumerate(outputs)}
+    source = _source(name, kernels, plan, declared, passed, bases, header, separate)
+    return source, _header(name, plan, declared, names, separate), plan.weights if separate else None
+
+
+def _parameters(tensors: Sequence[Tensor]) -> list[str]:
+    """A name for each, none twice and none that the code has."""
+    taken = {"arena", "weights", "base", "scratch", "chunk"}
+    found: list[str] = []
+    for t in tensors:
+        name = first = f"t_{identifier(t.name)}"
+        for i in range(2, len(tensors) + 3):
+            if name not in taken:
+                break
+            name = f"{first}_{i}"
+        taken.add(name)
+        found.append(name)
+    return found
+
+
+def _source(
+    name: str,
+    kernels: str,
+    plan: Plan,
+    declared: Sequence[str],
+    passed: Sequence[str],
+    bases: Mapping[str, str],
+    header: str,
+    separate: bool,
+) -> str:
+    upper = name.upper()
+    lines = [f'#include "{header}"', "#include <stddef.h>", "", PRELUDE, kernels]
+    if plan.weights and not separate:
+        lines += ["static const union { uint64_t align; uint8_t bytes[" + str(len(plan.weights)) + "]; } weights_ = {"]
+        # the member that is initialized is the second: C99's designated initializer
+        lines += [" .bytes = {"]
+        for i in range(0, len(plan.weights), _PER_LINE):
+            lines.append("  " + ",".join(map(str, plan.weights[i : i + _PER_LINE])) + ",")
+        lines += [" }", "};", ""]
+    lines += [f"int {name}_run_in(void *memory, {', '.join(declared)}) {{"]
+    lines += ["  unsigned char *arena = (unsigned char *)memory;", "  int64_t chunk;"]
+    base = "(const unsigned char *)weights" if separate else "weights_.bytes" if plan.weights else "NULL"
+    lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
+    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *passed))
+    lines += [f"  if ({nulls}) return {upper}_NULL;"]
+    lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
+    if separate:
+        lines += [f"  if (((uintptr_t)base & 7U) != 0U) return {upper}_ALIGNMENT;"]
+    for offset, nbytes, byte in plan.filled:
+        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"]
+    targets = {c.target for c in plan.calls if c.target is not None}
+    for number, call in enumerate(plan.calls):
+        if number in targets:
+            lines += [f"step_{number}:"]
+        places = [_place(bases, base, at) for base, at in call.args]
+        if call.target is not None:
+            guard = f"if (*((const unsigned char *){places[0]}) == 0) " if places else ""
+            lines += [f"  {guard}goto step_{call.target};"]
+            continue
+        scratch = f"arena + {plan.arena}"
+        args = ", ".join([*places, *map(str, call.dims), "chunk", scratch])
+        lines += [f"  for (chunk = 0; chunk < {call.count}; chunk++) {call.kernel}({args});"]
+    if len(plan.calls) in targets:
+        lines += [f"step_{len(plan.calls)}:"]
+    lines += [f"  return {upper}_OK;", "}", ""]
+    lines += [
+        f"#ifndef {upper}_NO_ARENA",
+        f"int {name}_run({', '.join(declared)}) {{",
+        f"  static uint64_t memory[({upper}_ARENA_BYTES + 7) / 8];",
+        f"  return {name}_run_in(memory, {', '.join(passed)});",
+        "}",
+        "#endif",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _place(bases: Mapping[str, str], base: str, offset: int) -> str:
+    if base not in bases:
+        raise CompileError("C: a buffer", expected=f"one of {', '.join(bases)}", got=base)
+    if base in ("arena", "weights"):
+        return f"({bases[base]} + {offset})"
+    assert offset == 0, "arguments and results are named whole"
+    return bases[base]
+
+
+def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str], separate: bool) -> str:
+    upper = name.upper()
+    tensors = [*plan.inputs, *plan.outputs]
+    told = [
+        f" *   {n}: {t.dtype}[{', '.join(map(str, t.shape))}], {'in' if i < len(plan.inputs) else 'out'}put"
+        for i, (n, t) in enumerate(zip(names, tensors, strict=True))
+    ]
+    arrays = [f" *   static {t.c_type} {n}[{max(1, _count(t))}];" for n, t in zip(names, tensors, strict=True)]
+    first = ["weights"] if separate else []
+    extra = [f" * weights: {len(plan.weights)} bytes, as in their file, at an address that is a multiple of 8."]
+    return "\n".join([
+        "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
+        " *",
+        *told,
+        *(extra if separate else []),
+        " *",
+        *arrays,
+        f" *   if ({name}_run({', '.join([*first, *names])}) != {upper}_OK) return 1;",
+        " *",
+        f" * {name}_run has an arena of its own, of {upper}_ARENA_BYTES bytes, and is not reentrant;",
+        f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
+        f" * {upper}_NO_ARENA to leave the first out.",
+        " */",
+        f"#ifndef {upper}_H",
+        f"#define {upper}_H",
+        "#include <stdint.h>",
+        f"#define {upper}_ARENA_BYTES {max(8, plan.arena + plan.scratch)}",
+        f"#define {upper}_OK 0",
+        f"#define {upper}_NULL 1 /* an address is NULL */",
+        f"#define {upper}_ALIGNMENT 2 /* the arena or the weights begin at an odd place */",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+        f"#ifndef {upper}_NO_ARENA",
+        f"int {name}_run({', '.join(declared)});",
+        "#endif",
+        f"int {name}_run_in(void *arena, {', '.join(declared)});",
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
+        "#endif",
+        "",
+    ])  # fmt: skip
+
+
+def _count(t: Tensor) -> int:
+    total = 1
+    for n in t.shape:
+        total *= n
+    return total

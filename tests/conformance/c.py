@@ -1,0 +1,44 @@
+"""Programs printed as C, compiled by the host's compiler with every warning an error, and called."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.ir.node import Graph
+from ingot.pipeline.build import build_program
+from ingot.pipeline.c import TARGET
+from ingot.runtime.dtypes import numpy_dtype
+
+GCC = shutil.which("gcc")
+WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+needs_gcc = pytest.mark.skipif(GCC is None, reason="no gcc")
+
+
+def built(folder: Path, source: Path, compiler: str | None = None, *more: str) -> ctypes.CDLL:
+    """The library of a printed program."""
+    library = folder / f"{source.stem}.so"
+    command = [compiler or str(GCC), *WARNINGS, "-O1", "-fPIC", "-shared", str(source), "-o", str(library), *more]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[:4000]
+    return ctypes.CDLL(str(library))
+
+
+def run_c(graph: Graph, arrays: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:
+    """What a graph's C program computes."""
+    program = build_program(graph, TARGET.features(""), 1)
+    TARGET.export(program, folder / "net.c")
+    library = built(folder, folder / "net.c")
+    outputs = [
+        np.zeros(tuple(d for d in s.shape if isinstance(d, int)), numpy_dtype(s.dtype)) for s in program.outputs
+    ]
+    held = [np.ascontiguousarray(a) for a in arrays]
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, *outputs)]
+    assert library.net_run(*pointers) == 0
+    return outputs
