@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ingot.debug.build import build
-from ingot.debug.feeds import cases, choose_sizes, index_limits, parse_sizes, random_feeds, read_feeds
+from ingot.debug.feeds import as_given, cases, choose_sizes, index_limits, parse_sizes, random_feeds, read_feeds
 from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.runtime.expr import Expr
+from ingot.runtime.program import Program, Symbol, TensorSpec
 from ingot.support.errors import ImportModelError, InputError
 from tests.debug.models import save, tokens
 
@@ -38,6 +40,22 @@ def test_sizes_differ_from_case_to_case_and_may_be_given(built):
     assert cases(built.program, [{"length": 9}]) == [{"batch": 1, "length": 9}]
     with pytest.raises(InputError, match="one of the model's symbols"):
         choose_sizes(built.program, 0, {"lenght": 9})
+
+
+def _image_program(height: Expr, width: Expr) -> Program:
+    spec = TensorSpec("image", "f32", (1, 3, height, width))
+    symbols = tuple(Symbol(name, 1, None) for name in ("h", "w"))
+    return Program(symbols, (spec,), (), (), (), {}, np.zeros(0, np.uint8))
+
+
+def test_sizes_are_those_of_the_inputs():
+    program = _image_program(("h", 32, "*"), ("w",))
+    assert choose_sizes(program, 0) == {"h": 7, "w": 224}  # images, not sequences
+    assert choose_sizes(program, 0, {"h": 320, "w": 5}) == {"h": 10, "w": 5}
+    assert as_given(program, {"h": 10, "w": 5}) == {"h": 320, "w": 5}
+    assert choose_sizes(program, 1) == {"h": 4, "w": 97}
+    with pytest.raises(InputError, match="a multiple of 32, got 10"):
+        choose_sizes(program, 0, {"h": 10})
 
 
 def test_size_and_dim_texts():

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
-from ingot.debug.feeds import Feeds, cases, index_limits, random_feeds
+from ingot.debug.feeds import Feeds, as_given, cases, index_limits, random_feeds
 from ingot.debug.reference import Reference, RefusedError, reference
 from ingot.debug.source import Source, read_graph
 from ingot.debug.tolerance import Agreement, agree
@@ -80,11 +80,11 @@ def compare(
     bad: Feeds | None = None
     tried = cases(model.program, sizes)
     for chosen in tried:
-        feeds = random_feeds(model.program, chosen, limits, seed)
+        feeds, shown = random_feeds(model.program, chosen, limits, seed), as_given(model.program, chosen)
         try:
-            found = _check(built, model, other, chosen, feeds, tolerance, interpreter)
+            found = _check(built, model, other, shown, feeds, tolerance, interpreter)
         except RefusedError as error:
-            refused.append(RefusedError(f"{_text(chosen)}: {error}" if chosen else str(error)))
+            refused.append(RefusedError(f"{_text(shown)}: {error}" if chosen else str(error)))
             continue
         checks += found
         if bad is None and not all(c.agreement.ok for c in found):

@@ -23,6 +23,7 @@ from ingot.support.files import open_regular
 Feeds = dict[str, np.ndarray]
 
 BATCHES, LENGTHS = (1, 3, 2), (128, 33, 7)  # one common size, and odd ones that leave remainders in every tile
+PIXELS = (224, 97, 64)  # of an image's height and width: networks halve them time and again
 
 
 def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
@@ -42,7 +43,9 @@ def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
 def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | None = None) -> dict[str, int]:
     """A size for every symbol: as given, else for case 0, 1, 2 a common or an odd size within the symbol's bounds.
 
-    A symbol that some input has as its first axis counts as a batch. Raises InputError for a name that is no symbol.
+    Sizes are given as the inputs have them: 320 where an input is 32*h high, for h = 10. A symbol that some input has
+    as its first axis counts as a batch; others are lengths, or pixels where an input looks like an image. Raises
+    InputError for a name that is no symbol, and for a size that its input cannot have.
     """
     given = given or {}
     names = [s.name for s in program.symbols]
@@ -50,13 +53,51 @@ def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | Non
         raise InputError("--size", expected=f"one of the model's symbols {names}", got=unknown)
     leading = [linear_in(spec.shape[0]) for spec in program.inputs if spec.shape]
     first = {found[0] for found in leading if found}
+    pixels, steps = _pixels(program), _steps(program)
     out: dict[str, int] = {}
     for s in program.symbols:
-        size = (BATCHES if s.name in first else LENGTHS)[case % 3]
+        step = steps[s.name]
+        if s.name in given:
+            if given[s.name] % step:
+                raise InputError(f"--size {s.name}", expected=f"a multiple of {step}", got=given[s.name])
+            out[s.name] = given[s.name] // step
+            continue
+        wanted = (PIXELS if s.name in pixels else BATCHES if s.name in first else LENGTHS)[case % 3]
+        size = -(-wanted // step)
         size = size if s.lo is None else max(size, s.lo)
         size = size if s.hi is None else min(size, s.hi)
-        out[s.name] = given.get(s.name, size)
+        out[s.name] = size
     return _allowed(program, out, given)
+
+
+def _steps(program: Program) -> dict[str, int]:
+    """What one of each symbol stands for in the inputs: 32 where they have 32*h alone."""
+    found: dict[str, int] = {}
+    for dim in (dim for spec in program.inputs for dim in spec.shape):
+        line = linear_in(dim)
+        if line is not None:
+            name, slope, start = line
+            found[name] = min(found.get(name, slope), slope) if start == 0 else 1
+    return {s.name: found.get(s.name, 1) for s in program.symbols}
+
+
+def as_given(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of symbols as `choose_sizes` takes them and people read them: as the inputs have them."""
+    steps = _steps(program)
+    return {name: size * steps.get(name, 1) for name, size in sizes.items()}
+
+
+def _pixels(program: Program) -> set[str]:
+    """Symbols of the height and width of images: both open, beside one, three or four channels."""
+    found: set[str] = set()
+    for spec in program.inputs:
+        if len(spec.shape) != 4 or not (spec.dtype.startswith(("f", "bf")) or spec.dtype == "u8"):
+            continue
+        for channels, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
+            lines = [linear_in(side) for side in sides]
+            if spec.shape[channels] in (1, 3, 4) and all(lines):
+                found.update(line[0] for line in lines if line is not None)
+    return found
 
 
 def _allowed(program: Program, wanted: dict[str, int], given: Mapping[str, int]) -> dict[str, int]:
