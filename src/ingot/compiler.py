@@ -99,14 +99,17 @@ class _NeedsHost(Exception):
         self.model = model
 
 
-def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray]) -> Graph:
+_Example = Mapping[str, tuple[int, ...]] | None  # shapes of inputs in a call
+
+
+def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray], example: _Example) -> Graph:
     from ingot.frontends.onnx import hosted, import_onnx
 
     progress.report("read")
     model = hosted(source)
     if model is not None:
         raise _NeedsHost(model)
-    return import_onnx(source, dynamic=dynamic, constants=constants)
+    return import_onnx(source, dynamic=dynamic, constants=constants, example=example)
 
 
 def _holds_stablehlo(path: Path) -> bool:
@@ -183,14 +186,14 @@ def _compile_onnx(
     """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets; where
     it takes turns with the host, one of several programs."""
 
-    def build(values: Mapping[str, np.ndarray]) -> CompiledProgram:
+    def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledProgram:
         known = {**constants, **values}
         if isinstance(source, Path):
-            return _compile_file(source, dynamic, known, options)
-        return _compiled(_program(_import_onnx(source, dynamic, known), options), options)
+            return _compile_file(source, dynamic, known, example, options)
+        return _compiled(_program(_import_onnx(source, dynamic, known, example), options), options)
 
     try:
-        return build({})
+        return build({}, None)
     except NeedsValues as needs:
         return SpecializedModel(needs, build)
     except _NeedsHost as needs:
@@ -205,7 +208,7 @@ def _compile_onnx(
 
 
 def _compile_file(
-    path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], options: _Options
+    path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], example: _Example, options: _Options
 ) -> CompiledProgram:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
     try:
@@ -217,10 +220,14 @@ def _compile_file(
         raise InputError(f"model {path}", expected="an ONNX file", got=found.name, fix=found.fix)
     digest = _digest(path) if options.cache else None
     if digest is None:
-        return _compiled(_program(_import_onnx(path, dynamic, constants), options), options)
+        return _compiled(_program(_import_onnx(path, dynamic, constants, example), options), options)
     values = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(constants.items())]
-    key = _key(options, digest, repr(dynamic).encode(), *values)
-    return _compiled(_cached(key, lambda: _build(lambda: _import_onnx(path, dynamic, constants), options)), options)
+    key = _key(options, digest, repr((dynamic, sorted((example or {}).items()))).encode(), *values)
+
+    def graph() -> Graph:
+        return _import_onnx(path, dynamic, constants, example)
+
+    return _compiled(_cached(key, lambda: _build(graph, options)), options)
 
 
 def _digest(path: Path) -> bytes | None:

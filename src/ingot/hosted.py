@@ -92,7 +92,7 @@ class HostedModel:
             found = self._build(stage.part(forms))
         self._programs[key] = found
         self._programs.move_to_end(key)
-        return found if isinstance(found, CompiledProgram) else found.program_for(tensors)
+        return found if isinstance(found, CompiledProgram) else found.for_inputs(**tensors)
 
     def plan(self) -> str:
         """The stages in order: what runs on the host, and what programs compute."""

@@ -1,6 +1,7 @@
 """Models of which values of some inputs decide ranks, axes or modes: a program for each value that calls bring.
 
-Sizes never do this (see `frontends.onnx.wishes`). The programs are few, and the least recently used gives way.
+A mere size never does this (see `frontends.onnx.wishes`), but the outcome of a test of sizes may: `If(n == 1) Squeeze`
+has two programs. The programs are few, and the least recently used gives way.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,78 +21,104 @@ MOST_PROGRAMS = 16
 _log = logging.getLogger("ingot.specialized")
 
 _Key = tuple[tuple[str, str, tuple[int, ...], bytes], ...]
+Build = Callable[[Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]] | None], CompiledProgram]
 
 
 class SpecializedModel:
     """A model that is compiled when its deciding inputs' values are known: at the first call with them.
 
-    Called as a `CompiledModel` is, which each of its programs is; `for_values` gives the one for some values. Safe to
+    Called as a `CompiledModel` is, which each of its programs is; `for_inputs` gives the one for some inputs. Safe to
     call from several threads; they compile one at a time.
     """
 
-    def __init__(self, needs: NeedsValues, build: Callable[[Mapping[str, np.ndarray]], CompiledProgram]) -> None:
-        """build: from the values of deciding inputs to a program, which has the other inputs. Raises NeedsValues where
-        they are not all that decide."""
+    def __init__(self, needs: NeedsValues, build: Build) -> None:
+        """build: from the values of deciding inputs, and the shapes of the others where sizes decide, to a program,
+        which has the other inputs. Raises NeedsValues where these do not decide all."""
         self.input_names = needs.signature
         self.deciding = needs.inputs
+        self._by_sizes = needs.sizes
         self._build = build
-        self._programs: OrderedDict[_Key, CompiledProgram] = OrderedDict()
+        # the latest used last
+        self._programs: list[tuple[_Key, CompiledProgram]] = []
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Raises what `CompiledModel` raises, and what compiling raises."""
+        values = self._named(args, kwargs)
+        return self._run(values, lambda program, rest: program(**rest))
+
+    def for_inputs(self, *args: Any, **kwargs: Any) -> CompiledProgram:
+        """The program that runs these inputs: to save, to look at, or to compile ahead. It lacks the deciding ones."""
+
+        def found(program: CompiledProgram, rest: Mapping[str, Any]) -> CompiledProgram:
+            if self._by_sizes:
+                program(**rest)  # only a run tells whether sizes are on the right side of a test
+            return program
+
+        return self._run(self._named(args, kwargs), found)
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = self.input_names
         values: dict[str, Any] = dict(zip(names, args, strict=False))
         twice, unknown = [n for n in kwargs if n in values], [n for n in kwargs if n not in names]
         values |= kwargs
         if len(args) > len(names) or twice or unknown or len(values) < len(names):
             raise InputError("inputs", expected=f"each of {list(names)} once", got=[*values, *twice, *unknown])
-        program, deciding = self._program({name: values[name] for name in self.deciding}, values)
-        return program(**{name: v for name, v in values.items() if name not in deciding})
+        return values
 
-    def program_for(self, values: Mapping[str, Any]) -> CompiledProgram:
-        """The program of a call with these values of all inputs; those that it has itself are told by its `inputs`."""
-        return self._program({name: values[name] for name in self.deciding}, values)[0]
+    def _run(self, values: Mapping[str, Any], run: Callable[[CompiledProgram, Mapping[str, Any]], Any]) -> Any:
+        """What `run` gives of the program for these values and the inputs that it has."""
+        deciding = {name: np.asarray(values[name]) for name in self.deciding}
+        key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(deciding.items()))
+        rest = {name: v for name, v in values.items() if name not in deciding}
+        for entry in [entry for entry in reversed(self._programs) if entry[0] == key]:
+            try:
+                result = run(entry[1], rest)
+            except InputError:
+                if not self._by_sizes:
+                    raise
+                continue  # sizes of another side of a test
+            self._keep(entry)
+            return result
+        example = {n: tuple(np.shape(v)) for n, v in rest.items()} if self._by_sizes else None
+        with self._lock:
+            try:
+                program = self._compiled(deciding, example)
+            except NeedsValues as more:
+                if set(more.inputs) <= deciding.keys() and (self._by_sizes or not more.sizes):
+                    raise
+                self.deciding = tuple(dict.fromkeys((*self.deciding, *more.inputs)))
+                self._by_sizes |= more.sizes
+                program = None
+        if program is None:
+            return self._run(values, run)
+        result = run(program, rest)
+        self._keep((key, program))
+        return result
 
-    def for_values(self, **values: Any) -> CompiledProgram:
-        """The program for these values of the deciding inputs: to save, to look at, or to compile ahead."""
-        missing, unknown = set(self.deciding) - values.keys(), values.keys() - set(self.input_names)
-        if missing or unknown:
-            raise InputError("for_values", expected=f"values of {list(self.deciding)}", got=sorted(values))
-        return self._program(values, values)[0]
+    def _keep(self, entry: tuple[_Key, CompiledProgram]) -> None:
+        with self._lock:
+            self._programs = [*(e for e in self._programs if e is not entry), entry]
+            if len(self._programs) > MOST_PROGRAMS:
+                _log.warning("more than %d programs for values of %s: the oldest goes", MOST_PROGRAMS, self.deciding)
+                del self._programs[0]
 
-    def _program(self, deciding: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[CompiledProgram, Sequence[str]]:
-        arrays = {name: np.asarray(v) for name, v in deciding.items()}
-        while True:
-            key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(arrays.items()))
-            with self._lock:
-                found = self._programs.get(key)
-                try:
-                    if found is None:
-                        found = self._compiled(arrays)
-                    self._programs[key] = found
-                    self._programs.move_to_end(key)
-                    return found, tuple(arrays)
-                except NeedsValues as more:
-                    if not set(more.inputs) <= values.keys() - arrays.keys():
-                        raise
-                    self.deciding = (*self.deciding, *more.inputs)
-                    arrays |= {name: np.asarray(values[name]) for name in more.inputs}
-
-    def _compiled(self, arrays: Mapping[str, np.ndarray]) -> CompiledProgram:
-        told = ", ".join(f"{name} = {np.array2string(a, threshold=8)}" for name, a in arrays.items())
-        _log.info("compiling for %s", told)
-        if len(self._programs) >= MOST_PROGRAMS:
-            _log.warning("more than %d programs for values of %s: the oldest goes", MOST_PROGRAMS, sorted(arrays))
-            self._programs.popitem(last=False)
-        return self._build(arrays)
+    def _compiled(
+        self, deciding: Mapping[str, np.ndarray], example: Mapping[str, tuple[int, ...]] | None
+    ) -> CompiledProgram:
+        told = [f"{name} = {np.array2string(a, threshold=8)}" for name, a in deciding.items()]
+        told += [f"{name}: {list(shape)}" for name, shape in (example or {}).items()]
+        _log.info("compiling for %s", ", ".join(told))
+        return self._build(deciding, example)
 
     def save(self, path: str | os.PathLike[str]) -> NoReturn:
         """Refused: a file holds one program."""
+        what = [f"the values of {list(self.deciding)}"] * bool(self.deciding) + ["tests of sizes"] * self._by_sizes
         raise InputError(
-            f"cannot save to {path}: the values of {list(self.deciding)} decide what the program is",
-            fix="ingot.compile(model, constants={...}).save(path), or m.for_values(...).save(path)",
+            f"cannot save to {path}: {' and '.join(what)} decide what the program is",
+            fix="m.for_inputs(...).save(path), or compile with constants={...} or dynamic={...}",
         )
 
     def __repr__(self) -> str:
-        return f"SpecializedModel({', '.join(self.input_names)}; by the values of {', '.join(self.deciding)})"
+        by = [f"the values of {', '.join(self.deciding)}"] * bool(self.deciding) + ["tests of sizes"] * self._by_sizes
+        return f"SpecializedModel({', '.join(self.input_names)}; by {' and '.join(by)})"

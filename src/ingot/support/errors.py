@@ -143,7 +143,7 @@ class UnsupportedOpError(IngotError):
 class NeedsValues(UnsupportedOpError):
     """A model has ops whose results' ranks, axes or modes depend on values of `inputs`, which are not known.
 
-    signature: all inputs, in order.
+    signature: all inputs, in order. sizes: whether they depend on which side of a test the inputs' sizes are, too.
     """
 
     def __init__(
@@ -152,9 +152,12 @@ class NeedsValues(UnsupportedOpError):
         inputs: Sequence[str],
         signature: Sequence[str],
         *,
+        sizes: bool = False,
         model: str | None = None,
     ) -> None:
-        self.inputs, self.signature = tuple(inputs), tuple(signature)
+        self.inputs, self.signature, self.sizes = tuple(inputs), tuple(signature), sizes
         given = ", ".join(f"{name!r}: ..." for name in inputs)
-        self.fix = f"they depend on the values of inputs: pass constants={{{given}}}"
+        needed = [f"the values of inputs: pass constants={{{given}}}"] if inputs else []
+        needed += ["open sizes: pass dynamic={name: size, ...}"] if sizes else []
+        self.fix = "they depend on " + ", and on ".join(needed)
         super().__init__(ops, model=model)

@@ -7,9 +7,11 @@ import onnx
 import pytest
 from onnx import helper
 
+import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from ingot.support.errors import InputError, ShapeError
+from ingot.specialized import SpecializedModel
+from ingot.support.errors import InputError, NeedsValues, ShapeError
 from tests.frontends.onnx.told import F, model, one, runtime, same
 
 
@@ -90,3 +92,31 @@ def test_a_squeeze_of_an_open_axis_asks_for_1() -> None:
         interpret(graph, {"x": np.ones((3, 2), np.float32)})
 
 
+
+
+def test_a_branch_knows_its_condition() -> None:
+    """What `x.squeeze(1)` is exported as: two programs, by what the size is."""
+
+    def branch(name: str, op: str, *more: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(name, F, None)
+        return helper.make_graph([helper.make_node(op, ["x", *more], [name])], name, [], [out])
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"]),
+        helper.make_node("Equal", ["n", "one"], ["is_one"]),
+        helper.make_node("If", ["is_one"], ["y"], then_branch=branch("a", "Squeeze", "axes"),
+                         else_branch=branch("b", "Identity")),
+        helper.make_node("Neg", ["y"], ["z"]),
+    ]  # fmt: skip
+    m = model(nodes, [("x", F, ["b", "n"])], initializers=[("one", np.int64(1)), ("axes", np.array([1]))])
+    compiled = ingot.compile(m, cache=False, threads=1)
+    assert isinstance(compiled, SpecializedModel)
+    for shape in ((3, 1), (3, 5), (2, 2), (7, 1)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        same([compiled(x)], runtime(m, x=x))
+    assert len(compiled._programs) == 2
+    assert types(m, dynamic={"n": 1}) == ["f32[b,1]", "f32[b]"]
+    assert types(m, example={"x": [4, 9]}) == ["f32[b,n]", "f32[b,n]"]
+    with pytest.raises(NeedsValues, match="dynamic="):
+        import_onnx(m)

@@ -115,7 +115,7 @@ def test_axes_and_ranks_make_a_program_for_each_value() -> None:
         compiled.save("m.ingot")
     with pytest.raises(InputError, match="each of"):
         compiled(X)
-    assert compiled.for_values(axes=np.array([0])).inputs[0].name == "x"
+    assert compiled.for_inputs(X, np.array([0])).inputs[0].name == "x"
 
 
 def test_values_are_given_ahead() -> None:

@@ -181,6 +181,19 @@ class Importer(Protocol):
         """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""
         ...
 
+    def marked(self) -> tuple[object, ...]:
+        """What importing nodes may require of sizes, as it stands."""
+        ...
+
+    def back_to(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `marked`."""
+        ...
+
+    def decide(self, node: Node, what: str) -> bool | None:
+        """What a condition is that a row must know. It becomes one of the call where sizes say it; None where only the
+        run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
+        ...
+
     def note_capture(self, inside: Node, outside: Node) -> None:
         """`inside` is what a body's graph calls `outside`."""
         ...

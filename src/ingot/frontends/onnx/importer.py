@@ -28,6 +28,7 @@ def import_onnx(
     dynamic: Mapping[str, Bound | Mapping[int, Bound]] | bool | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
+    example: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
     """An ONNX model as a MODEL-level graph.
 
@@ -37,6 +38,9 @@ def import_onnx(
     shapes: input name -> its shape, in place of the model's: an int fixes a dimension, a string names a symbol or gives
         an expression over symbols ("2*s0").
     constants: input name -> the value that it always has; it is then no input of the graph.
+
+    example: input name -> its shape in a call. Where a test of sizes decides a rank (`If(n == 1) Squeeze`), there is
+        the branch of these sizes, and the graph is one for sizes with the same outcome.
 
     An input of integers that sizes depend on (a Reshape's shape) says so by its elements; the sizes stay dynamic.
 
@@ -57,7 +61,7 @@ def import_onnx(
     if not model.opset_import:
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
     check_dynamic(dynamic)
-    requests = Requests(dynamic, shapes or {}, constants or {})
+    requests = Requests(dynamic, shapes or {}, constants or {}, example)
     while True:
         walk, scope = Walk(external, model.functions, where), Scope(versions, None, {}, "")
         inputs = bind_inputs(walk, scope, model.graph, cuts, requests)
@@ -78,8 +82,11 @@ def import_onnx(
         elif isinstance(v, Sequence_):
             results += [item.node for item in v.items]
             names += [f"{info.name}.{i}" for i in range(len(v.items))]
-    if walk.refused and walk.wishes.values:
-        raise NeedsValues(walk.refused, sorted(walk.wishes.values), list(walk.wishes.inputs), model=where)
+    wishes = walk.wishes
+    if walk.refused and (wishes.values or wishes.sizes):
+        raise NeedsValues(
+            walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where
+        )
     if walk.refused:
         raise UnsupportedOpError(walk.refused, model=where)
     check_names("outputs", names, where)

@@ -14,7 +14,8 @@ from ingot.frontends.onnx.symbolic import LIMIT, Sym
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
 from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, symbols_of
-from ingot.ir.node import Input, Node
+from ingot.ir.interp import bind_symbols
+from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, dtype_of
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOp
 
@@ -33,6 +34,7 @@ class Requests:
     dynamic: Dynamic
     shapes: Mapping[str, Sequence[int | str]]
     constants: Mapping[str, np.ndarray]
+    example: Mapping[str, Sequence[int]] | None = None
     equations: Mapping[str, DimLike] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
 
@@ -103,6 +105,9 @@ def bind_inputs(
         raise InputError(
             "the model has dynamic dimensions", got=dynamic, fix=f"give their sizes: dynamic={{{dynamic[0]!r}: 1, ...}}"
         )
+    if requests.example is not None:
+        plain = Graph(tuple(Input(n.op.label, n.type)() for n in nodes if isinstance(n.op, Input)), ())
+        walk.example = bind_symbols(plain, [tuple(requests.example[name]) for name in types])
     walk.wishes.inputs = {name: n for name, n in zip(types, nodes, strict=True)}
     return nodes
 

@@ -33,9 +33,10 @@ from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
-from ingot.frontends.onnx.wishes import Wishes, told_symbols
+from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
-from ingot.ir.node import Node
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Node
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
 
@@ -115,6 +116,8 @@ class Walk:
         self.sizes: dict[str, tuple[Node, DimLike]] = {}
         self._found = 0
         self.wishes = Wishes()
+        # what symbols are in an example call
+        self.example: Mapping[str, int] | None = None
 
     def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""
@@ -375,6 +378,30 @@ class Walk:
                 raise Unsupported(what)
             if isinstance(rest, Dim):
                 self.conditions[rest] = None
+
+    def marked(self) -> tuple[object, ...]:
+        """What importing nodes may require of sizes, as it stands."""
+        return self.limits, dict(self.conditions), list(self.refused)
+
+    def back_to(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `marked`."""
+        self.limits, self.conditions, self.refused = mark  # type: ignore[assignment]
+
+    def decide(self, node: Node, what: str) -> bool | None:
+        """What a condition is that a row must know. It becomes one of the call where sizes say it; None where only the
+        run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
+        if not self.wishes.comes_from_sizes(node):
+            if self.wishes.add(node, exact=True):
+                raise Unsupported(what)
+            return None
+        if self.example is None:
+            self.wishes.sizes = True
+            raise Unsupported(what)
+        (value,) = interpret(Graph((), (node,)).substitute(self.example), [])
+        for size in tested(node, bool(value), self.example):
+            if isinstance(size, Dim):
+                self.conditions[size] = None
+        return bool(value)
 
     def wish(self, node: Node, *, exact: bool) -> None:
         """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""

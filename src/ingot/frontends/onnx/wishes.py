@@ -7,11 +7,13 @@ numbers are needed (axes, modes, a rank), or symbols did not do, the values them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ingot import ops
 from ingot.frontends.onnx.symbolic import LIMIT
-from ingot.ir.dims import DimLike, symbols_of
-from ingot.ir.node import Input, Node, elements_of
+from ingot.ir.dims import DimLike, is_found, symbol, symbols_of
+from ingot.ir.node import Const, Input, Node, elements_of, topological
 from ingot.ir.verify import attribute_dims
 
 
@@ -22,11 +24,12 @@ def told_symbols(size: DimLike) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Wishes:
-    """inputs: the graph's. elements: inputs whose elements are to be symbols. values: whose values are to be known.
-    captured: what a body's graph calls an outer value -> that value."""
+    """inputs: the graph's. sizes: whether an example is to tell their sizes. elements: inputs whose elements are to be
+    symbols. values: whose values are to be known. captured: what a body's graph calls an outer value -> that value."""
 
     inputs: dict[str, Node] = field(default_factory=dict)
     captured: dict[Node, Node] = field(default_factory=dict)
+    sizes: bool = False
     elements: set[str] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
 
@@ -38,6 +41,14 @@ class Wishes:
         symbols_do = not exact and all(map(_may_tell, roots))
         (self.elements if symbols_do else self.values).update(n.op.label for n in roots if isinstance(n.op, Input))
         return True
+
+    def comes_from_sizes(self, node: Node) -> bool:
+        """Whether the inputs' sizes alone say what a value is."""
+        nodes = topological((node,))
+        names = [s for n in nodes for d in attribute_dims(n.op) for s in symbols_of(d)]
+        return not any(isinstance(n.op, Input) or n.op.bodies for n in nodes) and not any(
+            "." in name or is_found(name) for name in names
+        )
 
     def _roots(self, node: Node) -> set[Node]:
         """The graph's inputs that a value comes from; none where a loop changes it."""
@@ -68,3 +79,40 @@ def _is_small(node: Node) -> bool:
 def _may_tell(node: Node) -> bool:
     """Whether symbols for the elements are possible, and not yet tried."""
     return node.dtype.is_integer and isinstance(node.type.size, int) and not elements_of(node)
+
+
+def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLike]:
+    """Sizes that are not negative where a test of sizes has this outcome: the test's own, or all that equal the
+    example's for one that is no comparison of two."""
+    op = node.op
+    if isinstance(op, ops.Not):
+        return tested(node.inputs[0], not outcome, example)
+    if isinstance(op, ops.Reshape):
+        return tested(node.inputs[0], outcome, example)
+    a, b = (_size(n) for n in node.inputs) if isinstance(op, ops.Compare) else (None, None)
+    if a is None or b is None or not isinstance(op, ops.Compare):
+        names = {s for n in topological((node,)) for d in attribute_dims(n.op) for s in symbols_of(d)}
+        pairs = [(symbol(name), example[name]) for name in sorted(names)]
+        return [rest for one, other in pairs for rest in (one - other, other - one)]
+    direction = op.direction if outcome else _OPPOSITE[op.direction]
+    if direction in ("GT", "GE"):
+        a, b, direction = b, a, {"GT": "LT", "GE": "LE"}[direction]
+    if direction == "EQ":
+        return [a - b, b - a]
+    if direction == "NE":
+        return [(a - b) * (a - b) - 1]
+    return [b - a - (direction == "LT")]
+
+
+_OPPOSITE = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
+
+
+def _size(node: Node) -> DimLike | None:
+    """The size that an integer scalar is."""
+    if not node.dtype.is_integer or node.type.size != 1:
+        return None
+    if isinstance(node.op, ops.DimValue):
+        return node.op.dim
+    if isinstance(node.op, Const):
+        return int(node.op.value.reshape(-1)[0])
+    return _size(node.inputs[0]) if isinstance(node.op, ops.Reshape | ops.Convert | ops.BroadcastInDim) else None

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from ingot import ops
-from ingot.frontends.onnx.call import AnyValue, Call, Missing, Result, Sequence_, Value, normal_axis, onnx_op
+from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import Unsupported
@@ -23,6 +23,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import DimLike, dim_max, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
+from ingot.support.errors import ShapeError
 from ingot.support.limits import most_turns
 
 # unrolling is better code until it is too much of it
@@ -64,22 +65,32 @@ def _tensors(values: Sequence[AnyValue], what: str) -> list[Node]:
 def if_(c: Call) -> Result:
     pred = c.value(0)
     if pred.sym is not None and pred.sym.is_constant:
-        branch = "then_branch" if bool(pred.sym.items.reshape(-1)[0]) else "else_branch"
-        return _results(c.importer.run(c.graph(branch), c, {}, lambda v: v))
-    captures = _Captures(c)
-    branches: list[list[AnyValue]] = []
+        return _branch(c, bool(pred.sym.items.reshape(-1)[0]))
+    captures, mark, wrong = _Captures(c), c.importer.marked(), None
+    outputs: list[list[Node]] = []
     inside: list[Found] = []
-    for name in ("else_branch", "then_branch"):
-        with c.importer.body() as found:
-            branches.append(c.importer.run(c.graph(name), c, {}, captures))
-            inside.append(found)
-    if any(isinstance(v, Sequence_) for b in branches for v in b):
-        c.importer.wish(pred.node, exact=True)
-    outputs = [_tensors(b, "an If with a result") for b in branches]
-    types = [tuple(n.type for n in b) for b in outputs]
-    if types[0] != types[1]:
-        c.importer.wish(pred.node, exact=True)
-        raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
+    try:
+        branches: list[list[AnyValue]] = []
+        for name in _BRANCHES:
+            with c.importer.body() as found:
+                branches.append(c.importer.run(c.graph(name), c, {}, captures))
+                inside.append(found)
+        outputs = [_tensors(b, "an If with a result") for b in branches]
+        types = [tuple(n.type for n in b) for b in outputs]
+        if types[0] != types[1]:
+            raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
+    except (Equation, ShapeError, Unsupported) as e:
+        wrong = e
+    if wrong is not None or c.importer.marked() != mark:
+        # a branch that is not taken requires nothing of sizes: which one it is has to be known, if it can be
+        needed = c.importer.marked()
+        c.importer.back_to(mark)
+        taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
+        if taken is not None:
+            return _branch(c, taken)
+        c.importer.back_to(needed)
+    if wrong is not None:
+        raise wrong
     takes = tuple(captures.inputs.values())
     graphs = tuple(_body(takes, b, found) for b, found in zip(outputs, inside, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
@@ -93,6 +104,14 @@ def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Found) -> Grap
         raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
     values = [value for value, _ in found.values()]
     return Graph(tuple(inputs), (*outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items()))
+
+
+_BRANCHES = ("else_branch", "then_branch")
+
+
+def _branch(c: Call, taken: bool) -> Result:
+    """The branch of an If in place of it."""
+    return _results(c.importer.run(c.graph(_BRANCHES[taken]), c, {}, lambda v: v))
 
 
 def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None]:
