@@ -130,3 +130,16 @@ def test_inside_a_loop() -> None:
     model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for _ in range(4):
         agree(model, g, np.asarray(0), rng.standard_normal(20).astype(np.float32))
+
+
+def test_a_size_of_joined_parts() -> None:
+    """Parts lie behind one another in the value that the next size is made of."""
+    x, low = Input("x", TensorType(f32, (N,)))(), symbol("$low")
+    few = positive(ops.sub(x, 1.0))
+    joined = ops.Concat(0)(ops.Tanh()(first(x, K)), ops.Exp()(first(x, symbol("$few"))), ops.Tanh()(x))
+    again = first(ops.Sort(0)(joined), low)
+    sizes = (("$k", N), ("$few", N), ("$low", N * 3))
+    g = Graph((x,), (again, joined, positive(x), few, positive(joined)), sizes=sizes)
+    model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
+    for n in (1, 3, 200):
+        agree(model, g, rng.standard_normal(n).astype(np.float32))

@@ -67,7 +67,7 @@ class _Assignment:
         self.places: dict[Node, Place] = {}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
-        self.sizing = frozenset(topological(graph.found.values()))  # what sizes are made of
+        self.sizing = {s: frozenset(topological((n,))) for s, n in graph.found.items()}  # what sizes are made of
 
     def run(self) -> dict[Node, set[int]]:
         """Fill `places`; the operands of storage ops that do not fit, by position."""
@@ -86,7 +86,7 @@ class _Assignment:
                 movable = isinstance(operand.op, Group | ops.Concat | ops.Pad) and operand not in self.places
                 unfit = not movable or operand in self.outputs or not self._readable(operand, inner)
                 # among what sizes are made of, it would lie behind what is made of it
-                if unfit or (operand in self.sizing and not _found(inner) <= mentions(operand)):
+                if unfit or any(operand in self.sizing.get(s, ()) for s in _found(inner)):
                     misfits.setdefault(node, set()).add(i)
                 else:
                     self.places[operand] = Place(place.owner, inner)
