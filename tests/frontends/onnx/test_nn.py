@@ -102,3 +102,26 @@ def test_remainders_of_special_floats(fmod: int) -> None:
         want = np.fmod(a, b) if fmod else np.mod(a, b)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(np.signbit(got)[~np.isnan(want)], np.signbit(want)[~np.isnan(want)])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("by_scales", [False, True])
+def test_a_region_is_resized(mode: str, by_scales: bool) -> None:
+    x = f32(1, 2, 6, 8)
+    roi = np.array([0, 0, 0.25, -0.2, 1, 1, 0.9, 1.1], np.float32)
+    amounts = np.array([1, 1, 2, 0.5], np.float32) if by_scales else np.array([1, 2, 5, 9])
+    names = ["x0", "roi", "amounts"] if by_scales else ["x0", "roi", "", "amounts"]
+    node = helper.make_node(
+        "Resize", names, ["y"],
+        mode=mode, coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=9.0,
+    )  # fmt: skip
+    fixed = [onnx.numpy_helper.from_array(roi, "roi"), onnx.numpy_helper.from_array(amounts, "amounts")]
+    info = helper.make_tensor_value_info("x0", TensorProto.FLOAT, x.shape)
+    graph = helper.make_graph([node], "g", [info], [helper.make_empty_tensor_value_info("y")], fixed)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    (got,) = interpret(import_onnx(model), [x])
+    if by_scales:
+        # of the region's size, as ONNX says; ONNX Runtime takes the whole's
+        assert got.shape == (1, 2, 7, 5)
+    else:
+        np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-4, atol=1e-5)

@@ -43,15 +43,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_image_decoder_decode_tiff_rgb",
         "test_image_decoder_decode_webp_rgb",
     ),
-    "optimizers": (
-        "test_adagrad",
-        "test_adagrad_multiple",
-        "test_adam",
-        "test_adam_multiple",
-        "test_momentum",
-        "test_momentum_multiple",
-        "test_nesterov_momentum",
-    ),
     "random numbers": (
         "test_bernoulli",
         "test_bernoulli_double",
@@ -63,12 +54,6 @@ UNSUPPORTED: dict[str, tuple[str, ...]] = {
         "test_training_dropout_default",
         "test_training_dropout_default_mask",
         "test_training_dropout_mask",
-    ),
-    "resize with a region of interest": (
-        "test_resize_tf_crop_and_resize",
-        "test_resize_tf_crop_and_resize_axes_2_3",
-        "test_resize_tf_crop_and_resize_axes_3_2",
-        "test_resize_tf_crop_and_resize_extrapolation_value",
     ),
     "strings": (
         "test_ai_onnx_ml_label_encoder_string_int",

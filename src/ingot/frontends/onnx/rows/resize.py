@@ -40,12 +40,19 @@ def _resize(
     x = c.x()
     mode = c.str("mode", "nearest")
     given: tuple[float, ...] | None = None
+    roi = _regions(c, len(axes)) if coordinates == "tf_crop_and_resize" else None
     if sizes is None:
         assert scales is not None
+        if roi is not None:
+            scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
         sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
         floats = tuple(s for s in scales if isinstance(s, float))
         given = floats if len(floats) == len(scales) else None
-    kept = [i for i, a in enumerate(axes) if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0)]
+    kept = [
+        i
+        for i, a in enumerate(axes)
+        if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0) or (roi and roi[i] != (0.0, 1.0))
+    ]
     if not kept:
         return x
     return ops.Resize(
@@ -58,7 +65,24 @@ def _resize(
         exclude_outside=c.flag("exclude_outside"),
         scales=None if given is None else tuple(given[i] for i in kept),
         antialias=c.flag("antialias"),
+        roi=None if roi is None else tuple(roi[i] for i in kept),
+        extrapolation=c.float("extrapolation_value", 0.0),
     )(x)
+
+
+def _regions(c: Call, count: int) -> list[tuple[float, float]]:
+    """(start, end) of each axis, as parts of its size."""
+    ends = [float(v) for v in c.sym(1, exact=True).items.reshape(-1) if isinstance(v, int | float)]
+    if len(ends) != 2 * count:
+        raise Unsupported(f"a region of {len(ends)} numbers for {count} axes")
+    return list(zip(ends[:count], ends[count:], strict=True))
+
+
+def _cropped(scale: Element, region: tuple[float, float]) -> float:
+    """The scale of a region's size as one of the whole."""
+    if not isinstance(scale, int | float):
+        raise Unsupported(f"a region scaled by {scale}")
+    return scale * (region[1] - region[0])
 
 
 def _elements(c: Call, i: int) -> list[Element]:
@@ -82,7 +106,7 @@ def resize_10(c: Call) -> Result:
 @onnx_op("Resize", since=11)
 def resize(c: Call) -> Result:
     coordinates = c.str("coordinate_transformation_mode", "half_pixel")
-    if coordinates in ("tf_crop_and_resize", "tf_half_pixel_for_nn"):
+    if coordinates == "tf_half_pixel_for_nn":
         raise Unsupported(f"coordinate_transformation_mode {coordinates!r}")
     axes = normal_axes(c.int_list("axes"), c.rank()) if c.has_attr("axes") else tuple(range(c.rank()))
     nearest = c.str("nearest_mode", "round_prefer_floor")
@@ -91,7 +115,7 @@ def resize(c: Call) -> Result:
         policy = c.str("keep_aspect_ratio_policy", "stretch")
         if policy == "stretch":
             return _resize(c, None, sizes, axes, coordinates, nearest)
-        wanted = ints_of(sizes, "sizes that keep the aspect ratio")
+        wanted = c.ints(3)
         now = ints_of([c.shape()[a] for a in axes], "an image whose aspect ratio is kept")
         ratios = [w / n for w, n in zip(wanted, now, strict=True)]
         scale = min(ratios) if policy == "not_larger" else max(ratios)
