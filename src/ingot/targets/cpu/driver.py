@@ -24,7 +24,7 @@ A round's chunks are dealt out as one range per thread, so that a thread finds i
 - **settle**: every thread notes its core now and then. A worker that finds another thread of its pool there moves to a
   core where none is: two threads on one core would wait for each other in turns of milliseconds.
 
-Memory of the caller (`runtime/pool.py` and `runtime/bind.py` lay it out; all fields are 8 bytes):
+Memory of the caller (`runtime/cpu/pool.py` and `instance.py` lay it out; all fields are 8 bytes):
 
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
            48 profile: step count + 1 clock readings, or 0
