@@ -209,7 +209,9 @@ class _Fusion:
 
     def _anchor(self, g: OpenGroup, node: Node) -> None:
         g.anchor = node
-        within = made_within(node, self.users, self.graph, self.tails, self.policy)
+        within = frozenset[Node]()
+        if self.policy.computed_rows:
+            within = made_within(node, self.users, self.graph, self.tails, self.policy)
         g.within = frozenset() if any(map(self._has_front, within)) else within
         g.panel = node.inputs[0] if g.within else self._panel(node)
         self.forced.update(i for i in node.inputs if i is not g.panel)
@@ -219,7 +221,7 @@ class _Fusion:
     def _panel(self, anchor: Node) -> Node | None:
         """The operand that `anchor` may compute. What comes from row reductions or gathers stays with them: apart, they
         and what is left of the rows would be kernels of their own."""
-        panel = panel_operand(anchor, self.policy)
+        panel = panel_operand(anchor, self.policy) if self.policy.computed_rows else None
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
@@ -473,7 +475,9 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     `reasons`, if given, is filled with why each group is not part of the one that reads it; policy: the target's.
     """
     fusion = _Fusion(graph, policy)
-    fused, became = pool_in_producers(fusion.run())
+    fused, became = fusion.run(), dict[Node, Node]()
+    if policy.pooled_images:
+        fused, became = pool_in_producers(fused)
     if reasons is not None:
         reasons |= {became.get(n, n): text for n, text in fusion.reasons.items()}
     return fused

@@ -20,6 +20,8 @@ class FusionPolicy:
     hidden_bytes: of rows between two contractions that are worth it, and more than a core's caches hold.
     shared_rows: fewer are cut by columns between the cores, each of which would compute them all.
     row_ops: that make a row.
+    computed_rows: contractions compute rows of their first operand that nothing else reads.
+    pooled_images: a global pool joins the kernel that makes its image.
     """
 
     copies: int = 3
@@ -33,6 +35,8 @@ class FusionPolicy:
     hidden_bytes: int = 1 << 20
     shared_rows: int = 128
     row_ops: int = 32
+    computed_rows: bool = True
+    pooled_images: bool = True
 
 
 DEFAULT = FusionPolicy()
