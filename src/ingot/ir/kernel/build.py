@@ -36,8 +36,8 @@ def integer(value: int) -> Lit:
     return Lit(i64, 1, value)
 
 
-def lit(value: float | bool, dtype: DType, lanes: int = 1) -> Lit:
-    return Lit(dtype, lanes, value)
+def lit(value: float | bool, dtype: DType, lanes: int = 1, tile: Tile | None = None) -> Lit:
+    return Lit(dtype, lanes, value, tile=tile)
 
 
 def var(name: str, dtype: DType = i64, lanes: int = 1) -> Var:
@@ -64,7 +64,7 @@ def spread(a: Expr, tile: Tile) -> Expr:
     if a.tile == tile:
         return a
     lanes = tile[0] * tile[1]
-    return Spread(a.dtype, lanes, a, tile=tile) if a.tile is not None else _filled(a, lanes, tile)
+    return _filled(a, lanes, tile) if a.tile is None or isinstance(a, Lit) else Spread(a.dtype, lanes, a, tile=tile)
 
 
 def alike(*values: Expr) -> tuple[Expr, ...]:

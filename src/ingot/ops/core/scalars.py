@@ -8,7 +8,7 @@ from ingot.ir.types import DTYPES, boolean
 
 
 def _lit(value: int | float, like: Expr) -> Lit:
-    return k.lit(value, like.dtype, like.lanes)
+    return k.lit(value, like.dtype, like.lanes, like.tile)
 
 
 def sign(x: Expr) -> Expr:

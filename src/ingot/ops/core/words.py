@@ -57,7 +57,7 @@ def format_of(x: Expr) -> Format:
 
 
 def lit(value: float, like: Expr) -> Lit:
-    return k.lit(value, like.dtype, like.lanes)
+    return k.lit(value, like.dtype, like.lanes, like.tile)
 
 
 def bits_lit(value: int, like: Expr) -> Lit:

@@ -1,0 +1,208 @@
+"""Attention without scores in memory (Dao et al., "FlashAttention-2", 2023): a program takes a block of queries of one
+head and walks the keys.
+
+    for keys in blocks:
+        s = mask(q @ k^T * scale);  m' = max(m, s);  p = exp(s - m')
+        l = l * exp(m - m') + sum(p);  acc = acc * exp(m - m') + p @ v;  m = m'
+    out = acc / l
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, estimate
+from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import boolean, f32
+from ingot.ops import Attention
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Index
+from ingot.schedule.gpu.blocks import Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.group_io import bind_result, operand_memory, result_index
+from ingot.schedule.index import ZERO, both, dim_expr, integer
+from ingot.schedule.lowered import Lowered
+from ingot.support.errors import CompileError
+
+LEAST = 16  # sides of tiles that are multiplied
+
+
+@dataclass(frozen=True)
+class _Operand:
+    buffer: Buffer
+    layout: Layout
+
+    def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
+        """A tile, read where `mask` is on and zero elsewhere."""
+        return read_at(block, self.buffer, ix.linear(index, self.layout.strides, self.layout.offset), mask)
+
+
+def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """An Attention and what is behind it. Raises CompileError for a symbolic head size."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
+    return _Flash.of(anchor, body, ins, outs).lower()
+
+
+@dataclass
+class _Flash:
+    """depth, width: of a head's queries and keys, and of its values."""
+
+    op: Attention
+    anchor: Node
+    group: Group
+    inputs: list[_Operand]
+    depth: int
+    width: int
+
+    @staticmethod
+    def of(anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> _Flash:
+        q, _, v = anchor.inputs[:3]
+        depth, width = q.shape[3], v.shape[3]
+        if not isinstance(depth, int) or not isinstance(width, int):
+            raise CompileError("attention", expected="a static head size", got=f"{q.type} and {v.type}")
+        op, group = anchor.op, Group.of(body, ins, outs)
+        assert isinstance(op, Attention)
+        inputs: list[_Operand] = []
+        for x in anchor.inputs:
+            at, layout = operand_memory(body, x, ins)
+            inputs.append(_Operand(group.operands.ins[at], layout))
+        if len(inputs) == 4:
+            scores = (*q.shape[:3], anchor.inputs[1].shape[2])
+            mask = inputs[3].layout
+            own = tuple(range(4 - len(mask.shape), 4))
+            inputs[3] = _Operand(inputs[3].buffer, mask.broadcast(scores, own))
+        return _Flash(op, anchor, group, inputs, depth, width)
+
+    @property
+    def tile(self) -> Tile:
+        """Queries and keys of a turn."""
+        rows, keys = estimate(self.anchor.inputs[0].shape[2]), estimate(self.anchor.inputs[1].shape[2])
+        most = 64 if self.anchor.inputs[0].dtype == f32 or self.depth > 128 else 128
+        return max(LEAST, min(most, power_of_two(rows))), max(LEAST, min(64, power_of_two(keys)))
+
+    def lower(self) -> Lowered:
+        top, chunk = Block(), k.var("chunk")
+        q, key = self.anchor.inputs[:2]
+        batch, heads, rows, _ = q.shape
+        height, _ = self.tile
+        blocks = ceildiv(rows, height)
+        part, entry = k.binary("rem", chunk, dim_expr(blocks)), k.binary("div", chunk, dim_expr(blocks))
+        entry = top.let(entry, "entry")
+        b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, heads), {}))
+        first = top.let(k.mul(part, integer(height)), "first")
+        span = Span.of(top, first, height, rows, 0, held=True)
+        shared = h
+        if key.shape[1] != heads:
+            assert isinstance(heads, int) and isinstance(key.shape[1], int)
+            shared = top.let(k.binary("div", h, integer(heads // key.shape[1])), "shared")
+        result = self._result(top, b, h, shared, first, span)
+        em = self.group.emitter()
+        bind_result(em, top, self.anchor, result)
+        columns = self._columns(top, self.width, 1)
+        place = (b, h, span.at, columns.at)
+        for root, buffer, layout in self.group.results:
+            index = result_index(top, root, self.anchor, place)
+            write(top, em, root, buffer, layout, index, columns.live, span.live)
+        warps = 8 if height == 128 else 4
+        step = self.group.step("attention", chunk, batch * heads * blocks, top, warps=warps, stages=2)
+        return Lowered((step,))
+
+    def _columns(self, block: Block, size: int, axis: int) -> Span:
+        """Positions along a head, in a tile's side."""
+        return Span.of(block, ZERO, max(LEAST, power_of_two(size)), size, axis)
+
+    def _result(self, top: Block, b: Expr, h: Expr, shared: Expr, first: Expr, span: Span) -> Expr:
+        """The tile of results of some queries."""
+        (height, width), out = self.tile, max(LEAST, power_of_two(self.width))
+        across, down = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
+        q = self.inputs[0].read(top, (b, h, span.at, across.at), across.live)
+        q = k.spread(q, (height, across.at.lanes))
+        best = self._register(top, "best", (height, 1), -inf)
+        total = self._register(top, "total", (height, 1), 0.0)
+        acc = self._register(top, "acc", (height, out), 0.0)
+
+        def turn(block: Block, at: Expr) -> None:
+            keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
+            kt = self.inputs[1].read(block, (b, shared, keys.at, down.at), _live(down, keys))
+            kt = k.spread(kt, (down.at.lanes, width))
+            s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
+            s = self._masked(block, self._capped(k.mul(s, k.lit(self.op.scale, f32))), b, h, span, keys)
+            s = block.let(s, "s")
+            old = block.let(k.load(best, ZERO), "o")
+            new = block.let(k.binary("max", old, k.reduce_along("max", s, 1)), "m")
+            level = block.let(k.select(k.binary("eq", new, k.lit(-inf, f32)), k.lit(0.0, f32), new), "level")
+            p = block.let(_exp(k.binary("sub", s, level)), "p")
+            kept = block.let(_exp(k.binary("sub", old, level)), "kept")
+            block.store(best, ZERO, new)
+            block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
+            below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
+            values = self._columns(block, self.width, 1)
+            v = self.inputs[2].read(block, (b, shared, below.at, values.at), _live(below, values))
+            v = k.spread(v, (width, out))
+            scaled = k.mul(k.load(acc, ZERO), kept)
+            block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
+
+        top.loop("j", 0, self._seen(top, first), width, turn, multiple=width)
+        sums = top.let(k.load(total, ZERO), "sums")
+        empty = k.binary("eq", sums, k.lit(0.0, f32))
+        value = k.binary("div", k.load(acc, ZERO), k.select(empty, k.lit(1.0, f32), sums))
+        if self.op.guarded:
+            value = k.select(k.binary("ne", sums, sums), k.lit(0.0, f32), value)
+        return top.let(k.cast(value, self.anchor.dtype), "result")
+
+    def _register(self, block: Block, hint: str, tile: Tile, value: float) -> Buffer:
+        buffer = block.alloc(hint, f32, 1, lanes=tile[0] * tile[1], tile=tile)
+        block.store(buffer, ZERO, Lit(f32, tile[0] * tile[1], value, tile=tile))
+        return buffer
+
+    @property
+    def _offset(self) -> DimLike:
+        q, key = self.anchor.inputs[:2]
+        return self.op.offset(q.shape[2], key.shape[2])
+
+    def _seen(self, top: Block, first: Expr) -> Expr:
+        """Behind the last key that some query of the block from `first` on sees."""
+        keys = dim_expr(self.anchor.inputs[1].shape[2])
+        if self.op.causal == "none":
+            return keys
+        seen = k.add(k.add(first, integer(self.tile[0])), dim_expr(self._offset))
+        return top.let(k.binary("max", k.binary("min", seen, keys), ZERO), "end")
+
+    def _capped(self, s: Expr) -> Expr:
+        if not self.op.softcap:
+            return s
+        return k.mul(ops.Tanh().scalar(k.mul(s, k.lit(1 / self.op.softcap, f32))), k.lit(self.op.softcap, f32))
+
+    def _masked(self, block: Block, s: Expr, b: Expr, h: Expr, rows: Span, keys: Span) -> Expr:
+        """Scores of the keys that each query sees, others at minus infinity."""
+        inside = keys.live
+        if len(self.inputs) == 4:
+            mask = self.inputs[3].read(block, (b, h, rows.at, keys.at), keys.live)
+            if mask.dtype == boolean:
+                inside = both(inside, mask)
+            else:
+                s = k.add(s, k.cast(mask, f32))
+        if self.op.causal != "none":
+            inside = both(inside, k.binary("le", keys.at, k.add(rows.at, dim_expr(self._offset))))
+        return s if inside is None else k.select(inside, s, k.lit(-inf, f32))
+
+
+def _live(*spans: Span) -> Expr | None:
+    mask: Expr | None = None
+    for span in spans:
+        if span.live is not None:
+            mask = both(mask, span.live)
+    return mask
+
+
+def _exp(x: Expr) -> Expr:
+    return ops.Exp().scalar(x)
+
+
+__all__ = ["lower_attention"]

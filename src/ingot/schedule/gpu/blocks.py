@@ -1,0 +1,203 @@
+"""What all kernels of tiles share: positions along their rows and columns, and how operands and results lie in memory.
+
+Positions behind the end of an extent are off. Where a mask covers them, nothing is read there; where they are held
+back, the last element is read again, and only the results' stores are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, dim_max, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Kernel, Tile, Var
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import Shape
+from ingot.ops import ArgReduce, DimValue, Iota
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.buffers import Operands, body_dims, symbol_params
+from ingot.schedule.emit import Emitter, Index, Leaf
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.group_io import result_index
+from ingot.schedule.index import dim_expr, integer
+from ingot.schedule.lowered import Arg, Step
+
+ALIGN = 16  # bytes: what the addresses of operands are multiples of, so that a thread loads as many at once
+NARROW = ("narrow", 1)
+Bounds = tuple[Expr, ...]  # masks
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions along one axis of a tile. live: which of them lie inside the extent; None: all."""
+
+    at: Expr
+    live: Expr | None
+
+    @staticmethod
+    def of(block: Block, first: Expr, size: int, extent: DimLike, axis: int, *, held: bool = False) -> Span:
+        """`size` positions from `first`, a multiple of `size`, along `axis`. held: those past the end are the last."""
+        at = block.let(k.add(first, k.positions(size, axis)), "at")
+        if isinstance(extent, int) and extent > 0 and extent % size == 0:
+            return Span(at, None)
+        live = block.let(k.binary("lt", at, dim_expr(extent)), "live")
+        if held:
+            at = block.let(k.binary("min", at, dim_expr(extent - 1)), "at")
+        return Span(at, live)
+
+    def index(self, block: Block, shape: Shape) -> Index:
+        """Coordinates in a box of `shape`, of which the positions count the elements."""
+        return tuple(block.let(e, "i") for e in ix.delinearize(self.at, shape, block.multiples))
+
+
+def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds: Bounds = ()) -> Expr:
+    """The elements at `flat`: a scalar's place is read once. A mask of `bounds`, which covers what no result needs, is
+    left out along an axis along which the places do not differ."""
+    if mask is not None and any(mask is b for b in bounds) and not _varies(flat, mask):
+        mask = None
+    if mask is None and flat.tile is None:
+        return block.let(k.load(buffer, flat))
+    if mask is None:
+        return block.let(k.gather(buffer, flat))
+    flat, mask = k.alike(flat, mask)
+    return block.let(k.gather(buffer, flat, mask))
+
+
+def _varies(flat: Expr, mask: Expr) -> bool:
+    """Whether the places differ along an axis along which the mask does."""
+    if flat.tile is None or mask.tile is None:
+        return flat.tile is not None
+    return any(a > 1 and m > 1 for a, m in zip(flat.tile, mask.tile, strict=True))
+
+
+def leaf(buffer: Buffer, layout: Layout, bounds: Bounds = ()) -> Leaf:
+    """A leaf that reads `buffer` by `layout`."""
+
+    def read(block: Block, index: Index, mask: Expr | None) -> Expr:
+        return read_at(block, buffer, ix.linear(index, layout.strides, layout.offset), mask, bounds)
+
+    return Leaf(read)
+
+
+def write(
+    block: Block, em: Emitter, root: Node, buffer: Buffer, layout: Layout, index: Index, mask: Expr | None,
+    live: Expr | None = None,
+) -> None:
+    """Evaluate a result at `index`, what is read under `mask`, and store it where it is also `live`."""
+    value = em.value(block, root, index, mask)
+    flat = ix.linear(index, layout.strides, layout.offset)
+    stored = live if mask is None else mask if live is None else k.binary("and", live, mask)
+    flat, value, *masks = k.alike(flat, value, *(() if stored is None else (stored,)))
+    block.store(buffer, flat, value, masks[0] if masks else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fused group as its kernels see it: the body, where its operands lie and its results go, and their buffers,
+    which the runtime aligns."""
+
+    body: Graph
+    ins: tuple[Layout, ...]
+    outs: tuple[Layout, ...]
+    operands: Operands
+    left: tuple[int, ...] = ()  # operands that no kernel reads
+
+    @staticmethod
+    def of(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> Group:
+        plain = Operands.of(body)
+        aligned = (tuple(replace(b, align=ALIGN) for b in buffers) for buffers in (plain.ins, plain.outs))
+        return Group(body, ins, outs, Operands(*aligned))
+
+    def without(self, index: int) -> Group:
+        """The group whose kernels do not read operand `index`."""
+        return replace(self, left=(*self.left, index))
+
+    def emitter(self, bounds: Bounds = ()) -> Emitter:
+        """bounds: masks of what no result needs."""
+        leaves = zip(self.body.inputs, self.operands.ins, self.ins, strict=True)
+        return Emitter({n: leaf(b, lay, bounds) for n, b, lay in leaves})
+
+    @property
+    def results(self) -> Iterator[tuple[Node, Buffer, Layout]]:
+        return zip(self.body.outputs, self.operands.outs, self.outs, strict=True)
+
+    def step(
+        self, name: str, chunk: Var, chunks: DimLike, top: Block, *extra: tuple[Buffer, Arg], warps: int = 4,
+        stages: int = 3,
+    ) -> Step:
+        """The launch of `top`'s statements, on `extra` buffers behind the group's own."""
+        own = zip(self.operands.params, self.operands.args, strict=True)
+        pairs = [*((b, a) for b, a in own if a.kind != "in" or a.index not in self.left), *extra]
+        dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), chunks)
+        hints = (("warps", warps), ("stages", stages), *self._narrow())
+        kernel = Kernel(name, tuple(b for b, _ in pairs), dims, chunk, dim_expr(chunks), top.body, hints=hints)
+        return Step(kernel, tuple(a for _, a in pairs))
+
+    def _narrow(self) -> tuple[tuple[str, int], ...]:
+        """That indices fit into 32 bits: all places do, and none is a value that the group computes with."""
+        spans = [_span(lay) for lay in (*self.ins, *self.outs)]
+        sizes = [t.size for n in self.body.nodes() for t in n.types]
+        known = all(isinstance(n, int) and n < 1 << 31 for n in (*spans, *sizes))
+        counted = any(isinstance(n.op, Iota | ArgReduce | DimValue) for n in self.body.nodes())
+        return (NARROW,) if known and not counted else ()
+
+
+def _span(layout: Layout) -> DimLike:
+    """Behind the last element of a value in its buffer."""
+    last = layout.offset
+    for n, s in zip(layout.shape, layout.strides, strict=True):
+        last = last + dim_max((n - 1) * s, 0)
+    return last + 1
+
+
+@dataclass
+class Elements:
+    """A kernel whose programs each compute a row of neighbouring elements of `anchor`, and what is behind it."""
+
+    group: Group
+    anchor: Node
+    top: Block
+    chunk: Var
+    tile: Tile
+    span: Span
+    index: Index
+    em: Emitter
+
+    @staticmethod
+    def of(group: Group, anchor: Node, machine: Machine, least: int = 32, most: int = 256) -> Elements:
+        """least, most: elements of a program."""
+        top, chunk, shape = Block(), k.var("chunk"), anchor.types[0].shape
+        total = product(shape)
+        size = min(most, max(least, power_of_two(estimate(total) // machine.programs)))
+        span = Span.of(top, k.mul(chunk, integer(size)), size, total, 1)
+        em = group.emitter(() if span.live is None else (span.live,))
+        return Elements(group, anchor, top, chunk, (1, size), span, span.index(top, shape), em)
+
+    def nest(self, block: Block, extents: Sequence[DimLike], visit: Callable[[Block, Index], None]) -> None:
+        """Loops over a box of `extents`."""
+
+        def loop(b: Block, at: Index) -> None:
+            if len(at) == len(extents):
+                return visit(b, at)
+            return b.loop("t", 0, extents[len(at)], 1, lambda c, e: loop(c, (*at, e)))
+
+        loop(block, ())
+
+    def step(self, name: str, *extra: tuple[Buffer, Arg]) -> Step:
+        """The kernel, which stores the group's results at its elements."""
+        for root, buffer, layout in self.group.results:
+            index = result_index(self.top, root, self.anchor, self.index)
+            write(self.top, self.em, root, buffer, layout, index, self.span.live)
+        chunks = ceildiv(product(self.anchor.types[0].shape), self.tile[1])
+        return self.group.step(name, self.chunk, chunks, self.top, *extra)
+
+
+__all__ = ["ALIGN", "Bounds", "Elements", "Group", "Span", "leaf", "power_of_two", "read_at", "write"]

@@ -1,0 +1,253 @@
+"""Contractions as products of tiles: matmuls, and convolutions as matmuls of windows (implicit GEMM).
+
+    for a tile of rows and columns of the result:
+        for k in steps:  acc = a[rows, k] @ b[k, columns] + acc
+        result = epilogue(acc)
+
+Rows, columns and the reduction are flat positions over the op's axes; what they say of an operand's place is a column
+for A's rows, a row for B's columns, and one of each for the reduction, so that places of whole tiles are one addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape
+from ingot.ops import Convolution, DotGeneral
+from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis, merge_axes
+from ingot.schedule.block import Block
+from ingot.schedule.dimension_numbers import Loops, loops_of
+from ingot.schedule.folds import accumulates
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.group_io import bind_result, operand_memory, result_index
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Arg, Lowered, Pack
+
+BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
+UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A program's tile of the result, and its steps along the reduction."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    @staticmethod
+    def of(rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine) -> Tiling:
+        """The largest tile that still gives every multiprocessor one."""
+        m, n, count = estimate(rows), estimate(columns), estimate(batch)
+        wide = 128 // (2 if dtype == f32 else 1)
+        options = (
+            (128, wide, 8), (64, 128, 4), (128, 64, 4), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4),
+        )  # fmt: skip
+        most = max(16, power_of_two(m)), max(16, power_of_two(n))
+        tiles = [(min(a, most[0]), min(b, most[1]), warps) for a, b, warps in options]
+        enough = (t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * count >= machine.processors)
+        a, b, warps = next(enough, tiles[-1])
+        step = 64 if dtype.bits <= 16 else 32
+        step = max(16 if dtype.bits > 8 else 32, min(step, power_of_two(estimate(depth))))
+        return Tiling(a, b, step, warps, 4 if dtype.bits <= 16 else 3)
+
+
+def lower_contraction(
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """One kernel for a product of two operands in memory and the pointwise ops behind it. A constant B is laid out with
+    its columns side by side."""
+    (anchor,) = (n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
+    return _Product.of(body, ins, outs, constant, anchor, machine).lower()
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Where an operand of a contraction lies, and where it begins there."""
+
+    buffer: Buffer
+    offset: DimLike
+
+
+@dataclass(frozen=True)
+class _Product:
+    group: Group
+    anchor: Node
+    a: _Operand
+    b: _Operand
+    loops: Loops
+    tiling: Tiling
+    pack: Pack | None
+
+    @staticmethod
+    def of(
+        body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
+        machine: Machine,
+    ) -> _Product:
+        group = Group.of(body, ins, outs)
+        operands = group.operands
+        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, x, ins) for x in anchor.inputs)
+        loops = loops_of(anchor, a_layout, b_layout)
+        sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
+        m, n, depth, batch = sizes
+        tiling = Tiling.of(m, n, depth, batch, anchor.inputs[0].dtype, machine)
+        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        pack = _packed(loops, b_at, b_layout.offset, b.buffer.dtype) if constant[b_at] else None
+        if pack is None:
+            return _Product(group, anchor, a, b, loops, tiling, None)
+        if not _reads(body, body.inputs[b_at], anchor):
+            group = group.without(b_at)
+        loops = _side_by_side(loops)
+        return _Product(group, anchor, a, _Operand(Buffer("b", pack.dtype, align=ALIGN), 0), loops, tiling, pack)
+
+    @property
+    def tile(self) -> Tile:
+        return self.tiling.rows, self.tiling.columns
+
+    def lower(self) -> Lowered:
+        loops, t = self.loops, self.tiling
+        top, chunk = Block(), k.var("chunk")
+        m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
+        down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
+        batch, row, column = self._program(top, chunk, down, across)
+        rows = Span.of(top, k.mul(row, integer(t.rows)), t.rows, m, 0, held=True)
+        columns = Span.of(top, k.mul(column, integer(t.columns)), t.columns, n, 1)
+        row_at = rows.index(top, tuple(x.extent for x in loops.rows))
+        column_at = columns.index(top, tuple(x.extent for x in loops.cols))
+        batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
+        acc = self._sums(top, batch_at, row_at, column_at, columns.live)
+
+        em = self.group.emitter(() if columns.live is None else (columns.live,))
+        bind_result(em, top, self.anchor, top.let(k.cast(acc, self.anchor.dtype), "acc"))
+        place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
+        for root, buffer, layout in self.group.results:
+            index = result_index(top, root, self.anchor, place)
+            write(top, em, root, buffer, layout, index, columns.live, rows.live)
+        chunks = batches * down * across
+        extra = () if self.pack is None else ((self.b.buffer, Arg("pack", 0)),)
+        step = self.group.step("product", chunk, chunks, top, *extra, warps=t.warps, stages=t.stages)
+        return Lowered((step,), (), () if self.pack is None else (self.pack,))
+
+    def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
+        """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""
+        own = top.let(k.binary("rem", chunk, dim_expr(down * across)), "t")
+        batch = top.let(k.binary("div", chunk, dim_expr(down * across)), "batch")
+        band = top.let(k.binary("div", own, dim_expr(across * BAND)), "band")
+        inside = top.let(k.binary("rem", own, dim_expr(across * BAND)), "inside")
+        first = top.let(k.mul(band, integer(BAND)), "first")
+        height = top.let(k.binary("min", k.sub(dim_expr(down), first), integer(BAND)), "height")
+        row = top.let(k.add(first, k.binary("rem", inside, height)), "row")
+        return batch, row, top.let(k.binary("div", inside, height), "column")
+
+    def _sums(
+        self, top: Block, batch: Sequence[Expr], rows: Sequence[Expr], columns: Sequence[Expr], live: Expr | None
+    ) -> Expr:
+        """The tile of the sums."""
+        loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
+        a_base = ix.add(dim_expr(self.a.offset), _dot(batch, [x.a for x in loops.batch]))
+        b_base = ix.add(dim_expr(self.b.offset), _dot(batch, [x.b for x in loops.batch]))
+        a_rows = top.let(ix.add(a_base, _dot(rows, [x.a for x in loops.rows])), "a")
+        b_columns = top.let(ix.add(b_base, _dot(columns, [x.b for x in loops.cols])), "b")
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
+        lanes = t.rows * t.columns
+        acc = top.alloc("acc", dtype, 1, lanes=lanes, tile=self.tile)
+        top.store(acc, ZERO, Lit(dtype, lanes, 0.0 if dtype.is_float else 0, tile=self.tile))
+        in_tiles = self.anchor.inputs[0].dtype == self.anchor.inputs[1].dtype and self.anchor.inputs[0].dtype in UNITS
+        depth = product(x.extent for x in axes)
+        step = t.depth if in_tiles else 1
+
+        def turn(block: Block, at: Expr) -> None:
+            a_at, a_live = self._along(block, at, step, axes, 1, [x.a for x in axes])
+            b_at, b_live = self._along(block, at, step, axes, 0, [x.b for x in axes])
+            b_mask = live if b_live is None else b_live if live is None else k.binary("and", b_live, live)
+            x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
+            y = read_at(block, self.b.buffer, ix.add(b_at, b_columns), b_mask)
+            old = k.load(acc, ZERO)
+            if in_tiles:
+                x, y = k.spread(x, (t.rows, step)), k.spread(y, (step, t.columns))
+                block.store(acc, ZERO, k.tile_product(x, y, old))
+            else:
+                block.store(acc, ZERO, k.fma(k.cast(x, dtype), k.cast(y, dtype), old))
+
+        top.loop("k", 0, depth, step, turn)
+        return k.load(acc, ZERO)
+
+    def _along(
+        self, block: Block, first: Expr, step: int, axes: Sequence[Axis], axis: int, strides: Sequence[DimLike]
+    ) -> tuple[Expr, Expr | None]:
+        """Where `step` positions of the reduction from `first` on lie in an operand, along `axis` of its tile."""
+        extents = tuple(x.extent for x in axes)
+        if step == 1:
+            at = ix.delinearize(first, extents, block.multiples)
+            return _dot(at, strides), None
+        inner = extents[-1]
+        if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
+            *outer, start = ix.delinearize(first, extents, block.multiples)
+            span = block.let(k.add(start, k.positions(step, axis)), "k")
+            return ix.add(block.let(_dot(outer, strides[:-1]), "o"), ix.mul(span, dim_expr(strides[-1]))), None
+        span = Span.of(block, first, step, product(extents), axis)
+        return _dot(span.index(block, extents), strides), span.live
+
+
+def _b_axes(loops: Loops) -> tuple[Axis, ...]:
+    """B's axes, in the order in which a packed one lies: its columns side by side."""
+    return (*loops.batch, *loops.reduce, *loops.cols)
+
+
+def _packed(loops: Loops, index: int, offset: DimLike, dtype: DType) -> Pack | None:
+    """A constant B, input `index`, in that order; None where its sizes are not known."""
+    axes = _b_axes(loops)
+    if any(isinstance(n, Dim) for x in axes for n in (x.extent, x.b, offset)):
+        return None
+    extents, strides = static_shape(tuple(x.extent for x in axes)), static_shape(tuple(x.b for x in axes))
+    (start,) = static_shape((offset,))
+
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1)[start:]
+        steps = tuple(s * flat.itemsize for s in strides)
+        out[:] = as_strided(flat, extents, steps, writeable=False).reshape(-1)
+
+    return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
+
+
+def _side_by_side(loops: Loops) -> Loops:
+    """Loops over a packed B."""
+    strides = iter(Layout.contiguous(tuple(x.extent for x in _b_axes(loops))).strides)
+    moved = [[replace(x, b=next(strides)) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols)]
+    batch, reduce, cols = map(tuple, moved)
+    return replace(loops, batch=batch, reduce=reduce, cols=cols)
+
+
+def _reads(body: Graph, operand: Node, anchor: Node) -> bool:
+    """Whether something else reads `operand` than views on the way to B."""
+    users, node = body.uses(), operand
+    while node is not anchor:
+        seen = users.get(node, [])
+        if len(seen) != 1 or node in body.outputs:
+            return True
+        (node,) = seen
+    return operand is anchor.inputs[0]
+
+
+def _dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
+    total: Expr = ZERO
+    for e, s in zip(coordinates, strides, strict=True):
+        total = ix.add(total, ix.mul(e, dim_expr(s)))
+    return total
+
+
+__all__ = ["Tiling", "lower_contraction"]

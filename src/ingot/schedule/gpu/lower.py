@@ -1,0 +1,51 @@
+"""One fused group -> kernels of tiles: the table of strategies by the group's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph
+from ingot.ops.group import Group
+from ingot.schedule.gpu.attention import lower_attention
+from ingot.schedule.gpu.contraction import lower_contraction
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.pointwise import lower_pointwise
+from ingot.schedule.gpu.rows import lower_rows
+from ingot.schedule.gpu.scan import lower_scan
+from ingot.schedule.gpu.scatter import lower_scatter
+from ingot.schedule.gpu.sort import lower_sort
+from ingot.schedule.gpu.window import lower_window
+from ingot.schedule.lowered import Lowered
+from ingot.support.errors import CompileError
+
+Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "attention": lower_attention,
+    "pointwise": lower_pointwise,
+    "rows": lower_rows,
+    "window": lower_window,
+    "scan": lower_scan,
+    "sort": lower_sort,
+    "scatter": lower_scatter,
+}
+
+
+def lower(
+    group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+) -> Lowered:
+    """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError."""
+    if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
+        return Lowered(())
+    if group.kind == "contraction":
+        return lower_contraction(group.body, ins, outs, constant, machine)
+    strategy = STRATEGIES.get(group.kind)
+    if strategy is None:
+        kinds = ", ".join([*STRATEGIES, "contraction"])
+        raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
+    return strategy(group.body, ins, outs, machine)
+
+
+__all__ = ["lower"]

@@ -1,0 +1,29 @@
+"""What schedules know of the GPU that they write for: plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory that one
+    program may have. registers: 32-bit registers that a program's tiles may fill before they spill."""
+
+    capability: int = 90
+    processors: int = 132
+    shared: int = 227 << 10
+    registers: int = 1 << 14
+
+    @property
+    def programs(self) -> int:
+        """How many programs keep the GPU busy: several on each multiprocessor hide each other's waits."""
+        return 4 * self.processors
+
+
+H100 = Machine()
+A100 = Machine(80, 108, 163 << 10)
+B200 = Machine(100, 148, 227 << 10)
+MACHINES = {m.capability: m for m in (A100, H100, B200)}
+
+__all__ = ["A100", "B200", "H100", "MACHINES", "Machine"]
