@@ -99,6 +99,10 @@ class LimitError(IngotError):
         super().__init__(what, expected=f"at most {most}", got=got, where=where, fix=f"to go on, raise it: {raised}")
 
 
+class DeviceError(IngotError):
+    """A device cannot do what a program needs: none there, an old driver, too little memory, a kernel that failed."""
+
+
 class ArtifactError(IngotError):
     """A saved artifact cannot be written or loaded: truncated, corrupted, wrong version, foreign ISA, full disk."""
 

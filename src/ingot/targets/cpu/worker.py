@@ -13,7 +13,7 @@ from typing import IO
 from ingot.support.errors import CompileError
 from ingot.support.native import Features
 from ingot.targets.cpu.codegen import core_name, emit
-from ingot.targets.cpu.frames import receive, send
+from ingot.targets.frames import receive, send
 
 
 def _read(source: IO[bytes], requests: SimpleQueue[tuple[bytes, ...] | None]) -> None:

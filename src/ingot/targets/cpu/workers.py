@@ -25,7 +25,7 @@ from pathlib import Path
 from ingot.support import flags
 from ingot.support.errors import CompileError
 from ingot.support.native import Features, available_cores, host
-from ingot.targets.cpu.frames import receive, send
+from ingot.targets.frames import receive, send
 
 _ARCHS = ("x86_64", "aarch64")
 # The package without its own __init__, which imports the runtime and numpy: 60 ms instead of 140, and 16 MB less.

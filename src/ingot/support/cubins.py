@@ -1,0 +1,77 @@
+"""Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
+
+    blob = [threads, shared bytes, parameters, bytes of the name, bytes of the cubin] name cubin | the next ...
+
+Symbols name the offsets of these records. The blob may come from a file: everything is checked against its end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ingot.support.errors import ArtifactError
+from ingot.support.native import Code, Features
+
+_HEAD = struct.Struct("<5I")
+_ALIGN = 16
+_MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
+    and sizes that it takes, before the two of Triton's own."""
+
+    name: str
+    cubin: bytes
+    threads: int
+    shared: int
+    parameters: int
+
+    def record(self) -> bytes:
+        name = self.name.encode()
+        data = _HEAD.pack(self.threads, self.shared, self.parameters, len(name), len(self.cubin)) + name + self.cubin
+        return data + bytes(-len(data) % _ALIGN)
+
+    @staticmethod
+    def of_record(data: bytes) -> KernelCode:
+        return _record(data, 0, "a kernel")
+
+
+def pack(features: Features, kernels: Mapping[str, Mapping[str, KernelCode]]) -> Code:
+    """Kernels by architecture and by the symbols that steps have; equal ones stand there once. Symbols of the first
+    architecture, that of `features`, are plain, those of others have theirs in front."""
+    blob, symbols, places = bytearray(), dict[str, int](), dict[KernelCode, int]()
+    for arch, own in kernels.items():
+        for symbol, kernel in own.items():
+            if kernel not in places:
+                places[kernel] = len(blob)
+                blob += kernel.record()
+            symbols[_symbol(features, arch, symbol)] = places[kernel]
+    return Code(features, bytes(blob), symbols)
+
+
+def unpack(code: Code, arch: str) -> dict[str, KernelCode]:
+    """The kernels of one architecture. Raises ArtifactError where a record does not fit."""
+    plain = [symbol for symbol in code.symbols if ":" not in symbol]
+    return {s: _record(code.blob, code.symbols[_symbol(code.features, arch, s)], s) for s in plain}
+
+
+def _symbol(features: Features, arch: str, symbol: str) -> str:
+    return symbol if arch == features.arch else f"{arch}:{symbol}"
+
+
+def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
+    if not 0 <= offset <= len(blob) - _HEAD.size:
+        raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
+    threads, shared, parameters, name, size = _HEAD.unpack_from(blob, offset)
+    start = offset + _HEAD.size
+    if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
+        raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
+    text = blob[start : start + name].decode(errors="replace")
+    return KernelCode(text, bytes(blob[start + name : start + name + size]), threads, shared, parameters)
+
+
+__all__ = ["KernelCode", "pack", "unpack"]

@@ -1,0 +1,53 @@
+"""Kernels of tiles to cubins for one or more architectures, as one program's code."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ingot.ir.kernel import Kernel
+from ingot.support import progress
+from ingot.support.cubins import KernelCode, pack
+from ingot.support.errors import CompileError
+from ingot.support.native import Code, Features
+from ingot.targets.cuda.triton import Source, print_kernel
+from ingot.targets.cuda.workers import submit
+
+Compiled = dict[str, Future[KernelCode]]  # by architecture
+
+
+def capability(arch: str) -> int:
+    """Of an architecture: 90 for sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
+class CubinAssembler:
+    """Kernels are compiled from the moment they are added; those whose text is the same once."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._archs = (features.arch, *features.features)
+        self._known: dict[Source, Compiled] = {}
+        self._kernels: dict[str, Compiled] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        # without its number, so that equal layers are one text
+        source = print_kernel(replace(kernel, name=kernel.name.rstrip("0123456789").rstrip("_")))
+        if source not in self._known:
+            self._known[source] = {arch: submit(source, capability(arch)) for arch in self._archs}
+        self._kernels[kernel.name] = self._known[source]
+
+    def finish(self) -> Code:
+        """Wait for all kernels. Raises CompileError for one that Triton refuses."""
+        made: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
+        for number, (name, compiled) in enumerate(self._kernels.items()):
+            progress.report("machine code", number, len(self._kernels))
+            for arch, future in compiled.items():
+                try:
+                    made[arch][name] = future.result()
+                except CompileError as e:
+                    raise CompileError(f"{e} for {arch}") from e
+        return pack(self._features, made)
+
+
+__all__ = ["CubinAssembler", "capability"]

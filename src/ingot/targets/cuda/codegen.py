@@ -1,0 +1,74 @@
+"""Triton text to a cubin, ahead of time: all that uses Triton, which needs neither a GPU nor PyTorch for it.
+
+The stages of Triton's own backend are called one after another, as its `compile` does, without its cache and driver.
+These are internals of the version that `TRITON` names; a test holds them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import linecache
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ingot.support.cubins import KernelCode
+from ingot.support.errors import CompileError
+from ingot.targets.cuda.triton import PRELUDE, Source
+
+TRITON = "3.6"
+
+
+def compile_kernel(source: Source, capability: int) -> KernelCode:
+    """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's words."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    fn = _function(source)
+    signature = {name: type_ for name, type_, _ in source.parameters}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align) in enumerate(source.parameters) if align >= 16}
+    ast = ASTSource(fn, signature, {}, attrs)
+    exact, hints = {"enable_reflect_ftz": False}, dict(source.hints)  # denormal numbers are numbers
+    sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
+    options = backend.parse_options({**sizes, **exact, **ast.parse_options()})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module: Any = ast.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
+    metadata: dict[str, Any] = {"hash": "", "target": target, **options.__dict__}
+    made: dict[str, Any] = {}
+    backend.add_stages(made, options, ast.language)
+    for stage in made.values():
+        module = stage(module, metadata)
+    if metadata.get("global_scratch_size", 0):
+        raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
+    threads = 32 * metadata["num_warps"]
+    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters))
+
+
+@cache
+def _scratch() -> Path:
+    """A folder for the texts: Triton reads a function's source from the file that it comes from."""
+    folder = Path(tempfile.mkdtemp(prefix="ingot-triton-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _function(source: Source) -> Any:
+    """The text as Triton's function."""
+    path = _scratch() / f"{source.name}.py"
+    path.write_text(f"{PRELUDE}\n\n{source.text}")
+    spec = importlib.util.spec_from_file_location(f"ingot_triton_{source.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    linecache.checkcache(str(path))
+    return getattr(module, source.name)

@@ -1,0 +1,447 @@
+"""Kernel IR of tiles as the text of a Triton kernel, for people and for Triton's compiler; equal kernels print equally.
+
+    kernel pointwise(in0: param f32*, out0: param f32* writable) for chunk in 0..98:        def pointwise(in0, out0):
+      i = chunk*1024 + range(1, 1024)                                                          chunk = ...program_id(0)
+      out0[i if i < 100000] = in0[i if i < 100000]                                     ->      i = chunk * 1024 + ...
+
+A chunk is a program. Values are scalars or blocks of rank 2; registers are variables, which loops carry. Every
+expression that a statement uses twice is a variable of its own. PRELUDE holds what several lines of Triton say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel.verify import children
+from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from ingot.support.errors import CompileError
+
+PRELUDE = '''\
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
+
+
+@triton.jit
+def fold_add(a, b):
+    return a + b
+
+
+@triton.jit
+def fold_mul(a, b):
+    return a * b
+
+
+@triton.jit
+def fold_and(a, b):
+    return a & b
+
+
+@triton.jit
+def fold_or(a, b):
+    return a | b
+
+
+@triton.jit
+def fold_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def fold_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def scaled_f32(a, n):
+    """a * 2^n for even n, by two factors 2^(n/2)."""
+    half = (((n * 0.5).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return a * half * half
+
+
+@triton.jit
+def scaled_f64(a, n):
+    half = (((n * 0.5).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+    return a * half * half
+'''
+
+TYPES: dict[DType, str] = {
+    f16: "float16", bf16: "bfloat16", f32: "float32", f64: "float64", i8: "int8", i16: "int16", i32: "int32",
+    i64: "int64", u8: "uint8", u16: "uint16", u32: "uint32", u64: "uint64", boolean: "int1",
+}  # fmt: skip
+_POINTERS = {f16: "fp16", bf16: "bf16", f32: "fp32", f64: "fp64", boolean: "i8"} | {
+    d: d.name for d in (i8, i16, i32, i64, u8, u16, u32, u64)
+}
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+_PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel as Triton takes it. parameters: its name, Triton's type, and how many bytes its address is a multiple of
+    (0: unknown, or no address). hints: the kernel's."""
+
+    name: str
+    text: str
+    parameters: tuple[tuple[str, str, int], ...]
+    hints: tuple[tuple[str, int], ...] = ()
+
+
+def print_kernel(kernel: k.Kernel) -> Source:
+    """The Triton text of `kernel`. Raises CompileError for what tiles cannot say: vectors in a line, scratch memory."""
+    if kernel.scratch_bytes or kernel.rounds != k.integer(1):
+        raise CompileError(f"kernel {kernel.name}", expected="one round without scratch memory", got="more")
+    name = _name(kernel.name)
+    parameters = (
+        *((_name(b.name), f"*{_POINTERS[b.dtype]}", b.align) for b in kernel.params),
+        *((_name(v.name), "i64", 0) for v in kernel.dims),
+    )
+    lines = ["@triton.jit", f"def {name}({', '.join(p for p, _, _ in parameters)}):"]
+    narrow = ("narrow", 1) in kernel.hints
+    writer = _Writer(lines, "" if narrow else ".to(tl.int64)")
+    writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
+    writer.body(kernel.body)
+    return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints)
+
+
+def _name(name: str) -> str:
+    """An identifier: names of variables begin with a mark that Python does not take."""
+    plain = re.sub(r"\W", "_", name)
+    return f"v{plain}" if plain[:1].isdigit() or plain.startswith("_") else plain
+
+
+@dataclass
+class _Writer:
+    """Statements, one or more lines each. index: what makes positions, which Triton counts in 32 bits, as wide as
+    indices are. counters: the values of unrolled loops' variables."""
+
+    lines: list[str]
+    index: str
+    indent: str = "    "
+    counters: dict[str, int] = field(default_factory=dict)
+    shared: int = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def nested(self, body: k.Body) -> None:
+        indent, self.indent = self.indent, self.indent + "    "
+        if not body:
+            self.line("pass")
+        self.body(body)
+        self.indent = indent
+
+    def body(self, body: k.Body) -> None:
+        for s in body:
+            self.statement(s)
+
+    def statement(self, s: k.Stmt) -> None:
+        match s:
+            case k.For():
+                self.loop(s)
+            case k.If():
+                (cond,) = self.values(s.cond)
+                self.line(f"if {cond}:")
+                self.nested(s.then)
+                if s.orelse:
+                    self.line("else:")
+                    self.nested(s.orelse)
+            case k.Let():
+                (value,) = self.values(s.value)
+                self.line(f"{_name(s.var.name)} = {value}")
+            case k.Store():
+                self.store(s)
+            case k.Increment():
+                (at,) = self.values(s.index)
+                self.line(f"{_name(s.var.name)} = tl.atomic_add({_name(s.buffer.name)} + {at}, 1, sem='acq_rel')")
+            case k.AwaitProducers():
+                self.line("gdc_wait()")
+            case k.ReleaseConsumers():
+                self.line("gdc_launch_dependents()")
+            case k.Comment():
+                for text in s.text.splitlines():
+                    self.line(f"# {text}")
+            case k.Alloc() if s.buffer.space == "register":
+                pass  # a variable begins with its first value
+            case k.Prefetch():
+                pass
+            case _:
+                raise CompileError(f"{type(s).__name__} in a kernel of blocks", expected="registers and params alone")
+
+    def loop(self, s: k.For) -> None:
+        if s.unroll:
+            begin, end = (self.literal(e) for e in (s.begin, s.end))
+            for i in range(begin, end, s.step):
+                self.counters[s.var.name] = i
+                self.body(s.body)
+            del self.counters[s.var.name]
+            return
+        begin, end = self.values(s.begin, s.end)
+        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}):")
+        self.nested(s.body)
+
+    def store(self, s: k.Store) -> None:
+        if s.buffer.space == "register":
+            value = _full(s.value) if isinstance(s.value, k.Lit) else self.values(s.value)[0]
+            self.line(f"{self.register(s.buffer, s.index)} = {value}")
+            return
+        parts = self.values(*((s.index, s.value) if s.mask is None else (s.index, s.value, s.mask)))
+        if isinstance(s.index, k.Lit) and s.index.tile is not None:
+            parts[0] = _full(s.index)
+        value = f"({parts[1]}).to(tl.int8)" if s.value.dtype == boolean else parts[1]
+        mask = f", mask={parts[2]}" if s.mask is not None else ""
+        self.line(f"tl.store({_name(s.buffer.name)} + {parts[0]}, {value}{mask})")
+
+    def register(self, b: k.Buffer, index: k.Expr) -> str:
+        at = self.literal(index)
+        return _name(b.name) if b.size == 1 else f"{_name(b.name)}_{at}"
+
+    def literal(self, e: k.Expr) -> int:
+        """An index of registers: literal once unrolled loops are repeated."""
+        match e:
+            case k.Lit():
+                return int(e.value)
+            case k.Var() if e.name in self.counters:
+                return self.counters[e.name]
+            case k.Binary() if e.fn in ("add", "sub", "mul"):
+                a, b = self.literal(e.a), self.literal(e.b)
+                return a + b if e.fn == "add" else a - b if e.fn == "sub" else a * b
+        raise CompileError("the index of a register", expected="a literal", got=type(e).__name__)
+
+    def named(self, text: str) -> str:
+        """A variable of this value."""
+        name = f"shared{self.shared}"
+        self.shared += 1
+        self.line(f"{name} = {text}")
+        return name
+
+    def values(self, *roots: k.Expr) -> list[str]:
+        """The texts of `roots`, after lines that name what they share."""
+        counts: dict[int, int] = {}
+        order: list[k.Expr] = []
+        for e in roots:
+            _count(e, counts, order)
+        names: dict[int, str] = {}
+        for e in order:
+            if counts[id(e)] > 1 and not isinstance(e, k.Lit | k.Var):
+                names[id(e)] = self.named(_Text(self, names).of(e))
+        text = _Text(self, names)
+        return [text.of(e) for e in roots]
+
+
+def _count(e: k.Expr, counts: dict[int, int], order: list[k.Expr]) -> None:
+    counts[id(e)] = counts.get(id(e), 0) + 1
+    if counts[id(e)] > 1:
+        return
+    for c in _printed(e):
+        _count(c, counts, order)
+    order.append(e)
+
+
+def _printed(e: k.Expr) -> Sequence[k.Expr]:
+    """The operands of `e` that its text has."""
+    return (e.b,) if isinstance(e, k.Either) else children(e)
+
+
+@dataclass
+class _Text:
+    writer: _Writer
+    names: dict[int, str]
+
+    def of(self, e: k.Expr) -> str:
+        return self.names.get(id(e)) or self.write(e)
+
+    def write(self, e: k.Expr) -> str:
+        if e.lanes > 1 and e.tile is None:
+            raise CompileError(f"a vector of {e.lanes} lanes", expected="a scalar or a tile")
+        match e:
+            case k.Lit():
+                return _literal(e)
+            case k.Var():
+                at = self.writer.counters.get(e.name)
+                return _name(e.name) if at is None else str(at)
+            case k.Unary():
+                return _unary(e, self.tensor(e.a))
+            case k.Binary():
+                return _binary(e, *self.operands(e, e.a, e.b))
+            case k.Fma():
+                a, b, c = self.operands(e, e.a, e.b, e.c)
+                return f"tl.fma({a}, {b}, {c})" if e.dtype in (f32, f64) else f"({a} * {b} + {c})"
+            case k.Select():
+                return f"tl.where({', '.join(self.operands(e, e.cond, e.a, e.b))})"
+            case k.Cast():
+                return _cast(e, self.tensor(e.a))
+            case k.Bitcast():
+                return f"({self.tensor(e.a)}).to(tl.{TYPES[e.dtype]}, bitcast=True)"
+            case k.Splat():
+                return f"tl.broadcast_to({self.tensor(e.a)}, {e.tile})"
+            case k.Range():
+                return self.range(e)
+            case k.Spread():
+                return f"tl.broadcast_to({self.of(e.a)}, {e.tile})"
+            case k.Load() | k.Gather():
+                return self.load(e)
+            case k.Reduce():
+                return f"tl.reduce({self.of(e.a)}, None, fold_{e.fn})"
+            case k.ReduceAlong():
+                return f"tl.reduce({self.of(e.a)}, {e.axis}, fold_{e.fn}, keep_dims=True)"
+            case k.Transposed():
+                return f"tl.trans({self.of(e.a)})"
+            case k.TileProduct():
+                return self.product(e)
+            case k.Either():
+                return self.of(e.b)
+            case k.Lookup():
+                return self.lookup(e)
+        raise CompileError(f"{type(e).__name__} in a kernel of blocks", expected="an operation that Triton has")
+
+    def tensor(self, e: k.Expr) -> str:
+        """As `of`, of a literal what has a type of its own."""
+        return _full(e) if isinstance(e, k.Lit) else self.of(e)
+
+    def operands(self, e: k.Expr, *operands: k.Expr) -> list[str]:
+        """The texts of operands of one tile, those that are spread to it as they are: Triton spreads them itself."""
+        plain = [x.a if isinstance(x, k.Spread | k.Splat) and id(x) not in self.names else x for x in operands]
+        tiles = [x.tile for x in plain if x.tile is not None and not isinstance(x, k.Lit)]  # a number has no shape
+        if e.tile is None or not tiles or (max(t[0] for t in tiles), max(t[1] for t in tiles)) != e.tile:
+            plain = list(operands)
+        return [self.of(x) for x in plain]
+
+    def load(self, e: k.Load | k.Gather) -> str:
+        if e.buffer.space == "register":
+            return self.writer.register(e.buffer, e.index)
+        mask = f", mask={self.operands(e, e.mask, e.index)[0]}, other=0" if e.mask is not None else ""
+        at = self.of(e.index) if e.index.tile is None else self.tensor(e.index)
+        text = f"tl.load({_name(e.buffer.name)} + {at}{mask})"
+        return f"({text} != 0)" if e.dtype == boolean else text
+
+    def lookup(self, e: k.Lookup) -> str:
+        """A tree of selections by the bits of the index: Triton has no tables."""
+        index = self.writer.named(self.of(e.index))
+
+        def tree(low: int, count: int) -> str:
+            if count == 1:
+                return _full(k.Lit(e.dtype, e.lanes, e.table[low], tile=e.tile))
+            half = count // 2
+            return f"tl.where(({index} & {half}) != 0, {tree(low + half, half)}, {tree(low, half)})"
+
+        return tree(0, len(e.table))
+
+    def range(self, e: k.Range) -> str:
+        if e.tile is None:
+            raise CompileError("positions in a line", expected="a column or a row")
+        across = "[None, :]" if e.tile[0] == 1 else "[:, None]"
+        return f"tl.arange(0, {e.lanes}){across}{self.writer.index}"
+
+    def product(self, e: k.TileProduct) -> str:
+        precision = ', input_precision="ieee"' if e.a.dtype == f32 else ""
+        a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
+        return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{TYPES[e.dtype]})"
+
+
+def _literal(e: k.Lit) -> str:
+    """A number where Triton gives it the type of what it meets."""
+    return _number(e) if e.dtype in (f32, i32, i64) else _full(e)
+
+
+def _number(e: k.Lit) -> str:
+    if isinstance(e.value, float) and not isfinite(e.value):
+        return f'float("{e.value}")'
+    return repr(e.value) if e.value >= 0 else f"({e.value!r})"
+
+
+def _full(e: k.Lit) -> str:
+    return f"tl.full({e.tile or ()}, {_number(e)}, tl.{TYPES[e.dtype]})"
+
+
+def _unary(e: k.Unary, a: str) -> str:
+    wide = f"({a}).to(tl.float32)" if e.dtype in (f16, bf16) else a
+
+    def call(fn: str) -> str:
+        text = f"{fn}({wide})"
+        return f"{text}.to(tl.{TYPES[e.dtype]})" if e.dtype in (f16, bf16) else text
+
+    match e.fn:
+        case "neg":  # Triton's own is 0 - x, which has no negative zero
+            return f"({a} * -1.0).to(tl.{TYPES[e.dtype]})" if e.dtype.is_float else f"(-({a}))"
+        case "not":
+            return f"(~({a}))" if e.dtype != boolean else f"(({a}) == 0)"
+        case "abs":
+            return f"tl.abs({a})"
+        case "sqrt":
+            return call("tl.sqrt_rn" if e.dtype != f64 else "libdevice.sqrt")
+        case "floor" | "ceil":
+            return call(f"tl.{e.fn}")
+        case "round_even" | "trunc":
+            return call("libdevice.rint" if e.fn == "round_even" else "libdevice.trunc")
+        case "popcnt" | "clz":
+            return _bits(e, a)
+    raise CompileError(f"{e.fn} in a kernel of blocks", expected=", ".join(k.UNARY))
+
+
+def _bits(e: k.Unary, a: str) -> str:
+    wide = 64 if e.dtype.bits == 64 else 32
+    own = "popc" if e.fn == "popcnt" else "clz"
+    text = f"libdevice.{own}(({a}).to(tl.uint{e.dtype.bits}, bitcast=True).to(tl.int{wide}))"
+    spare = f" - {wide - e.dtype.bits}" if e.fn == "clz" and e.dtype.bits < wide else ""
+    return f"({text}{spare}).to(tl.{TYPES[e.dtype]})"
+
+
+def _binary(e: k.Binary, a: str, b: str) -> str:
+    sign = _INFIX.get(e.fn)
+    if sign is not None:
+        return f"({a} {sign} {b})"
+    if e.fn in ("min", "max"):
+        nan = ", propagate_nan=tl.PropagateNan.ALL" if e.dtype.is_float else ""
+        return f"tl.{e.fn}imum({a}, {b}{nan})"
+    if e.fn in ("minnum", "maxnum"):  # b where a is NaN
+        return f"tl.where({a} {'<' if e.fn == 'minnum' else '>'} {b}, {a}, {b})"
+    if e.fn in ("ashr", "lshr"):
+        return _shift(e, a, b)
+    if e.fn == "ldexp":
+        return f"scaled_{e.dtype}({a}, {b})"
+    if not e.dtype.is_float:
+        return f"({a} {'//' if e.fn == 'div' else '%'} {b})"  # of blocks both truncate towards zero
+    if e.dtype in (f16, bf16) and e.fn in _PRECISE:
+        own = k.Binary(f32, e.lanes, e.fn, e.a, e.b, tile=e.tile)
+        return f"{_binary(own, f'({a}).to(tl.float32)', f'({b}).to(tl.float32)')}.to(tl.{TYPES[e.dtype]})"
+    if e.fn == "div":
+        return f"tl.div_rn({a}, {b})" if e.dtype == f32 else f"({a} / {b})"
+    return f"libdevice.{'fmod' if e.fn == 'rem' else e.fn}({a}, {b})"
+
+
+def _shift(e: k.Binary, a: str, b: str) -> str:
+    """Triton's own shift is arithmetic on signed types, logical on others."""
+    own, wants = TYPES[e.dtype], f"{'int' if e.fn == 'ashr' else 'uint'}{e.dtype.bits}"
+    if own == wants:
+        return f"({a} >> {b})"
+    return f"(({a}).to(tl.{wants}, bitcast=True) >> ({b}).to(tl.{wants}, bitcast=True)).to(tl.{own}, bitcast=True)"
+
+
+def _cast(e: k.Cast, a: str) -> str:
+    to, own = TYPES[e.dtype], e.a.dtype
+    if e.dtype == boolean:
+        return f"({a} != 0)"
+    if own.is_float and e.dtype.is_integer:
+        return _truncated(e, a)
+    return f"({a}).to(tl.{to})"
+
+
+def _truncated(e: k.Cast, a: str) -> str:
+    """Floats to integers as `Cast` says: what does not fit becomes the lowest integer of 32 or 64 bits."""
+    bits = 64 if e.dtype in (i64, u32, u64) else 32
+    half = float(1 << (bits - 1))
+    wide = a if e.a.dtype in (f32, f64) else f"({a}).to(tl.float32)"
+    fits = f"({wide} >= {-half!r}) & ({wide} < {half!r})"
+    signed = f"tl.where({fits}, {wide}, {-half!r}).to(tl.int{bits})"
+    if e.dtype != u64:
+        return f"{signed}.to(tl.{TYPES[e.dtype]})"
+    high = f"tl.where({wide} < {2 * half!r}, {wide}, 0.0).to(tl.uint64)"
+    return f"tl.where({wide} >= {half!r}, {high}, {signed}.to(tl.uint64))"
