@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.bind import Binding, Shape
-from ingot.runtime.cpu.device import CpuDevice
 from ingot.runtime.program import Program
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features
@@ -65,21 +66,26 @@ class Device(Protocol):
         ...
 
 
-DEVICES: dict[str, Device] = {"cpu": CpuDevice()}
+NAMES = ("cpu", "cuda")
+
+
+@cache
+def _device(name: str) -> Device:
+    """Loaded when a program asks for it: what one device needs, the others do not pay for."""
+    return import_module(f"ingot.runtime.{name}.device").DEVICE
 
 
 def refusal(program: Program) -> ArtifactError | None:
     """Why this machine cannot run the program; None if it can."""
     for name, code in program.code.items():
-        device = DEVICES.get(name)
-        if device is None:
+        if name not in NAMES:
             return ArtifactError(
                 "the program cannot run here",
-                expected=f"code for one of {', '.join(DEVICES)}",
+                expected=f"code for one of {', '.join(NAMES)}",
                 got=str(code.features),
                 fix="save it, or compile the model with target='native'",
             )
-        if refused := device.refusal(code.features):
+        if refused := _device(name).refusal(code.features):
             return refused
     return None
 
@@ -88,4 +94,4 @@ def load(program: Program, threads: int | None) -> Loaded:
     """The program on the device that its steps are for. Raises ArtifactError where this machine cannot run it."""
     if refused := refusal(program):
         raise refused
-    return DEVICES[program.device].load(program, threads)
+    return _device(program.device).load(program, threads)

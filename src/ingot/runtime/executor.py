@@ -96,7 +96,8 @@ class CompiledModel(CompiledProgram):
     """A compiled model. Call it with positional inputs in the model's order, or by name.
 
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
-    ones are read in place. Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
+    ones are read in place. A program for GPUs takes torch's CUDA tensors, too, and answers in such, on their stream.
+    Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
     their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
 
@@ -112,7 +113,8 @@ class CompiledModel(CompiledProgram):
         self._loaded = device.load(program, threads)
         self.threads = self._loaded.threads
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
-        self._borders = [Border(spec) for spec in program.inputs]
+        gpu = program.device == "cuda"
+        self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
         self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._held = Held(program.state)
@@ -132,12 +134,15 @@ class CompiledModel(CompiledProgram):
         arrays: list[np.ndarray | Tensor] = []
         pointers: list[int] = []
         kind: type | None = None  # of the last tensor
+        place: object = None  # the GPU that tensors lie on
         for border, value in zip(self._borders, inputs, strict=True):
             if type(value) is kind or is_tensor(value):
                 kind = type(value)
                 tensor = border.tensor(value)  # type: ignore[arg-type]
                 arrays.append(tensor)
                 pointers.append(tensor.data_ptr())
+                if border.gpu and tensor.is_cuda:
+                    place = tensor.device
             else:
                 array = border.array(value)
                 arrays.append(array)
@@ -155,12 +160,12 @@ class CompiledModel(CompiledProgram):
                 pointers += held.pointers
             results: list[np.ndarray | Tensor] = []
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-                place = self._results.take(nbytes) if nbytes >= memory.LARGE else None
+                room = self._results.take(nbytes) if nbytes >= memory.LARGE and place is None else None
                 if kind is not None:
-                    result = maker.new_tensor(shape, strides, place)
+                    result = maker.new_tensor(shape, strides, room, place)
                     pointers.append(result.data_ptr())
                 else:
-                    result = maker.new_array(shape, place)
+                    result = maker.new_array(shape, room)
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
             context.run(instance, pointers)

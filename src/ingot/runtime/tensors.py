@@ -31,6 +31,8 @@ class Tensor(Protocol):
     @property
     def is_cpu(self) -> bool: ...
     @property
+    def is_cuda(self) -> bool: ...
+    @property
     def shape(self) -> tuple[int, ...]: ...
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
@@ -47,15 +49,17 @@ class Tensor(Protocol):
 class _Torch(Protocol):
     _C: object
 
-    def empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object) -> Tensor: ...
+    def empty_strided(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object, device: object = None
+    ) -> Tensor: ...
     def from_numpy(self, array: np.ndarray) -> Tensor: ...
 
 
 class Border:
-    """The precomputed checks of one input, or the maker of one output."""
+    """The precomputed checks of one input, or the maker of one output. gpu: tensors may lie on an NVIDIA GPU, too."""
 
-    def __init__(self, spec: TensorSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: TensorSpec, *, gpu: bool = False) -> None:
+        self.spec, self.gpu = spec, gpu
         self.torch_name = dtypes.torch_name(spec.dtype)
         # Programs called with torch tensors need no ml_dtypes.
         self.dtype = None if dtypes.needs_ml_dtypes(spec.dtype) else dtypes.numpy_dtype(spec.dtype)
@@ -88,9 +92,9 @@ class Border:
         )
 
     def tensor(self, value: Tensor) -> Tensor:
-        """A dense CPU tensor of the right dtype; a copy only for strided input. Raises InputError."""
+        """A dense tensor of the right dtype in the right place; a copy only for strided input. Raises InputError."""
         dtype, layout = self._kind
-        if value.dtype is not dtype or value.layout is not layout or not value.is_cpu:
+        if value.dtype is not dtype or value.layout is not layout or not (value.is_cpu or (self.gpu and value.is_cuda)):
             self._check(value)
             self._kind = value.dtype, value.layout
         if value.is_neg():
@@ -100,8 +104,9 @@ class Border:
     def _check(self, value: Tensor) -> None:
         if str(value.dtype) != self.torch_name:
             raise self._wrong_dtype(value.dtype, f"convert it: x.to({self.torch_name})")
-        if str(value.device) != "cpu":
-            raise InputError(f"input {self.spec.name!r}", expected="a CPU tensor", got=value.device, fix="use x.cpu()")
+        if not (value.is_cpu or (self.gpu and value.is_cuda)):
+            wants = "a CPU or CUDA tensor" if self.gpu else "a CPU tensor"
+            raise InputError(f"input {self.spec.name!r}", expected=wants, got=value.device, fix="use x.cpu()")
         if str(value.layout) != "torch.strided":
             fix = "use x.to_dense()"
             raise InputError(f"input {self.spec.name!r}", expected="a dense tensor", got=value.layout, fix=fix)
@@ -117,8 +122,13 @@ class Border:
         dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
         return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
-    def new_tensor(self, shape: tuple[int, ...], strides: tuple[int, ...], memory: np.ndarray | None) -> Tensor:
-        """The same as a tensor. `strides`: of a contiguous one, in elements."""
+    def new_tensor(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], memory: np.ndarray | None, device: object = None
+    ) -> Tensor:
+        """The same as a tensor. strides: of a contiguous one, in elements. device: torch's, of a GPU; None: the CPU."""
+        if device is not None:
+            torch = cast(_Torch, sys.modules["torch"])
+            return torch.empty_strided(shape, strides, dtype=self._torch_dtype, device=device)
         if memory is None:
             return self._empty(shape, strides, self._torch_dtype)
         torch = cast(_Torch, sys.modules["torch"])

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs as a device, through the driver alone."""

@@ -1,0 +1,234 @@
+"""The CUDA driver through ctypes: what running a program needs of libcuda.so.1, and no toolkit, framework or compiler.
+
+Functions raise DeviceError with the driver's words. Handles and device addresses are integers. See the CUDA Driver API
+reference (versions 12 and 13) for each function; structures follow cuda.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+
+from ingot.support.errors import DeviceError
+
+_OUT_OF_MEMORY, _NO_DEVICE = 2, 100
+_MAJOR, _MINOR, _PROCESSORS = 75, 76, 16  # device attributes
+_SHARED = 8  # function attribute: bytes of dynamic shared memory
+_MEMORY_TYPE, _DEVICE_MEMORY = 2, 2  # pointer attribute
+LEAST_VERSION = 12000
+
+
+class KernelParams(Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("func", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("params", POINTER(c_void_p)),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    )
+
+
+class EdgeData(Structure):
+    """CUgraphEdgeData. from_port 1 with type 1: the node behind may start when this one releases it."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte), ("to_port", ctypes.c_ubyte), ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )  # fmt: skip
+
+
+class Driver:
+    """The library, and the primary context of one GPU."""
+
+    def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
+        self._lib = library
+        self._call("cuInit", c_uint(0))
+        version = c_int()
+        self._call("cuDriverGetVersion", byref(version))
+        if version.value < LEAST_VERSION:
+            raise DeviceError(
+                "the NVIDIA driver", expected=f"CUDA {LEAST_VERSION // 1000} or newer",
+                got=f"CUDA {version.value // 1000}.{version.value % 1000 // 10}", fix="update the driver",
+            )  # fmt: skip
+        device = c_int()
+        self._call("cuDeviceGet", byref(device), c_int(ordinal))
+        self._device = device.value
+        context = c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", byref(context), device)
+        self._context = context
+        self.enter()
+
+    def _call(self, name: str, *args: object) -> None:
+        status = getattr(self._lib, name)(*args)
+        if status:
+            raise _error(self._lib, name, status)
+
+    def enter(self) -> None:
+        """Make the context the calling thread's."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def attribute(self, number: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), c_int(number), c_int(self._device))
+        return value.value
+
+    @property
+    def capability(self) -> int:
+        """Of the GPU: 90 for 9.0."""
+        return 10 * self.attribute(_MAJOR) + self.attribute(_MINOR)
+
+    @property
+    def processors(self) -> int:
+        return self.attribute(_PROCESSORS)
+
+    @property
+    def name(self) -> str:
+        text = ctypes.create_string_buffer(128)
+        self._call("cuDeviceGetName", text, c_int(128), c_int(self._device))
+        return text.value.decode(errors="replace")
+
+    # -- code
+
+    def load(self, cubin: bytes) -> int:
+        module = c_void_p()
+        self._call("cuModuleLoadData", byref(module), c_char_p(cubin))
+        return module.value or 0
+
+    def unload(self, module: int) -> None:
+        self._call("cuModuleUnload", c_void_p(module))
+
+    def function(self, module: int, name: str, shared: int) -> int:
+        """A kernel of a module, which may have so many bytes of dynamic shared memory."""
+        function = c_void_p()
+        self._call("cuModuleGetFunction", byref(function), c_void_p(module), c_char_p(name.encode()))
+        if shared > 48 << 10:
+            self._call("cuFuncSetAttribute", function, c_int(_SHARED), c_int(shared))
+        return function.value or 0
+
+    # -- memory
+
+    def allocate(self, nbytes: int) -> int:
+        address = c_void_p()
+        status = self._lib.cuMemAlloc_v2(byref(address), c_size_t(max(nbytes, 1)))
+        if status == _OUT_OF_MEMORY:
+            free, total = c_size_t(), c_size_t()
+            self._call("cuMemGetInfo_v2", byref(free), byref(total))
+            got = f"{free.value >> 20} of {total.value >> 20} MiB free"
+            raise DeviceError("memory of the GPU", expected=f"{-(-nbytes >> 20)} MiB", got=got)
+        if status:
+            raise _error(self._lib, "cuMemAlloc_v2", status)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", c_void_p(address))
+
+    def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyHtoDAsync_v2", c_void_p(address), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
+
+    def to_host(self, target: int, address: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyDtoHAsync_v2", c_void_p(target), c_void_p(address), c_size_t(nbytes), c_void_p(stream))
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemcpyDtoDAsync_v2", c_void_p(target), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        self._call("cuMemsetD8Async", c_void_p(address), ctypes.c_ubyte(byte), c_size_t(nbytes), c_void_p(stream))
+
+    def is_device_memory(self, address: int) -> bool:
+        kind = c_uint()
+        status = self._lib.cuPointerGetAttribute(byref(kind), c_int(_MEMORY_TYPE), c_void_p(address))
+        return status == 0 and kind.value == _DEVICE_MEMORY
+
+    # -- streams and events
+
+    def stream(self) -> int:
+        stream = c_void_p()
+        self._call("cuStreamCreate", byref(stream), c_uint(1))  # does not wait for the default stream
+        return stream.value or 0
+
+    def drop_stream(self, stream: int) -> None:
+        self._call("cuStreamDestroy_v2", c_void_p(stream))
+
+    def synchronize(self, stream: int) -> None:
+        self._call("cuStreamSynchronize", c_void_p(stream))
+
+    def event(self) -> int:
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), c_uint(0))
+        return event.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
+
+    def elapsed(self, begin: int, end: int) -> float:
+        """Milliseconds between two recorded events."""
+        time = c_float()
+        self._call("cuEventElapsedTime_v2" if hasattr(self._lib, "cuEventElapsedTime_v2") else "cuEventElapsedTime",
+                   byref(time), c_void_p(begin), c_void_p(end))  # fmt: skip
+        return time.value
+
+    # -- graphs
+
+    def graph(self) -> int:
+        graph = c_void_p()
+        self._call("cuGraphCreate", byref(graph), c_uint(0))
+        return graph.value or 0
+
+    def add_kernel(self, graph: int, before: Sequence[int], params: KernelParams) -> int:
+        """A kernel node behind the nodes `before`."""
+        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+        self._call(
+            "cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), nodes if before else None, c_size_t(len(before)),
+            byref(params),
+        )  # fmt: skip
+        return node.value or 0
+
+    def add_early_edge(self, graph: int, before: int, after: int) -> None:
+        """Let `after` start when `before` releases it: a programmatic dependent launch."""
+        sources, targets, edge = (c_void_p * 1)(before), (c_void_p * 1)(after), (EdgeData * 1)(EdgeData(1, 0, 1))
+        name = "cuGraphAddDependencies_v2" if hasattr(self._lib, "cuGraphAddDependencies_v2") else None
+        self._call(name or "cuGraphAddDependencies", c_void_p(graph), sources, targets, edge, c_size_t(1))
+
+    def instantiate(self, graph: int) -> int:
+        executable = c_void_p()
+        self._call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), ctypes.c_ulonglong(0))
+        return executable.value or 0
+
+    def update(self, executable: int, node: int, params: KernelParams) -> None:
+        self._call("cuGraphExecKernelNodeSetParams_v2", c_void_p(executable), c_void_p(node), byref(params))
+
+    def launch(self, executable: int, stream: int) -> None:
+        self._call("cuGraphLaunch", c_void_p(executable), c_void_p(stream))
+
+    def drop_graph(self, graph: int, executable: int) -> None:
+        self._call("cuGraphExecDestroy", c_void_p(executable))
+        self._call("cuGraphDestroy", c_void_p(graph))
+
+
+def _error(library: ctypes.CDLL, name: str, status: int) -> DeviceError:
+    text = c_char_p()
+    library.cuGetErrorString(c_int(status), byref(text))
+    said = (text.value or b"unknown error").decode(errors="replace")
+    if status == _NO_DEVICE:
+        return DeviceError("an NVIDIA GPU", expected="one that the driver sees", got="none")
+    return DeviceError(f"the GPU's driver refused {name}", got=f"{said} ({status})")
+
+
+@cache
+def driver() -> Driver:
+    """The driver of the first GPU. Raises DeviceError where there is none."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError("the NVIDIA driver", expected="libcuda.so.1", got=str(error)) from error
+    return Driver(library)
+
+
+__all__ = ["Driver", "KernelParams", "driver"]
