@@ -1,34 +1,66 @@
-"""A compiled program run by the kernel interpreter: every access is checked against the exact size of its buffer."""
+"""A program run by the kernel interpreter, for any target: every access is checked against the exact size of its
+buffer, and no code is made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from ingot.ir.dims import likely_sizes
+from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.node import Graph
-from ingot.pipeline.build import Trace, build_program
-from ingot.runtime.cpu.image import CodeImage
-from ingot.runtime.cpu.instance import Instance
+from ingot.pipeline.build import likely, optimize
+from ingot.pipeline.target import Options, features_of, target_of
+from ingot.plan.link import link
+from ingot.runtime.bind import Binding
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate
-from ingot.targets.cpu.workers import host_features
+from ingot.runtime.program import Program
+from ingot.support.native import Code, Features
 
 
-def run_checked(graph: Graph, arrays: Sequence[np.ndarray], threads: int = 2) -> tuple[np.ndarray, ...]:
-    """The results of `graph` by its kernels' semantics. Raises VerifyError where a kernel leaves its buffers."""
-    trace = Trace()
-    program = build_program(graph, host_features(), threads, trace=trace)
+class Recorder:
+    """An assembler that keeps kernels as they are."""
+
+    def __init__(self, features: Features) -> None:
+        self.features, self.kernels = features, dict[str, Kernel]()
+
+    def add(self, kernel: Kernel) -> None:
+        self.kernels[kernel.name] = kernel
+
+    def finish(self) -> Code:
+        return Code(self.features, b"", dict.fromkeys(self.kernels, 0))
+
+
+def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[str, Kernel]]:
+    """The plan of `graph` for a target, and its kernels."""
+    features = features_of(target)
+    chosen = target_of(features)
+    recorder = Recorder(features)
+    with likely_sizes(likely(graph)):
+        fused = optimize(graph, chosen.passes(features, Options(threads)))
+        lower = partial(chosen.lower, machine=chosen.machine(features, threads, {}))
+        program = link(fused, lower, recorder, device=chosen.name, stages={}, meta={})
+    return program, recorder.kernels
+
+
+def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "native") -> tuple[np.ndarray, ...]:
+    """The results of `graph` by its kernels' semantics. Raises VerifyError where a kernel is malformed or leaves its
+    buffers."""
+    program, kernels = planned(graph, target)
     inputs = [np.asarray(a, order="C") for a in arrays]
-    instance = Instance(program, [a.shape for a in inputs], CodeImage(program.code["cpu"]))
+    binding = Binding(program, [a.shape for a in inputs])
     outputs = [
         np.zeros(shape, numpy_dtype(spec.dtype))
-        for spec, shape in zip(program.outputs, instance.output_shapes, strict=True)
+        for spec, shape in zip(program.outputs, binding.output_shapes, strict=True)
     ]
     memory: dict[int, np.ndarray] = {}
     for b in program.buffers:
-        nbytes = evaluate(b.nbytes, instance.values)
+        nbytes = evaluate(b.nbytes, binding.values)
         match b.kind:
             case "input":
                 memory[b.id] = inputs[b.index].reshape(-1).view(np.uint8)
@@ -38,12 +70,19 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], threads: int = 2) ->
                 memory[b.id] = program.weights[b.offset : b.offset + nbytes]
             case "arena":
                 memory[b.id] = np.full(nbytes, b.fill if b.halo else 0xFF, np.uint8)
-    kernels = {kernel.name: kernel for kernel in trace.kernels}
-    for step in program.steps:
+    at = 0
+    while at < len(program.steps):
+        step = program.steps[at]
+        at += 1
+        if step.target is not None:
+            if not step.args or not memory[step.args[0][0]][0]:
+                at = step.target
+            continue
         kernel = kernels[step.kernel]
+        verify_kernel(kernel, "schedule")
         buffers = {
             p.name: memory[i].view(p.dtype.numpy)
             for p, (i, _) in zip(kernel.params, step.args, strict=True)
         }
-        run_kernel(kernel, buffers, {v.name: instance.values[v.name] for v in kernel.dims})
+        run_kernel(kernel, buffers, {v.name: binding.values[v.name] for v in kernel.dims})
     return tuple(outputs)

@@ -30,7 +30,7 @@ Pass: TypeAlias = Callable[[Graph], Graph]
 NamedPass: TypeAlias = tuple[str, Pass]
 M = TypeVar("M")
 
-NAMES = ("cpu", "c")
+NAMES = ("cpu", "c", "cuda")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ingot.ir.dims import ceildiv, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
-from ingot.schedule.collapse_dims import join_dims
+from ingot.schedule.collapse_dims import collapse_dims
 from ingot.schedule.gpu.blocks import Elements, Group, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.lowered import Lowered
@@ -18,7 +18,7 @@ LEAST, MOST = 128, 1024  # elements of a program
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all results, which have one shape."""
-    body, ins, outs = join_dims(body, ins, outs) or (body, ins, outs)
+    body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
     work = Elements.of(Group.of(body, ins, outs), body.outputs[0], machine, LEAST, MOST)
     for root, buffer, layout in work.group.results:
         write(work.top, work.em, root, buffer, layout, work.index, work.span.live)

@@ -21,7 +21,7 @@ from ingot.ir.types import DType, Shape, i64
 from ingot.ops import ArgReduce, Reduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
-from ingot.schedule.collapse_dims import box_inside, join_box
+from ingot.schedule.collapse_dims import box_inside, collapse_box
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index
 from ingot.schedule.folds import accumulator, better, combining, same
 from ingot.schedule.gpu.blocks import Group, Span, power_of_two, write
@@ -42,7 +42,7 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     inside = box_inside(body, rows, ins, outs)
     if inside is not None:
         return lower_rows(*inside, machine)
-    joined = join_box(body, rows, ins, outs)
+    joined = collapse_box(body, rows, ins, outs)
     if joined is not None:
         return lower_rows(*joined, machine)
     return _RowTiles(Group.of(body, ins, outs), rows, machine).lower()

@@ -12,6 +12,7 @@ import linecache
 import shutil
 import tempfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,14 @@ TRITON = "3.6"
 
 def compile_kernel(source: Source, capability: int) -> KernelCode:
     """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's words."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import ASTSource, make_backend
-
-    target = GPUTarget("cuda", capability, 32)
-    backend = make_backend(target)
+    ir = import_module("triton._C.libtriton").ir
+    compiler = import_module("triton.compiler.compiler")
+    target = import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
+    backend = compiler.make_backend(target)
     fn = _function(source)
     signature = {name: type_ for name, type_, _ in source.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align) in enumerate(source.parameters) if align >= 16}
-    ast = ASTSource(fn, signature, {}, attrs)
+    ast = compiler.ASTSource(fn, signature, {}, attrs)
     exact, hints = {"enable_reflect_ftz": False}, dict(source.hints)  # denormal numbers are numbers
     sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
     options = backend.parse_options({**sizes, **exact, **ast.parse_options()})

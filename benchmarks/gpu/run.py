@@ -1,0 +1,188 @@
+"""On a machine with an NVIDIA GPU: every op's samples and some models through `target="cuda"`, right and how fast.
+
+    python -m benchmarks.gpu.run [--conformance] [--models resnet50_b1,bert_b1] [--inductor] [--report report.json]
+
+Models run in float16 beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in turns in one run.
+Wall times are medians of a call and a synchronization.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ingot
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, dtype_of
+from ingot.pipeline.build import build_program
+from ingot.pipeline.target import features_of
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import IngotError
+from ingot.targets.cuda.triton import TYPES
+from tests.conformance.bounds import check
+from tests.conformance.test_cpu import OPS
+
+TOLERANCE = 2e-3  # of the largest magnitude, in float16
+Model = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
+
+
+def conformance(target: str) -> Counter[str]:
+    """Outcomes of all samples; what is wrong is printed."""
+    outcomes: Counter[str] = Counter()
+    for cls in OPS:
+        samples = [(op, arrays) for op, arrays in cls.samples() if all(dtype_of(x) in TYPES for x in arrays)]
+        for op, arrays in samples[:: max(1, len(samples) // 4)]:
+            inputs = tuple(Input(f"x{i}", TensorType(dtype_of(a), a.shape))() for i, a in enumerate(arrays))
+            node = op(*inputs)
+            if any(t.dtype not in TYPES for t in node.types):
+                continue
+            graph = Graph(inputs, node.results if len(node.types) > 1 else (node,))
+            want = op.reference(*arrays)
+            try:
+                got = CompiledModel(build_program(graph, features_of(target), 1)).run(arrays)
+                for g, w in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+                    check(op, arrays, np.asarray(g), np.asarray(w), str(op))
+                outcomes["passed"] += 1
+            except (IngotError, AssertionError) as e:
+                outcomes["failed"] += 1
+                print(f"{cls.name}: {type(e).__name__}: {str(e)[:300]}", flush=True)
+    return outcomes
+
+
+class _Hidden(torch.nn.Module):
+    """The last hidden state of a transformer."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.net(ids).last_hidden_state
+
+
+def models() -> dict[str, Callable[[], Model]]:
+    import torchvision
+    import transformers
+
+    def image(build: Callable[[], torch.nn.Module], batch: int) -> Callable[[], Model]:
+        return lambda: (build(), (torch.randn(batch, 3, 224, 224),))
+
+    def bert() -> torch.nn.Module:
+        return _Hidden(transformers.BertModel(transformers.BertConfig()))
+
+    def gpt2() -> torch.nn.Module:
+        return _Hidden(transformers.GPT2Model(transformers.GPT2Config(use_cache=False)))
+
+    def vit() -> torch.nn.Module:
+        net = torchvision.models.vit_b_16()
+        torch.nn.init.normal_(net.heads.head.weight, std=0.02)  # it begins with zeros, which prove nothing
+        return net
+
+    vision = torchvision.models
+    found: dict[str, Callable[[], Model]] = {}
+    for batch in (1, 32):
+        found[f"resnet50_b{batch}"] = image(vision.resnet50, batch)
+        found[f"vit_b_b{batch}"] = image(vit, batch)
+        found[f"bert_b{batch}"] = lambda batch=batch: (bert(), (torch.randint(0, 1000, (batch, 128)),))
+    found["gpt2_s512"] = lambda: (gpt2(), (torch.randint(0, 1000, (1, 512)),))
+    found["efficientnet_b0_b1"] = image(vision.efficientnet_b0, 1)
+    found["convnext_tiny_b1"] = image(vision.convnext_tiny, 1)
+    found["mobilenet_v3_b1"] = image(vision.mobilenet_v3_large, 1)
+    return found
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 40) -> dict[str, float]:
+    """Median milliseconds of each call, one after another in each round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 3):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if number >= 3:
+                times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _varied(net: torch.nn.Module) -> torch.nn.Module:
+    """Random statistics of normalized batches: with those of a new network deep ones answer a constant."""
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            torch.nn.init.uniform_(module.running_var, 0.2, 0.8)
+    return net
+
+
+def measure(name: str, build: Callable[[], Model], target: str, inductor: bool) -> dict[str, object]:
+    torch.manual_seed(0)
+    net, inputs = build()
+    net = _varied(net).half().eval()
+    inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
+    begin = time.perf_counter()
+    compiled = ingot.compile(net, inputs, target=target, cache=False)
+    seconds = time.perf_counter() - begin
+    net, own = net.cuda(), tuple(x.cuda() for x in inputs)
+    with torch.no_grad():
+        want = net(*own).float()
+        got = compiled(*own).float()
+        calls: dict[str, Callable[[], object]] = {"ingot": lambda: compiled(*own), "eager": lambda: net(*own)}
+        if inductor:
+            graphed = torch.compile(net, mode="reduce-overhead")
+            for _ in range(3):
+                graphed(*own)
+            calls["inductor"] = lambda: graphed(*own)
+        times = in_turns(calls)
+    deviation = ((got - want).abs().max() / want.abs().max()).item()
+    best = min(t for peer, t in times.items() if peer != "ingot")
+    if want.std().item() < 1e-3:
+        raise IngotError(f"{name}: outputs that do not vary prove nothing")
+    row = {"model": name, **times, "ratio": best / times["ingot"], "deviation": deviation, "compile_s": seconds}
+    print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+    return row
+
+
+def chosen(names: str) -> Iterator[tuple[str, Callable[[], Model]]]:
+    known = models()
+    for name in names.split(",") if names != "all" else known:
+        yield name, known[name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="cuda:sm_90a")
+    parser.add_argument("--conformance", action="store_true")
+    parser.add_argument("--models", default="all", help="names with commas, or all; empty: none")
+    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--report", type=Path)
+    asked = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    outcomes = conformance(asked.target) if asked.conformance else Counter()
+    if asked.models:
+        for name, build in chosen(asked.models):
+            try:
+                rows.append(measure(name, build, asked.target, asked.inductor))
+            except IngotError as e:
+                outcomes["failed"] += 1
+                print(f"{name}: {type(e).__name__}: {str(e)[:600]}", flush=True)
+    if rows:
+        ratios = [float(str(row["ratio"])) for row in rows]
+        print(f"geometric mean of the ratios to the best other: {statistics.geometric_mean(ratios):.2f}")
+    if asked.report:
+        found = {"rows": rows, "conformance": outcomes, "gpu": torch.cuda.get_device_name()}
+        asked.report.write_text(json.dumps(found))
+    print(f"{outcomes['passed']} passed, {outcomes['failed']} failed, 0 skipped")
+    return int(bool(outcomes["failed"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A CUDA driver of memory and lists: it keeps what was asked of it, and runs each kernel as a Python function."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ingot.runtime.cuda.driver import KernelParams
+
+Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
+
+
+@dataclass
+class Node:
+    params: KernelParams
+    before: tuple[int, ...]
+
+
+@dataclass
+class FakeDriver:
+    """kernels: what each function does. log: copies, fills and launches in their order. memory lies on the host."""
+
+    kernels: dict[str, Run]
+    capability: int = 90
+    log: list[tuple] = field(default_factory=list)
+    live: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._blocks: dict[int, ctypes.Array] = {}
+        self._functions: dict[int, str] = {}
+        self._graphs: dict[int, list[int]] = {}
+        self.nodes: dict[int, Node] = {}
+
+    def enter(self) -> None: ...
+
+    def allocate(self, nbytes: int) -> int:
+        block = (ctypes.c_uint8 * (max(nbytes, 1) + 64))()
+        address = -(-ctypes.addressof(block) // 64) * 64
+        self._blocks[address] = block
+        self.live.add(address)
+        return address
+
+    def free(self, address: int) -> None:
+        self.live.remove(address)  # KeyError: freed twice, or never allocated
+
+    def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        self.log.append(("to_device", nbytes))
+        ctypes.memmove(address, source, nbytes)
+
+    def to_host(self, target: int, address: int, nbytes: int, stream: int) -> None:
+        self.log.append(("to_host", nbytes))
+        ctypes.memmove(target, address, nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.log.append(("copy", nbytes))
+        ctypes.memmove(target, source, nbytes)
+
+    def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        self.log.append(("fill", byte, nbytes))
+        ctypes.memset(address, byte, nbytes)
+
+    def is_device_memory(self, address: int) -> bool:
+        return any(start <= address < start + len(block) for start, block in self._blocks.items())
+
+    def stream(self) -> int:
+        return next(self._numbers)
+
+    def synchronize(self, stream: int) -> None:
+        self.log.append(("synchronize",))
+
+    def load(self, cubin: bytes) -> int:
+        return next(self._numbers)
+
+    def function(self, module: int, name: str, shared: int) -> int:
+        handle = next(self._numbers)
+        self._functions[handle] = name
+        return handle
+
+    def graph(self) -> int:
+        handle = next(self._numbers)
+        self._graphs[handle] = []
+        return handle
+
+    def add_kernel(self, graph: int, before: list[int], params: KernelParams) -> int:
+        handle = next(self._numbers)
+        assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
+        self.nodes[handle] = Node(params, tuple(before))
+        self._graphs[graph].append(handle)
+        return handle
+
+    def instantiate(self, graph: int) -> int:
+        return graph
+
+    def update(self, executable: int, node: int, params: KernelParams) -> None:
+        assert node in self._graphs[executable]
+        self.log.append(("update",))
+
+    def launch(self, executable: int, stream: int) -> None:
+        for node in self._graphs[executable]:
+            params = self.nodes[node].params
+            name = self._functions[params.func]
+            self.log.append(("launch", name, params.grid[0], params.block[0]))
+            count = self.count_of(name)
+            values = [ctypes.c_int64.from_address(params.params[i]).value for i in range(count)]
+            self.kernels[name](values)
+
+    def count_of(self, name: str) -> int:
+        """Parameters of a kernel before Triton's own two."""
+        return {"double": 3, "less": 2}[name]
+
+    def drop_graph(self, graph: int, executable: int) -> None:
+        del self._graphs[graph]

@@ -1,0 +1,175 @@
+"""Programs on a GPU through a driver that is not there: what is launched, copied and freed, and in which order."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingot.runtime.cuda import device as cuda
+from ingot.runtime.cuda.device import CudaDevice, Loaded
+from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
+from ingot.support.cubins import KernelCode, pack, unpack
+from ingot.support.errors import ArtifactError, DeviceError
+from ingot.support.native import Code, Features
+from tests.runtime.cuda.fake import FakeDriver
+
+H100 = Features("sm_90a", ("sm_80",), target="cuda")
+
+
+def doubled(values: list[int]) -> None:
+    source, target, count = values
+    for i in range(count):
+        ctypes.c_float.from_address(target + 4 * i).value = 2 * ctypes.c_float.from_address(source + 4 * i).value
+
+
+def less(values: list[int]) -> None:
+    """flag = x[0] < 100"""
+    source, flag = values
+    ctypes.c_uint8.from_address(flag).value = ctypes.c_float.from_address(source).value < 100
+
+
+def code() -> Code:
+    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3) for name in ("double", "less")}
+    return pack(H100, {"sm_90a": kernels, "sm_80": kernels})
+
+
+def program(steps: tuple[Step, ...], buffers: tuple[Buffer, ...]) -> Program:
+    n = ("n",)
+    steps = tuple(replace(s, device="cuda") for s in steps)
+    buffers = tuple(replace(b, device="cuda") for b in buffers)
+    found = Program(
+        symbols=(Symbol("n"),), inputs=(TensorSpec("x", "f32", (n,)),), outputs=(TensorSpec("y", "f32", (n,)),),
+        buffers=buffers, steps=steps, code={"cuda": code()}, weights=np.zeros(64, np.uint8),
+    )  # fmt: skip
+    found.check()
+    return found
+
+
+NBYTES = ("n", 4, "*")
+X, Y = Buffer(0, "input", NBYTES), Buffer(1, "output", NBYTES)
+
+
+def twice() -> Program:
+    temp = Buffer(2, "arena", NBYTES, 0, 1)
+    dims, chunks = (("n",),), ("n",)
+    steps = (
+        Step("double", ((0, 0), (2, 0)), dims, chunks, "first"),
+        Step("double", ((2, 0), (1, 0)), dims, chunks, "second"),
+    )
+    return program(steps, (X, Y, temp))
+
+
+def until_100() -> Program:
+    """while x[0] < 100: x = 2 x, in the result's memory."""
+    flag = Buffer(2, "arena", 1, 0, 4)
+    dims, chunks = (("n",),), ("n",)
+    steps = (
+        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
+        Step("less", ((1, 0), (2, 0)), (), 1, "condition"),
+        Step("", ((2, 0),), label="jump", target=5),
+        Step("double", ((1, 0), (1, 0)), dims, chunks, "body"),
+        Step("", (), label="jump", target=1),
+    )
+    return program(steps, (X, Y, flag))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    driver = FakeDriver({"double": doubled, "less": less})
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    return driver
+
+
+def run(loaded: Loaded, x: np.ndarray) -> np.ndarray:
+    y = np.zeros_like(x)
+    context = loaded.claim()
+    context.run(context.bind((x.shape,)), [x.ctypes.data, y.ctypes.data])
+    context.release()
+    return y
+
+
+def test_kernels_run_in_order_on_copies_of_host_arrays(fake: FakeDriver) -> None:
+    x = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(run(Loaded(twice()), x), 4 * x)
+    assert [entry[0] for entry in fake.log[-5:]] == ["to_device", "launch", "launch", "to_host", "synchronize"]
+    first, second = sorted(fake.nodes)
+    assert fake.nodes[second].before == (first,)
+    assert fake.nodes[first].params.grid[0] == 5
+
+
+def test_a_second_call_reuses_the_graph_and_other_sizes_have_their_own(fake: FakeDriver) -> None:
+    loaded = Loaded(twice())
+    x = np.arange(5, dtype=np.float32)
+    run(loaded, x)
+    nodes = len(fake.nodes)
+    np.testing.assert_array_equal(run(loaded, x + 1), 4 * (x + 1))
+    assert len(fake.nodes) == nodes
+    np.testing.assert_array_equal(run(loaded, x[:3].copy()), 4 * x[:3])
+    assert len(fake.nodes) == 2 * nodes
+
+
+def test_arrays_on_the_gpu_are_used_where_they_lie(fake: FakeDriver) -> None:
+    loaded, x = Loaded(twice()), np.arange(4, dtype=np.float32)
+    places = [fake.allocate(16), fake.allocate(16), fake.allocate(16)]
+    ctypes.memmove(places[0], x.ctypes.data, 16)
+    context = loaded.claim()
+    fake.log.clear()
+    context.run(context.bind(((4,),)), places[:2])
+    assert {entry[0] for entry in fake.log} == {"launch"}
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    fake.log.clear()
+    context.run(context.bind(((4,),)), [places[0], places[2]])
+    assert [entry[0] for entry in fake.log] == ["update", "launch", "launch"], "only the node that writes the result"
+
+
+def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:
+    loaded, x = Loaded(twice()), np.arange(4, dtype=np.float32)
+    place, result = fake.allocate(32) + 4, fake.allocate(16)
+    ctypes.memmove(place, x.ctypes.data, 16)
+    context = loaded.claim()
+    fake.log.clear()
+    context.run(context.bind(((4,),)), [place, result])
+    assert [entry[0] for entry in fake.log] == ["copy", "launch", "launch"]
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
+
+
+def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
+    np.testing.assert_array_equal(run(Loaded(until_100()), np.float32([3, 1])), [192, 64])
+
+
+def test_weights_are_freed_once(fake: FakeDriver) -> None:
+    before = set(fake.live)
+    loaded = Loaded(twice())
+    held = fake.live - before
+    del loaded
+    assert not held & fake.live
+
+
+def test_programs_for_other_gpus_are_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CudaDevice().refusal(H100) is None
+    fake.capability = 80
+    assert CudaDevice().refusal(H100) is None
+    fake.capability = 100
+    refused = CudaDevice().refusal(H100)
+    assert refused is not None and "sm_100" in str(refused) and "sm_90a, sm_80" in str(refused)
+
+    def none() -> FakeDriver:
+        raise DeviceError("the NVIDIA driver", expected="libcuda.so.1", got="none")
+
+    monkeypatch.setattr(cuda, "driver", none)
+    refused = CudaDevice().refusal(H100)
+    assert refused is not None and "libcuda" in str(refused)
+
+
+def test_records_of_kernels_stay_inside_the_blob() -> None:
+    made = code()
+    assert unpack(made, "sm_80")["double"].cubin == b"cubin"
+    assert len(made.symbols) == 4
+    for blob in (made.blob[:10], b"\xff" * len(made.blob)):
+        with pytest.raises(ArtifactError, match="kernel"):
+            unpack(replace(made, blob=blob), "sm_90a")
+    with pytest.raises(ArtifactError):
+        unpack(replace(made, symbols={"double": -1}), "sm_90a")

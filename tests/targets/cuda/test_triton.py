@@ -1,0 +1,96 @@
+"""Kernels of tiles as Triton text: a small case of each strategy as it stands in golden files, and cubins made of it
+where Triton is installed. `--update-golden` writes the files anew."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir import kernel as k
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, Shape, TensorType, f16, f32, i64
+from ingot.support.errors import CompileError
+from ingot.targets.cuda.triton import PRELUDE, print_kernel
+from tests.conformance.checked import planned
+
+
+def operand(label: str, dtype: DType, shape: Shape) -> Node:
+    return Input(label, TensorType(dtype, shape))()
+
+
+def linear() -> Graph:
+    """relu(x @ w + b) in f16, summed in f32."""
+    x = operand("x", f16, (64, 96))
+    w, b = const(np.ones((96, 32), np.float16)), operand("b", f16, (32,))
+    y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    y = ops.Add()(y, ops.BroadcastInDim((64, 32), (1,))(b))
+    return Graph((x, b), (ops.Relu()(y),))
+
+
+def softmax() -> Graph:
+    x = operand("x", f32, (8, 40))
+    return Graph((x,), (ops.Softmax(1)(x),))
+
+
+def shifted() -> Graph:
+    x, y = operand("x", f32, (3, 50)), operand("y", f32, (50,))
+    return Graph((x, y), (ops.Add()(x, ops.BroadcastInDim((3, 50), (1,))(y)),))
+
+
+def attention() -> Graph:
+    q, key, v = (operand(label, f16, (1, 2, 48, 64)) for label in "qkv")
+    return Graph((q, key, v), (ops.Attention("upper_left", 0.125)(q, key, v),))
+
+
+CASES = {"linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    _, kernels = planned(CASES[name](), "cuda:sm_90a")
+    golden(name, "\n".join(print_kernel(kernel).text for kernel in kernels.values()))
+
+
+def test_what_tiles_cannot_say_is_refused() -> None:
+    x, y = k.Buffer("x", f32), k.Buffer("y", f32, writable=True)
+    line = k.load(x, k.integer(0), 8)
+    kernel = k.Kernel("t", (x, y), (), k.var("c"), k.integer(1), (k.Store(y, k.integer(0), line),))
+    with pytest.raises(CompileError, match="8 lanes"):
+        print_kernel(kernel)
+
+
+def test_floats_that_integers_do_not_hold_are_cut_as_cpus_do() -> None:
+    x, y = k.Buffer("x", f32), k.Buffer("y", i64, writable=True)
+    at = k.positions(16, 1)
+    value = k.cast(k.gather(x, at), i64)
+    kernel = k.Kernel("t", (x, y), (), k.var("c"), k.integer(1), (k.Store(y, at, value),))
+    text = print_kernel(kernel).text
+    assert ">= -9.223372036854776e+18" in text
+    assert "< 9.223372036854776e+18" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", CASES)
+def test_cubins(name: str, arch: str) -> None:
+    """Ahead of time, without a GPU; this also holds the internals of Triton that are called."""
+    import triton
+
+    from ingot.targets.cuda.assemble import capability
+    from ingot.targets.cuda.codegen import TRITON
+    from ingot.targets.cuda.workers import submit
+
+    assert triton.__version__.startswith(TRITON), "the ABI of another version has to be looked at first"
+    _, kernels = planned(CASES[name](), f"cuda:{arch}")
+    for kernel in kernels.values():
+        source = print_kernel(kernel)
+        made = submit(source, capability(arch)).result()
+        assert made.cubin[:4] == b"\x7fELF"
+        assert made.parameters == len(kernel.params) + len(kernel.dims)
+        assert made.threads == 32 * dict(kernel.hints)["warps"]
+    assert "fold_max" in PRELUDE
