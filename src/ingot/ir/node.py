@@ -388,11 +388,16 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node that the outputs need, and every input; operands first, and values before what has their size."""
+        return list(self._order)
+
+    @cached_property
+    def _order(self) -> tuple[Node, ...]:
+        # walked once: passes, their checks and what they print all ask for it
         roots = (*self.inputs, *self.outputs)
         if not self.sizes:
-            return topological(roots)
+            return tuple(topological(roots))
         found = self.found
-        return topological(roots, lambda n: (*n.inputs, *(found[s] for s in sorted(mentions(n)) if s in found)))
+        return tuple(topological(roots, lambda n: (*n.inputs, *(found[s] for s in sorted(mentions(n)) if s in found))))
 
     def uses(self) -> dict[Node, list[Node]]:
         """Node -> the nodes that read it, in order; outputs are no users."""
