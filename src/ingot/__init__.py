@@ -23,7 +23,7 @@ from ingot.support.limits import Limits, limited
 if TYPE_CHECKING:
     from ingot.compiler import Model
 
-__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "jit", "load"]
+__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load"]
 
 __version__ = "0.1.0"
 
@@ -91,6 +91,30 @@ def compile(
             )
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
+
+
+def export(
+    model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any = None,
+    *,
+    dynamic: Any = None,
+    weights: Any = None,
+    inline: bool = False,
+) -> None:
+    """Write a model as a StableHLO program (text), for XLA, TPUs, IREE and others.
+
+    Args:
+        model, example_inputs, dynamic, weights: as for `compile`.
+        path: the file to write. Its last arguments are the weights, which lie beside it in a safetensors file.
+        inline: keep the weights in the text instead.
+
+    Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that has no
+    form in StableHLO.
+    """
+    from ingot.export import export_model  # as above
+
+    export_model(model, Path(path), example_inputs, dynamic, weights, inline)
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

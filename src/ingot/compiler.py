@@ -60,7 +60,7 @@ def compile_model(
     of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
     if (path or of_onnx) and example_inputs is not None:
         raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
-    if (isinstance(model, str) and "\n" in model) or (path and _holds_stablehlo(path)):
+    if (isinstance(model, str) and "\n" in model) or (path and _kind(path) == "stablehlo"):
         return _compile_stablehlo(model, dynamic, weights, options)
     if _is_jax(model):
         args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, None)
@@ -112,17 +112,11 @@ def _import_onnx(source: Any, dynamic: Any, constants: Mapping[str, np.ndarray],
     return import_onnx(source, dynamic=dynamic, constants=constants, example=example)
 
 
-def _holds_stablehlo(path: Path) -> bool:
-    """Whether a file is MLIR, told by its first bytes; a protobuf message begins with none of these."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(1 << 16)
-    if head[:4] != b"ML\xefR" and head[:1] not in (b"m", b"#", b"/", b'"', b"f", b"\n", b" ", b"!"):
-        return False
-    from ingot.frontends.stablehlo import is_stablehlo
-
-    return is_stablehlo(head)
+def _kind(path: Path) -> str | Format:
+    try:
+        return kind_of(path)
+    except OSError as error:
+        raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
 
 
 def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Options) -> Any:
@@ -211,10 +205,7 @@ def _compile_file(
     path: Path, dynamic: Any, constants: Mapping[str, np.ndarray], example: _Example, options: _Options
 ) -> CompiledProgram:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
-    try:
-        kind = kind_of(path)
-    except OSError as error:
-        raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
+    kind = _kind(path)
     found = kind if isinstance(kind, Format) else _OTHERS.get(kind)
     if found is not None:
         raise InputError(f"model {path}", expected="an ONNX file", got=found.name, fix=found.fix)

@@ -23,12 +23,14 @@ from ingot.cli.compile import compile_
 from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
+from ingot.cli.export import export
 from ingot.cli.machine import machine
 from ingot.cli.run import run
 from ingot.cli.tune import tune
 
 COMMANDS = {
     "compile": compile_,
+    "export": export,
     "run": run,
     "bench": bench,
     "dump": dump,

@@ -54,7 +54,8 @@ def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if isinstance(kind, Format):
-        raise ImportModelError(f"model {path}", expected="an ONNX, .pt2 or .ingot file", got=kind.name, fix=kind.fix)
+        known = "an ONNX, .pt2, StableHLO or .ingot file"
+        raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
     return Source(path, kind, dict(dims or {}))
@@ -73,21 +74,25 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound]:
 
 
 def read_graph(source: Source) -> Graph:
-    """The MODEL graph of an ONNX file or an exported program.
+    """The MODEL graph of an ONNX file, an exported program or a StableHLO program.
 
     Raises what the frontends raise, and InputError for an artifact.
     """
     if source.kind == "artifact":
         raise InputError(
             f"{source.path} is compiled: the model's graph is not in it",
-            expected="an ONNX file or a .pt2 file",
+            expected="an ONNX, .pt2 or StableHLO file",
             fix="name the model that it was compiled from",
         )
     if source.kind == "torch":
         return read_torch(source)[1].graph
+    progress.report("read")
+    if source.kind == "stablehlo":
+        from ingot.frontends.stablehlo import import_stablehlo
+
+        return import_stablehlo(source.path, dynamic=dict(source.dims) or None).graph
     from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
 
-    progress.report("read")
     return import_onnx(source.path, dynamic=dict(source.dims) or None)
 
 
@@ -154,7 +159,7 @@ def compile_source(
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
     model = read_torch(source)[1] if source.kind == "torch" else source.path
-    dims = dict(source.dims) if source.kind == "onnx" and source.dims else None
+    dims = dict(source.dims) if source.kind in ("onnx", "stablehlo") and source.dims else None
     compiled = compiler.compile_model(
         model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
         fast_math=fast_math,

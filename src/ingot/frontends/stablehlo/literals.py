@@ -126,7 +126,7 @@ def dense(array: np.ndarray, type: str) -> Dense:
         return Dense(_written(array, lambda v: str(int(v))), type)
     if array.size <= _INLINE and array.dtype.kind in "iu":
         return Dense(_written(array, lambda v: str(int(v))), type)
-    raw = np.ascontiguousarray(array)
+    raw = np.asarray(array, order="C")
     if raw.dtype.byteorder == ">":
         raw = raw.astype(raw.dtype.newbyteorder("<"))
     if array.size <= _INLINE:

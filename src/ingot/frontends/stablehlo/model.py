@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.frontends.shared import safetensors
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Bound, Leaf, import_module, named_sizes
 from ingot.frontends.stablehlo.parser import parse
 from ingot.frontends.stablehlo.rows import ROWS
@@ -23,12 +24,6 @@ from ingot.support.errors import ImportModelError, InputError
 BYTECODE = b"ML\xefR"
 Weights = Mapping[int, object] | Mapping[str, object]
 Dynamic = Mapping[str, Bound | Mapping[int, str]]
-_HEAD = re.compile(rb"\s*(?://[^\n]*\n\s*|#\w+ = [^\n]*\n\s*)*(?:module\b|\"builtin\.module\"|func\.func\b)")
-
-
-def is_stablehlo(head: bytes) -> bool:
-    """Whether a file that begins so is MLIR, as text or as bytecode."""
-    return head.startswith(BYTECODE) or _HEAD.match(head) is not None
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ def import_stablehlo(
     source: str | os.PathLike[str] | bytes | Module,
     *,
     dynamic: Dynamic | bool | None = None,
-    weights: Weights | None = None,
+    weights: Weights | str | os.PathLike[str] | None = None,
     names: Sequence[str] | None = None,
     shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
     where: str = "",
@@ -89,7 +84,8 @@ def import_stablehlo(
     source: a path, the text itself (it has a line break), portable bytecode, or a parsed module.
     dynamic: of the sizes that main's types leave open, symbols `<argument>_<axis>`: None keeps them, False refuses
         them; a mapping gives symbols a size or inclusive bounds, an argument names for its axes: {"x": {0: "batch"}}.
-    weights: arguments, by index or name, that always have these values: they are constants of the graph.
+    weights: arguments, by index or name, that always have these values: they are constants of the graph. Or the path of
+        a safetensors file, whose arrays are those of the arguments of their names.
     names: of main's arguments; by default those of the text, or of its locations.
     shapes: of arguments whose type leaves sizes open.
 
@@ -102,6 +98,8 @@ def import_stablehlo(
         found = ", ".join(module.functions)
         raise ImportModelError("a module has no main function", expected="@main", got=found, where=where or None)
     labels = _names(module) if names is None else list(names)
+    if isinstance(weights, str | os.PathLike):
+        weights = {k: v for k, v in safetensors.read(weights).items() if k in labels}
     values = _weights(weights or {}, labels)
     axes, bounds = _dynamic(dynamic, labels)
     arguments = [

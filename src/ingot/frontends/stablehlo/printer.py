@@ -5,6 +5,7 @@ parse(show(m)) shows the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ingot.frontends.stablehlo.syntax import (
@@ -41,7 +42,7 @@ def _function(f: Function) -> Iterator[str]:
         return f"{text} {_dictionary(attributes[i])}" if i < len(attributes) and attributes[i] else text
 
     arguments = [
-        with_attributes(f"{name}: {type}" if name else type, f.argument_attributes, i)
+        with_attributes(f"{name}: {type}" if name else type, f.argument_attributes, i) + _location(f.argument_locs, i)
         for i, (name, type) in enumerate(f.body.arguments)
     ]
     results = [with_attributes(t, f.result_attributes, i) for i, t in enumerate(f.result_types)]
@@ -53,6 +54,12 @@ def _function(f: Function) -> Iterator[str]:
     yield head + " {"
     yield from _operations(f.body, dict(f.body.arguments), "    ")
     yield "  }"
+
+
+def _location(locations: Sequence[str], i: int) -> str:
+    """The names of arguments: of locations, they alone are printed."""
+    named = i < len(locations) and re.fullmatch(r'"[^"]*"', locations[i])
+    return f" loc({locations[i]})" if named else ""
 
 
 def _operations(block: Block, types: dict[str, str], pad: str) -> Iterator[str]:

@@ -42,17 +42,15 @@ class Tensor:
 
 _DTYPES: dict[str, DType] = {
     "i1": T.boolean,
-    "f8E4M3FN": T.f8e4m3fn,
-    "f8E5M2": T.f8e5m2,
-    **{f"u{t.name[1:]}" if t.kind == "u" else t.name: t for t in T.DTYPES.values()},
+    **{f"f8{t.name[2:].upper()}": t for t in T.DTYPES.values() if t.name.startswith("f8")},
     **{f"ui{t.bits}": t for t in T.DTYPES.values() if t.kind == "u"},
+    **{t.name: t for t in T.DTYPES.values() if t.kind in "fi"},
     **{f"si{t.bits}": t for t in T.DTYPES.values() if t.kind == "i"},
 }
-NAMES: dict[DType, str] = {t: f"ui{t.bits}" if t.kind == "u" else t.name for t in T.DTYPES.values()} | {
-    T.boolean: "i1",
-    T.f8e4m3fn: "f8E4M3FN",
-    T.f8e5m2: "f8E5M2",
-}
+# each type's first name: the others are ways to read it
+NAMES: dict[DType, str] = {}
+for _name, _type in _DTYPES.items():
+    NAMES.setdefault(_type, _name)
 _DIM = re.compile(r"(\d+|\?)x")
 _MOST_ELEMENTS = 1 << 44
 

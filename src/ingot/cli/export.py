@@ -1,0 +1,42 @@
+"""`ingot export`: a model as a StableHLO program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from ingot.cli.console import out, presented, print_json, writable
+from ingot.cli.options import Dims, Json, Uncompiled
+from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.export import write
+
+
+def export(
+    model: Uncompiled,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .mlir.")
+    ] = None,
+    dim: Dims = None,
+    inline: Annotated[bool, typer.Option("--inline", help="Keep the weights in the program's text.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model as StableHLO text, which XLA (also for TPUs), IREE and others compile.
+
+    Weights are the program's last arguments, and lie beside it in a safetensors file of the same name.
+
+    \b
+    ingot export model.onnx                         writes model.mlir and model.safetensors
+    ingot export model.onnx -o small.mlir --inline --dim batch=1
+    """
+    with presented(as_json):
+        graph = read_graph(open_source(model, parse_dims(dim or [])))
+        path = writable(model.with_suffix(".mlir") if output is None else output)
+        beside = write(graph, path, inline)
+    files = [str(path), *([str(beside)] if beside else [])]
+    if as_json:
+        print_json({"output": files})
+        return
+    out.print(escape("  ".join(files)))

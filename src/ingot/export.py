@@ -1,0 +1,56 @@
+"""Any model that Ingot reads as a StableHLO program: for XLA, TPUs and every compiler that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.frontends.shared import safetensors
+from ingot.frontends.stablehlo.out import emit
+from ingot.frontends.stablehlo.printer import show
+from ingot.ir.node import Graph
+from ingot.model_file import kind_of
+from ingot.passes.model.lower import lower_model_ops
+from ingot.support.errors import InputError
+
+
+def export_model(model: Any, path: Path, example_inputs: Any, dynamic: Any, weights: Any, inline: bool) -> None:
+    """See `ingot.export`."""
+    write(read(model, example_inputs, dynamic, weights), path, inline)
+
+
+def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
+    """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any."""
+    emitted = emit(lower_model_ops(graph), inline)
+    path.write_text(show(emitted.module))
+    if not emitted.weights:
+        return None
+    beside = path.with_suffix(".safetensors")
+    safetensors.write(beside, emitted.weights)
+    return beside
+
+
+def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
+    """The MODEL graph of a model in any form that `ingot.compile` takes."""
+    kind = kind_of(Path(model)) if isinstance(model, str | Path) else ""
+    if kind == "stablehlo":
+        from ingot.frontends.stablehlo import import_stablehlo
+
+        return import_stablehlo(model, dynamic=dynamic, weights=weights).graph
+    if kind == "onnx" or type(model).__module__.startswith("onnx"):
+        from ingot.frontends.onnx import import_onnx
+
+        return import_onnx(model, dynamic=dynamic)
+    if kind:
+        raise InputError(f"model {model}", expected="an ONNX or StableHLO file, or a framework's object", got=kind)
+    if hasattr(model, "graph_signature") or hasattr(model, "state_dict"):
+        from ingot.frontends import torch as frontend
+
+        ready = hasattr(model, "graph_signature")
+        exported = model if ready else frontend.export_module(model, example_inputs, dynamic)
+        return frontend.import_exported(exported).graph
+    from ingot.frontends.jax import import_jax
+
+    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs or (), None)
+    return import_jax(model, args, kwargs, dynamic=dynamic, weights=weights).graph
