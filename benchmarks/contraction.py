@@ -27,9 +27,10 @@ from ingot.runtime.program import Buffer as Memory
 from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import Plan, plan_contraction
+from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import linear
 from ingot.targets.cpu.assemble import assemble

@@ -14,10 +14,11 @@ from ingot.ir.kernel.show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import Plan, pieces, plan_contraction
+from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.plan import Plan, pieces
 from ingot.schedule.cpu.machine import AVX2, AVX512, Machine
 from ingot.schedule.index import linear
 from ingot.targets.cpu.workers import host_features

@@ -22,8 +22,8 @@ from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.types import f32, static_shape, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import AHEAD, Plan
 from ingot.schedule.cpu.contraction.operands import BlockQuantized
+from ingot.schedule.cpu.contraction.plan import AHEAD, Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 
 _MAGIC = 1 << 23  # in floats from here to twice as much neighbours are 1 apart

@@ -12,10 +12,10 @@ from ingot.ir.kernel import Buffer, Lit
 from ingot.ir.node import Const, Node
 from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
 from ingot.schedule.axes import Axis, Contraction
-from ingot.schedule.cpu.contraction.cost_model import Plan
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
 from ingot.schedule.cpu.contraction.operands import BlockQuantized
 from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
 

@@ -17,11 +17,12 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
 from ingot.schedule.cpu.contraction.block_quantized_operand import block_quantized_operand
-from ingot.schedule.cpu.contraction.cost_model import LINE, Plan, plan_of
+from ingot.schedule.cpu.contraction.cost_model import plan_of
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, reads
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.plan import LINE, Plan
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
 from ingot.schedule.cpu.contraction.tuning_site import tuning_site
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise

@@ -18,50 +18,8 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.types import bf16
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
+from ingot.schedule.cpu.contraction.plan import AHEAD, LINE, Plan, transposed
 from ingot.schedule.cpu.machine import Machine
-
-
-@dataclass(frozen=True)
-class Plan:
-    """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
-    unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
-    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. batch_run: batch entries
-    (and outer columns) of a chunk. prefetch: cache lines of B per turn of the innermost loop: of the next panel, or
-    of what lies `ahead` elements further on. k_block: turns of the outermost reduction loop of which sums are kept in
-    scratch (0: all at once). panel_at, rows_at: byte offsets in scratch of a panel of B that is transposed at run time
-    and of the rows of a computed A (-1: none); partial sums lie before both. rows_at_once: rows of A that are computed
-    before all panels of the chunk read them. scratch_bytes: what a worker needs.
-    """
-
-    lanes: int
-    lines: int
-    width: int
-    vectors: int
-    unroll: int
-    row_run: int
-    row_block: DimLike
-    panels: int
-    masks: bool
-    batch_run: int = 1
-    prefetch: int = 0
-    ahead: int = 0
-    k_block: int = 0
-    panel_at: int = -1
-    rows_at: int = -1
-    rows_at_once: int = 0
-    scratch_bytes: int = 0
-
-    @property
-    def panel(self) -> int:
-        """Columns of a full panel."""
-        return self.lanes * self.vectors
-
-    @property
-    def sums_bytes(self) -> int:
-        return next(at for at in (self.panel_at, self.rows_at, self.scratch_bytes) if at >= 0)
-
-
-LINE = 64  # bytes of a cache line
 
 
 def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:
@@ -440,20 +398,6 @@ def _widening(c: Contraction, machine: Machine) -> float:
     return elements * _PER_LEVEL / (machine.gflops * 1e9)
 
 
-def pieces(c: Contraction) -> int:
-    """Of how many elements the pieces are that a batch entry reads of each place of an image, as grouped convolutions
-    do: a cache line or less, with others between them, which no hardware prefetcher follows. 0: A is read otherwise."""
-    run, step = merge_axes(c.reduce)[-1], c.rows[-1].a
-    if len(c.rows) < 2 or run.a != 1 or not isinstance(run.extent, int) or not isinstance(step, int):
-        return 0
-    return run.extent if run.extent * c.a.nbytes <= LINE < step * c.a.nbytes else 0
-
-
-def transposed(c: Contraction) -> bool:
-    """A run-time B whose reduction lies side by side and whose columns do not: panels are turned in scratch."""
-    return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
-
-
 def _tile_run(tiles: int, across: int) -> int:
     """Row tiles of a chunk: whole line groups, or an even part of one."""
     if tiles >= across:
@@ -501,9 +445,6 @@ def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
     return (tiles + 1) * p.lines * p.width * p.panel * c.acc.nbytes
 
 
-AHEAD = 8192  # bytes: some hundred cycles of the stream before it is needed
-
-
 def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
     """Cache lines of the next panel that each turn fetches, so that the row tiles of a chunk fetch it all in time.
 
@@ -526,6 +467,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "Plan", "admits", "ceildiv", "choose", "least_cycles",
-    "neighbours", "others", "pieces", "plan_contraction", "plan_of", "plan_rows", "tile_cycles", "transposed",
+    "admits", "ceildiv", "choose", "least_cycles",
+    "neighbours", "others", "plan_contraction", "plan_of", "plan_rows", "tile_cycles",
 ]  # fmt: skip

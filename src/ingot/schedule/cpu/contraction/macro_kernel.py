@@ -26,11 +26,11 @@ from ingot.ir.types import boolean, static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.block_quantized import BlockQuantizedPanels, Place
-from ingot.schedule.cpu.contraction.cost_model import Plan
 from ingot.schedule.cpu.contraction.micro_kernel import MicroKernel, TileRows
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Computed, Fetch, Index, LineEpilogue, Operand, Write
 from ingot.schedule.cpu.contraction.pack import Strip, transpose_panel
 from ingot.schedule.cpu.contraction.panel_loads import Columns
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, integer, linear, mul
 
 Rows = Callable[[Block, Columns, Expr], None]  # of a panel, from a place in A

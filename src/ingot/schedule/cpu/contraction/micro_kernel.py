@@ -21,9 +21,9 @@ from ingot.ir.types import u8, u16, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import LongSums
-from ingot.schedule.cpu.contraction.cost_model import Plan, pieces
 from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Index, LineEpilogue, Operand, Write, one_by_one
 from ingot.schedule.cpu.contraction.panel_loads import Columns, RowLoads
+from ingot.schedule.cpu.contraction.plan import Plan, pieces
 from ingot.schedule.index import ZERO, add, dim_expr, integer, mul
 
 

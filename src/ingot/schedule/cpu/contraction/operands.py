@@ -11,7 +11,7 @@ from ingot.ir.dims import DimLike, ceildiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.node import Node
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import LINE
+from ingot.schedule.cpu.contraction.plan import LINE
 from ingot.schedule.dimension_numbers import Loops, join_rows
 from ingot.schedule.index import ZERO, Index, add, dim_expr
 

@@ -25,7 +25,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import static_shape, u32
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import Plan
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.index import add, dim_expr, integer, mul
 from ingot.schedule.lowered import Pack

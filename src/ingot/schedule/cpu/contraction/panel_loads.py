@@ -13,7 +13,7 @@ from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import f32, u32
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.cost_model import Plan
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 
 

@@ -19,10 +19,11 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
-from ingot.schedule.cpu.contraction.cost_model import Plan, plan_rows
+from ingot.schedule.cpu.contraction.cost_model import plan_rows
 from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Computed, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.rows.passes import RowPasses, Visit
 from ingot.schedule.dimension_numbers import Loops, flat_rows, loops_of

@@ -35,10 +35,11 @@ from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
-from ingot.schedule.cpu.contraction.cost_model import Plan, plan_contraction
+from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand, Write
 from ingot.schedule.cpu.contraction.pack import panel_widths, product_panels, stepped, window_stream
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Pieces, covered
 from ingot.schedule.cpu.winograd.toom_cook import apply, transform, transformed_weights

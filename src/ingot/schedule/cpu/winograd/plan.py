@@ -17,7 +17,8 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
 from ingot.schedule.choice import Choice, Pieces
-from ingot.schedule.cpu.contraction.cost_model import Plan, fits, tile_cycles
+from ingot.schedule.cpu.contraction.cost_model import fits, tile_cycles
+from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 
 WINDOWS = {3: (2, 4), 5: (2,)}  # r -> m
