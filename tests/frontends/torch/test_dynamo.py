@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
 
 from ingot.frontends.torch import ImportedModel
 from ingot.frontends.torch.dynamo import ingot_backend
@@ -322,3 +323,30 @@ def test_views_of_inputs(dynamic: bool) -> None:
     with torch.no_grad():
         for x in (torch.randn(4, 6), torch.randn(5, 8), torch.randn(6, 4).mT):
             close(compiled(x), Views()(x))
+
+
+@pytest.mark.parametrize("n", [3, 1, 0, -1])
+def test_ints_that_are_no_sizes(n: int) -> None:
+    def function(x: Tensor, n: int) -> tuple[Tensor, ...]:
+        return x * n + n, torch.roll(x, n, 0), x[n:], torch.triu(x, n), x.sum(n if n < 2 else 0)
+
+    compiled = torch.compile(function, backend=Spy().backend, dynamic=True)
+    x = torch.randn(5, 4)
+    close(compiled(x, n), function(x, n))
+
+
+def test_ints_of_either_sign_share_one_trace() -> None:
+    compiled = torch.compile(lambda x, n: x * n, backend=Spy().backend, dynamic=True)
+    x = torch.randn(3)
+    for n in (2, 3, 0, -5, 7, -5, 0):
+        close(compiled(x, n), x * n)
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(2, 1), (3, 0)])
+def test_strides_and_paddings_of_the_call(stride: int, padding: int) -> None:
+    def function(x: Tensor, w: Tensor, stride: int, padding: int) -> tuple[Tensor, ...]:
+        return F.conv2d(x, w, None, stride, padding), F.conv_transpose2d(x, w.swapaxes(0, 1), None, stride, padding)
+
+    x, w = torch.randn(1, 2, 9, 8), torch.randn(3, 2, 3, 3)
+    compiled = torch.compile(function, backend=Spy().backend, dynamic=True)
+    close(compiled(x, w, stride, padding), function(x, w, stride, padding), 1e-4)

@@ -212,3 +212,27 @@ def test_shared_memory_is_refused() -> None:
 
     with pytest.raises(ImportModelError, match="whole, part share some"):
         import_exported(export_module(Views().eval(), (torch.randn(4, 3),)))
+
+
+class Writing(nn.Module):
+    """Writes into two of its inputs, one of them through a view, and into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, scale: float, a: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        x.add_(scale)
+        y[0].mul_(2)
+        self.count.add_(1)
+        return x * 2 + a + self.count
+
+
+def test_inputs_that_the_model_writes() -> None:
+    a, x, y = torch.randn(3), torch.randn(3), torch.randn(2, 3)
+    model, eager = ingot.compile(Writing().eval(), (0.5, a, x, y)), Writing()
+    mine, own = (x.clone(), y.clone()), (x.clone(), y.clone())
+    for _ in range(2):
+        assert torch.equal(model(0.5, a, *mine), eager(0.5, a, *own))
+        assert torch.equal(mine[0], own[0])
+        assert torch.equal(mine[1], own[1])

@@ -8,6 +8,7 @@ graph itself writes (a counter, a cache of keys and values) stays an input: torc
 from __future__ import annotations
 
 import importlib
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,7 +34,9 @@ from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
-from ingot.support.errors import ImportModelError, InputError
+from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
+
+_log = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
 Compile = Callable[[ImportedModel], Compiled]
@@ -100,7 +103,7 @@ def _refuse_gradients(inputs: Sequence[Any]) -> None:
 def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
     found: set[int] = set()
-    for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+    for i, node in enumerate(_placeholders(module.graph)):
         marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
         if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
             found.add(i)
@@ -120,10 +123,15 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+_KEPT = 64  # programs for values of ints, the latest
+
+
 class _Specialized:
     """One functional graph, compiled for the parameters of the last call; they are read anew when they changed.
 
-    Called with a list of the graph's inputs.
+    An int is a size of the graph. One that is 0 or negative is none, and is a number of a program of its own. So are
+    all where an op takes numbers alone (a stride), and the sizes of tensors, too, where that is not enough (the window
+    of a transposed convolution). Called with a list of the graph's inputs.
     """
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
@@ -131,30 +139,63 @@ class _Specialized:
     def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
         self._graph, self._fixed, self._compile = graph, sorted(fixed), compile_model
         self._seen, self._views = _input_views(graph)
+        # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
+        self._ints, self._sizes = _ints(graph.graph)
+        self._level = 0
         self._state: tuple[tuple[int, int], ...] | None = None
         self._held: list[torch.Tensor] = []
-        self._kept: list[int] = []
-        self._run: Compiled | None = None
+        self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> Any:
         state = tuple([(id(args[i]), _version(args[i])) for i in self._fixed])
-        if self._run is None or state != self._state:
-            self._specialize(args)
-            self._state = state
-        assert self._run is not None
-        result = self._run(*(args if not self._fixed else [args[i] for i in self._kept]))
+        if state != self._state:
+            self._runs.clear()
+            # held, so that no other tensor takes an id over
+            self._state, self._held = state, [args[i] for i in self._fixed]
+        numbers = self._as_numbers(args)
+        run = self._runs.get(numbers) or self._specialized(numbers, args)
+        # an import may have made numbers of all ints
+        left = {*self._fixed, *(i for i, _ in self._as_numbers(args))}
+        result = run(*(args if not left else [a for i, a in enumerate(args) if i not in left]))
         result = result if isinstance(result, tuple | list) else (result,)
         if self._views is None:
             return result
         views = dict(zip(self._seen, self._views(*args), strict=True))
         return tuple([views.get(i, r) for i, r in enumerate(result)])
 
-    def _specialize(self, args: Sequence[Any]) -> None:
-        # held, so that no other tensor takes an id over
-        self._held = [args[i] for i in self._fixed]
-        self._kept = [i for i in range(len(args)) if i not in set(self._fixed)]
+    def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+        """(position, value) of the ints that are numbers of the program."""
+        if self._level == 0:
+            return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
+        return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
+
+    def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
         held = dict(zip(self._fixed, self._held, strict=True))
-        self._run = self._compile(import_flat(self._graph, held))
+        try:
+            model = import_flat(self._graph, held, dict(numbers))
+        except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
+            if self._level == 2 or len(numbers) == len(self._sizes):
+                raise
+            self._level += 1
+            _log.info("compiled for values of %s: %s", ("its ints", "its sizes")[self._level - 1], e)
+            return self._specialized(self._as_numbers(args), args)
+        while len(self._runs) >= _KEPT:
+            del self._runs[next(iter(self._runs))]
+        run = self._runs[numbers] = self._compile(model)
+        return run
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
+    """Positions of the ints that are no sizes of the tensors beside them, and of all."""
+    values = [n.meta.get("val") for n in _placeholders(graph)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    sizes = {d.node.expr for v in tensors for d in v.shape if isinstance(d, torch.SymInt)}
+    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
+    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
 
 
 def _input_views(module: fx.GraphModule) -> tuple[list[int], fx.GraphModule | None]:
@@ -187,12 +228,20 @@ def _is_view_of_input(node: fx.Node) -> bool:
     return node.op == "placeholder" and views > 0
 
 
-def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> ImportedModel:
-    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple."""
+def import_flat(
+    module: fx.GraphModule, constants: dict[int, torch.Tensor], numbers: Mapping[int, int] | None = None
+) -> ImportedModel:
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
+
+    constants, numbers: tensors and ints by the positions of the inputs that they take the place of.
+    """
+    numbers = numbers or {}
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
     guards = [] if environment is None else [g.expr for g in environment.guards]
-    equal = equations(guards, _sizes_of(module.graph, constants))
+    named = {n.meta["val"].node.expr: numbers[i] for i, n in enumerate(_placeholders(module.graph)) if i in numbers}
+    equal = equations(guards, _sizes_of(module.graph, constants) | named)
+    equal = {**equal, **{symbol: sympy.Integer(value) for symbol, value in named.items()}}
     sizes = Sizes(equal=equal, reads=data_reads(module.graph))
     ranges = {} if environment is None else environment.var_to_range
     sizes.begin(ranges)
@@ -200,9 +249,12 @@ def import_flat(module: fx.GraphModule, constants: dict[int, torch.Tensor]) -> I
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []
-    for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+    for i, node in enumerate(_placeholders(module.graph)):
         if i in constants:
             values.append(constant(constants[i], loc=str(node.target)))
+            continue
+        if i in numbers:
+            values.append(numbers[i])
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes)
         leaves.append(leaf)
@@ -235,7 +287,7 @@ def _input(name: str, value: object, sizes: Sizes) -> tuple[Leaf, object, Node]:
 def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
     """What the sizes of the inputs that are constants were called while torch traced -> what they are."""
     found: dict[sympy.Basic, int] = {}
-    for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+    for i, node in enumerate(_placeholders(graph)):
         value = node.meta.get("val")
         if i in constants and isinstance(value, torch.Tensor):
             named = zip(value.shape, constants[i].shape, strict=True)

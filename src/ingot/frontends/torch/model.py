@@ -190,13 +190,15 @@ class ImportedModel:
     """A PyTorch program as a graph, with the adapters between the model's own calls and the graph.
 
     state: names and first values of the buffers that forward writes. The graph reads them as inputs behind the user's,
-    and has their new values as outputs before the user's.
+    and has their new values as outputs before the user's. writes: places among the user's inputs that forward writes,
+    whose new values are the outputs behind the state's.
     """
 
     graph: Graph
     inputs: InputAdapter
     outputs: OutputAdapter
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    writes: tuple[int, ...] = ()
 
     def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
         """`run` (graph inputs to outputs, without state) as a function with the model's own arguments and result."""
@@ -205,7 +207,14 @@ class ImportedModel:
         def call(*args: Any, **kwargs: Any) -> Any:
             return unflatten(run(flatten(args, kwargs)))
 
-        return call
+        def writing(*args: Any, **kwargs: Any) -> Any:
+            inputs = flatten(args, kwargs)
+            outputs = run(inputs)
+            for place, value in zip(self.writes, outputs, strict=False):
+                inputs[place].copy_(value)
+            return unflatten(outputs[len(self.writes) :])
+
+        return writing if self.writes else call
 
 
 def output_names(spec: pytree.TreeSpec, count: int) -> list[str]:

@@ -61,7 +61,7 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
     Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
     `run_decompositions` otherwise.
 
-    Raises UnsupportedOpError with every op that stays unsupported, ImportModelError for inputs that the model changes.
+    Raises UnsupportedOpError with every op that stays unsupported.
     """
     guards = _guards(program)
     equal = solved(guards)
@@ -151,15 +151,18 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
-    adapter, results = output_adapter(outputs[len(written) :], out_spec)
-    kept = pytree.tree_flatten(tuple(written))[1]
-    _, renewed = output_adapter(outputs[: len(written)], kept)
+    changed = _changed(program)
+    count = len(written) + len(changed)
+    adapter, results = output_adapter(outputs[count:], out_spec)
+    _, renewed = output_adapter(outputs[:count], pytree.tree_flatten(tuple(range(count)))[1])
+    users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
     inputs += [carriers[target] for target in written]
-    names = (*(f"next {target}" for target in written), *adapter.names)
+    names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
     graph = sizes.graph(inputs, (*renewed, *results), names)
     graph = limited(graph, program.range_constraints, guards, sizes)
+    writes = tuple(users.index(name) for name in changed)
     first = {target: _first(_tensor(program, target)) for target in written}
-    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first)
+    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first, writes)
 
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:
@@ -172,16 +175,15 @@ def _signature(program: ExportedProgram) -> inspect.Signature | None:
 
 
 def _written(program: ExportedProgram) -> list[str]:
-    """Buffers and parameters whose new values are the first outputs. Raises where the caller's tensors are written."""
-    found: list[str] = []
-    for spec in program.graph_signature.output_specs:
-        if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            raise ImportModelError(
-                f"the model writes into its input {spec.target!r}", fix="clone the input first, or return the new value"
-            )
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-            found.append(str(spec.target))
-    return found
+    """Buffers and parameters whose new values are the first outputs."""
+    kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+    return [str(spec.target) for spec in program.graph_signature.output_specs if spec.kind in kinds]
+
+
+def _changed(program: ExportedProgram) -> list[str]:
+    """The user's inputs whose new values are the outputs behind those of `_written`."""
+    specs = program.graph_signature.output_specs
+    return [str(spec.target) for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
 
 
 def _first(tensor: torch.Tensor) -> np.ndarray:

@@ -24,7 +24,9 @@ Pairs = tuple[tuple[int, int], ...]
 
 def per_axis(values: Ints, count: int) -> tuple[int, ...]:
     """One int per spatial axis: PyTorch repeats an int or a list of one."""
-    values = (values,) if isinstance(values, int) else tuple(values)
+    values = tuple(values) if isinstance(values, Sequence) else (values,)
+    if any(isinstance(v, Dim) for v in values):
+        raise Unsupported(f"a stride, padding, dilation or window of symbolic size {values}")
     return values * count if len(values) == 1 else values
 
 
