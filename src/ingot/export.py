@@ -33,7 +33,8 @@ def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
 
 def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
     """The MODEL graph of a model in any form that `ingot.compile` takes."""
-    kind = kind_of(Path(model)) if isinstance(model, str | Path) else ""
+    path = isinstance(model, str | Path)
+    kind = kind_of(Path(model)) if path else ""
     if kind == "stablehlo":
         from ingot.frontends.stablehlo import import_stablehlo
 
