@@ -19,7 +19,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import UnsupportedOpError
+from ingot.support.errors import NeedsValues, UnsupportedOpError
 from ingot.targets.cpu.workers import host_features
 
 # integer tensors this small may be shapes, axes or counts
@@ -70,6 +70,7 @@ def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bo
             return import_onnx(case.model, constants=constants), bool(constants)
         except UnsupportedOpError as e:
             asked = {name for op in e.ops for name in _ASKED.findall(op.reason)}
+            asked |= set(e.inputs) if isinstance(e, NeedsValues) else set()
             found = {n: arrays[n] for n in asked if n in arrays and n not in constants}
             if not found and asked:
                 small = {n: a for n, a in arrays.items() if a.size <= (SMALL if a.dtype.kind in "iub" else 1)}
