@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -311,7 +311,7 @@ class FrameworkModel:
     def __repr__(self) -> str:
         return repr(self.compiled).replace("CompiledModel", type(self).__name__, 1)
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> Any:
         return self.compiled.__reduce__()
 
 
@@ -341,7 +341,7 @@ class TorchModel:
     def __repr__(self) -> str:
         return repr(self.compiled).replace("CompiledModel", "TorchModel", 1)
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> Any:
         return self.compiled.__reduce__()
 
 
