@@ -119,7 +119,7 @@ def _varied(net: torch.nn.Module) -> torch.nn.Module:
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.2, 0.8)
+            torch.nn.init.uniform_(module.running_var, 0.7, 1.3)
     return net
 
 

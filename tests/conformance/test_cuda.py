@@ -64,3 +64,13 @@ def test_a_product_of_no_common_type_is_summed_step_by_step() -> None:
     """Tiles of 32-bit integers are no tensor cores' business."""
     a = np.arange(35, dtype=np.int32).reshape(5, 7)
     conform(ops.DotGeneral(((), ()), ((1,), (0,))), (a, a.reshape(7, 5)))
+
+
+def test_long_reductions_of_few_rows_are_cut_into_parts() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(np.float32) for s in ((3, 1100), (1100, 40)))
+    op = ops.DotGeneral(((), ()), ((1,), (0,)))
+    conform(op, (a, b))
+    inputs = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((a, b)))
+    program, _ = planned(Graph(inputs, (op(*inputs),)), TARGET)
+    assert [step.kernel.split("_")[0] for step in program.steps] == ["product", "sums"]

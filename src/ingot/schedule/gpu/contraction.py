@@ -29,30 +29,34 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Elements, Group, Span, power_of_two, read_at, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
-from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg, Lowered, Pack
+from ingot.schedule.index import ZERO, dim_expr, integer, linear
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
+PART = 4  # steps of a part of the reduction, at least
+MOST_PARTS = 16
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A program's tile of the result, and its steps along the reduction."""
+    """A program's tile of the result, and its steps along the reduction. parts: of the reduction, each a program's own
+    where the result has too few tiles for the GPU."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
+    parts: int = 1
 
     @staticmethod
     def of(rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine) -> Tiling:
-        """The largest tile that still gives every multiprocessor one."""
-        m, n, count = estimate(rows), estimate(columns), estimate(batch)
+        """The largest tile that still gives every multiprocessor one. Where none does, a long reduction is cut."""
+        m, n, count, length = map(estimate, (rows, columns, batch, depth))
         wide = 128 // (2 if dtype == f32 else 1)
         options = (
             (128, wide, 8), (64, 128, 4), (128, 64, 4), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4),
@@ -60,19 +64,24 @@ class Tiling:
         most = max(16, power_of_two(m)), max(16, power_of_two(n))
         tiles = [(min(a, most[0]), min(b, most[1]), warps) for a, b, warps in options]
         enough = (t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * count >= machine.processors)
-        a, b, warps = next(enough, tiles[-1])
         step = 64 if dtype.bits <= 16 else 32
-        step = max(16 if dtype.bits > 8 else 32, min(step, power_of_two(estimate(depth))))
+        step = max(16 if dtype.bits > 8 else 32, min(step, power_of_two(length)))
+        a, b, warps = next(enough, tiles[-1])
+        side = min(64, most[0]), min(64, most[1])
+        programs, most_parts = -(-m // side[0]) * -(-n // side[1]) * count, length // (PART * step)
+        parts = min(2 * machine.processors // programs, most_parts, MOST_PARTS)
+        if parts > 1 and all(isinstance(d, int) for d in (rows, columns, depth, batch)):
+            return Tiling(*side, step, 4, 4, parts)
         return Tiling(a, b, step, warps, 4 if dtype.bits <= 16 else 3)
 
 
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """One kernel for a product of two operands in memory and the pointwise ops behind it. A constant B is laid out with
-    its columns side by side."""
+    """A product of two operands in memory and the pointwise ops behind it: one kernel, or one for parts of the
+    reduction and one for their sums. A constant B is laid out with its columns side by side."""
     (anchor,) = (n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
-    return _Product.of(body, ins, outs, constant, anchor, machine).lower()
+    return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
 @dataclass(frozen=True)
@@ -118,29 +127,60 @@ class _Product:
     def tile(self) -> Tile:
         return self.tiling.rows, self.tiling.columns
 
-    def lower(self) -> Lowered:
+    def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
-        batch, row, column = self._program(top, chunk, down, across)
+        whole = batches * down * across
+        part = ZERO if t.parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "part")
+        own = chunk if t.parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
+        batch, row, column = self._program(top, own, down, across)
         rows = Span.of(top, k.mul(row, integer(t.rows)), t.rows, m, 0, held=True)
         columns = Span.of(top, k.mul(column, integer(t.columns)), t.columns, n, 1)
         row_at = rows.index(top, tuple(x.extent for x in loops.rows))
         column_at = columns.index(top, tuple(x.extent for x in loops.cols))
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
-        acc = self._sums(top, batch_at, row_at, column_at, columns.live)
+        acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
+        place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
+        extra = () if self.pack is None else ((self.b.buffer, Arg("pack", 0)),)
+        packs = () if self.pack is None else (self.pack,)
 
+        if t.parts > 1:
+            sums = Buffer("sums", acc.dtype, writable=True, align=ALIGN), Arg("temp", 0)
+            flat = ix.add(linear(place, self._dense.strides), ix.mul(part, dim_expr(self.anchor.type.size)))
+            live = _both(rows.live, columns.live)
+            flat, acc, *masks = k.alike(flat, acc, *(() if live is None else (live,)))
+            top.store(sums[0], flat, acc, masks[0] if masks else None)
+            chunks = whole * t.parts
+            step = self.group.step("product", chunk, chunks, top, *extra, sums, warps=t.warps, stages=t.stages)
+            nbytes = self.anchor.type.size * t.parts * acc.dtype.nbytes
+            return Lowered((step, self._joined(sums, machine)), (nbytes,), packs)
         em = self.group.emitter(() if columns.live is None else (columns.live,))
         bind_result(em, top, self.anchor, top.let(k.cast(acc, self.anchor.dtype), "acc"))
-        place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
         for root, buffer, layout in self.group.results:
             index = result_index(top, root, self.anchor, place)
             write(top, em, root, buffer, layout, index, columns.live, rows.live)
-        chunks = batches * down * across
-        extra = () if self.pack is None else ((self.b.buffer, Arg("pack", 0)),)
-        step = self.group.step("product", chunk, chunks, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((step,), (), () if self.pack is None else (self.pack,))
+        step = self.group.step("product", chunk, whole, top, *extra, warps=t.warps, stages=t.stages)
+        return Lowered((step,), (), packs)
+
+    @property
+    def _dense(self) -> Layout:
+        return Layout.contiguous(self.anchor.shape)
+
+    def _joined(self, sums: tuple[Buffer, Arg], machine: Machine) -> Step:
+        """The sums of the parts, and what is behind them."""
+        work = Elements.of(self.group, self.anchor, machine)
+        flat = work.top.let(linear(work.index, self._dense.strides), "at")
+        size = dim_expr(self.anchor.type.size)
+        total: Expr | None = None
+        for number in range(self.tiling.parts):
+            place = ix.add(flat, ix.mul(integer(number), size))
+            value = read_at(work.top, sums[0], place, work.span.live)
+            total = value if total is None else work.top.let(k.add(total, value), "sum")
+        assert total is not None
+        bind_result(work.em, work.top, self.anchor, work.top.let(k.cast(total, self.anchor.dtype), "acc"))
+        return work.step("sums", sums)
 
     def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
         """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""
@@ -154,9 +194,10 @@ class _Product:
         return batch, row, top.let(k.binary("div", inside, height), "column")
 
     def _sums(
-        self, top: Block, batch: Sequence[Expr], rows: Sequence[Expr], columns: Sequence[Expr], live: Expr | None
+        self, top: Block, batch: Sequence[Expr], rows: Sequence[Expr], columns: Sequence[Expr], live: Expr | None,
+        part: Expr,
     ) -> Expr:
-        """The tile of the sums."""
+        """The tile of the sums, or of those of a part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
         a_base = ix.add(dim_expr(self.a.offset), _dot(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), _dot(batch, [x.b for x in loops.batch]))
@@ -166,7 +207,8 @@ class _Product:
         lanes = t.rows * t.columns
         acc = top.alloc("acc", dtype, 1, lanes=lanes, tile=self.tile)
         top.store(acc, ZERO, Lit(dtype, lanes, 0.0 if dtype.is_float else 0, tile=self.tile))
-        in_tiles = self.anchor.inputs[0].dtype == self.anchor.inputs[1].dtype and self.anchor.inputs[0].dtype in UNITS
+        x, y = (operand.dtype for operand in self.anchor.inputs)
+        in_tiles = x == y and x in UNITS and x.is_float == dtype.is_float
         depth = product(x.extent for x in axes)
         step = t.depth if in_tiles else 1
 
@@ -183,7 +225,13 @@ class _Product:
             else:
                 block.store(acc, ZERO, k.fma(k.cast(x, dtype), k.cast(y, dtype), old))
 
-        top.loop("k", 0, depth, step, turn)
+        if t.parts == 1:
+            top.loop("k", 0, depth, step, turn)
+            return k.load(acc, ZERO)
+        length = ceildiv(ceildiv(depth, step), t.parts) * step
+        begin = top.let(k.mul(part, dim_expr(length)), "begin")
+        end = top.let(k.binary("min", k.add(begin, dim_expr(length)), dim_expr(depth)), "end")
+        top.loop("k", begin, end, step, turn, multiple=step)
         return k.load(acc, ZERO)
 
     def _along(
@@ -241,6 +289,11 @@ def _reads(body: Graph, operand: Node, anchor: Node) -> bool:
             return True
         (node,) = seen
     return operand is anchor.inputs[0]
+
+
+def _both(*masks: Expr | None) -> Expr | None:
+    known = [m for m in masks if m is not None]
+    return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
 
 
 def _dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
