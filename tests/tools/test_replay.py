@@ -10,6 +10,8 @@ import pytest
 from ingot.ir.kernel import Comment, Kernel
 from tools import replay
 
+pytest.importorskip("torch")  # the models that it records are PyTorch's
+
 NARROW = ["--only", "op/popcnt", "--isa", "avx2", "neon", "--jobs", "1"]
 
 

@@ -30,5 +30,5 @@ def test_chains(dtype: str, machine) -> None:
     (node,) = inputs_like([x])
     graph = Graph((node,), (chain(node),))
     several, one = compile_graph(graph, machine), compile_graph(graph, replace(machine, registers=CHAIN))
-    assert len(several.program.code.blob) > len(one.program.code.blob)
+    assert len(several.program.code["cpu"].blob) > len(one.program.code["cpu"].blob)
     assert np.asarray(several(x)).tobytes() == np.asarray(one(x)).tobytes()

@@ -19,7 +19,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Const, Graph, Node, rebuilt, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import DType, Shape, truncated_in
+from ingot.ir.types import DType, Shape, f8e8m0fnu, truncated_in
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.core.affine import Positions
 from ingot.passes.core.attention_masks import mask_rules
@@ -275,7 +275,11 @@ _WIDER = {
 
 def keeps_values(a: DType, b: DType) -> bool:
     """Whether every value of `a` is one of `b`, so that converting there and on is converting once."""
-    if a == b or a.kind == "b":
+    if a == b:
+        return True
+    if b == f8e8m0fnu:  # has no zero
+        return False
+    if a.kind == "b":
         return True
     if a.is_float:
         return b.name in _WIDER.get(a.name, ())
