@@ -76,4 +76,4 @@ def test_a_zip_that_is_no_program(tmp_path: Path):
     bad = tmp_path / "bad.pt2"
     bad.write_bytes(b"PK\x03\x04 and nothing else")
     result = CliRunner().invoke(cli.app, ["compile", str(bad)])
-    assert result.exit_code == 2 and "exported program" in result.stderr
+    assert result.exit_code == 2 and "damaged zip archive" in result.stderr

@@ -48,6 +48,8 @@ def _to_bool(b: Builder, x: str, source: DType, lanes: int) -> str:
 def _from_bool(b: Builder, x: str, target: DType, lanes: int) -> str:
     if not target.is_float:
         return _op(b, "zext", x, "i1", value_type(target), lanes)
+    if not _has_zero(target):
+        return _to_f8(b, _from_bool(b, x, f32, lanes), target, lanes)
     kind = value_type(target, lanes)
     one, zero = b.splat(literal(1, target), value_type(target), lanes), "zeroinitializer"
     return b.emit(f"select {vector_of('i1', lanes)} {x}, {kind} {one}, {kind} {zero}", (x,))
@@ -200,13 +202,20 @@ def _widen_bits(b: Builder, x: str, source: DType, lanes: int) -> str:
 
 def _narrow(b: Builder, x: str, wide: str, target: DType, lanes: int) -> str:
     """A float or double as a 16 or 8 bit float, rounded once."""
-    if wide == "double":
+    if wide == "double" and not _has_zero(target):  # what f32 has no number for is 0 there, which is none here
+        x = _op(b, "fptrunc", x, "double", "float", lanes)
+    elif wide == "double":
         x = _round_to_odd(b, x, lanes)
     if target.name == "f16":
         return _to_half(b, x, lanes)
     if target.name == "bf16":
         return _to_bfloat(b, x, lanes)
     return _to_f8(b, x, target, lanes)
+
+
+def _has_zero(dtype: DType) -> bool:
+    form = FLOAT_FORMATS.get(dtype)
+    return form is None or form.has_sign
 
 
 def _round_to_odd(b: Builder, x: str, lanes: int) -> str:
