@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import SizeInput, Sizes, solved
 from ingot.frontends.stablehlo import locations
-from ingot.frontends.stablehlo.sizes import SizeInput, Sizes, solved
 from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
-from ingot.frontends.stablehlo.types import Tensor, Unsupported, show, tensor_type
+from ingot.frontends.stablehlo.types import Tensor, show, tensor_type
 from ingot.frontends.stablehlo.values import (
     AnyValue,
     Call,

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ingot.frontends.shared import safetensors
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Bound, Leaf, import_module, named_sizes
 from ingot.frontends.stablehlo.parser import parse
 from ingot.frontends.stablehlo.rows import ROWS
 from ingot.frontends.stablehlo.syntax import Module
-from ingot.frontends.stablehlo.types import Unsupported, tensor_type
+from ingot.frontends.stablehlo.types import tensor_type
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph
 from ingot.support.errors import ImportModelError, InputError

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot import ops
-from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import AnyValue, Call, flatten, like, unflatten
 from ingot.ir.node import Const, Graph, Input, Node, Op, topological
 from ingot.ir.types import Shape, boolean

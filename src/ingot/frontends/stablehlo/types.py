@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
-
-
-class Unsupported(Exception):
-    """Raised by a row for what it does not take; the importer gathers these into one UnsupportedOpError."""
 
 
 @dataclass(frozen=True)

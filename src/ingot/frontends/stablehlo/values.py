@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import literals, parser
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
-from ingot.frontends.stablehlo.types import Quant, Tensor, Unsupported
+from ingot.frontends.stablehlo.types import Quant, Tensor
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Input, Node
 from ingot.ir.types import DType

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import literals
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Function, Ints, Module, Number, Operation, Raw
-from ingot.frontends.stablehlo.types import Unsupported, show
+from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import Dim, DimLike, postfix, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, elements_of, topological
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32

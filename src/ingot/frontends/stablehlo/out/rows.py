@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.out.emitter import Emitter, row, type_of
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Raw
-from ingot.frontends.stablehlo.types import Unsupported, show
+from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Node
 from ingot.ir.types import DType, Shape, TensorType, boolean, f32, i32, i64, static_shape, u64

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo.rows.elementwise import ordered
-from ingot.frontends.stablehlo.sizes import require_one_shape
-from ingot.frontends.stablehlo.types import Unsupported
 from ingot.frontends.stablehlo.values import Call, Complex, Table
 from ingot.ir.node import Node
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.syntax import Symbol
-from ingot.frontends.stablehlo.types import Unsupported
 from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
 from ingot.ir.node import Input, Node
 from ingot.ir.types import i32

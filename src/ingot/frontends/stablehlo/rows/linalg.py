@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import Call, Complex, Table
 from ingot.ir.node import Node
 

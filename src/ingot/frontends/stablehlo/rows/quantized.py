@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.stablehlo.types import Quant, Tensor, Unsupported
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo.types import Quant, Tensor
 from ingot.frontends.stablehlo.values import AnyValue, Call, Quantized, Table
 from ingot.ir.node import Node, const
 

@@ -6,7 +6,7 @@ State and results are bit for bit those of XLA's RngBitGenerator.
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.dims import product
 from ingot.ir.node import Node

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
+from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
-from ingot.frontends.stablehlo.sizes import require_equal
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, unflatten
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
 from ingot.frontends.stablehlo.rows.elementwise import ordered
-from ingot.frontends.stablehlo.sizes import require_one_shape
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, unflatten
 from ingot.ir.node import Node, rebuilt, topological
 from ingot.ir.types import Shape, TensorType, i64

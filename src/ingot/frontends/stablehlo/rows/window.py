@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import product as every
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import require_equal, require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
 from ingot.frontends.stablehlo.rows.scatter import scattered
-from ingot.frontends.stablehlo.sizes import require_equal, require_one_shape
-from ingot.frontends.stablehlo.types import Unsupported
 from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Input, Node

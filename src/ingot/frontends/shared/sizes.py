@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.stablehlo.types import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbols_of
 from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean

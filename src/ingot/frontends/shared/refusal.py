@@ -1,0 +1,7 @@
+"""What a row raises for a use of an op that it does not take."""
+
+from __future__ import annotations
+
+
+class Unsupported(Exception):
+    """The importer gathers these into one UnsupportedOpError. Without a text: what was refused is listed already."""
