@@ -173,6 +173,19 @@ def test_imports_inside_functions_are_extras_only(imports: list[Import]):
     assert not wrong, "\n".join(wrong)
 
 
+def test_dataclasses_are_those_that_cost_little_to_make():
+    """`from dataclasses import dataclass` compiles six methods of each class: use `ingot.support.dataclass`."""
+    wrong = [
+        str(path)
+        for path in SOURCE.rglob("*.py")
+        if path != SOURCE / "support" / "dataclass.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        if any(a.name == "dataclass" for a in node.names)
+    ]
+    assert not wrong, "use ingot.support.dataclass in " + ", ".join(wrong)
+
+
 def test_the_core_depends_on_numpy_llvmlite_and_ml_dtypes_alone(imports: list[Import]):
     wrong: list[str] = []
     for i in imports:

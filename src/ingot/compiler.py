@@ -10,7 +10,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from ingot.runtime.program import Program
 from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, NeedsValues
 from ingot.support.formats import Format
 from ingot.support.native import host

@@ -11,11 +11,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.schedule.choice import GENERATION, Choice, Measured, read_choice
 from ingot.support import flags
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, locked
 from ingot.support.native import Features

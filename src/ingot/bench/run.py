@@ -11,7 +11,6 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.feeds import Feeds
 from ingot.debug.tolerance import agree, worst
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 

@@ -9,7 +9,7 @@ and within it the first op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from ingot.pipeline.target import Options, Pass, target_of
 from ingot.plan.link import label
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 
 Stage = Literal["import", "pass", "kernel", "memory", "threads", "unknown"]

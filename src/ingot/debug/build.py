@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph
@@ -13,6 +11,7 @@ from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from ingot.ir.interp import interpret
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 # Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

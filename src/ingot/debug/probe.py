@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import add, integer, mul
+from ingot.support.dataclass import dataclass
 
 _ACCUMULATORS = 12  # more than latency times throughput of any current core
 _TURNS = 20_000

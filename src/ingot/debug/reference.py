@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source, read_torch
 from ingot.ir.node import Input
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 if TYPE_CHECKING:

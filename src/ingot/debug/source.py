@@ -7,7 +7,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ingot.model_file import Kind, kind_of
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, ImportModelError, InputError
 from ingot.support.formats import Format
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from ingot.runtime.cpu.memory import aligned_bytes
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.placement import ALIGNMENT
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

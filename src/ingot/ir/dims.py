@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
 from typing import SupportsIndex
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import LimitError
 from ingot.support.limits import most_terms
 

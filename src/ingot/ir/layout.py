@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ingot.ir.dims import DimLike, divides
 from ingot.ir.types import Shape
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias
@@ -23,6 +23,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, dtype_of, static_shape
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ingot.ir.node import Graph, Node, Op, Project
 from ingot.ir.show import show_node
 from ingot.support import flags
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
 # What a rule gives: a node of the same types, or one single-result node for each result.

@@ -5,13 +5,13 @@ A shape is a tuple of dimensions; each is an `int` or a symbolic `Dim` (see `ing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, as_dim, product
+from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
 Box = tuple[tuple[DimLike, DimLike], ...]  # of each dimension the part from the first up to the second

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from ingot.ops.core.base import Category, CoreOp
 from ingot.ops.core.binary import Add
 from ingot.ops.core.elementwise import Exp
 from ingot.ops.core.reduce import Reduce
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ Behind the first `count` elements anything may stand, so a slice takes those: `G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ingot.ir.dims import DimLike, product
@@ -20,6 +18,7 @@ from ingot.ops.core.elementwise import IsNan, Not
 from ingot.ops.core.indexing import Scatter, Sort
 from ingot.ops.core.shape import DynamicSlice
 from ingot.ops.nn.index import Take
+from ingot.support.dataclass import dataclass
 
 _KEYS = 8  # of a sort; beyond, it sorts by one column after the other
 

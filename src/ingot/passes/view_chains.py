@@ -8,13 +8,12 @@ between a split and a merge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot import ops
 from ingot.ir.dims import DimLike, divides, product
 from ingot.ir.node import Node, Op
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import Shape
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,7 @@ from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, ta
 from ingot.plan.link import Launch, link
 from ingot.runtime.program import Program
 from ingot.support import flags, progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, ShapeError
 from ingot.support.limits import in_time, limited
 from ingot.support.native import Code, Features

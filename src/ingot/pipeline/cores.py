@@ -11,7 +11,8 @@ Sources: the x86-64 psABI's levels; Intel's optimization manual; AMD's software 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from ingot.support.dataclass import dataclass
 
 KB, MB = 1 << 10, 1 << 20
 

@@ -8,7 +8,6 @@ A target is a file of this package with a `TARGET` and a line in `NAMES`. See do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +22,7 @@ from ingot.plan.link import Assembler
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.lowered import Lowered
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 

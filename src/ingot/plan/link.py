@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from ingot.schedule.choice import Site
 from ingot.schedule.index import dim_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.support.files import release
 from ingot.support.limits import in_time

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from ingot.ir.dims import FARTHEST, DimLike, postfix, span_of, symbol
@@ -17,6 +17,7 @@ from ingot.ir.node import Graph
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
 from ingot.schedule.found import size_names, sizes_kernel
+from ingot.support.dataclass import dataclass
 
 
 def expression(d: DimLike) -> Expr:

@@ -11,7 +11,6 @@ strides that the place does not give) is copied by a group of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd
 
 from ingot import ops
@@ -22,6 +21,7 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
+from ingot.support.dataclass import dataclass
 
 LINE = 64  # bytes of a cache line
 SETS = 1024  # rows a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache

@@ -21,7 +21,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.program import Json, Program
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, open_regular
 

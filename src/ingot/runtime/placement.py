@@ -6,10 +6,11 @@ a: steps 0-1, 100 B   b: 1-2, 50 B   c: 2-3, 100 B   ->   a at 0, b at 128, c at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ingot.support.dataclass import dataclass
 
 ALIGNMENT = 64
 

@@ -14,7 +14,7 @@ with a `target` is a jump.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import prod
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime import dtypes, expr
 from ingot.runtime.expr import Expr
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, product
 from ingot.ir.types import DType, bf16, f32, i8, i32, u8
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

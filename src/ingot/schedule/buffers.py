@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, symbols_of
 from ingot.ir.kernel import Buffer
@@ -11,6 +9,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.schedule.emit import Emitter, Leaf, load_leaf
 from ingot.schedule.lowered import Arg
+from ingot.support.dataclass import dataclass
 
 Leaves = dict[Node, Leaf]
 

@@ -8,8 +8,10 @@ model's choice is still the one that it was measured against.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import ClassVar
+
+from ingot.support.dataclass import dataclass
 
 # Of the kernels that measured choices are about; goes up when kernels change so much that old measurements say nothing.
 GENERATION = 1

@@ -7,7 +7,7 @@ out[n, c, h, w] = x[n, c, h, w] + b[c]   ->   out[n, c, hw] = x[n, c, hw] + b[c]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from ingot.ir.dims import product
@@ -17,6 +17,7 @@ from ingot.ir.types import Shape, TensorType
 from ingot.ops import ArgReduce, BroadcastInDim, Reduce, Reshape, Transpose
 from ingot.ops.core.base import Category, category
 from ingot.schedule.row_box import Rows
+from ingot.support.dataclass import dataclass
 
 Groups = tuple[tuple[int, ...], ...]  # of dimensions of the box, each a run of neighbours
 Places = dict[Node, tuple[int, ...]]  # of each node of the box, which of the box's dimensions its own are

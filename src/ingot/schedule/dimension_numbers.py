@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, floordiv, product
@@ -17,6 +17,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, Inside
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
+from ingot.support.dataclass import dataclass
 
 WORTH = 0.92  # part of a window's turns that may read more than padding where it pays to tell them apart
 

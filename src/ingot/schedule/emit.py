@@ -11,7 +11,6 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ingot import ops
@@ -28,6 +27,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.concats import concat_at
 from ingot.schedule.gelu import gelu_operand
 from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 

@@ -7,13 +7,13 @@ accesses apart. Division and remainder keep it where the vector cannot straddle 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import gcd
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
+from ingot.support.dataclass import dataclass
 
 Index = tuple[Expr, ...]  # one expression per dimension
 

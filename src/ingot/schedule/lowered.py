@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Kernel
 from ingot.ir.types import DType
 from ingot.schedule.choice import Site
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.ops import ArgReduce, Reduce
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

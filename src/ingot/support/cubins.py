@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Code, Features
 

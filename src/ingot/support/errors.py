@@ -11,8 +11,9 @@ cannot forget one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
+
+from ingot.support.dataclass import dataclass
 
 
 def message(

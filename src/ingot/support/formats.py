@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.support.dataclass import dataclass
 from ingot.support.files import open_regular
 
 _HEAD = 512  # bytes that tell what a file is

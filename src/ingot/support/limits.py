@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, LimitError
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from ingot.support.dataclass import dataclass
 
 # LLVM's feature name -> the kernel's name in /proc/cpuinfo. Code is only ever compiled for features listed
 # here, because only these can be checked when an artifact is loaded on another machine.

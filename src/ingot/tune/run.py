@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from ingot import tuned
 from ingot.debug.feeds import Feeds
 from ingot.ir.node import Graph
 from ingot.schedule.choice import Measured
+from ingot.support.dataclass import dataclass
 from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Spot, Workbench
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ingot.schedule.choice import Choice, Measured, Site
 from ingot.schedule.cpu.winograd.plan import GAIN
+from ingot.support.dataclass import dataclass
 from ingot.tune.trial import Choices, Readings, Spot
 
 MARGIN = 1.03  # the untuned choice's time over a candidate's from which on the candidate is written down

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
 from ingot.schedule.lowered import Lowered, Pack
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.native import Code
 from ingot.tune.generations import Generations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 Bound = int | tuple[int, int | None]

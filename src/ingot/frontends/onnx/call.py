@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, substitute, symbol
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape, TensorType
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
 Attribute = (

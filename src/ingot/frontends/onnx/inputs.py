@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, s
 from ingot.ir.interp import bind_symbols
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, dtype_of
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOp
 
 Bound = int | tuple[int, int | None]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, floordiv, mod
 from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
 
 # larger tensors are data, not shapes
 LIMIT = 1024

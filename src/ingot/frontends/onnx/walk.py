@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
 

@@ -8,13 +8,14 @@ numbers are needed (axes, modes, a rank), or symbols did not do, the values them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ingot import ops
 from ingot.frontends.onnx.symbolic import LIMIT
 from ingot.ir.dims import DimLike, is_found, symbol, symbols_of
 from ingot.ir.node import Const, Input, Node, elements_of, topological
 from ingot.ir.verify import attribute_dims
+from ingot.support.dataclass import dataclass
 
 
 def told_symbols(size: DimLike) -> frozenset[str]:

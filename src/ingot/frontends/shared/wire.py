@@ -8,8 +8,8 @@ Source: protobuf's encoding guide (https://protobuf.dev/programming-guides/encod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

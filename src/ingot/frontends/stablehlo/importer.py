@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, substitute, symbol, symbols_of
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
 
 # functions that call each other twice each grow without bound

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ingot.frontends.stablehlo.syntax import Module
 from ingot.frontends.stablehlo.types import tensor_type
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"

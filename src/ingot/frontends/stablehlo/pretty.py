@@ -9,10 +9,11 @@ attribute dictionaries, then the types. What a list or a key is called in generi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
+from ingot.support.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ingot.frontends.stablehlo.parser import Named, Parser, Parts

@@ -7,13 +7,13 @@ a sum; a region that is nothing known is still elementwise, and is applied to te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import AnyValue, Call, flatten, like, unflatten
 from ingot.ir.node import Const, Graph, Input, Node, Op, topological
 from ingot.ir.types import Shape, boolean
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

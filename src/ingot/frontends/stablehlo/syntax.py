@@ -11,7 +11,9 @@ Types stay text until the importer asks (`types.tensor_type`): one string per ty
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from ingot.frontends.stablehlo.types import Quant, Tensor
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Input, Node
 from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ingot.frontends.stablehlo.importer import Importer

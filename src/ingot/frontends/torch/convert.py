@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ingot.ir.dims import FOUND, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_found, mod, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
 DTYPE_OF: dict[torch.dtype, DType] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import sympy
@@ -22,6 +22,7 @@ from ingot.frontends.torch.values import Complex, Context, Layout, Number, Unsup
 from ingot.ir.dims import FARTHEST
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp, UnsupportedOpError, VerifyError
 
 # x.item(): a Python number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.ir.node import Graph
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 TENSOR, COMPLEX, SIZE, NUMBER, FIXED = "tensor", "complex", "size", "number", "fixed"

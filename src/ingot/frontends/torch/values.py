@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 
 import numpy as np
@@ -14,6 +14,7 @@ from ingot.frontends.torch.convert import DTYPE_OF, TORCH_OF, Sizes, dtype_of
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, TensorType
+from ingot.support.dataclass import dataclass
 
 boolean, u8, i64, f32, f64 = (DTYPES[name] for name in ("bool", "u8", "i64", "f32", "f64"))
 

@@ -28,10 +28,11 @@ element (`Gather`, a vector index of `Store`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from ingot.ir.types import DType, i64
+from ingot.support.dataclass import dataclass
 
 Space = Literal["param", "register", "stack", "scratch"]
 

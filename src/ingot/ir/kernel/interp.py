@@ -10,7 +10,6 @@ zero, a shift by the width or more. Slow: for tests on small sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
@@ -33,6 +32,7 @@ from ingot.ir.kernel.arithmetic import (
 from ingot.ir.kernel.show import show_expr
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import dtype_of, i64
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
 NOBODY, MANY = -1, -2

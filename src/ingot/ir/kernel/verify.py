@@ -10,10 +10,10 @@ writable memory only.
 from __future__ import annotations
 
 from collections import ChainMap
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.types import bf16, boolean, f32, i8, i32, i64, u8
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
 

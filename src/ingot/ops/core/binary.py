@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from ingot.ops.core import trigonometry as tr
 from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import finish, widen
 from ingot.ops.core.elementwise import Elementwise, Samples, widen_expr
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

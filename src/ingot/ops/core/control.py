@@ -6,7 +6,6 @@ A graph reads its own inputs and constants only: pass what it needs as operands.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from ingot.ir.types import TensorType, boolean, f32, i64
 from ingot.ops.core.base import Category, CoreOp
 from ingot.ops.core.binary import Add, Compare, Mul
 from ingot.ops.core.elementwise import Neg
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

@@ -8,7 +8,6 @@ computed in f64 by the reference, so that it is the more exact side of every com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import erf
 from typing import ClassVar
 
@@ -23,6 +22,7 @@ from ingot.ops.core import scalars as sc
 from ingot.ops.core import trigonometry as tr
 from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

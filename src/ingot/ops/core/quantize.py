@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from ingot.ir.kernel import Expr
 from ingot.ir.node import Op
 from ingot.ir.types import DType, TensorType, dtype_of, f32, i8, i16, i32, u8, u16
 from ingot.ops.core.elementwise import Elementwise
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 QUANTIZED = (u8, i8, u16, i16)

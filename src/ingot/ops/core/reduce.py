@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from ingot.ops.core.base import (
     widen,
 )
 from ingot.ops.core.shape import pad_array
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _UFUNC: dict[str, np.ufunc] = {

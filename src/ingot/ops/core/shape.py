@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from ingot.ops.core.base import (
     sizes,
     whole,
 )
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]

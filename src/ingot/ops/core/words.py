@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Lit
 from ingot.ir.types import DType, f32, i32, i64
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Narrow floats are computed in f32 and rounded once, as PyTorch does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import erf, pi, sqrt
 from typing import ClassVar
 
@@ -20,6 +19,7 @@ from ingot.ops.core.base import check_count, finish, widen
 from ingot.ops.core.elementwise import Erf, Expm1, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

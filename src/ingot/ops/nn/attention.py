@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from ingot.ops.core.base import finish, known
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _INF = float("inf")

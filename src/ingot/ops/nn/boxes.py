@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from ingot.ops.core.base import check_count
 from ingot.ops.core.control import While
 from ingot.ops.core.elementwise import Floor, Not
 from ingot.ops.nn.index import GatherElements, Take
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

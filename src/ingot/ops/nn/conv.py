@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 # any letters but N, C, O and I

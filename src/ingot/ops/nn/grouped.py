@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import ml_dtypes
@@ -16,6 +15,7 @@ from ingot.ops.core.base import check_count, finish
 from ingot.ops.core.reduce import CumReduce
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

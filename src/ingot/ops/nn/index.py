@@ -7,7 +7,6 @@ it and scatters drop the element.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import ml_dtypes
@@ -21,6 +20,7 @@ from ingot.ops.core.indexing import Gather, Scatter, Sort
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _KINDS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}

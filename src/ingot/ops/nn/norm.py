@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import ml_dtypes
@@ -20,6 +19,7 @@ from ingot.ops.core.elementwise import Abs, Sqrt
 from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

@@ -7,7 +7,6 @@ one window of an input that is shorter by less than a stride, in either mode (ON
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -22,6 +21,7 @@ from ingot.ops.core.elementwise import Abs, IsNan
 from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

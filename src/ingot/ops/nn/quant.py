@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish
 from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 

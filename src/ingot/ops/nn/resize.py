@@ -8,7 +8,6 @@ symbolic sizes, on terms.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from ingot.ops.core.base import check_count, check_dims, finish, known
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 COORDINATES = (

@@ -13,7 +13,6 @@ writing of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -30,6 +29,7 @@ from ingot.ops.core.shape import DimValue, DynamicSlice, DynamicUpdateSlice
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.terms import Term, Value
+from ingot.support.dataclass import dataclass
 
 Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 # name, alpha, beta: lower-case ONNX names; alpha and beta where the function has them

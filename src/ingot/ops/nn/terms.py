@@ -10,7 +10,6 @@ A `Term` is a node with Python's operators, broadcasting as numpy does. The func
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from ingot.ops.core.elementwise import Abs, Ceil, Exp, Floor, Log, Logistic, Neg
 from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import Reduce
 from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Slice, Transpose
+from ingot.support.dataclass import dataclass
 
 Number = int | float | bool
 

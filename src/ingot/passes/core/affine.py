@@ -12,7 +12,6 @@ Arithmetic of positions is taken to stay within its type, signed and of at least
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import DType, Shape, boolean, i64
+from ingot.support.dataclass import dataclass
 
 # constants up to this size are checked for being counters
 COUNTER = 1 << 16

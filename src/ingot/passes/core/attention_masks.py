@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
 from ingot.passes.constants import interval
 from ingot.passes.core.affine import Affine, Positions
+from ingot.support.dataclass import dataclass
 
 View = Callable[[Node], Node]
 _LOWEST = float(np.finfo(np.float32).min)

@@ -12,14 +12,13 @@ from being one kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot import ops
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, estimate, product
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.types import Box
 from ingot.ops.core.base import Category, category, sizes, whole
+from ingot.support.dataclass import dataclass
 
 LEFT = 0.75  # of a sum of products, at most, where a slice in front of it is worth it
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property, partial
 from itertools import permutations
 
@@ -32,6 +32,7 @@ from ingot.ir.node import Const, Node, Op, splat_of
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import DType, TensorType
 from ingot.passes.constants import is_constant
+from ingot.support.dataclass import dataclass
 
 WHEN = {"": "fiub", "float": "f", "integer": "iu", "exact": "iub", "signed": "fi"}
 

@@ -18,7 +18,7 @@ Only products with constant weights change, one scale for all of a, one for each
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.block_quantized import holds_levels, in_levels
 from ingot.passes.core.layout import padded
+from ingot.support.dataclass import dataclass
 
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 

@@ -11,13 +11,14 @@ it, the arithmetic is done on the image as it is. Exact but for the order of sum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import DimLike, divides
 from ingot.ir.node import Graph, Node, rebuilt
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
+from ingot.support.dataclass import dataclass
 
 Atoms = tuple[tuple[int, ...], ...]  # for each dimension the parts that it consists of, outermost first
 

@@ -16,7 +16,7 @@ other place each; what follows them then runs apart.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -26,6 +26,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import static_shape
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

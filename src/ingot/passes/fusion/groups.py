@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from ingot import ops
@@ -13,6 +13,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
 from ingot.passes.fusion.epilogue import CONTRACTIONS
+from ingot.support.dataclass import dataclass
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value

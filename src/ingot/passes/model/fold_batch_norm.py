@@ -10,13 +10,14 @@ The same for transposed convolutions, and for matmuls with their last axis as th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Const, Graph, Node, const, deferred, splat_of
 from ingot.ir.rewrite import Fuel, current_fuel
+from ingot.support.dataclass import dataclass
 
 
 def fold_batch_norm(graph: Graph) -> Graph:

@@ -9,7 +9,7 @@ that are repeated for groups of query heads are read once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import Shape, boolean
 from ingot.passes.constants import is_finite
 from ingot.passes.view_chains import VIEW_CHAINS
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ as memory (heads for attention); a result that pointwise ops follow is better of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Graph, Node, const, deferred
 from ingot.ir.types import DType, TensorType, static_shape
+from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.driver import Driver, KernelParams
 from ingot.runtime.cuda.image import Image, LoadedKernel
 from ingot.runtime.expr import Expr, evaluate
 from ingot.runtime.program import Program
+from ingot.support.dataclass import dataclass
 
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.runtime.cuda.driver import Driver
 from ingot.support.cubins import KernelCode, unpack
+from ingot.support.dataclass import dataclass
 from ingot.support.native import Code
 
 

@@ -15,7 +15,6 @@ One sum of n terms errs by up to n u sum |x|, u half a unit in the last place; p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isqrt
 
 from ingot.ir import kernel as k
@@ -23,6 +22,7 @@ from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer
+from ingot.support.dataclass import dataclass
 
 MOST = 1024  # terms of a part: of 512, bert-base and gpt2 on two threads 0.98x, of 1024 1.00x
 FEW = 256  # where the terms come from memory and registers are free

@@ -6,7 +6,6 @@ out[i, j]   ->   for i in the chunk's rows: for j in 0..n step 16: out[i, j ... 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ingot.ir import kernel as k
@@ -19,6 +18,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.support.dataclass import dataclass
 
 CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
 STREAMED = 16 * CHUNK  # where stores go past the caches: a chunk ends by waiting for them

@@ -11,7 +11,6 @@ and products of f32 are kept in f64, of which they are rounded once; those of f6
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from ingot.ir import kernel as k
@@ -34,6 +33,7 @@ from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
+from ingot.support.dataclass import dataclass
 
 PIECE = 1024  # columns of a line that are walked together where elements come from memory
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ingot.ir.types import DType
 from ingot.schedule.choice import Measured
+from ingot.support.dataclass import dataclass
 
 STREAM = 20e9  # bytes that a core reads from memory in a second, at least
 

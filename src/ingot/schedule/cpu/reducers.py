@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import nan
 
@@ -16,6 +15,7 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulator, better, combining, same
 from ingot.schedule.row_box import reduction
+from ingot.support.dataclass import dataclass
 
 
 def operand_of(node: Node) -> Node:

@@ -18,7 +18,6 @@ branch. Most of a row is compared with the root and left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -36,6 +35,7 @@ from ingot.schedule.emit import Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.support.dataclass import dataclass
 
 SCRATCH = 8192  # elements of an area that is a worker's scratch
 SHORT = 64  # elements, per row that a vector has a lane for, up to which a network is faster

@@ -9,7 +9,6 @@ head and walks the keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from ingot import ops
@@ -28,6 +27,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, both, dim_expr, integer
 from ingot.schedule.lowered import Lowered
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LEAST = 16  # sides of tiles that are multiplied

@@ -7,7 +7,7 @@ back, the last element is read again, and only the results' stores are masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, dim_max, estimate, product
@@ -24,6 +24,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
+from ingot.support.dataclass import dataclass
 
 ALIGN = 16  # bytes: what the addresses of operands are multiples of, so that a thread loads as many at once
 NARROW = ("narrow", 1)

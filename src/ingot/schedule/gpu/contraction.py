@@ -11,7 +11,7 @@ for A's rows, a row for B's columns, and one of each for the reduction, so that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -34,6 +34,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer, linear
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
 PART = 4  # steps of a part of the reduction, at least

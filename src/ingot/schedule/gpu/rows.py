@@ -9,7 +9,7 @@ piece by piece, once for each level of reductions that wait for others, and once
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from ingot.ir import kernel as k
@@ -29,6 +29,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import ZERO, integer
 from ingot.schedule.lowered import Lowered
 from ingot.schedule.row_box import Rows, reduction, reductions_of, rows_of
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 ELEMENTS = 4096  # of a tile of whole rows

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.targets.c.prelude import PRELUDE
 

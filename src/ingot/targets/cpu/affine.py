@@ -5,9 +5,9 @@ base + (i + 3) * 256 + 5   ->   base + 256 * i + 773   ->   getelementptr(getele
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from ingot.support.dataclass import dataclass
 from ingot.targets.cpu.builder import Builder
 
 

@@ -10,11 +10,12 @@ belongs to an outer scope can always be appended there, because an inner body is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
 from ingot.support.native import Features
 
 # bf16 is its bits: LLVM would move a bfloat through f32, by library calls where the machine has no bf16

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.support.native import Code, Features
 

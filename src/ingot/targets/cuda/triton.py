@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 PRELUDE = '''\

@@ -9,7 +9,6 @@ Strings are arrays of `object` that hold `str`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -18,6 +17,7 @@ import onnx
 
 from ingot.frontends.onnx.call import attribute_value
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 _STRING = onnx.TensorProto.STRING

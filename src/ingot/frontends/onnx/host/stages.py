@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +22,7 @@ from ingot.frontends.onnx.functions import in_order, needed, reads
 from ingot.frontends.onnx.host import images, text  # noqa: F401 - fill the table
 from ingot.frontends.onnx.host.node import HOST_OPS, HostNode, Kind, key, strings, tensor
 from ingot.frontends.onnx.importer import read_model
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 _STRING = onnx.TensorProto.STRING

@@ -9,7 +9,7 @@ Otherwise If becomes Case and loops become While, whose graphs take every outer 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx
@@ -23,6 +23,7 @@ from ingot.ir import types as T
 from ingot.ir.dims import DimLike, dim_max, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 from ingot.support.limits import most_turns
 

@@ -13,7 +13,7 @@ exchange: x <= s where -x > the number before -s.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce as fold_left
 
 import numpy as np
@@ -26,6 +26,7 @@ from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType
+from ingot.support.dataclass import dataclass
 
 _LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
 _MODES = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import Dim, DimLike, postfix, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, elements_of, topological
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 # constants of more bytes are weights: arguments beside the program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product as every
 
 from ingot import ops
@@ -17,6 +16,7 @@ from ingot.ir.dims import DimLike
 from ingot.ir.node import Input, Node
 from ingot.ir.types import Shape, TensorType, boolean, i64, u8
 from ingot.ops.core.base import dilated, extent
+from ingot.support.dataclass import dataclass
 
 row = Table()
 _MOST_TAPS = 4096  # of a window whose region is nothing known: each is code

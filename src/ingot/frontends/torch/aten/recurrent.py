@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled
@@ -12,6 +11,7 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Unsupported, expand, scalar_like
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node, Op
+from ingot.support.dataclass import dataclass
 
 aten = Table()
 

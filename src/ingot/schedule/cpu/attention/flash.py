@@ -15,7 +15,6 @@ Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 
 from ingot.ir import kernel as k
@@ -32,6 +31,7 @@ from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
+from ingot.support.dataclass import dataclass
 
 SCORES = 16 << 10  # bytes of a block of scores: it shares the first-level cache with the queries and the result
 

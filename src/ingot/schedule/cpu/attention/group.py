@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -23,6 +22,7 @@ from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LINE = 64

@@ -14,7 +14,6 @@ A panel has the levels of neighbouring k of a column in one 32-bit lane, [panel]
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, floordiv
@@ -25,6 +24,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.operands import BlockQuantized
 from ingot.schedule.cpu.contraction.plan import AHEAD, Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
+from ingot.support.dataclass import dataclass
 
 _MAGIC = 1 << 23  # in floats from here to twice as much neighbours are 1 apart
 Words = list[Expr]

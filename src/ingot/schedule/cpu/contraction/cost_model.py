@@ -11,7 +11,7 @@ and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd, lcm
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -20,6 +20,7 @@ from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
 from ingot.schedule.cpu.contraction.plan import AHEAD, LINE, Plan, transposed
 from ingot.schedule.cpu.machine import Machine
+from ingot.support.dataclass import dataclass
 
 
 def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:

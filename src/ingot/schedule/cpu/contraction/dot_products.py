@@ -15,7 +15,7 @@ and many rows are the same as few rows and many columns, with the operands chang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -35,6 +35,7 @@ from ingot.schedule.cpu.transpose import fold_lanes
 from ingot.schedule.dimension_numbers import Loops, contiguous_last
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.schedule.lowered import Pack
+from ingot.support.dataclass import dataclass
 
 Read = Callable[[Buffer, Expr], Expr]
 

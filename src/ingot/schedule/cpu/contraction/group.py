@@ -4,7 +4,7 @@ the sums, and the parameters of its kernel."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim
@@ -24,6 +24,7 @@ from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulates
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.lowered import Arg, Step
+from ingot.support.dataclass import dataclass
 
 Param = tuple[Buffer, Arg]
 Epilogue = Callable[[Block, Index, Expr, Expr | None], Index]

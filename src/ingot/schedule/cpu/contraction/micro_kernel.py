@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import Dim, DimLike, ceildiv, floordiv, product
@@ -25,6 +24,7 @@ from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Index, Line
 from ingot.schedule.cpu.contraction.panel_loads import Columns, RowLoads
 from ingot.schedule.cpu.contraction.plan import Plan, pieces
 from ingot.schedule.index import ZERO, add, dim_expr, integer, mul
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ingot.ir import kernel as k
@@ -14,6 +14,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.plan import LINE
 from ingot.schedule.dimension_numbers import Loops, join_rows
 from ingot.schedule.index import ZERO, Index, add, dim_expr
+from ingot.support.dataclass import dataclass
 
 Write = Callable[[Block, Index, Expr, Expr | None], None]
 Fetch = Callable[[Block, Index, int], None]

@@ -13,7 +13,6 @@ in words of 32 bits, signed ones moved by half of their range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -29,6 +28,7 @@ from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.index import add, dim_expr, integer, mul
 from ingot.schedule.lowered import Pack
+from ingot.support.dataclass import dataclass
 from ingot.support.files import release
 
 

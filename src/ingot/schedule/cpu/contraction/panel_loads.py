@@ -6,8 +6,6 @@ side or apart, and the last vector of a panel is read no further than they go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import f32, u32
@@ -15,6 +13,7 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

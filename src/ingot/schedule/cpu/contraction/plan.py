@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir.dims import DimLike
 from ingot.schedule.axes import Contraction, merge_axes
+from ingot.support.dataclass import dataclass
 
 LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes: some hundred cycles of the stream before it is needed

@@ -9,8 +9,6 @@ once as a vector has lanes (`row_columns.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate
 from ingot.ir.kernel import Buffer, Expr, If
@@ -23,6 +21,7 @@ from ingot.schedule.cpu.rows.columns import read_columns, short_rows
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at
 from ingot.schedule.index import integer
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ingot import ops
@@ -33,6 +32,7 @@ from ingot.schedule.cpu.transpose import stored_as
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
+from ingot.support.dataclass import dataclass
 
 STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
 TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own

@@ -12,7 +12,6 @@ side by side along that one, vectors run along it, and results are shuffled into
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from ingot import ops
@@ -29,6 +28,7 @@ from ingot.schedule.cpu.pointwise.blocked_transpose import reads_along
 from ingot.schedule.cpu.rows.columns import dense_rows, short_rows
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.index import ZERO, integer
+from ingot.support.dataclass import dataclass
 
 MOST = 4  # vectors that a line may be long
 

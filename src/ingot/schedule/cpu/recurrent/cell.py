@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ingot import ops
@@ -18,6 +16,7 @@ from ingot.ops.nn.terms import Term
 from ingot.ops.views import strided
 from ingot.schedule.buffers import Operands
 from ingot.schedule.cpu.machine import Machine
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LINE = 16  # counters of a pass and direction: on cache lines of their own

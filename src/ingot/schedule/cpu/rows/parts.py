@@ -12,7 +12,7 @@ calculation for softmax" (2018); the third, Chan, Golub and LeVeque, "Algorithms
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import product
@@ -22,6 +22,7 @@ from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
 from ingot.schedule.folds import accumulator
 from ingot.schedule.row_box import reduction, reductions_of
+from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)

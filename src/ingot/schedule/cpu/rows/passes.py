@@ -10,7 +10,6 @@ and several of them, side by side, are visited together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import estimate, product
@@ -32,6 +31,7 @@ from ingot.schedule.cpu.rows.short_rows import LINE
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.row_box import Rows, reduction, reductions_of
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
@@ -47,6 +47,7 @@ from ingot.schedule.emit import Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.support.dataclass import dataclass
 
 CHUNK_CYCLES = 40000  # of a step that only transforms the input
 

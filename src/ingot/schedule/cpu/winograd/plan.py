@@ -8,7 +8,6 @@ measured on the shapes of ResNet, VGG, U-Net and DenseNet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from ingot import ops
@@ -20,6 +19,7 @@ from ingot.schedule.choice import Choice, Pieces
 from ingot.schedule.cpu.contraction.cost_model import fits, tile_cycles
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
+from ingot.support.dataclass import dataclass
 
 WINDOWS = {3: (2, 4), 5: (2,)}  # r -> m
 # The direct convolution's time over Winograd's from which on the rounding errors and the larger weights are worth it.

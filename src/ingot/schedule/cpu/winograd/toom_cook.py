@@ -12,7 +12,6 @@ why they lie around 1. All are dyadic, so that the matrices of the data's transf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import prod
@@ -22,6 +21,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
 from ingot.schedule.block import Block
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 Matrix = tuple[tuple[Fraction, ...], ...]
