@@ -40,6 +40,9 @@ def compile(
     cache: bool = True,
     fast_math: bool = False,
     weights: Any = None,
+    signature: str | None = None,
+    inputs: Any = None,
+    outputs: Any = None,
     limits: Limits | None = None,
 ) -> Any:
     """Compile a trained model to one native program.
@@ -47,7 +50,8 @@ def compile(
     Args:
         model: a path of an ONNX file or of a StableHLO program (text, or portable bytecode), an `onnx.ModelProto`, a
             `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
-            or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one.
+            or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one;
+            or TensorFlow's: a SavedModel's folder, a frozen GraphDef's file, a `tf.function` or a concrete one.
         example_inputs: for an nn.Module or a function, a tuple of positional or a dict of keyword arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all that it has; "cpu:x86-64-v3", "cpu:znver4",
             "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
@@ -64,6 +68,9 @@ def compile(
         limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
         weights: arguments that always have these values, and are left out of calls. StableHLO: a mapping from their
             indices or names to arrays. JAX functions: indices or names of arguments, whose example values they have.
+        signature: of a SavedModel, which of its signatures; "serving_default" if there is one.
+        inputs, outputs: of a TensorFlow model, tensors by name to use in place of its own: they cut out a part of it
+            (docs/tensorflow.md).
 
     Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
     for each value when a call brings it; `constants` gives them ahead); for PyTorch a callable with the model's own
@@ -88,6 +95,9 @@ def compile(
                 cache=cache,
                 fast_math=fast_math,
                 weights=weights,
+                signature=signature,
+                inputs=inputs,
+                outputs=outputs,
             )
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error

@@ -54,14 +54,23 @@ def compile_model(
     cache: bool,
     fast_math: bool,
     weights: Any = None,
+    signature: str | None = None,
+    inputs: Any = None,
+    outputs: Any = None,
 ) -> Any:
     """See `ingot.compile`."""
     options = _Options(target, thread_count(threads), cache, fast_math, precision)
-    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    text = isinstance(model, str) and "\n" in model
+    path = Path(model) if isinstance(model, str | os.PathLike) and not text else None
     of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
-    if (path or of_onnx) and example_inputs is not None:
+    if (path or text or of_onnx) and example_inputs is not None:
         raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
-    if (isinstance(model, str) and "\n" in model) or (path and _kind(path) == "stablehlo"):
+    kind = "stablehlo" if text else _kind(path) if path else ""
+    if kind == "tensorflow" or _is_tensorflow(model):
+        return _compile_tensorflow(path or model, example_inputs, dynamic, (signature, inputs, outputs), options)
+    if signature is not None or inputs is not None or outputs is not None:
+        raise InputError("signature, inputs and outputs", expected="a TensorFlow model, which has them", got="another")
+    if kind == "stablehlo":
         return _compile_stablehlo(model, dynamic, weights, options)
     if _is_jax(model):
         args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, None)
@@ -127,6 +136,26 @@ def _compile_stablehlo(source: Any, dynamic: Any, weights: Any, options: _Option
     imported = import_stablehlo(source, dynamic=dynamic, weights=weights)
     compiled = _compiled(_program(imported.graph, options), options)
     return compiled if imported.plain else FrameworkModel(compiled, imported.flatten, imported.unflatten)
+
+
+def _is_tensorflow(model: Any) -> bool:
+    return type(model).__module__.split(".")[0] == "tensorflow"
+
+
+def _compile_tensorflow(
+    source: Any, example_inputs: Any, dynamic: Any, cut: tuple[str | None, Any, Any], options: _Options
+) -> Any:
+    from ingot.frontends.tensorflow import import_tensorflow, of_function
+
+    progress.report("read")
+    signature, inputs, outputs = cut
+    function = None if isinstance(source, Path) else of_function(source, example_inputs)
+    program = source if function is None else function.program
+    imported = import_tensorflow(program, signature=signature, inputs=inputs, outputs=outputs, dynamic=dynamic)
+    compiled = _compiled(_program(imported.graph, options).with_state(imported.state), options)
+    if function is None or inputs is not None or outputs is not None:
+        return compiled
+    return FrameworkModel(compiled, function.flatten, function.unflatten)
 
 
 def _is_jax(model: Any) -> bool:

@@ -43,8 +43,12 @@ def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
         from ingot.frontends.onnx import import_onnx
 
         return import_onnx(model, dynamic=dynamic)
+    if kind == "tensorflow":
+        from ingot.frontends.tensorflow import import_tensorflow
+
+        return import_tensorflow(model, dynamic=dynamic).graph
     if kind:
-        raise InputError(f"model {model}", expected="an ONNX or StableHLO file, or a framework's object", got=kind)
+        raise InputError(f"model {model}", expected="an ONNX, StableHLO or TensorFlow model, or an object", got=kind)
     if hasattr(model, "graph_signature") or hasattr(model, "state_dict"):
         from ingot.frontends import torch as frontend
 

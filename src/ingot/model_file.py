@@ -10,15 +10,20 @@ from ingot.runtime import artifact
 from ingot.support.files import open_regular
 from ingot.support.formats import Format, foreign
 
-Kind = Literal["onnx", "torch", "stablehlo", "artifact"]
+Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "artifact"]
 # MLIR: bytecode, or text that begins with a module, a function or an alias, comments before it
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
 _HEAD = 4096
+# a GraphDef, which begins with a node, or a SavedModel of schema 1, which goes on with a graph and its description
+_TENSORFLOW = re.compile(rb"\x0a[\x80-\xff]*[\x00-\x7f]\x0a|\x08\x01\x12[\x80-\xff]*[\x00-\x7f]\x0a", re.DOTALL)
+_SAVED_MODEL = "saved_model.pb"
 _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
 def kind_of(path: Path) -> Kind | Format:
     """What to read the file as, ONNX having no mark of its own, or what it is that is not read. Raises OSError."""
+    if path.is_dir() and (path / _SAVED_MODEL).is_file():
+        return "tensorflow"
     if found := foreign(path):
         return found
     with open_regular(path) as file:
@@ -27,4 +32,6 @@ def kind_of(path: Path) -> Kind | Format:
         return "artifact"
     if _MLIR.match(head):
         return "stablehlo"
+    if _TENSORFLOW.match(head):
+        return "tensorflow"
     return "torch" if head.startswith(_ZIP) else "onnx"

@@ -68,10 +68,10 @@ def test_archives(tmp_path: Path) -> None:
 
 
 def test_folders(tmp_path: Path) -> None:
-    (tmp_path / "saved_model.pb").write_bytes(b"x")
+    (tmp_path / "Manifest.json").write_bytes(b"x")
     found = foreign(tmp_path)
-    assert found is not None and found.name == "a SavedModel of TensorFlow"
-    (tmp_path / "saved_model.pb").unlink()
+    assert found is not None and found.name == "a package of Core ML"
+    (tmp_path / "Manifest.json").unlink()
     (tmp_path / "net.onnx").write_bytes(b"x")
     found = foreign(tmp_path)
     assert found is not None and found.fix == "name the file in it: net.onnx"

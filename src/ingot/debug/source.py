@@ -55,7 +55,7 @@ def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, StableHLO or .ingot file"
+        known = "an ONNX, .pt2, StableHLO, TensorFlow or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
@@ -75,14 +75,14 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound]:
 
 
 def read_graph(source: Source) -> Graph:
-    """The MODEL graph of an ONNX file, an exported program or a StableHLO program.
+    """The MODEL graph of an ONNX file, an exported program, a StableHLO program or a TensorFlow model.
 
     Raises what the frontends raise, and InputError for an artifact.
     """
     if source.kind == "artifact":
         raise InputError(
             f"{source.path} is compiled: the model's graph is not in it",
-            expected="an ONNX, .pt2 or StableHLO file",
+            expected="an ONNX, .pt2, StableHLO or TensorFlow file",
             fix="name the model that it was compiled from",
         )
     if source.kind == "torch":
@@ -92,6 +92,10 @@ def read_graph(source: Source) -> Graph:
         from ingot.frontends.stablehlo import import_stablehlo
 
         return import_stablehlo(source.path, dynamic=dict(source.dims) or None).graph
+    if source.kind == "tensorflow":
+        from ingot.frontends.tensorflow import import_tensorflow
+
+        return import_tensorflow(source.path, dynamic=dict(source.dims) or None).graph
     from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
 
     return import_onnx(source.path, dynamic=dict(source.dims) or None)
@@ -160,7 +164,7 @@ def compile_source(
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
     model = read_torch(source)[1] if source.kind == "torch" else source.path
-    dims = dict(source.dims) if source.kind in ("onnx", "stablehlo") and source.dims else None
+    dims = dict(source.dims) if source.kind != "torch" and source.dims else None
     compiled = compiler.compile_model(
         model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
         fast_math=fast_math,

@@ -128,12 +128,15 @@ class UnsupportedOp:
 class UnsupportedOpError(IngotError):
     """A model uses ops that Ingot does not have. Lists all of them at once, each kind once with its uses counted.
 
-    `ops` takes plain names or `UnsupportedOp`s in the model's order.
+    `ops` takes plain names or `UnsupportedOp`s in the model's order. `fix`: what to do, where it is known better.
     """
 
     fix = "rewrite the model without them, or ask for them at the project's tracker"
 
-    def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None) -> None:
+    def __init__(
+        self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None, fix: str | None = None
+    ) -> None:
+        self.fix = fix or self.fix
         self.ops: tuple[UnsupportedOp, ...] = tuple(UnsupportedOp(op) if isinstance(op, str) else op for op in ops)
         kinds: dict[tuple[str, str], list[UnsupportedOp]] = {}
         for op in self.ops:

@@ -23,7 +23,6 @@ _TRUSTED = f"in a process that you trust: {_EXPORT}"
 _WEIGHTS = "it holds weights and no model: load them into the PyTorch module, and ingot.compile(net, (x,))"
 _KERAS = "keras.models.load_model(path).export('model.onnx', format='onnx')"
 _TFLITE = "convert it: python -m tf2onnx.convert --tflite MODEL --output model.onnx"
-_SAVED = "convert it: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"
 _HUB = "compile the module: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
 _SOURCE = "compile the ONNX file that it was made from"
 _UNPACK = "unpack it first"
@@ -80,7 +79,6 @@ _OF_ARCHIVES: tuple[tuple[str, Format], ...] = (
 
 # of a folder: a file in it, and what it says
 _OF_FOLDERS: tuple[tuple[str, Format], ...] = (
-    ("saved_model.pb", Format("a SavedModel of TensorFlow", _SAVED)),
     ("Manifest.json", Format("a package of Core ML", _TO_ONNX)),
     ("model.safetensors", Format("a folder of Hugging Face", _HUB)),
     ("pytorch_model.bin", Format("a folder of Hugging Face", _HUB)),

@@ -34,6 +34,7 @@ from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_bo
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
+from ingot.frontends.shared.places import locate, next_id
 from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
@@ -286,12 +287,12 @@ class Walk:
             folded = _fold(call)
             if folded is not None:
                 return folded
-        first = _next_id()
+        first = next_id()
         row = find_row(domain, proto.op_type, version)
         made = None if row is None else row(call)
         if made is not None:
             results = _values(made)
-            _locate(results, first, loc)
+            locate((v._node for v in results if isinstance(v, Value) and v._node is not None), first, loc)
             return results
         body = schema_body(resolved(proto, scope.attributes), domain, version, inputs)
         if body is None:
@@ -452,21 +453,3 @@ def _fold(call: Call) -> list[AnyValue | None] | None:
 def _values(result: Result) -> list[AnyValue | None]:
     many = result if isinstance(result, Sequence) else (result,)
     return [Value(v) if isinstance(v, Node) else v for v in many]
-
-
-def _next_id() -> int:
-    return next(Node._ids)
-
-
-def _locate(results: Iterable[AnyValue | None], first: int, loc: str) -> None:
-    """Give the nodes made since `first` their place in the model; builders do not pass it on."""
-    stack = [v._node for v in results if isinstance(v, Value) and v._node is not None]
-    seen: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node.id <= first or node.loc == loc or node in seen:
-            continue
-        seen.add(node)
-        if not node.loc:
-            node.loc = loc
-        stack.extend(node.inputs)

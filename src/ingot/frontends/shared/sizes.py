@@ -9,19 +9,26 @@ a rule here; where one has none, only the run knows it.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean
 from ingot.support.errors import ShapeError
 
 _LIMIT = 1024  # larger tensors are data, not shapes
 _MOST_TOLD = 16  # and larger inputs
+
+
+def symbol_of(label: str, axis: int) -> DimLike:
+    """A symbol for an open size of an argument: <label>_<axis>, of characters that a name may hold."""
+    word = re.sub(r"\W", "_", label)
+    return symbol(f"{word if re.match(r'[A-Za-z_]', word) else f'arg_{word}'}_{axis}")
 
 
 def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None:
@@ -135,6 +142,9 @@ class Sizes:
             moved = op.reference(*inputs)
             assert isinstance(moved, np.ndarray)
             return moved
+        if isinstance(op, ops.Take):
+            x, index = inputs
+            return np.asarray(op.reference(x, _indices(index, node)), object)
         if isinstance(op, ops.Reduce) and op.kind in _FOLDS:
             rule = _FOLDS[op.kind]
             out = np.empty(tuple(d for i, d in enumerate(inputs[0].shape) if i not in op.dims), object)
@@ -165,6 +175,12 @@ def _objects(array: np.ndarray) -> np.ndarray:
     out = np.empty(array.shape, object)
     out.reshape(-1)[:] = array.reshape(-1).tolist()
     return out
+
+
+def _indices(x: np.ndarray, node: Node) -> np.ndarray:
+    if any(isinstance(v, Dim) for v in x.reshape(-1)):
+        raise _unknown(node)
+    return np.array(x.tolist(), np.int64)
 
 
 def _elementwise(rule: Callable[..., object], *inputs: np.ndarray) -> np.ndarray:

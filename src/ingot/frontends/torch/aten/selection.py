@@ -16,11 +16,10 @@ from ingot.ops.select import Groups
 aten = Table()
 
 
-def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True) -> Node:
-    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number. spanned: whether
-    torch's range of it can be believed."""
+def selected(c: Context, mask: Node, like: DimLike | None) -> Node:
+    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number."""
     places, count = ops.true_places(mask)
-    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like, spanned))
+    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like))
 
 
 @aten("nonzero.default", "argwhere.default")
@@ -40,10 +39,8 @@ def nonzero_numpy(c: Context, x: Node) -> tuple[Node, ...]:
 @aten("masked_select.default")
 def masked_select(c: Context, x: Node, mask: Node) -> Node:
     shape = broadcast_shape([x.shape, mask.shape])
-    # torch takes x's own size for the bound, though the mask may make it larger
-    places = selected(c, expand(mask, shape), c.shape[0], spanned=x.shape == shape)
-    x = expand(x, shape)
-    return ops.Take(0)(reshape(x, (x.type.size,)), places)
+    x, mask = expand(x, shape), expand(mask, shape)
+    return ops.Take(0)(reshape(x, (x.type.size,)), selected(c, mask, c.shape[0]))
 
 
 def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:

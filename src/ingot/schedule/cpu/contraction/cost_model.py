@@ -60,11 +60,7 @@ def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
 
 def fits(m: int, nv: int, machine: Machine) -> bool:
     """Accumulators, the B vectors and one broadcast are in registers at once."""
-    return m <= most_rows(nv, machine)
-
-
-def most_rows(nv: int, machine: Machine) -> int:
-    return (machine.registers - 1) // nv - 1
+    return m * nv + nv + 1 <= machine.registers
 
 
 def plan_contraction(c: Contraction, machine: Machine) -> Plan:

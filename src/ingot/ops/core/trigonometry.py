@@ -1,4 +1,4 @@
-"""Circular functions and their inverses."""
+"""Circular functions and their inverses, as vecmath.py has the others: expressions on f32 and f64, any lanes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.kernel.math import coefficients as c
-from ingot.ir.kernel.math.words import (
+from ingot.ir.types import f32, f64, i32, i64, u32
+from ingot.ops.core import coefficients as c
+from ingot.ops.core.words import (
     F32,
     F64,
     above,
@@ -28,7 +29,6 @@ from ingot.ir.kernel.math.words import (
     two_sum,
     with_sign,
 )
-from ingot.ir.types import f32, f64, i32, i64, u32
 
 # 17 angles in tables whose length is a power of two
 _ANGLES, _ANGLES_LOW = ((*angles, *((0.0,) * 15)) for angles in (c.ATAN_HIGH, c.ATAN_LOW))

@@ -1,0 +1,26 @@
+"""Nodes get their places in the user's model after they were made: builders do not pass it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ingot.ir.node import Node
+
+
+def next_id() -> int:
+    """Nodes made from here on have greater ids."""
+    return next(Node._ids)
+
+
+def locate(nodes: Iterable[Node], first: int, loc: str) -> None:
+    """Give `nodes`, and what they were made from since `first`, the place `loc` where they have none."""
+    stack = list(nodes)
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node.id <= first or node.loc == loc or node in seen:
+            continue
+        seen.add(node)
+        if not node.loc:
+            node.loc = loc
+        stack.extend(node.inputs)

@@ -1,0 +1,177 @@
+"""Checkpoints of variables: TensorBundle, an index of names beside shards of raw tensors.
+
+    variables.index                     a table of LevelDB: name -> BundleEntryProto {dtype, shape, shard, offset, size}
+    variables.data-00000-of-00001       the tensors, one after another
+
+Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md, Snappy's format_description.txt.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import field
+from pathlib import Path
+
+import numpy as np
+
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.wire import Source, varint
+from ingot.frontends.tensorflow.proto import Message, read_message, shape_of
+from ingot.frontends.tensorflow.tensors import dtype_of_code
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError
+from ingot.support.files import open_regular
+
+_FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
+_TRAILER = 5  # compression and checksum behind each block
+_MOST_BLOCK = 1 << 28
+_MOST_SHARDS = 1 << 16
+
+
+def map_file(path: Path, root: Path) -> memoryview:
+    """The bytes of a file inside `root`, mapped read-only. Raises ImportModelError, also for a link that leads out."""
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(root)):
+        raise ImportModelError("a file outside the model's folder", got=str(real), where=str(path))
+    try:
+        with open_regular(real) as f:
+            size = os.fstat(f.fileno()).st_size
+            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+    except OSError as e:
+        raise ImportModelError(f"cannot read the model: {e.strerror}", where=str(path)) from e
+
+
+@dataclass
+class Bundle:
+    """Tensors by name; each is mapped when it is asked for."""
+
+    prefix: Path
+    root: Path
+    entries: dict[str, Message]
+    shards: int
+    _files: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
+
+    @staticmethod
+    def open(prefix: Path, root: Path) -> Bundle:
+        path = prefix.with_name(f"{prefix.name}.index")
+        data = map_file(path, root)
+        entries: dict[str, Message] = {}
+        shards = 1
+        for key, value in _table(data, str(path)):
+            m = read_message(value, "a BundleEntryProto", str(path))
+            if not key:
+                shards = m.int(1)
+                if m.int(2):
+                    raise ImportModelError("a checkpoint in big-endian order", where=str(path))
+            else:
+                entries[key.decode(errors="surrogateescape")] = m
+        if not 0 < shards <= _MOST_SHARDS:
+            raise ImportModelError("a checkpoint's shards", expected="some", got=shards, where=str(path))
+        return Bundle(prefix, root, entries, shards)
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as a read-only view of its file. Raises ImportModelError, and Unsupported for element types."""
+        m = self.entries.get(name)
+        if m is None:
+            raise ImportModelError("a variable that the checkpoint lacks", got=repr(name), where=str(self.prefix))
+        if m.has(7):
+            raise Unsupported(f"the variable {name}, which is stored in slices")
+        dtype, shape = dtype_of_code(m.int(1)), shape_of(m.message(2))
+        sizes = tuple(int(d or 0) for d in shape or ())
+        shard, offset, size = m.int(3), m.int(4), m.int(5)
+        data = self._shard(shard)
+        if size != math.prod(sizes) * dtype.numpy.itemsize or not 0 <= offset <= offset + size <= len(data):
+            raise ImportModelError(
+                f"the variable {name!r}", expected=f"{list(sizes)} of {dtype} within {len(data)} bytes",
+                got=f"{size} bytes from {offset}", where=str(self.prefix), fix="copy or export the model again",
+            )  # fmt: skip
+        return np.frombuffer(data[offset : offset + size], dtype.numpy).reshape(sizes)
+
+    def _shard(self, number: int) -> memoryview:
+        if not 0 <= number < self.shards:
+            raise ImportModelError("a checkpoint's shard", expected=f"below {self.shards}", got=number)
+        if number not in self._files:
+            name = f"{self.prefix.name}.data-{number:05d}-of-{self.shards:05d}"
+            self._files[number] = map_file(self.prefix.with_name(name), self.root)
+        return self._files[number]
+
+
+def _table(data: memoryview, path: str) -> Iterator[tuple[bytes, memoryview]]:
+    """The entries of a table, in order of their keys."""
+    source = Source("TensorFlow", "a table of LevelDB", path)
+    if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+        raise source.malformed("no table's footer")
+    end = len(data) - 8
+    at = len(data) - _FOOTER
+    for _ in range(2):  # of the index of metadata, which is not read
+        _, at = varint(data, at, end, source)
+    offset, at = varint(data, at, end, source)
+    size, at = varint(data, at, end, source)
+    for _, handle in _block(data, offset, size, source):
+        start, then = varint(handle, 0, len(handle), source)
+        length, _ = varint(handle, then, len(handle), source)
+        yield from _block(data, start, length, source)
+
+
+def _block(data: memoryview, offset: int, size: int, source: Source) -> Iterator[tuple[bytes, memoryview]]:
+    if offset + size + _TRAILER > len(data) - _FOOTER + _TRAILER or size > _MOST_BLOCK:
+        raise source.malformed(f"a block of {size} bytes at byte {offset}")
+    block, kind = data[offset : offset + size], data[offset + size]
+    if kind == 1:
+        block = memoryview(unsnappy(block, source))
+    elif kind != 0:
+        raise source.malformed(f"a block of compression {kind}")
+    if len(block) < 4:
+        raise source.malformed("a block without its end")
+    (restarts,) = struct.unpack("<I", block[-4:])
+    end = len(block) - 4 * (restarts + 1)
+    at, key = 0, b""
+    while at < end:
+        shared, at = varint(block, at, end, source)
+        own, at = varint(block, at, end, source)
+        length, at = varint(block, at, end, source)
+        if shared > len(key) or at + own + length > end:
+            raise source.malformed(f"an entry at byte {offset + at}")
+        key = key[:shared] + bytes(block[at : at + own])
+        yield key, block[at + own : at + own + length]
+        at += own + length
+
+
+def unsnappy(data: memoryview, source: Source) -> bytes:
+    """Snappy's format: the length, then literals and copies of what came before."""
+    size, at = varint(data, 0, len(data), source)
+    if size > _MOST_BLOCK:
+        raise source.malformed(f"a block of {size} bytes")
+    out = bytearray()
+    while at < len(data):
+        tag = data[at]
+        at += 1
+        if tag & 3 == 0:
+            length = (tag >> 2) + 1
+            if length > 60:
+                width = length - 60
+                length = int.from_bytes(data[at : at + width], "little") + 1
+                at += width
+            out += data[at : at + length]
+            at += length
+        else:
+            width = (1, 2, 4)[(tag & 3) - 1]
+            length = 4 + (tag >> 2 & 7) if width == 1 else (tag >> 2) + 1
+            back = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
+            at += width
+            if not 0 < back <= len(out):
+                raise source.malformed("a copy from before the start")
+            while length:
+                part = out[-back:][:length] if back > length else out[-back:]
+                part = part[:length]
+                out += part
+                length -= len(part)
+        if len(out) > size:
+            break
+    if len(out) != size or at > len(data):
+        raise source.malformed(f"{len(out)} bytes of {size}")
+    return bytes(out)

@@ -1,0 +1,423 @@
+"""A SavedModel's folder or a frozen graph: its signature, its variables, what is asked for about its inputs.
+
+    folder  ->  saved_model.pb: nodes, functions, signatures;  variables/: a checkpoint
+    inputs, outputs  ->  the part of the graph between them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ingot.frontends.shared.sizes import SizeInput, Sizes, solved, symbol_of
+from ingot.frontends.tensorflow.bundle import Bundle, map_file
+from ingot.frontends.tensorflow.proto import (
+    FunctionDef,
+    GraphDef,
+    MetaGraph,
+    NodeDef,
+    SavedModel,
+    SignatureDef,
+    Size,
+    read_message,
+    shape_of,
+)
+from ingot.frontends.tensorflow.tensors import dtype_of_code, is_numeric
+from ingot.frontends.tensorflow.values import Missing, Value
+from ingot.frontends.tensorflow.walk import Frame, Walk, Written
+from ingot.ir.dims import Dim, DimLike, substitute, symbol
+from ingot.ir.node import Const, Graph, Input, Node
+from ingot.ir.types import DTYPES, DType, TensorType
+from ingot.ir.verify import check_sizes
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
+from ingot.support.limits import limited
+
+Bound = int | tuple[int, int | None]
+Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
+Shape = Sequence[int | None]
+# names of tensors; or with their shapes, or ("i64", shape)
+Inputs = Sequence[str] | Mapping[str, Shape | tuple[str, Shape] | None]
+_DEFAULT = "serving_default"
+_SINKS = frozenset(("NoOp", "Assert", "Print", "Const", "Placeholder"))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An input or output: its name to a caller, and which tensor it is. dtype: an element type's code, 0 if unknown."""
+
+    name: str
+    tensor: str
+    dtype: int = 0
+    shape: tuple[Size, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is imported. variables: those whose values are known. restore: the node that gives the others theirs.
+    captured: tensors that are given, and are no inputs. effects: nodes that run for what they write."""
+
+    graph: GraphDef
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
+    where: str
+    bundle: Bundle | None = None
+    restore: str = ""
+    effects: tuple[str, ...] = ()
+    captured: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    variables: Mapping[str, Node] = field(default_factory=dict[str, Node])
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model as a graph. state: variables that it writes, and their first values: the graph's last inputs and first
+    outputs."""
+
+    graph: Graph
+    state: Mapping[str, np.ndarray]
+
+
+@limited()
+def import_tensorflow(
+    source: str | os.PathLike[str] | Program,
+    *,
+    signature: str | None = None,
+    inputs: Inputs | None = None,
+    outputs: Sequence[str] | None = None,
+    dynamic: Dynamic = None,
+) -> ImportedModel:
+    """A TensorFlow model as a MODEL-level graph. TensorFlow is not needed.
+
+    source: a SavedModel's folder, or the file of a frozen GraphDef. Variables that the model does not write are
+        constants, views of the mapped checkpoint: keep the files unchanged while the graph is in use.
+    signature: which of a SavedModel's signatures, "serving_default" if there is one.
+    inputs: in place of the model's own: names of inputs, or of tensors inside ("dense/Relu:0"; a function's nodes have
+        the call's name before theirs), which are then inputs. A mapping gives their shapes, or ("f32", shape).
+    outputs: in place of the model's own, in the same way.
+    dynamic: of open sizes, symbols `<input>_<axis>`: None keeps them, False refuses them; a mapping gives symbols a
+        size or inclusive bounds, and so for axes of an input, or a name: {"x": {0: "batch", 1: 128}}.
+
+    Raises ImportModelError for a file that is missing, truncated, malformed or unsafe; UnsupportedOpError naming every
+    node that Ingot has no op for, and a cut that leaves them out; InputError for what does not fit the model.
+    """
+    program = source if isinstance(source, Program) else read_program(Path(source), signature)
+    program = _cut(program, inputs, outputs)
+    restored = dict(program.variables) | _restored(program)
+    fixed, ranges = _asked(program, dynamic)
+    telling, written = frozenset[str](), frozenset[str]()
+    while True:
+        given, nodes = _inputs(program, dynamic, fixed, telling)
+        labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
+        walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
+        for key in sorted(written):
+            walk.as_state(key)
+        try:
+            frame = Frame(program.graph.nodes, effects=True)
+            results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
+            break
+        except SizeInput as e:
+            telling |= {e.label}
+        except Written as e:
+            written |= {e.key}
+        except ShapeError as e:
+            equal = _equation(e)
+            if equal is None or equal[0] in fixed:
+                raise ImportModelError(str(e), where=program.where) from e
+            name, value = equal
+            fixed = {k: substitute(v, {name: value}) for k, v in fixed.items()} | {name: value}
+    return _finished(program, walk, nodes, results, fixed, ranges, dynamic, restored)
+
+
+def _equation(e: ShapeError) -> tuple[str, DimLike] | None:
+    """A symbol and what it has to be, of two sizes that would have to be equal."""
+    a, b = e.sizes or (0, 0)
+    return solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+
+
+def _finished(
+    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], fixed: Mapping[str, DimLike],
+    ranges: Mapping[str, tuple[int, int | None]], dynamic: Dynamic, restored: Mapping[str, Node],
+) -> ImportedModel:  # fmt: skip
+    for o, v in zip(program.outputs, results, strict=True):
+        if not isinstance(v, Node | Missing):
+            walk.lost = True
+            walk.refused.append(UnsupportedOp("an output that is no tensor of numbers", o.name))
+    if walk.lost or any(isinstance(v, Missing) for v in results):
+        raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
+    values = [v for v in results if isinstance(v, Node)]
+    states = [(key, n) for key, n in walk.state.items()]
+    names = [*(key for key, _ in states), *(o.name for o in program.outputs)]
+    graph = Graph(
+        (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
+        conditions=tuple(walk.conditions),
+    )  # fmt: skip
+    known = graph.symbols()
+    if dynamic is False and known:
+        fix = f"give their sizes: dynamic={{{known[0]!r}: 1, ...}}"
+        raise InputError("the model has dynamic dimensions", got=list(known), fix=fix)
+    limits = tuple((k, *ranges[k]) for k in sorted(ranges) if k in known)
+    graph = replace(graph, bounds=limits)
+    check_sizes(graph, program.where)
+    first: dict[str, np.ndarray] = {}
+    for key, _ in states:
+        op = restored[key].op
+        assert isinstance(op, Const)
+        first[key] = np.array(op.value)
+    return ImportedModel(graph, first)
+
+
+def _advice(program: Program, walk: Walk, results: Sequence[Value]) -> str | None:
+    """The cut that leaves out what was refused."""
+    parts: list[str] = []
+    if walk.cuts:
+        parts.append("inputs=[" + ", ".join(map(repr, [*_numeric_inputs(program), *walk.cuts])) + "]")
+    fine = [o.name for o, v in zip(program.outputs, results, strict=True) if isinstance(v, Node)]
+    if fine:
+        parts.append(f"outputs={fine}")
+    return "leave that part out, and compute it before: " + ", or ".join(parts) if parts else None
+
+
+def _numeric_inputs(program: Program) -> list[str]:
+    return [i.name for i in program.inputs if is_numeric(i.dtype)]
+
+
+# --- files
+
+
+def read_program(path: Path, signature: str | None = None) -> Program:
+    """A SavedModel or a frozen graph, as its content says."""
+    if path.is_dir():
+        return _saved_model(path, signature)
+    if path.name == "saved_model.pb":
+        return _saved_model(path.parent, signature)
+    data = map_file(path, path.resolve().parent)
+    graph = GraphDef.read(read_message(data, "a GraphDef", str(path)))
+    if signature is not None:
+        raise InputError("signature", expected="none: a frozen graph has no signatures", got=repr(signature))
+    return graph_program(graph, str(path))
+
+
+def graph_program(graph: GraphDef, where: str) -> Program:
+    """A graph without signatures: its placeholders, and the nodes that no other reads."""
+    if not graph.nodes:
+        raise ImportModelError("a graph without nodes", where=where, fix="check that the file is a GraphDef")
+    inputs = [
+        Endpoint(n.name, f"{n.name}:0", n.attributes["dtype"].int(6), _declared(n))
+        for n in graph.nodes.values()
+        if n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
+    ]
+    read = {i.lstrip("^").split(":")[0] for n in graph.nodes.values() for i in n.inputs}
+    outputs = [Endpoint(n.name, f"{n.name}:0") for n in graph.nodes.values() if n.name not in read | _SINKS]
+    outputs = [o for o in outputs if graph.nodes[o.name].op not in _SINKS]
+    return Program(graph, tuple(inputs), tuple(outputs), where)
+
+
+def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
+    """The shape that a node says its result has."""
+    noted = node.attributes.get("_output_shapes")
+    shapes = noted.message(1).messages(7) if noted is not None else []
+    if index < len(shapes):
+        return shape_of(shapes[index])
+    own = node.attributes.get("shape")
+    return shape_of(own.message(7)) if own is not None and node.op.startswith("Placeholder") else None
+
+
+def _saved_model(folder: Path, signature: str | None) -> Program:
+    path = folder / "saved_model.pb"
+    message = read_message(map_file(path, folder), "a SavedModel", str(path))
+    found = SavedModel.read(message).meta_graphs
+    if not found:
+        raise ImportModelError("a SavedModel without graphs", where=str(path), fix="save the model again")
+    meta = next((m for m in found if "serve" in m.tags), found[0])
+    chosen = _signature(meta, signature, str(path))
+    prefix = folder / "variables" / "variables"
+    has_variables = prefix.with_name("variables.index").exists()
+    return Program(
+        meta.graph,
+        tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in chosen.inputs.items()),
+        tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in chosen.outputs.items()),
+        str(folder),
+        Bundle.open(prefix, folder) if has_variables else None,
+        meta.restore.split(":")[0],
+    )
+
+
+def _signature(meta: MetaGraph, name: str | None, where: str) -> SignatureDef:
+    usable = {k: s for k, s in meta.signatures.items() if s.outputs and not k.startswith("__saved_model_")}
+    if name is None:
+        name = _DEFAULT if _DEFAULT in usable or len(usable) != 1 else next(iter(usable))
+    if name not in usable:
+        fix = "pass signature=" if usable else "save the model with signatures=, or freeze it to a GraphDef"
+        raise InputError("signature", expected=f"one of {sorted(usable)}", got=repr(name), fix=f"{fix} ({where})")
+    return usable[name]
+
+
+def _restored(program: Program) -> dict[str, Node]:
+    """The variables' values: what the model's own restore operation assigns."""
+    if program.bundle is None or program.restore not in program.graph.nodes:
+        return {}
+    walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, restoring=True)
+    walk.run(Frame(program.graph.nodes, effects=True), (), (program.restore,))
+    return walk.variables
+
+
+# --- what is asked for
+
+
+def _cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) -> Program:
+    if inputs is not None:
+        shapes = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
+        program = replace(program, inputs=tuple(_asked_input(program, n, s) for n, s in shapes.items()))
+    if outputs is not None:
+        known = {o.name: o for o in program.outputs}
+        program = replace(program, outputs=tuple(known.get(n) or Endpoint(n, _tensor(program, n)) for n in outputs))
+    if not program.outputs:
+        raise InputError("outputs", expected="some of the model's tensors", got="none")
+    return program
+
+
+def _tensor(program: Program, name: str) -> str:
+    """A node of the graph, and which of its results."""
+    tensor = name if ":" in name else f"{name}:0"
+    if tensor.split(":")[0] not in program.graph.nodes:
+        known = [o.name for o in program.outputs]
+        raise InputError("outputs", expected=f"some of {known}, or nodes outside functions", got=repr(name))
+    return tensor
+
+
+def _asked_input(program: Program, name: str, asked: Shape | tuple[str, Shape] | None) -> Endpoint:
+    found = next((i for i in program.inputs if i.name == name), None)
+    if found is None:
+        tensor = name if ":" in name else f"{name}:0"
+        path, _, index = tensor.rpartition(":")
+        node = _node_at(program.graph.nodes, program.graph.functions, path)
+        if node is None or not index.isdecimal():
+            raise InputError("inputs", expected="inputs of the model, or its tensors", got=repr(name))
+        found = Endpoint(name, tensor, _result_type(node, int(index)), _declared(node, int(index)))
+    if asked is None:
+        return found
+    kind, sizes = (asked[0], asked[1]) if len(asked) == 2 and isinstance(asked[0], str) else ("", asked)
+    if kind:
+        if kind not in DTYPES:
+            raise InputError(f"inputs[{name!r}]", expected=f"one of {', '.join(DTYPES)}", got=repr(kind))
+        found = replace(found, dtype=next(c for c in range(1, 24) if is_numeric(c) and _is(c, DTYPES[kind])))
+    if not isinstance(sizes, Sequence) or not all(d is None or isinstance(d, int) for d in sizes):
+        raise InputError(f"inputs[{name!r}]", expected="a shape, None for open sizes", got=repr(asked))
+    return replace(found, shape=tuple(d if isinstance(d, int) else None for d in sizes))
+
+
+def _is(code: int, dtype: DType) -> bool:
+    return dtype_of_code(code) == dtype
+
+
+def _node_at(nodes: Mapping[str, NodeDef], functions: Mapping[str, FunctionDef], path: str) -> NodeDef | None:
+    """The node at a place: in the graph, or in the function that the node before it calls."""
+    if path in nodes:
+        return nodes[path]
+    ends = [i for i, letter in enumerate(path) if letter == "/" and path[:i] in nodes]
+    for end in ends:
+        node = nodes[path[:end]]
+        names = [node.op, *(m.message(10).text(1) for m in node.attributes.values() if m.has(10))]
+        for name in names:
+            found = _node_at(functions[name].nodes, functions, path[end + 1 :]) if name in functions else None
+            if found is not None:
+                return found
+    return None
+
+
+# attributes that give the type of a result, of most specific ones first
+_RESULT_TYPES = ("Tout", "DstT", "out_type", "output_type", "dtype", "T", "Tparams")
+
+
+def _result_type(node: NodeDef, index: int) -> int:
+    for name in _RESULT_TYPES:
+        m = node.attributes.get(name)
+        if m is not None:
+            listed = m.message(1).ints(6)
+            return listed[index] if index < len(listed) else m.int(6)
+    return 0
+
+
+def _asked(
+    program: Program, dynamic: Dynamic
+) -> tuple[dict[str, DimLike], dict[str, tuple[int, int | None]]]:
+    """Sizes and bounds by symbol."""
+    fixed: dict[str, DimLike] = {}
+    ranges: dict[str, tuple[int, int | None]] = {}
+    names = {str(symbol_of(i.name, a)) for i in program.inputs for a, d in enumerate(i.shape or ()) if d is None}
+    for key, value in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        if isinstance(value, Mapping):
+            found = next((i for i in program.inputs if i.name == key), None)
+            if found is None:
+                raise InputError("dynamic", expected=f"an input of {[i.name for i in program.inputs]}", got=repr(key))
+            for axis, wanted in value.items():
+                if found.shape is None or not 0 <= axis < len(found.shape) or found.shape[axis] is not None:
+                    raise InputError(f"dynamic[{key!r}]", expected=f"axes that {found.shape} leaves open", got=axis)
+                name = str(symbol_of(key, axis))
+                if isinstance(wanted, str):
+                    fixed[name] = symbol(wanted)
+                    names.add(wanted)
+                else:
+                    _note(name, wanted, fixed, ranges)
+        else:
+            _note(key, value, fixed, ranges)
+    unknown = sorted((set(fixed) | set(ranges)) - names)
+    if unknown:
+        raise InputError("dynamic names no symbol", expected=f"one of {sorted(names)}", got=unknown)
+    return {k: substitute(v, {n: w for n, w in fixed.items() if n != k}) for k, v in fixed.items()}, ranges
+
+
+def _note(
+    name: str, wanted: object, fixed: dict[str, DimLike], ranges: dict[str, tuple[int, int | None]]
+) -> None:
+    match wanted:
+        case bool():
+            pass
+        case int() if wanted >= 0:
+            fixed[name] = wanted
+            return
+        case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
+            ranges[name] = (low, high)
+            return
+        case _:
+            pass
+    raise InputError(f"dynamic[{name!r}]", expected="a size, (low, high) or a name for an axis", got=repr(wanted))
+
+
+def _inputs(
+    program: Program, dynamic: Dynamic, fixed: Mapping[str, DimLike], telling: Iterable[str]
+) -> tuple[dict[str, Value], list[Node]]:
+    """Tensors that are given, and the inputs of the graph among them."""
+    given: dict[str, Value] = dict(program.captured)
+    nodes: list[Node] = []
+    for i in program.inputs:
+        if not is_numeric(i.dtype):
+            if i.dtype == 0:
+                fix = f"inputs={{{i.name!r}: ('f32', [...])}}"
+                raise InputError(f"the type of {i.name!r} is not known", fix=f"give it: {fix}")
+            given[_full(i.tensor)] = Missing()
+            continue
+        if i.shape is None:
+            fix = f"inputs={{{i.name!r}: [None, 224, 224, 3]}}, with None for open sizes"
+            raise InputError(f"input {i.name!r} has no shape", fix=f"give it: {fix}")
+        sizes = tuple(symbol_of(i.name, a) if d is None else d for a, d in enumerate(i.shape))
+        kind = TensorType(dtype_of_code(i.dtype), tuple(substitute(d, fixed) for d in sizes))
+        elements: tuple[DimLike, ...] = ()
+        if i.name in telling and isinstance(kind.size, int):
+            # a dot in its name: the symbol may be any integer
+            told = (symbol(f"{symbol_of(i.name, 0)}.{n}") for n in range(kind.size))
+            elements = tuple(substitute(d, fixed) for d in told)
+        node = Input(i.name, kind, elements)(loc=i.name)
+        nodes.append(node)
+        given[_full(i.tensor)] = node
+    return given, nodes
+
+
+def _full(tensor: str) -> str:
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+

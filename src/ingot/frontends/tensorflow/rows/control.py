@@ -1,0 +1,238 @@
+"""Calls, branches and loops. A body's graph takes every outer value that it reads as an operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import solved
+from ingot.frontends.tensorflow.proto import Function
+from ingot.frontends.tensorflow.values import Call, Missing, Result, Table, TensorList, Value, expect
+from ingot.ir.dims import Dim
+from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.types import boolean, i32
+from ingot.support.errors import ShapeError
+from ingot.support.limits import in_time
+
+row = Table()
+
+
+@row("PartitionedCall", "StatefulPartitionedCall", any_kind=True)
+def partitioned_call(c: Call, *arguments: Value) -> Result:
+    return c.walk.call(c, c.function("f"), arguments)
+
+
+# values of several kinds as tensors, and back
+
+
+def _nodes(value: Value) -> tuple[Node, ...]:
+    if isinstance(value, TensorList):
+        return () if value.buffer is None else (value.buffer,)
+    return (value,) if isinstance(value, Node) else ()
+
+
+def _flat(values: Sequence[Value]) -> tuple[Node, ...]:
+    return tuple(n for v in values for n in _nodes(v))
+
+
+def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
+    """Values of the kinds of `values`, made of `nodes` in order."""
+    left = iter(nodes)
+    out: list[Value] = []
+    for v in values:
+        if isinstance(v, TensorList) and v.buffer is not None:
+            out.append(TensorList(v.dtype, v.length, next(left)))
+        else:
+            out.append(next(left) if isinstance(v, Node) else v)
+    return out
+
+
+def _checked(values: Sequence[Value]) -> Sequence[Value]:
+    if any(isinstance(v, Missing) for v in values):
+        raise Unsupported("")
+    return values
+
+
+def _fresh(values: Sequence[Value], loc: str) -> list[Value]:
+    return _rebuilt(values, [Input(f"{loc}.{i}", n.type)() for i, n in enumerate(_flat(values))])
+
+
+def _foreign(outputs: Sequence[Node], own: Sequence[Node]) -> list[Node]:
+    """Inputs of the graphs outside that a body reads."""
+    known = set(own)
+    return [n for n in topological(outputs) if isinstance(n.op, Input) and n not in known]
+
+
+def _no_writes(c: Call, functions: Sequence[Function]) -> None:
+    if any(c.walk.writes(f.name) for f in functions):
+        raise Unsupported("writes of variables in a loop or branch")
+
+
+def _decided(c: Call, pred: Value) -> bool | None:
+    node = expect(pred, Node, "tensor")
+    return c.walk.sizes.decided(_truth(node))
+
+
+def _truth(x: Node) -> Node:
+    x = ops.reshape(x, ()) if x.type.rank else x
+    return x if x.dtype == boolean else ops.compare("NE", x, 0)
+
+
+# branches
+
+
+@row("If", "StatelessIf", any_kind=True)
+def if_(c: Call, pred: Value, *arguments: Value) -> Result:
+    branches = [c.function("else_branch"), c.function("then_branch")]
+    known = _decided(c, pred)
+    if known is not None:
+        return c.walk.call(c, branches[known], arguments)
+    return _branches(c, ops.cast(_truth(expect(pred, Node, "tensor")), i32), branches, arguments)
+
+
+@row("Case", "StatelessCase", any_kind=True)
+def case(c: Call, index: Value, *arguments: Value) -> Result:
+    return _branches(c, expect(index, Node, "tensor"), c.functions("branches"), arguments)
+
+
+def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
+    _no_writes(c, branches)
+    _checked(arguments)
+    inside, operands = _inside(c, arguments)
+    results = [_checked(c.walk.call(c, f, inside)) for f in branches]
+    like = results[0]
+    outputs = [_flat(r) for r in results]
+    if any([n.type for n in o] != [n.type for n in outputs[0]] for o in outputs):
+        kinds = " and ".join(str([str(n.type) for n in o]) for o in outputs)
+        raise Unsupported(f"branches whose results differ in type: {kinds}")
+    if not outputs[0]:
+        return like
+    own = _flat(inside)
+    taken = [n for n in own if n not in operands.values()]
+    more = _foreign([n for o in outputs for n in o], taken)
+    inputs = (*taken, *more)
+    graphs = tuple(Graph(inputs, o) for o in outputs)
+    outer = {n: o for n, o in zip(own, _flat(arguments), strict=True)}
+    return _rebuilt(like, ops.Case(graphs)(index, *(outer[n] for n in taken), *more, loc=c.loc).results)
+
+
+def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
+    """Values as a body sees them: what any graph may hold as it is, inputs of its own for others; and, of the former,
+    what each is outside -> inside."""
+    free: dict[Node, Node] = {}
+    for n in _flat(values):
+        form = c.walk.sizes.anywhere(n)
+        if form is not None:
+            free[n] = form
+    nodes = [
+        free[n] if n in free else Input(f"{c.loc}.outside{i}", n.type)() for i, n in enumerate(_flat(values))
+    ]
+    return _rebuilt(values, nodes), free
+
+
+# loops
+
+
+@row("While", "StatelessWhile", any_kind=True)
+def while_(c: Call, *arguments: Value) -> Result:
+    """What the body hands on unchanged is not carried; where the values' types change, turns are written out."""
+    cond, body = c.function("cond"), c.function("body")
+    _no_writes(c, (cond, body))
+    start = list(_checked(arguments))
+    refused = list(c.walk.refused)
+    probes = _fresh(start, f"{c.loc}.probe")
+    ends = c.walk.call(c, body, probes)
+    why = list(c.walk.refused)
+    c.walk.refused[:] = refused
+    if any(isinstance(v, Missing) for v in ends):
+        # what only the run knows in a loop may be known in each of its turns
+        results = _unrolled(c, cond, body, start)
+        if results is None:
+            c.walk.refused[:] = why
+            raise Unsupported("")
+        return results
+    fixed = [a is b or a == b for a, b in zip(probes, ends, strict=True)]
+    start = [
+        TensorList(v.dtype, v.length, ops.full(e.buffer.shape, 0, v.dtype))
+        if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
+        else v
+        for v, e in zip(start, ends, strict=True)
+    ]
+    changing = _changing(start, ends)
+    if changing is None:
+        return _loop(c, cond, body, start, fixed)
+    results = _unrolled(c, cond, body, list(arguments))
+    if results is None:
+        raise Unsupported(f"a loop whose {changing}, and whose turns only the run counts")
+    return results
+
+
+def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
+    """How a carried value's type changes; None where none does. Raises ShapeError for sizes that may be equal."""
+    for k, (a, b) in enumerate(zip(start, ends, strict=True)):
+        one, other = _nodes(a), _nodes(b)
+        if len(one) != len(other) or type(a) is not type(b):
+            return f"value {k} becomes another kind"
+        if isinstance(a, TensorList) and isinstance(b, TensorList) and a.length != b.length:
+            return f"list {k} grows from {a.length} to {b.length}"
+        for x, y in zip(one, other, strict=True):
+            if x.dtype != y.dtype or x.type.rank != y.type.rank:
+                return f"value {k} changes from {x.type} to {y.type}"
+            for d, e in zip(x.shape, y.shape, strict=True):
+                if isinstance(d, Dim) and isinstance(e, Dim) and solved(d, e) is not None:
+                    raise ShapeError(f"a loop's value {k}", expected=x.type, got=y.type).between((d, e))
+                if d != e:
+                    return f"value {k} changes from {x.type} to {y.type}"
+    return None
+
+
+def _loop(c: Call, cond: Function, body: Function, start: Sequence[Value], fixed: Sequence[bool]) -> Result:
+    outside = [v for v, same in zip(start, fixed, strict=True) if same]
+    shared, free = _inside(c, outside)
+    carried = _fresh([v for v, same in zip(start, fixed, strict=True) if not same], c.loc)
+
+    def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
+        ones, others = iter(same), iter(changed)
+        return [next(ones) if f else next(others) for f in fixed]
+
+    inside = merged(carried, shared)
+    (test,) = _checked(c.walk.call(c, cond, inside))
+    ends = _checked(c.walk.call(c, body, inside))
+    moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
+    inputs, outputs, go = _flat(carried), _flat(moved), _truth(expect(test, Node, "tensor"))
+    _same_types(c, inputs, outputs)
+    kept = [(n, o) for n, o in zip(_flat(shared), _flat(outside), strict=True) if o not in free]
+    more = _foreign((go, *outputs), (*inputs, *(n for n, _ in kept)))
+    names = (*inputs, *dict(kept), *more)
+    held = (*dict(kept), *more)
+    operands = (*_flat([v for v, same in zip(start, fixed, strict=True) if not same]), *dict(kept).values(), *more)
+    if not names:
+        raise Unsupported("without values")
+    results = ops.While(Graph(names, (go,)), Graph(names, (*outputs, *held)))(*operands, loc=c.loc).results
+    return merged(_rebuilt(moved, results[: len(inputs)]), outside)
+
+
+def _same_types(c: Call, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
+    for a, b in zip(inputs, outputs, strict=True):
+        if a.type != b.type:
+            raise Unsupported(f"a loop whose value changes from {a.type} to {b.type}")
+
+
+_MOST_TURNS = 4096
+
+
+def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
+    """Turn after turn written out; None where their number is not known, or something in them is refused."""
+    for _ in range(_MOST_TURNS):
+        in_time(c.loc)
+        (test,) = c.walk.call(c, cond, values)
+        go = None if isinstance(test, Missing) else _decided(c, test)
+        if go is None:
+            return None
+        if not go:
+            return values
+        values = c.walk.call(c, body, values)
+        if any(isinstance(v, Missing) for v in values):
+            return None
+    raise Unsupported(f"a loop of more than {_MOST_TURNS} turns, to be written out")

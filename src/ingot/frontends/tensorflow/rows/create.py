@@ -1,0 +1,168 @@
+"""Constants, ranges, and what passes values on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
+from ingot.ir.node import Const, Node, const
+from ingot.ir.types import TensorType, i64
+
+row = Table()
+
+
+@row("Const")
+def constant(c: Call) -> Value:
+    value = c.tensor("value")
+    if value.dtype == object:
+        return Strings(value)
+    return const(value, loc=c.loc)
+
+
+@row("Placeholder", "PlaceholderV2")
+def placeholder(c: Call) -> Value:
+    raise Unsupported("an input that is not among inputs=")
+
+
+@row("PlaceholderWithDefault")
+def placeholder_with_default(c: Call, x: Node) -> Node:
+    return x
+
+
+_PASSED = (
+    "Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape",
+    "OptimizationBarrier", "DeepCopy",
+)  # fmt: skip
+
+
+@row(*_PASSED, any_kind=True)
+def identity(c: Call, x: Value) -> Value:
+    return x
+
+
+@row("IdentityN", any_kind=True)
+def identity_n(c: Call, *xs: Value) -> Result:
+    return xs
+
+
+@row("NoOp", "ControlTrigger")
+def no_op(c: Call) -> Result:
+    return ()
+
+
+@row("Shape")
+def shape(c: Call, x: Node) -> Node:
+    return shape_node(c, x.shape)
+
+
+@row("ShapeN")
+def shape_n(c: Call, *xs: Node) -> Result:
+    return [shape_node(c, x.shape) for x in xs]
+
+
+def shape_node(c: Call, shape: tuple[DimLike, ...]) -> Node:
+    dtype = c.dtype("out_type") if c.has("out_type") else None
+    numpy = np.int32 if dtype is None else dtype.numpy
+    if not any(isinstance(d, Dim) for d in shape):
+        return const(np.asarray(shape, numpy))
+    return ops.stack([ops.scalar(d, const(0, numpy).dtype) for d in shape])
+
+
+@row("Size")
+def size(c: Call, x: Node) -> Node:
+    return ops.scalar(product(x.shape), c.dtype("out_type") if c.has("out_type") else const(np.int32(0)).dtype)
+
+
+@row("Fill")
+def fill(c: Call, dims: Node, value: Node) -> Node:
+    return ops.broadcast_to(value, c.sizes(dims))
+
+
+@row("ZerosLike", "OnesLike")
+def likes(c: Call, x: Node) -> Node:
+    return ops.full(x.shape, c.op == "OnesLike", x.dtype)
+
+
+@row("Empty")
+def empty(c: Call, dims: Node) -> Node:
+    return ops.full(c.sizes(dims), 0, c.dtype("dtype"))
+
+
+@row("Range")
+def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
+    if all(isinstance(n.op, Const) for n in (start, limit, delta)):
+        first, last, step = (c.array(n).item() for n in (start, limit, delta))
+        if step == 0:
+            raise Unsupported("a step of 0")
+        return const(np.arange(first, last, step, dtype=start.dtype.numpy))
+    first, last, step = c.size(start), c.size(limit), c.size(delta)
+    if not isinstance(step, int) or step == 0:
+        raise Unsupported(f"a step of {step}")
+    count = dim_max(ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step), 0)
+    line = ops.arange(count, start.dtype)
+    return ops.add(line if step == 1 else ops.mul(line, step), start)
+
+
+@row("LinSpace")
+def lin_space(c: Call, start: Node, stop: Node, num: Node) -> Node:
+    count = c.size(num)
+    at = ops.arange(count, start.dtype)
+    if count == 1:
+        return ops.reshape(start, (1,))
+    step = ops.div(ops.sub(stop, start), ops.scalar(count - 1, start.dtype))
+    inner = ops.add(start, ops.mul(at, step))
+    # the end is exact
+    return ops.where(ops.compare("EQ", ops.arange(count), count - 1), stop, inner)
+
+
+@row("OneHot")
+def one_hot(c: Call, indices: Node, depth: Node, on: Node, off: Node) -> Node:
+    """Rows of `off` with `on` at each index; an index out of range has none."""
+    n, axis = c.size(depth), c.int("axis", -1)
+    axis = indices.type.rank if axis == -1 else axis
+    wide = ops.expand_dims(indices, axis)
+    places = ops.Iota(TensorType(i64, tuple(n if i == axis else 1 for i in range(indices.type.rank + 1))), axis)()
+    return ops.where(ops.compare("EQ", ops.cast(wide, i64), places), on, off)
+
+
+@row("MatrixDiagV3", "MatrixDiagV2", "MatrixDiag", "Diag")
+def diag(c: Call, x: Node, *rest: Node) -> Node:
+    """The main diagonal of square matrices."""
+    if rest and (c.numbers(rest[0]) not in ((0,), (0, 0)) or any(v != -1 for r in rest[1:3] for v in c.numbers(r))):
+        raise Unsupported("of other than the main diagonal")
+    if c.op == "Diag" and x.type.rank != 1:
+        raise Unsupported(f"of a tensor of rank {x.type.rank}")
+    n = x.shape[-1]
+    line = ops.arange(n)
+    on = ops.compare("EQ", ops.expand_dims(line, 1), ops.expand_dims(line, 0))
+    fill = rest[3] if len(rest) > 3 else ops.full((), 0, x.dtype)
+    return ops.where(on, ops.expand_dims(x, -1), fill)
+
+
+@row("MatrixDiagPartV3", "MatrixDiagPart", "DiagPart")
+def diag_part(c: Call, x: Node, *rest: Node) -> Node:
+    if rest and c.numbers(rest[0]) not in ((0,), (0, 0)):
+        raise Unsupported("of other than the main diagonal")
+    n = x.shape[-1]
+    if x.shape[-2] != n or (c.op == "DiagPart" and x.type.rank != 2):
+        raise Unsupported(f"of {x.type}")
+    line = ops.arange(n)
+    on = ops.compare("EQ", ops.expand_dims(line, 1), ops.expand_dims(line, 0))
+    return ops.reduce_sum(ops.where(on, x, 0), -1)
+
+
+@row("MatrixBandPart")
+def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
+    """What lies at most `lower` below and `upper` above the diagonal; a negative number is without end."""
+    rows, columns = x.shape[-2], x.shape[-1]
+    below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
+    low, high = c.size(lower), c.size(upper)
+    on = ops.full(below.shape, True, ops.compare("EQ", below, 0).dtype)
+    if low != -1 and not (isinstance(low, int) and low < 0):
+        on = ops.and_(on, ops.compare("LE", below, low))
+    if high != -1 and not (isinstance(high, int) and high < 0):
+        on = ops.and_(on, ops.compare("GE", below, 0 - high))
+    return ops.where(on, x, 0)

@@ -1,0 +1,265 @@
+"""Arithmetic, comparisons, activations and special functions, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Table
+from ingot.ir.dims import bounds
+from ingot.ir.node import Node, Op, const, splat_of
+from ingot.ops import incomplete_gamma, special
+
+row = Table()
+
+_BINARY: dict[str, Callable[[Node, Node], Node]] = {
+    "Add": ops.add, "AddV2": ops.add, "Sub": ops.sub, "Mul": ops.mul, "Maximum": ops.maximum, "Minimum": ops.minimum,
+    "Pow": ops.pow, "Atan2": ops.atan2, "LogicalAnd": ops.and_, "LogicalOr": ops.or_, "BitwiseAnd": ops.and_,
+    "BitwiseOr": ops.or_, "BitwiseXor": ops.xor, "RealDiv": ops.div, "Div": ops.div, "TruncateDiv": ops.div,
+    "TruncateMod": ops.rem, "Mod": ops.rem, "LeftShift": partial(ops.apply, ops.ShiftLeft()),
+    "Zeta": special.zeta, "Igamma": incomplete_gamma.igamma, "Igammac": incomplete_gamma.igammac,
+    "Polygamma": special.polygamma,
+}  # fmt: skip
+_UNARY: dict[str, Op] = {
+    "Abs": ops.Abs(), "Neg": ops.Neg(), "Sign": ops.Sign(), "Exp": ops.Exp(), "Expm1": ops.Expm1(), "Log": ops.Log(),
+    "Log1p": ops.Log1p(), "Sqrt": ops.Sqrt(), "Rsqrt": ops.Rsqrt(), "Sin": ops.Sin(), "Cos": ops.Cos(),
+    "Tan": ops.Tan(), "Asin": ops.Asin(), "Acos": ops.Acos(), "Atan": ops.Atan(), "Sinh": ops.Sinh(),
+    "Cosh": ops.Cosh(), "Tanh": ops.Tanh(), "Asinh": ops.Asinh(), "Acosh": ops.Acosh(), "Atanh": ops.Atanh(),
+    "Sigmoid": ops.Logistic(), "Erf": ops.Erf(), "Floor": ops.Floor(), "Ceil": ops.Ceil(), "Rint": ops.RoundEven(),
+    "IsNan": ops.IsNan(), "IsFinite": ops.IsFinite(), "LogicalNot": ops.Not(), "Invert": ops.Not(),
+    "Relu": ops.Relu(), "Elu": ops.Elu(), "Selu": ops.Selu(), "Softsign": ops.Softsign(),
+    "Softplus": ops.Softplus(threshold=float("inf")), "PopulationCount": ops.PopulationCount(),
+}  # fmt: skip
+_COMPARED = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
+_SPECIAL: dict[str, Callable[[Node], Node]] = {
+    "Erfc": special.erfc, "Erfinv": special.erf_inv, "Lgamma": special.lgamma, "Digamma": special.digamma,
+    "BesselI0": special.bessel_i0, "BesselI0e": special.bessel_i0e, "BesselI1": special.bessel_i1,
+    "BesselI1e": special.bessel_i1e,
+}  # fmt: skip
+
+
+@row(*_BINARY)
+def binary(c: Call, a: Node, b: Node) -> Node:
+    return _BINARY[c.op](a, b)
+
+
+@row(*_UNARY)
+def unary(c: Call, x: Node) -> Node:
+    op = _UNARY[c.op]
+    if x.dtype.is_integer and c.op in ("Floor", "Ceil", "Rint"):
+        return x
+    return op(x)
+
+
+@row(*_COMPARED)
+def compare(c: Call, a: Node, b: Node) -> Node:
+    return ops.compare(_COMPARED[c.op], a, b)
+
+
+@row(*_SPECIAL)
+def special_function(c: Call, x: Node) -> Node:
+    return _SPECIAL[c.op](x)
+
+
+@row("Ndtri")
+def ndtri(c: Call, x: Node) -> Node:
+    return ops.mul(special.erf_inv(ops.sub(ops.mul(x, 2.0), 1.0)), float(np.sqrt(2.0)))
+
+
+@row("AddN")
+def add_n(c: Call, *xs: Node) -> Node:
+    return reduce(ops.add, xs)
+
+
+@row("FloorDiv")
+def floor_div(c: Call, a: Node, b: Node) -> Node:
+    if a.dtype.is_float:
+        return ops.Floor()(ops.div(a, b))
+    quotient = ops.div(a, b)
+    if a.dtype.kind == "u" or (_is_positive(b) and _is_size(c, a)):
+        return quotient
+    left = ops.rem(a, b)
+    opposite = ops.compare("NE", ops.compare("LT", left, 0), ops.compare("LT", b, 0))
+    return ops.where(ops.and_(opposite, ops.compare("NE", left, 0)), ops.sub(quotient, 1), quotient)
+
+
+@row("FloorMod")
+def floor_mod(c: Call, a: Node, b: Node) -> Node:
+    return ops.rem(a, b) if a.dtype.is_integer and _is_positive(b) and _is_size(c, a) else ops.floor_mod(a, b)
+
+
+def _is_positive(b: Node) -> bool:
+    value = splat_of(b)
+    return value is not None and float(value) > 0
+
+
+def _is_size(c: Call, x: Node) -> bool:
+    """Whether all elements are known sizes, none of them negative: what divides them stays a size."""
+    try:
+        lows = [bounds(d)[0] for d in c.sizes(x)]
+    except Unsupported:
+        return False
+    return all(low is not None and low >= 0 for low in lows)
+
+
+@row("DivNoNan")
+def div_no_nan(c: Call, a: Node, b: Node) -> Node:
+    return ops.where(ops.compare("EQ", b, 0.0), 0.0, ops.div(a, b))
+
+
+@row("MulNoNan")
+def mul_no_nan(c: Call, a: Node, b: Node) -> Node:
+    return ops.where(ops.compare("EQ", b, 0.0), 0.0, ops.mul(a, b))
+
+
+@row("Xlogy", "Xlog1py", "Xdivy")
+def x_times(c: Call, x: Node, y: Node) -> Node:
+    other = {
+        "Xlogy": lambda: ops.mul(x, ops.Log()(y)),
+        "Xlog1py": lambda: ops.mul(x, ops.Log1p()(y)),
+        "Xdivy": lambda: ops.div(x, y),
+    }[c.op]()
+    return ops.where(ops.compare("EQ", x, 0.0), 0.0, other)
+
+
+@row("RightShift")
+def right_shift(c: Call, a: Node, b: Node) -> Node:
+    return ops.apply(ops.ShiftRightLogical() if a.dtype.kind == "u" else ops.ShiftRightArithmetic(), a, b)
+
+
+@row("SquaredDifference")
+def squared_difference(c: Call, a: Node, b: Node) -> Node:
+    d = ops.sub(a, b)
+    return ops.mul(d, d)
+
+
+@row("Square")
+def square(c: Call, x: Node) -> Node:
+    return ops.mul(x, x)
+
+
+@row("Reciprocal", "Inv")
+def reciprocal(c: Call, x: Node) -> Node:
+    return ops.div(ops.full((), 1, x.dtype), x)
+
+
+@row("Round")
+def round_(c: Call, x: Node) -> Node:
+    return x if x.dtype.is_integer else ops.RoundEven()(x)
+
+
+@row("IsInf")
+def is_inf(c: Call, x: Node) -> Node:
+    return ops.compare("EQ", ops.Abs()(x), float("inf"))
+
+
+@row("Relu6")
+def relu6(c: Call, x: Node) -> Node:
+    return ops.clip(x, 0, 6)
+
+
+@row("LeakyRelu")
+def leaky_relu(c: Call, x: Node) -> Node:
+    return ops.LeakyRelu(c.float("alpha", 0.2))(x)
+
+
+@row("ClipByValue")
+def clip_by_value(c: Call, x: Node, low: Node, high: Node) -> Node:
+    return ops.minimum(ops.maximum(x, low), high)
+
+
+@row("Cast")
+def cast(c: Call, x: Node) -> Node:
+    return ops.cast(x, c.dtype("DstT"))
+
+
+@row("Bitcast")
+def bitcast(c: Call, x: Node) -> Node:
+    to = c.dtype("type")
+    if to.bits != x.dtype.bits:
+        raise Unsupported(f"of {x.dtype} as {to}, of another width")
+    return ops.BitcastConvert(to)(x)
+
+
+@row("Select")
+def select(c: Call, pred: Node, a: Node, b: Node) -> Node:
+    """A vector of conditions chooses rows."""
+    if pred.type.rank == 1 and a.type.rank > 1:
+        pred = ops.reshape(pred, (pred.shape[0], *(1,) * (a.type.rank - 1)))
+    return ops.where(pred, a, b)
+
+
+@row("SelectV2")
+def select_v2(c: Call, pred: Node, a: Node, b: Node) -> Node:
+    return ops.where(pred, a, b)
+
+
+@row("ApproximateEqual")
+def approximate_equal(c: Call, a: Node, b: Node) -> Node:
+    return ops.compare("LT", ops.Abs()(ops.sub(a, b)), c.float("tolerance", 1e-5))
+
+
+@row("Cumsum", "Cumprod")
+def cumulative(c: Call, x: Node, axis: Node) -> Node:
+    kind = "sum" if c.op == "Cumsum" else "prod"
+    return ops.cumulative(kind, x, c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive"))
+
+
+@row("Rank", any_kind=True)
+def rank(c: Call, x: object) -> Node:
+    if not isinstance(x, Node):
+        raise Unsupported("")
+    return const(x.type.rank, np.int32)
+
+
+@row("LogSoftmax")
+def log_softmax(c: Call, x: Node) -> Node:
+    return ops.LogSoftmax(x.type.rank - 1)(x)
+
+
+@row("Softmax")
+def softmax(c: Call, x: Node) -> Node:
+    return ops.Softmax(x.type.rank - 1)(x)
+
+
+@row("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4")
+def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
+    """Levels of `num_bits` over the given range."""
+    if not c.flag("range_given") or c.int("axis", -1) != -1 or c.str("round_mode", "HALF_TO_EVEN") != "HALF_TO_EVEN":
+        raise Unsupported("of a range that is not given, along an axis or of another rounding")
+    bits, signed = c.int("num_bits", 8), c.flag("signed_input")
+    most = float((1 << (bits - 1)) - 1 if signed else (1 << bits) - 1)
+    least = float(-(1 << (bits - 1)) + bool(c.flag("narrow_range")) if signed else 0)
+    a, b = (float(c.array(v).reshape(())) for v in (low, high))
+    scales = [s for s in ((least / a if least * a > 0 else None), (most / b if most * b > 0 else None)) if s]
+    scale = float(np.float32(min(scales, default=1.0)))
+    clipped = ops.clip(x, float(np.float32(least / scale)), float(np.float32(most / scale)))
+    return ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale)
+
+
+@row("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs")
+def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
+    """Levels of `num_bits`, with a range nudged so that 0 is one of them."""
+    if range_:
+        low, high = (np.asarray(c.array(v), np.float32) for v in range_)
+    else:
+        low, high = np.float32(c.float("min", -6.0)), np.float32(c.float("max", 6.0))
+    least = np.float32(1 if c.flag("narrow_range") else 0)
+    most = np.float32((1 << c.int("num_bits", 8)) - 1)
+    with np.errstate(all="ignore"):
+        scale = ((high - low) / (most - least)).astype(np.float32)
+        zero = least - low / scale
+        zero = np.clip(np.floor(zero + np.float32(0.5)), least, most).astype(np.float32)
+        a, b = ((v - zero) * scale for v in (least, most))
+        inverse = (np.float32(1) / scale).astype(np.float32)
+    moved = ops.sub(ops.minimum(ops.maximum(x, const(a, np.float32)), const(b, np.float32)), const(a, np.float32))
+    levels = ops.Floor()(ops.add(ops.mul(moved, const(inverse, np.float32)), 0.5))
+    out = ops.add(ops.mul(levels, const(scale, np.float32)), const(a, np.float32))
+    none = np.logical_and(low == 0, high == 0)
+    return out if not none.any() else ops.where(const(np.asarray(none)), 0.0, out)
+
+

@@ -1,0 +1,155 @@
+"""Slices, gathers and scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Table, normal
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Const, Node
+from ingot.ir.types import i64
+
+row = Table()
+
+
+def _elements(c: Call, x: Node) -> list[DimLike | Node]:
+    """The elements of a vector, as sizes where they are known."""
+    try:
+        return list(c.sizes(x))
+    except Unsupported:
+        pieces = x.inputs if isinstance(x.op, ops.Concat) and all(i.type.size == 1 for i in x.inputs) else ()
+        count = x.type.size
+        if not isinstance(count, int):
+            raise
+        parts = [ops.reshape(p, ()) for p in pieces] or [ops.index_axis(x, 0, i) for i in range(count)]
+        return [_size_or_node(c, p) for p in parts]
+
+
+def _size_or_node(c: Call, x: Node) -> DimLike | Node:
+    try:
+        return c.size(x)
+    except Unsupported:
+        return x
+
+
+@row("StridedSlice")
+def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> Node:
+    """numpy's basic indexing, in masks: bit i says it of element i of `begin`."""
+    first, last, steps = _elements(c, begin), _elements(c, end), c.numbers(strides)
+    new, drop, rest = c.int("new_axis_mask", 0), c.int("shrink_axis_mask", 0), c.int("ellipsis_mask", 0)
+    open_first, open_last = c.int("begin_mask", 0), c.int("end_mask", 0)
+    axis = 0
+    for i, (low, high, step) in enumerate(zip(first, last, steps, strict=True)):
+        bit = 1 << i
+        if rest & bit:
+            # as many axes as the elements behind leave; those that add an axis take none
+            behind = sum(1 for k in range(i + 1, len(steps)) if not new >> k & 1)
+            axis = x.type.rank - behind
+        elif new & bit:
+            x = ops.expand_dims(x, axis)
+            axis += 1
+        elif drop & bit:
+            x = _at(x, axis, low)
+        else:
+            start, stop = None if open_first & bit else low, None if open_last & bit else high
+            if isinstance(start, Node) or isinstance(stop, Node):
+                raise Unsupported("a slice whose ends only the run knows")
+            x = ops.slice_axis(x, axis, start, stop, step)
+            axis += 1
+    return x
+
+
+def _at(x: Node, axis: int, place: DimLike | Node) -> Node:
+    return ops.Take(axis)(x, place) if isinstance(place, Node) else ops.index_axis(x, axis, place)
+
+
+@row("GatherV2", "Gather")
+def gather(c: Call, x: Node, indices: Node, axis: Node | None = None) -> Node:
+    batch = c.int("batch_dims", 0)
+    batch = normal(batch, indices.type.rank + 1)
+    along = batch if axis is None else c.axis(axis, x.type.rank)
+    if isinstance(indices.op, Const) and indices.type.rank == 0:
+        return ops.index_axis(x, along, int(indices.op.value))
+    if not batch:
+        return ops.Take(along)(x, indices)
+    # the axis that is taken from goes behind the batch, and what stood between follows the indices
+    between = along - batch
+    order = [*range(batch), along, *(i for i in range(batch, x.type.rank) if i != along)]
+    rows = ops.GatherND(batch)(ops.transpose(x, order), ops.expand_dims(indices, -1))
+    n = indices.type.rank
+    back = [*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, rows.type.rank)]
+    return ops.transpose(rows, back)
+
+
+@row("GatherNd")
+def gather_nd(c: Call, x: Node, indices: Node) -> Node:
+    return ops.GatherND(0)(x, indices)
+
+
+@row("ScatterNd")
+def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
+    """Sums of the updates that meet."""
+    return ops.ScatterND("add")(ops.full(c.sizes(shape), 0, updates.dtype), _wide(indices), updates)
+
+
+_SCATTERED = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
+
+
+@row("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
+def tensor_scatter(c: Call, x: Node, indices: Node, updates: Node) -> Node:
+    return ops.ScatterND(_SCATTERED[c.op.removeprefix("TensorScatter")])(x, _wide(indices), updates)
+
+
+@row("TensorScatterSub")
+def tensor_scatter_sub(c: Call, x: Node, indices: Node, updates: Node) -> Node:
+    return ops.ScatterND("add")(x, _wide(indices), ops.Neg()(updates))
+
+
+def _wide(indices: Node) -> Node:
+    return ops.cast(indices, i64)
+
+
+@row("DynamicStitch", "ParallelDynamicStitch")
+def dynamic_stitch(c: Call, *operands: Node) -> Node:
+    """Rows put where constant indices say."""
+    half = len(operands) // 2
+    indices, data = operands[:half], operands[half:]
+    places = [c.array(i).reshape(-1) for i in indices]
+    count = 1 + max((int(p.max()) for p in places if p.size), default=-1)
+    tail = data[0].shape[indices[0].type.rank :]
+    out: list[Node | None] = [None] * count
+    for index, rows, at in zip(indices, data, places, strict=True):
+        flat = ops.reshape(rows, (index.type.size, *tail))
+        for k, place in enumerate(at):
+            out[int(place)] = ops.index_axis(flat, 0, k)
+    zero = ops.full(tail, 0, data[0].dtype)
+    return ops.stack([r if r is not None else zero for r in out])
+
+
+@row("TensorStridedSliceUpdate")
+def strided_update(c: Call, x: Node, begin: Node, end: Node, strides: Node, value: Node) -> Node:
+    """x[begin:end] = value for full axes and steps of 1."""
+    if any(s != 1 for s in c.numbers(strides)) or any(c.int(f"{m}_mask", 0) for m in ("ellipsis", "new_axis")):
+        raise Unsupported("with steps, new axes or an ellipsis")
+    first = _elements(c, begin)
+    drop, open_first = c.int("shrink_axis_mask", 0), c.int("begin_mask", 0)
+    starts: list[Node] = []
+    shape: list[DimLike] = []
+    sizes: Sequence[DimLike] = value.shape
+    for axis, size in enumerate(x.shape):
+        low = 0 if axis >= len(first) or open_first >> axis & 1 else first[axis]
+        starts.append(ops.cast(low, i64) if isinstance(low, Node) else ops.scalar(_front(low, size), i64))
+        if axis < len(first) and drop >> axis & 1:
+            shape.append(1)
+        else:
+            shape.append(sizes[0])
+            sizes = sizes[1:]
+    return ops.DynamicUpdateSlice()(x, ops.reshape(value, tuple(shape)), *starts)
+
+
+def _front(at: DimLike, size: DimLike) -> DimLike:
+    return at + size if isinstance(at, int) and at < 0 else at
+
+

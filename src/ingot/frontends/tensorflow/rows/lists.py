@@ -1,0 +1,148 @@
+"""Lists of tensors: arrays of the frameworks' loops. All elements of one are of one shape, and lie in one buffer.
+
+    TensorListReserve(n)  ->  nothing yet          TensorListSetItem  ->  dynamic_update_slice of [n, *shape]
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Result, Table, TensorList, Value, expect
+from ingot.ir.dims import DimLike, dim_max, divides
+from ingot.ir.node import Node
+from ingot.ir.types import i32, i64
+
+row = Table()
+
+
+@row("TensorListReserve")
+def reserve(c: Call, shape: Node, count: Node) -> Value:
+    return TensorList(c.dtype("element_dtype"), c.size(count))
+
+
+@row("EmptyTensorList")
+def empty(c: Call, shape: Node, most: Node) -> Value:
+    return TensorList(c.dtype("element_dtype"), 0)
+
+
+@row("TensorListFromTensor")
+def from_tensor(c: Call, x: Node, shape: Node) -> Value:
+    return TensorList(x.dtype, x.shape[0], x)
+
+
+@row("TensorListStack", any_kind=True)
+def stack(c: Call, handle: Value, shape: Node) -> Node:
+    return _buffer(c, _list(handle), shape)
+
+
+def _list(value: Value) -> TensorList:
+    return expect(value, TensorList, "list of tensors")
+
+
+def _buffer(c: Call, items: TensorList, shape: Node) -> Node:
+    """All of a list, with zeros where nothing was put."""
+    if items.buffer is not None:
+        return items.buffer
+    sizes = c.sizes(shape)
+    if any(d == -1 for d in sizes):
+        raise Unsupported("a list that nothing was put into")
+    return ops.full((items.length, *sizes), 0, items.dtype)
+
+
+@row("TensorListSetItem", any_kind=True)
+def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
+    items, at, x = _list(handle), expect(index, Node, "tensor"), expect(value, Node, "tensor")
+    length, buffer = items.length, items.buffer
+    if c.flag("resize_if_index_out_of_bounds"):
+        length = dim_max(length, c.size(at) + 1)
+    if buffer is None:
+        buffer = ops.full((length, *x.shape), 0, items.dtype)
+    elif length != items.length:
+        buffer = _resized(buffer, length)
+    starts = [ops.cast(at, i64), *(ops.scalar(0, i64) for _ in x.shape)]
+    return TensorList(items.dtype, length, ops.DynamicUpdateSlice()(buffer, ops.expand_dims(x, 0), *starts))
+
+
+@row("TensorListGetItem", any_kind=True)
+def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
+    items, at = _list(handle), expect(index, Node, "tensor")
+    return ops.Take(0)(_buffer(c, items, shape), at)
+
+
+@row("TensorListLength", any_kind=True)
+def length(c: Call, handle: Value) -> Node:
+    return ops.scalar(_list(handle).length, i32)
+
+
+@row("TensorListElementShape", any_kind=True)
+def element_shape(c: Call, handle: Value) -> Node:
+    items = _list(handle)
+    if items.buffer is None:
+        raise Unsupported("of a list that nothing was put into")
+    return ops.stack([ops.scalar(d, c.dtype("shape_type")) for d in items.buffer.shape[1:]])
+
+
+@row("TensorListPushBack", any_kind=True)
+def push_back(c: Call, handle: Value, value: Value) -> Value:
+    items, x = _list(handle), ops.expand_dims(expect(value, Node, "tensor"), 0)
+    joined = x if items.buffer is None else ops.concat([items.buffer, x])
+    return TensorList(items.dtype, items.length + 1, joined)
+
+
+@row("TensorListPopBack", results=("output_handle", "tensor"), any_kind=True)
+def pop_back(c: Call, handle: Value, shape: Node) -> Result:
+    items = _list(handle)
+    last = items.length - 1
+    if items.buffer is None or last == -1:
+        raise Unsupported("from an empty list")
+    rest = TensorList(items.dtype, last, ops.slice_axis(items.buffer, 0, 0, last))
+    return [rest, ops.index_axis(items.buffer, 0, last)]
+
+
+@row("TensorListResize", any_kind=True)
+def resize(c: Call, handle: Value, size: Node) -> Value:
+    items, count = _list(handle), c.size(size)
+    return TensorList(items.dtype, count, None if items.buffer is None else _resized(items.buffer, count))
+
+
+def _resized(buffer: Node, count: DimLike) -> Node:
+    """More elements of zeros, or fewer."""
+    rest = (0,) * (buffer.type.rank - 1)
+    return ops.pad(buffer, (0, *rest), (count - buffer.shape[0], *rest))
+
+
+@row("TensorListGather", any_kind=True)
+def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
+    return ops.Take(0)(_buffer(c, _list(handle), shape), indices)
+
+
+@row("TensorListScatter", "TensorListScatterV2")
+def scatter(c: Call, x: Node, indices: Node, shape: Node, *count: Node) -> Value:
+    """As many elements as `count` says, or, for -1, as indices need."""
+    wanted = c.size(count[0]) if count else -1
+    if wanted == -1:
+        wanted = 1 + max(c.numbers(indices), default=-1)
+    zeros = ops.full((wanted, *x.shape[1:]), 0, x.dtype)
+    places = ops.expand_dims(ops.cast(indices, i64), -1)
+    return TensorList(x.dtype, wanted, ops.ScatterND("none")(zeros, places, x))
+
+
+@row("TensorListConcat", "TensorListConcatV2", results=("tensor", "lengths"), any_kind=True)
+def concat(c: Call, handle: Value, *rest: Value) -> Result:
+    items = _list(handle)
+    if items.buffer is None or items.buffer.type.rank < 2:
+        raise Unsupported("of a list that nothing was put into")
+    count, each, *tail = items.buffer.shape
+    return [ops.reshape(items.buffer, (count * each, *tail)), ops.full((count,), each, i64)]
+
+
+@row("TensorListSplit")
+def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
+    """Into parts of one length."""
+    sizes = c.sizes(lengths)
+    if not sizes or any(s != sizes[0] for s in sizes):
+        raise Unsupported("into parts of different lengths")
+    if divides(x.shape[0], sizes[0]) != len(sizes):
+        raise Unsupported(f"of {x.shape[0]} into {len(sizes)} parts of {sizes[0]}")
+    whole: tuple[DimLike, ...] = (len(sizes), sizes[0], *x.shape[1:])
+    return TensorList(x.dtype, len(sizes), ops.reshape(x, whole))

@@ -1,0 +1,216 @@
+"""What the importer computes with, and what a row sees of the node that it imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.proto import Function, Message, NodeDef, function_of, shape_of, single_float
+from ingot.frontends.tensorflow.tensors import dtype_of_code, to_array
+from ingot.ir.dims import Dim, DimLike
+from ingot.ir.node import Const, Node
+from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ingot.frontends.tensorflow.walk import Frame, Walk
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A handle of a variable. ref: of TensorFlow 1, which is read wherever it is named."""
+
+    key: str
+    ref: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """A constant of strings: names of tensors in a checkpoint."""
+
+    items: np.ndarray
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """A list of tensors of one type. buffer: [length, ...], all of them; None while nothing says of which shape."""
+
+    dtype: DType
+    length: DimLike
+    buffer: Node | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The result of what was refused. cut: its name, if it is a tensor that a caller could give in its place."""
+
+    cut: str = ""
+
+
+Value = Node | Variable | Strings | TensorList | Missing
+Result = Value | Sequence[Value] | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node: its attributes by name, and the walk that it is a part of."""
+
+    walk: Walk
+    node: NodeDef
+    frame: Frame
+    loc: str
+
+    @property
+    def op(self) -> str:
+        return self.node.op
+
+    def has(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> Message | None:
+        found = self.node.attributes.get(name)
+        if found is not None and found.has(9):  # the call of the function says it
+            found = self.frame.attributes.get(found.text(9))
+        return found
+
+    def _get(self, name: str) -> Message:
+        found = self._find(name)
+        if found is None:
+            raise Unsupported(f"no attribute {name}")
+        return found
+
+    def dtype(self, name: str = "T") -> DType:
+        return dtype_of_code(self._get(name).int(6))
+
+    def code(self, name: str) -> int:
+        """An element type's code, of any kind."""
+        return self._get(name).int(6)
+
+    def codes(self, name: str) -> list[int]:
+        return self._get(name).message(1).ints(6)
+
+    def int(self, name: str, default: int | None = None) -> int:
+        if default is not None and not self.has(name):
+            return default
+        return self._get(name).int(3)
+
+    def flag(self, name: str) -> bool:
+        found = self._find(name)
+        return found is not None and bool(found.int(5))
+
+    def float(self, name: str, default: float | None = None) -> float:
+        if default is not None and not self.has(name):
+            return default
+        return single_float(self._get(name), 4)
+
+    def str(self, name: str, default: str = "") -> str:
+        found = self._find(name)
+        values = found.bytes(2) if found is not None else []
+        return bytes(values[-1]).decode(errors="replace") if values else default
+
+    def ints(self, name: str) -> tuple[int, ...]:
+        found = self._find(name)
+        return () if found is None else tuple(found.message(1).ints(3))
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        found = self._find(name)
+        return None if found is None else shape_of(found.message(7))
+
+    def tensor(self, name: str) -> np.ndarray:
+        return to_array(self._get(name).message(8))
+
+    def function(self, name: str) -> Function:
+        return function_of(self._get(name).message(10))
+
+    def functions(self, name: str) -> list[Function]:
+        return [function_of(m) for m in self._get(name).message(1).messages(9)]
+
+    # operands
+
+    def sizes(self, x: Value) -> tuple[DimLike, ...]:
+        """The elements of an integer tensor as sizes. Raises Unsupported where only the run knows them."""
+        if not isinstance(x, Node):
+            raise Unsupported("a shape that is no tensor")
+        return self.walk.sizes.dims(x)
+
+    def size(self, x: Value) -> DimLike:
+        (only,) = self.sizes(x)
+        return only
+
+    def numbers(self, x: Value) -> tuple[int, ...]:
+        """The elements of an integer tensor as plain numbers."""
+        sizes = self.sizes(x)
+        if any(isinstance(d, Dim) for d in sizes):
+            raise Unsupported(f"numbers that depend on sizes: [{', '.join(map(str, sizes))}]")
+        return tuple(int(d) for d in sizes)
+
+    def axis(self, x: Value, rank: int) -> int:
+        """An axis, counted from the front."""
+        (only,) = self.numbers(x)
+        return normal(only, rank)
+
+    def array(self, x: Value) -> np.ndarray:
+        """A constant. Raises Unsupported for what is none."""
+        if not isinstance(x, Node) or not isinstance(x.op, Const):
+            raise Unsupported("an operand that is no constant")
+        return x.op.value
+
+
+V = TypeVar("V", bound=Value)
+
+
+def expect(value: Value, kind: type[V], what: str) -> V:
+    """`value`, which has to be of a kind. Raises Unsupported."""
+    if not isinstance(value, kind):
+        raise Unsupported("" if isinstance(value, Missing) else f"a value that is no {what}")
+    return value
+
+
+def normal(axis: int, rank: int) -> int:
+    """`axis` counted from the front. Raises Unsupported where it is out of range."""
+    if not -rank <= axis < rank:
+        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
+    return axis % rank
+
+
+RowFunction = Callable[..., Result]
+R = TypeVar("R", bound=RowFunction)
+
+
+@dataclass(frozen=True)
+class Row:
+    """results: names of the op's results where each is one tensor; () for one result, or one list. any_kind: it takes
+    other values than tensors, too, and what is missing."""
+
+    fn: RowFunction
+    results: tuple[str, ...] = ()
+    any_kind: bool = False
+
+
+class Table:
+    """Op -> row: a function of a Call and the operands that returns the result, or the results in order."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+
+    def __call__(self, *names: str, results: Sequence[str] = (), any_kind: bool = False) -> Callable[[R], R]:
+        def add(fn: R) -> R:
+            for name in names:
+                if name in self.rows:
+                    raise ValueError(f"two rows for {name}")
+                self.rows[name] = Row(fn, tuple(results), any_kind)
+            return fn
+
+        return add
+
+
+def merged(tables: Iterable[Table]) -> Mapping[str, Row]:
+    out: dict[str, Row] = {}
+    for table in tables:
+        if twice := out.keys() & table.rows.keys():
+            raise ValueError(f"two rows for {', '.join(sorted(twice))}")
+        out.update(table.rows)
+    return out

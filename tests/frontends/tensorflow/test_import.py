@@ -1,0 +1,116 @@
+"""SavedModels as graphs, in the interpreter and compiled, beside TensorFlow's results."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot import ops
+from ingot.frontends.tensorflow import ImportedModel, import_tensorflow
+from ingot.ir.interp import interpret
+from ingot.ir.node import Input
+from ingot.support.errors import InputError, UnsupportedOpError
+from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
+
+NETS = ("cnn", "rnn", "transformer")
+SIGNATURES = ("loop", "branch", "step")
+
+
+def _given(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:
+    labels = [n.op.label for n in imported.graph.inputs if isinstance(n.op, Input)]
+    return [inputs[label] for label in labels if label not in imported.state]
+
+
+def _check(imported: ImportedModel, read: Fixture) -> None:
+    """All calls, one after another: state goes from one to the next."""
+    state = list(imported.state.values())
+    names = imported.graph.output_names[len(state) :]
+    for inputs, expected in read.calls:
+        results = interpret(imported.graph, [*_given(imported, inputs), *state])
+        state, outputs = list(results[: len(state)]), results[len(state) :]
+        for name, got in zip(names, outputs, strict=True):
+            assert got.dtype == expected[name].dtype
+            np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets(name: str, tmp_path: Path):
+    read = fixture(name, tmp_path)
+    _check(import_tensorflow(read.path), read)
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str, tmp_path: Path):
+    read = fixture(name, tmp_path)
+    _check(import_tensorflow(read.path, signature=name), read)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_compiled_nets(name: str, tmp_path: Path):
+    read = fixture(name, tmp_path)
+    compiled = ingot.compile(read.path)
+    names = [spec.name for spec in compiled.outputs]
+    for inputs, expected in read.calls:
+        results = compiled(**inputs)
+        for got, key in zip(results if isinstance(results, tuple) else (results,), names, strict=True):
+            np.testing.assert_allclose(got, expected[key], rtol=1e-5, atol=1e-5)
+
+
+def test_state_goes_from_call_to_call(tmp_path: Path):
+    read = fixture("step", tmp_path)
+    compiled = ingot.compile(read.path, signature="step")
+    for inputs, expected in read.calls:
+        np.testing.assert_allclose(compiled(inputs["x"]), expected["mean"], rtol=1e-6)
+    assert compiled.state()["count"] == 4
+
+
+def test_loops_and_branches_are_ops(tmp_path: Path):
+    kinds = {}
+    for name in ("loop", "branch"):
+        graph = import_tensorflow(fixture(name, tmp_path / name).path, signature=name).graph
+        kinds[name] = {type(n.op) for n in graph.nodes()}
+    assert ops.While in kinds["loop"] and ops.Case in kinds["branch"]
+
+
+def test_sizes_are_named_fixed_and_bounded(tmp_path: Path):
+    path = fixture("transformer", tmp_path).path
+    # the two inputs meet: their sizes are one
+    assert [str(n.type) for n in import_tensorflow(path).graph.inputs] == ["i32[ids_0,ids_1]", "bool[ids_0,ids_1]"]
+    named = import_tensorflow(path, dynamic={"ids": {0: "batch", 1: (1, 64)}}).graph
+    assert str(named.outputs[0].type) == "f32[batch,ids_1,8]"
+    assert named.bounds == (("ids_1", 1, 64),)
+    fixed = import_tensorflow(path, dynamic={"ids": {0: 2, 1: 6}}).graph
+    assert str(fixed.outputs[0].type) == "f32[2,6,8]"
+    with pytest.raises(InputError, match="dynamic dimensions"):
+        import_tensorflow(path, dynamic=False)
+    with pytest.raises(InputError, match="names no symbol"):
+        import_tensorflow(path, dynamic={"length": 3})
+
+
+def test_strings_are_refused_with_the_cut_that_leaves_them_out(tmp_path: Path):
+    read = fixture("words", tmp_path)
+    with pytest.raises(UnsupportedOpError) as refused:
+        import_tensorflow(read.path)
+    assert {op.name for op in refused.value.ops} == {"HashTableV2", "StringLower", "LookupTableFindV2"}
+    lookup = next(op.where for op in refused.value.ops if op.name == "LookupTableFindV2") + ":0"
+    assert lookup in str(refused.value) and "outputs=['twice']" in str(refused.value)
+    ((inputs, expected),) = read.calls
+    inner = import_tensorflow(read.path, inputs={"x": None, lookup: ("i64", [None, 2])})
+    results = interpret(inner.graph, [inputs["x"], inputs["text"]])
+    for name, got in zip(inner.graph.output_names, results, strict=True):
+        np.testing.assert_allclose(got, expected[name], rtol=1e-6)
+    twice = ingot.compile(read.path, inputs=["x"], outputs=["twice"])
+    np.testing.assert_array_equal(twice(inputs["x"]), expected["twice"])
+
+
+def test_signatures_are_named_in_errors(tmp_path: Path):
+    path = fixture("loop", tmp_path).path
+    with pytest.raises(InputError, match=r"signature: expected one of \['branch', 'loop', 'step'\]"):
+        import_tensorflow(path)
+    with pytest.raises(InputError, match="a frozen graph has no signatures"):
+        import_tensorflow(fixture("ops", tmp_path / "ops").path, signature="serve")
