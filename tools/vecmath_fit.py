@@ -1,4 +1,4 @@
-"""Fit the polynomials and rational functions of ops/core's vecmath.py and trigonometry.py. Needs mpmath; prints tables.
+"""Fit the polynomials and rational functions of ir/kernel/math. Needs mpmath; prints tables.
 
     python tools/vecmath_fit.py [name...]
 

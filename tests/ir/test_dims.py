@@ -43,3 +43,12 @@ def test_bounds_narrow_from_both_sides() -> None:
     assert narrowed(S // 4 - 3, {"s": (1, 100)}) == {"s": (12, 100)}
     assert narrowed(S - 5, {"s": (1, 5)}) == {"s": (5, 5)} and narrowed(S - 5, {"s": (1, 4)}) is None
     assert narrowed(7 - S // 2, {"s": (2, 100)}) == {"s": (2, 15)}
+
+
+def test_the_two_parts_of_a_number_are_the_number() -> None:
+    p, n = symbol("p.0"), symbol("n")
+    assert n + dim_max(p, 0) - dim_max(-p, 0) == n + p
+    assert 2 * dim_max(-p, 0) - 2 * dim_max(p, 0) == -2 * p
+    assert dim_max(p - 3, 0) - dim_max(3 - p, 0) + 3 == p
+    # of other factors they stay
+    assert 2 * dim_max(p, 0) - dim_max(-p, 0) != p

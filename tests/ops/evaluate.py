@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ingot.ir import kernel as k
+from ingot.ir.kernel.math.expand import expanded
 from ingot.ir.types import DType
 from ingot.ops import Convert
 
@@ -45,6 +46,7 @@ _UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray], tables: bool = True) -> np.ndarray:
     """The value of `expr`; shared subexpressions are evaluated once. `tables`: as where they are looked up quickly."""
     memo: dict[int, np.ndarray] = {}
+    (expr,) = expanded([expr])
     stack = [expr]
     while stack:
         e = stack[-1]
@@ -66,7 +68,7 @@ def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray], tables: bool = True) -
 def count(expr: k.Expr) -> int:
     """Operations in `expr`: distinct nodes other than literals and variables."""
     seen: dict[int, k.Expr] = {}
-    stack = [expr]
+    stack = expanded([expr])
     while stack:
         e = stack.pop()
         if id(e) not in seen:

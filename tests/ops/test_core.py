@@ -132,7 +132,7 @@ def test_scalar_rule_is_the_reference(cls: type[ops.Elementwise]) -> None:
         if not op.exact or not dtype_of(want).is_float:
             assert_same(got, want, str(op))
         elif want.dtype.itemsize >= 4:
-            # ulp bounds are in test_vecmath; sin, cos and tan of f64 have a domain
+            # ulp bounds are in test_math; sin, cos and tan of f64 have a domain
             inside = np.abs(inputs[0].astype(np.float64)) <= 2.0**51 if want.dtype == np.float64 else np.True_
             keep = np.broadcast_to(inside | ~np.isfinite(inputs[0]), want.shape)
             eps = np.finfo(want.dtype).eps

@@ -179,12 +179,30 @@ def _merge(*many: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
 
 def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
     kept = {m: c for m, c in terms.items() if c}
+    for mono in [m for m, c in kept.items() if c < 0 and len(m) == 1 and isinstance(m[0], Apply)]:
+        if (whole := _parted(kept, mono)) is not None:
+            return _from_terms(whole)
     if not kept:
         return 0
     if len(kept) == 1 and () in kept:
         return kept[()]
     # the constant last, as people write it: 2*s0+1
     return Dim(tuple(sorted(kept.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
+
+
+def _parted(terms: dict[Monomial, int], mono: Monomial) -> dict[Monomial, int] | None:
+    """The terms with max(x,0) - max(-x,0), of which the latter is `mono`, told as x; None where they are not there."""
+    (atom,), factor = mono, terms[mono]
+    if not (isinstance(atom, Apply) and atom.fn == "max"):
+        return None
+    x = next((d for d, other in ((atom.a, atom.b), (atom.b, atom.a)) if other == 0 and isinstance(d, Dim)), None)
+    if x is None:
+        return None
+    positive: Monomial = (Apply("max", *sorted((-x, 0), key=str)),)
+    if terms.get(positive) != -factor:
+        return None
+    rest = {m: c for m, c in terms.items() if m not in (mono, positive)}
+    return _merge(rest.items(), ((m, c * factor) for m, c in x.terms))
 
 
 def symbol(name: str) -> Dim:

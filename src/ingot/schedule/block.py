@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, Stmt, Store, Tile, Var
+from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, i64
 from ingot.schedule.index import LOCAL, dim_expr
-
-OPERANDS = ("a", "b", "c", "base", "index", "cond", "mask")
 
 
 class Block:
@@ -55,7 +54,7 @@ class Block:
                 if at is not None and at.depth > deepest.depth:
                     deepest = at
             else:
-                stack.extend(x for f in OPERANDS if isinstance(x := getattr(e, f, None), Expr))
+                stack += children(e)
         return deepest
 
     def let(self, value: Expr, hint: str = "v") -> Expr:

@@ -11,7 +11,6 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ingot import ops
 from ingot.ir import kernel as k
@@ -20,7 +19,6 @@ from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node
 from ingot.ir.types import Shape, bf16, boolean, f32, f64, i64
-from ingot.ops.core import vecmath
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -393,16 +391,16 @@ def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, m
 def _exponential(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
     if _below_maximum(x):
-        return _on_wide(em, block, node, index, mask, vecmath.decay)
+        return _on_wide(em, block, node, index, mask, "exp_decay")
     if _never_positive(x):
-        return _on_wide(em, block, node, index, mask, partial(vecmath.exp, nonpositive=True))
+        return _on_wide(em, block, node, index, mask, "exp_nonpositive")
     return em.elementwise(block, node, index, mask)
 
 
 def _log_one_plus(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
     if isinstance(x.op, ops.Exp) and _never_positive(x.inputs[0]):
-        return _on_wide(em, block, node, index, mask, vecmath.log1p_unit)
+        return _on_wide(em, block, node, index, mask, "log1p_unit")
     return em.elementwise(block, node, index, mask)
 
 
@@ -410,7 +408,7 @@ def _product(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | N
     x = gelu_operand(node)
     if x is None or x.dtype != f32:
         return em.elementwise(block, node, index, mask)
-    return block.let(vecmath.gelu(em.value(block, x, index, mask)))
+    return block.let(k.call("gelu", em.value(block, x, index, mask)))
 
 
 def _rounded(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -418,16 +416,14 @@ def _rounded(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | N
     x = gelu_operand(node.inputs[0]) if node.dtype == bf16 else None
     if x is None or x.dtype != f32 or not isinstance(x.op, ops.Convert) or x.inputs[0].dtype != bf16:
         return em.elementwise(block, node, index, mask)
-    return block.let(k.cast(vecmath.gelu(em.value(block, x, index, mask), narrow=True), bf16))
+    return block.let(k.cast(k.call("gelu_narrow", em.value(block, x, index, mask)), bf16))
 
 
-def _on_wide(
-    em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, function: Callable[[Expr], Expr]
-) -> Expr:
-    """function(operand) in f32, or in f64 where the operand is."""
+def _on_wide(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, fn: str) -> Expr:
+    """fn(operand) in f32, or in f64 where the operand is."""
     (x,) = node.inputs
     value = k.cast(em.value(block, x, index, mask), f64 if x.dtype == f64 else f32)
-    return block.let(k.cast(function(value), node.dtype))
+    return block.let(k.cast(k.call(fn, value), node.dtype))
 
 
 def _never_positive(node: Node) -> bool:

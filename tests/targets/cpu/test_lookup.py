@@ -9,14 +9,15 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, Store, integer
 from ingot.ir.kernel.interp import run_kernel
+from ingot.ir.kernel.math.expand import expanded
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, f32, i32
 from ingot.ops.core.elementwise import Elementwise
 from ingot.support.native import Features
 from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.workers import host_features
+from tests.ir.kernel.test_math import operands
 from tests.ops import evaluate
-from tests.ops.test_vecmath import operands
 from tests.targets.cpu.native import Native, place, without
 
 NARROW = without(*(f for f in host_features().features if f.startswith("avx512")))
@@ -76,6 +77,7 @@ def test_functions_by_table(op: Elementwise, features: Features) -> None:
 def _by_blocks(op: Elementwise, xs: list[np.ndarray], lanes: int, tables: bool) -> np.ndarray:
     """What `lanes` elements at a time give: the shorter way where it holds for all of them."""
     expr, env = op.scalar(*(k.var(n, f32) for n in "xy"[: len(xs)])), dict(zip("xy", xs, strict=False))
+    (expr,) = expanded([expr])
     if not isinstance(expr, k.Select):
         return evaluate.evaluate(expr, env, tables)
     usual, near, far = (evaluate.evaluate(e, env) for e in (expr.cond, expr.a, expr.b))

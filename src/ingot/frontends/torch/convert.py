@@ -140,9 +140,9 @@ class Sizes:
         """No value has given a size yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
-    def found(self, value: Node, most: DimLike, like: DimLike | None) -> DimLike:
+    def found(self, value: Node, most: DimLike, like: DimLike | None, spanned: bool = True) -> DimLike:
         """The size that an i64 scalar gives in the run, at most `most`. like: what torch calls it, if anything; where
-        that has a meaning already, the two have to be equal."""
+        that has a meaning already, the two have to be equal. spanned: whether torch's range of it can be believed."""
         known = next((name for name, (node, _) in self.values.items() if node is value), None)
         if known is not None and like is None:
             return symbol(known)
@@ -153,7 +153,7 @@ class Sizes:
             name = f"{FOUND}size{self._more}"
             if like is not None:
                 self.require_equal(symbol(name), like)
-        high = finite(self._spans[name[1:]].upper) if name[1:] in self._spans else None
+        high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
         self.values[name] = value, most if high is None else dim_min(most, high)
         return symbol(name)
 

@@ -7,6 +7,7 @@ from ingot.ir.kernel.grammar import (
     Binary,
     Bitcast,
     Buffer,
+    Call,
     Cast,
     Dot,
     Either,
@@ -134,6 +135,11 @@ def ldexp(a: Expr, n: Expr) -> Expr:
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     a, b, c = alike(a, b, c)
     return Fma(c.dtype, c.lanes, a, b, c, tile=c.tile)
+
+
+def call(fn: str, *args: Expr) -> Expr:
+    args = alike(*args)
+    return Call(args[0].dtype, args[0].lanes, fn, args, tile=args[0].tile)
 
 
 def dot(a: Expr, b: Expr, c: Expr) -> Expr:

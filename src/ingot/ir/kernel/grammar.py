@@ -5,7 +5,7 @@
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
-             | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
+             | Call(fn, args) | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | Transposed(a) | TileProduct(a, b, c)
@@ -47,6 +47,18 @@ REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
 # not: bitwise. ldexp(a, n) on f32 and f64: a * 2^n, rounded once, for even n up to +-2 * 126 (f64: 2 * 1022), which two
 # factors 2^(n/2) reach; undefined for other n, but NaN where a is NaN.
+
+
+# Functions that a `Call` names, with how many operands they take: of f32 and f64, within the bounds of docs/ops.md.
+# Some hold on a part of the numbers only, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x
+# from 0 to 1, or NaN each. exp_decay is for weights beside one of 1: within 2^-22 of its size down to e^-16, 2^-21
+# below, 0 from 2^-126.5 on. gelu(x) is x times the normal distribution of x, gelu_narrow (f32 only) as exact as bf16.
+FUNCTIONS: dict[str, int] = {
+    **dict.fromkeys(("exp", "exp_nonpositive", "exp_decay", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1),
+    **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "gelu", "gelu_narrow", "cbrt"), 1),
+    **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), 1),
+    **dict.fromkeys(("atan2", "pow"), 2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,14 @@ class Fma(Expr):
     a: Expr
     b: Expr
     c: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expr):
+    """One of `FUNCTIONS` of operands of its own type. Targets print their own, or have `math.expand` compute it."""
+
+    fn: str
+    args: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)

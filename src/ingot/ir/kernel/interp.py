@@ -29,6 +29,7 @@ from ingot.ir.kernel.arithmetic import (
     widened,
     wrapped,
 )
+from ingot.ir.kernel.math.expand import expanded
 from ingot.ir.kernel.show import show_expr
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import dtype_of, i64
@@ -287,7 +288,7 @@ def _tape(roots: Sequence[k.Expr]) -> Callable[[Machine], list[Value]]:
             slots[id(e)] = len(steps) - 1
         return slots[id(e)]
 
-    results = [place(e) for e in roots]
+    results = [place(e) for e in expanded(roots)]
 
     def run(m: Machine) -> list[Value]:
         values: list[Value] = []

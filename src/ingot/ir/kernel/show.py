@@ -147,6 +147,8 @@ class _Texts:
                 return self.binary(e)
             case k.Fma():
                 return f"fma({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
+            case k.Call():
+                return f"{e.fn}({', '.join(self.of(a) for a in e.args)})", 9
             case k.Dot():
                 return f"dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.Select():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import ChainMap
 
 from ingot.ir import kernel as k
-from ingot.ir.types import bf16, boolean, f32, i8, i32, i64, u8
+from ingot.ir.types import bf16, boolean, f32, f64, i8, i32, i64, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
@@ -230,6 +230,10 @@ class _Checker:
             case k.Fma():
                 self.same("fma", e, e.a, e.b, e.c)
                 self.need(e.dtype.kind in "fiu", "fma", "numbers", e.dtype)
+            case k.Call():
+                self.need(len(e.args) == k.FUNCTIONS.get(e.fn), f"call {e.fn}", k.FUNCTIONS, len(e.args))
+                self.same(e.fn, e, *e.args)
+                self.need(e.dtype in (f32, f64), e.fn, "f32 or f64", e.dtype)
             case k.Dot():
                 self.dot(e)
             case k.Select():
@@ -397,6 +401,8 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
             return (e.a, e.b, e.c)
         case k.Select():
             return (e.cond, e.a, e.b)
+        case k.Call():
+            return e.args
         case k.Ramp():
             return (e.base,)
         case k.Lookup():

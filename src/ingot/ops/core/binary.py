@@ -11,8 +11,6 @@ from ingot.ir.kernel import Expr
 from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncated_in, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
-from ingot.ops.core import trigonometry as tr
-from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import finish, widen
 from ingot.ops.core.elementwise import Elementwise, Samples, widen_expr
 from ingot.support.dataclass import dataclass
@@ -158,7 +156,7 @@ class Pow(BinaryOp):
         return np.where(b < 0, negative, positive)
 
     def rule(self, a: Expr, b: Expr) -> Expr:
-        return vm.power(a, b) if a.dtype.is_float else sc.integer_power(a, b)
+        return k.call("pow", a, b) if a.dtype.is_float else sc.integer_power(a, b)
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class Atan2(BinaryOp):
         return np.arctan2(a, b)
 
     def rule(self, a: Expr, b: Expr) -> Expr:
-        return tr.atan2(a, b)
+        return k.call("atan2", a, b)
 
 
 @dataclass(frozen=True)

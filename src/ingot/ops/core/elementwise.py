@@ -19,8 +19,6 @@ from ingot.ir.node import Cropped, Op
 from ingot.ir.types import DTYPES, Box, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
-from ingot.ops.core import trigonometry as tr
-from ingot.ops.core import vecmath as vm
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
 from ingot.support.dataclass import dataclass
 
@@ -292,58 +290,54 @@ class IsNan(Predicate):
         return k.binary("ne", x, x)
 
 
-# --- unary: transcendental functions; the rules are in vecmath and trigonometry
+# --- unary: transcendental functions
 
 
 @dataclass(frozen=True)
 class Transcendental(Elementwise):
-    """Base: a function of floats."""
+    """Base: a function of floats, which kernels call `fn`."""
 
     exact: ClassVar[bool] = True
+    fn: ClassVar[str] = ""
+
+    def rule(self, *xs: Expr) -> Expr:
+        return k.call(self.fn, *xs)
 
 
 @dataclass(frozen=True)
 class Exp(Transcendental):
     name: ClassVar[str] = "exponential"
+    fn: ClassVar[str] = "exp"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.exp(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.exp(x)
 
 
 @dataclass(frozen=True)
 class Expm1(Transcendental):
     name: ClassVar[str] = "exponential_minus_one"
+    fn: ClassVar[str] = "expm1"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.expm1(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.expm1(x)
 
 
 @dataclass(frozen=True)
 class Log(Transcendental):
     name: ClassVar[str] = "log"
+    fn: ClassVar[str] = "log"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.log(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.log(x)
 
 
 @dataclass(frozen=True)
 class Log1p(Transcendental):
     name: ClassVar[str] = "log_plus_one"
+    fn: ClassVar[str] = "log1p"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.log1p(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.log1p(x)
 
 
 @dataclass(frozen=True)
@@ -351,144 +345,118 @@ class Logistic(Transcendental):
     """1 / (1 + exp(-x))."""
 
     name: ClassVar[str] = "logistic"
+    fn: ClassVar[str] = "logistic"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-x))
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.logistic(x)
 
 
 @dataclass(frozen=True)
 class Tanh(Transcendental):
     name: ClassVar[str] = "tanh"
+    fn: ClassVar[str] = "tanh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.tanh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.tanh(x)
 
 
 @dataclass(frozen=True)
 class Sin(Transcendental):
     name: ClassVar[str] = "sine"
+    fn: ClassVar[str] = "sin"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.sin(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.sin(x)
 
 
 @dataclass(frozen=True)
 class Cos(Transcendental):
     name: ClassVar[str] = "cosine"
+    fn: ClassVar[str] = "cos"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.cos(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.cos(x)
 
 
 @dataclass(frozen=True)
 class Tan(Transcendental):
     name: ClassVar[str] = "tan"
+    fn: ClassVar[str] = "tan"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.tan(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.tan(x)
 
 
 @dataclass(frozen=True)
 class Asin(Transcendental):
     name: ClassVar[str] = "asin"
+    fn: ClassVar[str] = "asin"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arcsin(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.asin(x)
 
 
 @dataclass(frozen=True)
 class Acos(Transcendental):
     name: ClassVar[str] = "acos"
+    fn: ClassVar[str] = "acos"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arccos(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.acos(x)
 
 
 @dataclass(frozen=True)
 class Atan(Transcendental):
     name: ClassVar[str] = "atan"
+    fn: ClassVar[str] = "atan"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arctan(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return tr.atan(x)
 
 
 @dataclass(frozen=True)
 class Sinh(Transcendental):
     name: ClassVar[str] = "sinh"
+    fn: ClassVar[str] = "sinh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.sinh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.sinh(x)
 
 
 @dataclass(frozen=True)
 class Cosh(Transcendental):
     name: ClassVar[str] = "cosh"
+    fn: ClassVar[str] = "cosh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.cosh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.cosh(x)
 
 
 @dataclass(frozen=True)
 class Asinh(Transcendental):
     name: ClassVar[str] = "asinh"
+    fn: ClassVar[str] = "asinh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arcsinh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.asinh(x)
 
 
 @dataclass(frozen=True)
 class Acosh(Transcendental):
     name: ClassVar[str] = "acosh"
+    fn: ClassVar[str] = "acosh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arccosh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.acosh(x)
 
 
 @dataclass(frozen=True)
 class Atanh(Transcendental):
     name: ClassVar[str] = "atanh"
+    fn: ClassVar[str] = "atanh"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.arctanh(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.atanh(x)
 
 
 _ERF: Callable[..., np.ndarray] = np.frompyfunc(erf, 1, 1)
@@ -497,12 +465,10 @@ _ERF: Callable[..., np.ndarray] = np.frompyfunc(erf, 1, 1)
 @dataclass(frozen=True)
 class Erf(Transcendental):
     name: ClassVar[str] = "erf"
+    fn: ClassVar[str] = "erf"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(_ERF(x), np.float64)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.erf(x)
 
 
 @dataclass(frozen=True)
@@ -514,16 +480,15 @@ class Rsqrt(Transcendental):
     def compute(self, x: np.ndarray) -> np.ndarray:
         return 1 / np.sqrt(x)
 
-    def rule(self, x: Expr) -> Expr:
+    def rule(self, *xs: Expr) -> Expr:
+        (x,) = xs
         return k.binary("div", k.lit(1.0, x.dtype), k.unary("sqrt", x))
 
 
 @dataclass(frozen=True)
 class Cbrt(Transcendental):
     name: ClassVar[str] = "cbrt"
+    fn: ClassVar[str] = "cbrt"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
         return np.cbrt(x)
-
-    def rule(self, x: Expr) -> Expr:
-        return vm.cbrt(x)

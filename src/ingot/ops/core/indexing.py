@@ -205,7 +205,7 @@ class Scatter(CoreOp):
         x = np.arange(12, dtype=np.float32).reshape(4, 3)
         rows = np.asarray([[0], [3], [0], [7], [-1]], np.int64)
         updates = np.arange(15, dtype=np.float32).reshape(5, 3) - 6
-        for kind in _COMBINE.keys() | {"set"}:
+        for kind in (*_COMBINE, "set"):
             yield cls(kind, (1,), (0,), (), (), (0,), 1), (x, rows, updates)
             ints = np.asarray([[1], [1], [2]], np.int32), np.asarray([5, 7, -2], np.int32)
             yield cls(kind, (), (0,), (), (), (0,), 1), (np.arange(4, dtype=np.int32), *ints)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Lit
+from ingot.ir.kernel.math.words import power_by_squaring
 from ingot.ir.types import DTYPES, boolean
 
 
@@ -88,18 +89,3 @@ def integer_power(a: Expr, b: Expr) -> Expr:
     unit = k.select(k.binary("eq", a, one), one, k.select(odd, _lit(-1, a), one))
     is_unit = k.binary("or", k.binary("eq", a, one), k.binary("eq", a, _lit(-1, a)))
     return k.select(k.binary("lt", b, zero), k.select(is_unit, unit, zero), result)
-
-
-def power_by_squaring(x: Expr, n: int) -> Expr:
-    """x ** n for a literal n >= 0."""
-    if n == 0:
-        return _lit(1.0 if x.dtype.is_float else 1, x)
-    result: Expr | None = None
-    while n:
-        if n & 1:
-            result = x if result is None else k.mul(result, x)
-        n >>= 1
-        if n:
-            x = k.mul(x, x)
-    assert result is not None
-    return result

@@ -27,6 +27,7 @@ from ingot.ir.kernel import (
     Var,
     ramp,
 )  # fmt: skip
+from ingot.ir.kernel.math.expand import expanded
 from ingot.ir.kernel.verify import children
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
@@ -58,7 +59,7 @@ def _operations(stmts: Sequence[Stmt]) -> list[Expr]:
     for s in stmts:
         if not isinstance(s, Let | Store | Prefetch) or (isinstance(s, Store) and s.index.lanes > 1):
             return []
-        left += [] if isinstance(s, Prefetch) else [s.value]
+        left += [] if isinstance(s, Prefetch) else expanded([s.value])
     found: dict[int, Expr] = {}
     while left:
         e = left.pop()

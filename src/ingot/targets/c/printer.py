@@ -14,6 +14,7 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
+from ingot.ir.kernel.math.expand import expand
 from ingot.ir.types import DType, boolean, f64, truncated_in, u64
 from ingot.support.errors import CompileError
 
@@ -59,7 +60,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 def print_kernel(kernel: Kernel) -> str:
     """A C function `static void NAME(params as void *..., dims..., chunk, scratch)`."""
-    return _Function(kernel).text()
+    return _Function(expand(kernel)).text()
 
 
 def name_of(text: str) -> str:

@@ -9,8 +9,10 @@ belongs to an outer scope can always be appended there, because an inner body is
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import field
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,8 +54,14 @@ def literal(value: int | float | bool, dtype: DType) -> str:
         return "true" if value else "false"
     if dtype.is_integer:
         return str(int(value))
+    return _float_literal(struct.pack("<d", value), dtype)
+
+
+@lru_cache(4096)
+def _float_literal(value: bytes, dtype: DType) -> str:
+    """Of the bytes of a double, as 0.0 == -0.0."""
     with np.errstate(over="ignore"):
-        rounded = np.asarray(float(value)).astype(dtype.numpy)
+        rounded = np.frombuffer(value, "<f8").astype(dtype.numpy)[0]
     if dtype.name == "f16":
         return f"0xH{int(rounded.view(np.uint16)):04X}"
     if dtype.name == "bf16":

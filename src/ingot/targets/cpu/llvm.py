@@ -29,6 +29,7 @@ from ingot.ir.kernel import (
     Stmt,
     Store,
 )  # fmt: skip
+from ingot.ir.kernel.math.expand import expand
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.support.native import Features
@@ -46,7 +47,7 @@ def print_module(kernels: Sequence[Kernel], features: Features) -> str:
     """One module of LLVM IR with a function per kernel, for a machine with `features`."""
     declares: set[str] = set()
     metadata: list[str] = []
-    functions = [_Function(kernel, features, declares, metadata).text() for kernel in kernels]
+    functions = [_Function(expand(kernel), features, declares, metadata).text() for kernel in kernels]
     return "\n".join([*functions, *sorted(declares), _ATTRIBUTES, *metadata, ""])
 
 

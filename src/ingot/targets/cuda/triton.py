@@ -16,6 +16,7 @@ from dataclasses import field
 from math import isfinite
 
 from ingot.ir import kernel as k
+from ingot.ir.kernel.math.expand import expand
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
@@ -99,6 +100,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     """The Triton text of `kernel`. Raises CompileError for what tiles cannot say: vectors in a line, scratch memory."""
     if kernel.scratch_bytes or kernel.rounds != k.integer(1):
         raise CompileError(f"kernel {kernel.name}", expected="one round without scratch memory", got="more")
+    kernel = expand(kernel)
     name = _name(kernel.name)
     parameters = (
         *((_name(b.name), f"*{_POINTERS[b.dtype]}", b.align) for b in kernel.params),

@@ -381,14 +381,14 @@ def range_(c: Call) -> Result:
     whole = c.type(0).dtype.is_integer
     bounds_ = [c.sym(i) if whole else c.value(i).sym for i in range(3)]
     if any(b is None for b in bounds_):
-        return _float_range(c)
+        return _constant_range(c)
     try:
         start, limit, delta = (_whole(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
     except Unknown:
-        return _float_range(c)
+        return _constant_range(c)
     dtype = c.type(0).dtype
     if isinstance(delta, Dim) or delta == 0:
-        raise Unsupported(f"a range with step {delta}")
+        return _constant_range(c)
     span = limit - start if delta > 0 else start - limit
     count = ceildiv(span, abs(delta))
     if told_symbols(span) or not c.importer.assume(span):
@@ -408,7 +408,7 @@ def _whole(v: Element) -> DimLike:
     raise Unknown
 
 
-def _float_range(c: Call) -> Node:
+def _constant_range(c: Call) -> Node:
     start, limit, delta = (c.array(i).reshape(()) for i in range(3))
     if delta == 0:
         raise Unsupported("a range with step 0")

@@ -74,9 +74,9 @@ def dft(c: Call) -> Result:
 @onnx_op("STFT", since=17)
 def stft(c: Call) -> Result:
     x = c.x()
-    (step,) = ints_of(c.dims(1), "the frame step")
+    (step,) = c.ints(1)
     if c.has(3):
-        (length,) = ints_of(c.dims(3), "the frame length")
+        (length,) = c.ints(3)
     elif c.has(2):
         (length,) = ints_of(c.shape(2), "the window's length")
     else:

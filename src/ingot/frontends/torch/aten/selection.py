@@ -16,10 +16,11 @@ from ingot.ops.select import Groups
 aten = Table()
 
 
-def selected(c: Context, mask: Node, like: DimLike | None) -> Node:
-    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number."""
+def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True) -> Node:
+    """i64[k]: the flat places of the mask's true elements. like: what torch calls their number. spanned: whether
+    torch's range of it can be believed."""
     places, count = ops.true_places(mask)
-    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like))
+    return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like, spanned))
 
 
 @aten("nonzero.default", "argwhere.default")
@@ -39,8 +40,10 @@ def nonzero_numpy(c: Context, x: Node) -> tuple[Node, ...]:
 @aten("masked_select.default")
 def masked_select(c: Context, x: Node, mask: Node) -> Node:
     shape = broadcast_shape([x.shape, mask.shape])
-    x, mask = expand(x, shape), expand(mask, shape)
-    return ops.Take(0)(reshape(x, (x.type.size,)), selected(c, mask, c.shape[0]))
+    # torch takes x's own size for the bound, though the mask may make it larger
+    places = selected(c, expand(mask, shape), c.shape[0], spanned=x.shape == shape)
+    x = expand(x, shape)
+    return ops.Take(0)(reshape(x, (x.type.size,)), places)
 
 
 def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:

@@ -19,7 +19,6 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.types import boolean
-from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import symbol_params
@@ -252,11 +251,11 @@ class Decode:
             most = b.let(k.binary("max", old, k.reduce("max", top)), "m")
             none = k.binary("eq", most, k.lit(-inf, dtype))
             safe = b.let(k.select(none, k.lit(0.0, dtype), most), "m")
-            factor = b.let(vecmath.decay(k.sub(old, safe)), "a")
+            factor = b.let(k.call("exp_decay", k.sub(old, safe)), "a")
             total: Expr | None = None
             wide = k.splat(safe, lanes)
             for i, v in enumerate(values):
-                p = b.let(vecmath.decay(k.sub(v, wide)), "p")
+                p = b.let(k.call("exp_decay", k.sub(v, wide)), "p")
                 b.store(self.s, k.add(base, integer(i * lanes)), p)
                 total = p if total is None else b.let(k.add(total, p), "l")
             assert total is not None
@@ -365,7 +364,7 @@ class Decode:
 
         def add(x: Block, i: Expr) -> None:
             own = x.let(record(i), "own")
-            factor = x.let(vecmath.decay(k.sub(k.load(part, k.add(own, integer(size))), safe)), "a")
+            factor = x.let(k.call("exp_decay", k.sub(k.load(part, k.add(own, integer(size))), safe)), "a")
             x.store(
                 state, total, k.fma(factor, k.load(part, k.add(own, integer(size + 1))), k.load(state, total))
             )

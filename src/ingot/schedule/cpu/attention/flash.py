@@ -21,7 +21,6 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.types import DType, boolean
-from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.attention.group import AttentionGroup, Scratch
@@ -396,7 +395,7 @@ class Flash:
             tops.append(safe)
             at = integer(v * lanes)
             old = block.let(k.load(self.most, at, lanes), "o")
-            factor = block.let(vecmath.decay(k.sub(old, safe)), "a")
+            factor = block.let(k.call("exp_decay", k.sub(old, safe)), "a")
             block.store(self.most, at, top)
             block.store(self.scale, at, factor)
             block.store(sums, integer(v), k.mul(factor, k.load(self.sum, at, lanes)))
@@ -404,7 +403,7 @@ class Flash:
         def one(x: Block, i: Expr) -> None:
             for v in range(t.vectors):
                 at = ix.add(i, integer(v * lanes))
-                weight = x.let(vecmath.decay(k.sub(k.load(self.st, at, lanes), tops[v])), "p")
+                weight = x.let(k.call("exp_decay", k.sub(k.load(self.st, at, lanes), tops[v])), "p")
                 x.store(self.st, at, weight)
                 x.store(sums, integer(v), k.add(k.load(sums, integer(v)), weight))
 

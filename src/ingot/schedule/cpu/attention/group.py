@@ -12,7 +12,6 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.ops import Attention
-from ingot.ops.core import vecmath
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -131,7 +130,7 @@ class AttentionGroup:
         if not self.op.softcap:
             return value
         inverse = k.lit(1 / self.op.softcap, self.dtype, value.lanes)
-        return k.mul(vecmath.tanh(k.mul(value, inverse)), k.lit(self.op.softcap, self.dtype, value.lanes))
+        return k.mul(k.call("tanh", k.mul(value, inverse)), k.lit(self.op.softcap, self.dtype, value.lanes))
 
 
 class Scratch:

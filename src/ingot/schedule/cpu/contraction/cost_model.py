@@ -60,7 +60,11 @@ def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
 
 def fits(m: int, nv: int, machine: Machine) -> bool:
     """Accumulators, the B vectors and one broadcast are in registers at once."""
-    return m * nv + nv + 1 <= machine.registers
+    return m <= most_rows(nv, machine)
+
+
+def most_rows(nv: int, machine: Machine) -> int:
+    return (machine.registers - 1) // nv - 1
 
 
 def plan_contraction(c: Contraction, machine: Machine) -> Plan:

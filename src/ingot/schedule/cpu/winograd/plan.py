@@ -8,6 +8,7 @@ measured on the shapes of ResNet, VGG, U-Net and DenseNet.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from ingot import ops
@@ -16,7 +17,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
 from ingot.schedule.choice import Choice, Pieces
-from ingot.schedule.cpu.contraction.cost_model import fits, tile_cycles
+from ingot.schedule.cpu.contraction.cost_model import most_rows, tile_cycles
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
@@ -156,8 +157,8 @@ def admits_pieces(s: Shape, pieces: Choice, machine: Machine) -> bool:
 
 def _ranked(s: Shape, machine: Machine) -> list[tuple[float, Pieces]]:
     """All pieces with their modelled time, that of F(4) with its reserve."""
-    found = _candidates(s, machine)
-    return [(modelled(s, p, machine) * (1 + _RESERVE * (p.m > 2)), p) for p in found]
+    own = {m: s.likely_tiles(m) for m in WINDOWS[s.r]}  # once, as sizes may be symbolic and pieces are hundreds
+    return [(modelled(s, p, own[p.m], machine) * (1 + _RESERVE * (p.m > 2)), p) for p in _candidates(s, machine)]
 
 
 def _candidates(s: Shape, machine: Machine) -> list[Pieces]:
@@ -194,13 +195,12 @@ def _late(s: Shape, m: int, columns: int, machine: Machine) -> list[int]:
     return [0, *(c for c in (16, 32) if s.taps == 1 and s.ci % c == c % lanes == 0 and c * held <= machine.l1)]
 
 
-def modelled(s: Shape, p: Pieces, machine: Machine) -> float:
-    """Seconds."""
+def modelled(s: Shape, p: Pieces, own: int, machine: Machine) -> float:
+    """Seconds. own: likely tiles of a slice."""
     units, slices = s.units()
     units = units if isinstance(units, int) else 1
     lanes, threads, size = machine.lanes(s.dtype), machine.threads, s.dtype.nbytes
     products = (p.m + s.r - 1) ** 2
-    own = s.likely_tiles(p.m)
     runs = units * -(-(slices * own) // p.tiles)
     per = -(-s.co // p.columns)
     blocks = s.groups * per
@@ -235,12 +235,13 @@ def _time(cycles: float, more: float, weights: float, machine: Machine) -> float
     return max(arithmetic, stream) + 0.15 * min(arithmetic, stream) + more / hertz / machine.threads
 
 
+@lru_cache(4096)  # asked for each of hundreds of pieces
 def _product_cycles(rows: int, vectors: int, k: int, machine: Machine) -> float:
     """Cycles of [rows, k] x [k, vectors]: the best even cut into register tiles."""
     best = float("inf")
     for nv in range(1, min(vectors, machine.registers) + 1):
-        width = max((w for w in range(1, min(rows, machine.registers) + 1) if fits(w, nv, machine)), default=0)
-        if width:
+        width = min(rows, most_rows(nv, machine))
+        if width > 0:
             calls = -(-rows // width)
             best = min(best, calls * -(-vectors // nv) * _tile(-(-rows // calls), nv, k, machine))
     return best

@@ -1,4 +1,4 @@
-"""Circular functions and their inverses, as vecmath.py has the others: expressions on f32 and f64, any lanes."""
+"""Circular functions and their inverses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.types import f32, f64, i32, i64, u32
-from ingot.ops.core import coefficients as c
-from ingot.ops.core.words import (
+from ingot.ir.kernel.math import coefficients as c
+from ingot.ir.kernel.math.words import (
     F32,
     F64,
     above,
@@ -29,6 +28,7 @@ from ingot.ops.core.words import (
     two_sum,
     with_sign,
 )
+from ingot.ir.types import f32, f64, i32, i64, u32
 
 # 17 angles in tables whose length is a power of two
 _ANGLES, _ANGLES_LOW = ((*angles, *((0.0,) * 15)) for angles in (c.ATAN_HIGH, c.ATAN_LOW))

@@ -1,4 +1,4 @@
-"""The vocabulary of vecmath.py: a float format's constants, and small expressions."""
+"""The vocabulary of this room: a float format's constants, and small expressions."""
 
 from __future__ import annotations
 
@@ -141,3 +141,18 @@ def two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 def two_product(a: Expr, b: Expr) -> tuple[Expr, Expr]:
     p = k.mul(a, b)
     return p, k.fma(a, b, negated(p))
+
+
+def power_by_squaring(x: Expr, n: int) -> Expr:
+    """x ** n for a literal n >= 0."""
+    if n == 0:
+        return lit(1.0 if x.dtype.is_float else 1, x)
+    result: Expr | None = None
+    while n:
+        if n & 1:
+            result = x if result is None else k.mul(result, x)
+        n >>= 1
+        if n:
+            x = k.mul(x, x)
+    assert result is not None
+    return result

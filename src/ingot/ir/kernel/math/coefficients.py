@@ -1,4 +1,4 @@
-"""Constants of vecmath.py. Tables of polynomials are printed by tools/vecmath_fit.py, lowest coefficient first."""
+"""Constants of this room. Tables of polynomials are printed by tools/vecmath_fit.py, lowest coefficient first."""
 
 EXP_F32 = (
     0.5000003576278687,

@@ -1,0 +1,83 @@
+"""Calls of functions, and the pass that puts arithmetic in their places."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Kernel, Let, Store, integer
+from ingot.ir.kernel.math.expand import EXPANSIONS, expand
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.kernel.verify import verify_kernel
+from ingot.ir.types import DTYPES, f32
+from ingot.support.errors import VerifyError
+
+X, OUT = Buffer("x", f32), Buffer("out", f32, writable=True)
+
+
+def kernel(*body: k.Stmt) -> Kernel:
+    return Kernel("k", (X, OUT), (), k.var("chunk"), integer(1), body)
+
+
+
+def called(kernel: Kernel) -> set[str]:
+    """The functions that a kernel's text names."""
+    return set(re.findall(r"\w+(?=\()", show_kernel(kernel))) & set(k.FUNCTIONS)
+
+
+@pytest.mark.parametrize("fn", k.FUNCTIONS)
+@pytest.mark.parametrize("name", ["f32", "f64"])
+def test_every_function_has_an_expansion(fn: str, name: str) -> None:
+    if fn == "gelu_narrow" and name == "f64":
+        pytest.skip("of f32 only")
+    dtype = DTYPES[name]
+    x, out = Buffer("x", dtype), Buffer("out", dtype, writable=True)
+    value = k.call(fn, *(k.load(x, integer(i), 4) for i in range(k.FUNCTIONS[fn])))
+    given = Kernel("k", (x, out), (), k.var("chunk"), integer(1), (Store(out, integer(0), value),))
+    verify_kernel(given)
+    made = expand(given)
+    verify_kernel(made)
+    assert called(given) == {fn} and not called(made)
+    assert set(k.FUNCTIONS) == set(EXPANSIONS)
+
+
+def test_calls_within_calls_and_under_other_expressions() -> None:
+    inner = k.call("exp", k.load(X, integer(0)))
+    loop = k.For(k.var("i"), integer(0), integer(4), 1, (
+        k.If(k.binary("lt", inner, k.lit(1.0, f32)), (Store(OUT, k.var("i"), k.cast(k.call("tanh", inner), f32)),)),
+    ))  # fmt: skip
+    made = expand(kernel(loop))
+    verify_kernel(made)
+    assert called(kernel(loop)) == {"exp", "tanh"} and not called(made)
+
+
+def test_a_shared_call_stays_shared() -> None:
+    shared = k.call("exp", k.load(X, integer(0)))
+    made = expand(kernel(Store(OUT, integer(0), k.mul(shared, shared))))
+    (store,) = made.body
+    assert isinstance(store, Store) and isinstance(store.value, k.Binary) and store.value.a is store.value.b
+
+
+def test_a_target_keeps_functions_of_its_own() -> None:
+    value = k.call("tanh", k.call("exp", k.load(X, integer(0))))
+    made = expand(kernel(Let(k.var("y", f32), value)), own=lambda call: call.fn == "exp")
+    (let,) = made.body
+    assert isinstance(let, Let)
+    assert called(made) == {"exp"}
+
+
+def test_nothing_changes_without_calls() -> None:
+    given = kernel(Store(OUT, integer(0), k.load(X, integer(0))))
+    assert expand(given).body[0] is given.body[0]
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    (k.Call(f32, 1, "exp", ()), "call exp"),
+    (k.call("exp", k.lit(1, DTYPES["i32"])), "exp: expected f32 or f64"),
+    (k.call("sine", k.lit(1.0, f32)), "call sine"),
+])  # fmt: skip
+def test_what_is_refused(value: k.Expr, message: str) -> None:
+    with pytest.raises(VerifyError, match=message):
+        verify_kernel(kernel(Let(k.var("y", value.dtype), value)))
