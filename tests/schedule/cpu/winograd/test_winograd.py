@@ -235,8 +235,12 @@ def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late
     pieces = Pieces(m, 3, 8, split, late)
     low, constants = lower(Graph((x,), (convolution(x, weights),)), pieces, AVX2)
     data, out = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
+    data[0, 0, 0, 0] = data[0, -1, -1, -1] = np.inf  # in one window each
     execute(low, [data, *constants], out, interpreted=True)
-    assert (np.abs(out - direct(data, weights)) <= bound(data, weights, m)).all()
+    want, held = direct(data, weights), bound(np.where(np.isfinite(data), data, 0), weights, m)
+    reached = ~np.isfinite(want)
+    assert (out[reached] == want[reached]).all() and reached.any()
+    assert (np.abs(out[~reached] - want[~reached]) <= held[~reached]).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -282,20 +286,84 @@ def test_float64(late: int) -> None:
     np.testing.assert_allclose(out, direct(data, weights), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("late", [0, 16])
-def test_nan_stays_in_its_tiles(late: int) -> None:
-    """A NaN reaches the outputs of the tiles that read it, also those whose windows do not hold it, and no others."""
-    weights = random(16, 16, 3, 3)
-    x = image(1, 18, 18, 16)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16, late=late), NATIVE)
+def spoiled(data: np.ndarray, count: int) -> np.ndarray:
+    """`data` with so many NaN and infinities at random places."""
+    flat = data.reshape(-1).copy()
+    flat[RNG.permutation(flat.size)[:count]] = RNG.choice([np.nan, np.inf, -np.inf], count)
+    return flat.reshape(data.shape)
+
+
+def defined(op: ops.Convolution, data: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """In float64: a sum that float32 does not hold is infinite."""
+    x, w = Input("x", TensorType(f64, data.shape))(), Input("w", TensorType(f64, weights.shape))()
+    (y,) = interpret(Graph((x, w), (op(x, w),)), [data.astype(np.float64), weights.astype(np.float64)])
+    with np.errstate(over="ignore"):
+        return np.where(np.isfinite(y), y.astype(np.float32), y)
+
+
+SPOILED = [  # n, h, w, ci, co, groups, dilation, pieces
+    (1, 18, 18, 16, 16, 1, (1, 1), Pieces(4, 4, 16)),
+    (1, 18, 18, 16, 16, 1, (1, 1), Pieces(4, 4, 16, late=16)),
+    (2, 9, 13, 3, 37, 1, (1, 1), Pieces(4, 5, 32, True)),
+    (1, 11, 10, 20, 17, 3, (1, 1), Pieces(2, 5, 16)),
+    (2, 8, 11, 32, 40, 2, (1, 1), Pieces(4, 6, 32, True, late=16)),
+    (1, 10, 19, 16, 9, 1, (2, 3), Pieces(4, 5, 16)),
+    (1, 11, 11, 16, 1, 1, (3, 4), Pieces(2, 6, 16, True, late=16)),
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("case", SPOILED)
+def test_no_number_spreads_beyond_its_windows(
+    case: tuple[int, int, int, int, int, int, tuple[int, int], Pieces], machine: Machine
+) -> None:
+    """An infinity, a NaN, or a number that overflows makes of an output what the definition makes of it; weights of 0
+    and windows that hold none of them are among those that tell."""
+    n, h, w, ci, co, groups, dilation, pieces = case
+    weights = random(groups * co, ci, 3, 3) * RNG.choice([0, 1], (groups * co, ci, 3, 3), p=[0.2, 0.8])
+    weights = weights.astype(np.float32)
+    op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), dilation, "N01C", "OI01", "N01C", groups)
+    x = image(n, h, w, groups * ci)
+    y = op(x, const(weights))
+    low, constants = lower(Graph((x,), (y,)), pieces, machine)
+    for count in (1, 3, 40):
+        data = spoiled(random(n, h, w, groups * ci), count)
+        out = place(np.full(y.shape, 7, np.float32))
+        execute(low, [place(data), *map(place, constants)], out)
+        want = defined(op, data, weights)
+        np.testing.assert_allclose(out, want, rtol=0, atol=2e-4)
+    data.reshape(-1)[RNG.integers(data.size)] = 3e38  # alone, as with others a sum depends on its order
+    data[~np.isfinite(data)] = 1
+    execute(low, [place(data), *map(place, constants)], out)
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(defined(op, data, weights)))
+    data = np.full((n, h, w, groups * ci), -np.inf, np.float32)
+    execute(low, [place(data), *map(place, constants)], out)
+    np.testing.assert_array_equal(out, defined(op, data, weights))
+
+
+def test_an_infinity_through_a_volume_s_slices() -> None:
+    weights, x = random(10, 5, 2, 3, 3), Input("x", TensorType(f32, (1, 4, 7, 9, 5)))()
+    op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (2, 1, 1), "N012C", "OI012", "N012C")
+    y = op(x, const(weights))
+    low, constants = lower(Graph((x,), (y,)), Pieces(2, 5, 16, True), NATIVE)
+    data, out = random(1, 4, 7, 9, 5), place(np.zeros(y.shape, np.float32))
+    data[0, 3, 2, 4, 1], data[0, 0, 6, 8, 0] = -np.inf, np.nan
+    execute(low, [place(data), *map(place, constants)], out)
+    np.testing.assert_allclose(out, defined(op, data, weights), atol=2e-4)
+
+
+def test_other_tiles_keep_their_bits() -> None:
+    weights, x = random(16, 16, 3, 3), image(1, 18, 18, 16)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Pieces(4, 4, 16), NATIVE)
     data = random(1, 18, 18, 16)
     clean, out = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
     execute(low, [place(data), *map(place, constants)], clean)
-    data[0, 7, 7, 3] = np.nan  # inputs 4..9 belong to tile 1
+    data[0, 7, 7, 3] = np.nan  # inputs 4..9 belong to tile 1, windows 5..7 hold it
     execute(low, [place(data), *map(place, constants)], out)
-    bad = np.asarray(np.isnan(out).any(axis=(0, 3)))
-    assert bad[5:8, 5:8].all()  # windows that hold it
-    assert bad[4:8, 4:8].all() and bad.sum() == 16  # and the rest of the tile
+    bad = np.zeros((16, 16), bool)
+    bad[5:8, 5:8] = True
+    np.testing.assert_array_equal(np.isnan(out), np.broadcast_to(bad[None, :, :, None], out.shape))
+    bad[4:8, 4:8] = True
     np.testing.assert_array_equal(out[:, ~bad], clean[:, ~bad])
 
 

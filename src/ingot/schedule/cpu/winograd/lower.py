@@ -4,7 +4,7 @@
 
     for each tile, 16 channels:  V[alpha^2][tile][ci] = B^T d B           d: alpha x alpha inputs of the tile
     for e in alpha^2:            M[e][tile][co] = V[e] U[e]               U = G g G^T, packed at compile time
-    for each tile, 16 channels:  out = epilogue(A^T M A)
+    for each tile, 16 channels:  out = epilogue(A^T M A)                  by the definition where that is not finite
 
 V and M are scratch that stays in the second-level cache; U is a stream. Where V is large or used by many chunks, it is
 a temporary that a step of its own fills. F(4, 3) takes 36 products where the direct convolution takes 144, F(2, 3) 16
@@ -18,7 +18,6 @@ docs/winograd.md: error bounds, and when this pays.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, bounds, ceildiv, estimate, product, symbol
+from ingot.ir.dims import DimLike, ceildiv, estimate, product, symbol
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -41,13 +40,14 @@ from ingot.schedule.cpu.contraction.operands import Operand, Write
 from ingot.schedule.cpu.contraction.pack import panel_widths, product_panels, stepped, window_stream
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.winograd.definition import Definition
 from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Pieces, covered
+from ingot.schedule.cpu.winograd.tiles import Place, Tiles
 from ingot.schedule.cpu.winograd.toom_cook import apply, transform, transformed_weights
 from ingot.schedule.emit import Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
-from ingot.support.dataclass import dataclass
 
 CHUNK_CYCLES = 40000  # of a step that only transforms the input
 
@@ -81,10 +81,8 @@ class _Winograd:
         self.lanes = machine.lanes(shape.dtype)
         self.operands = Operands.of(body)
         self.em = self.operands.emitter(body, ins)
-        self.grid = shape.grid(plan.m)
-        # whether a slice may be smaller than a tile
-        self.short = tuple((bounds(size)[0] or 0) < plan.m for size in shape.least())
-        self.slice = product((*shape.dilation, *self.grid))
+        self.tiling = Tiles(shape, plan.m)
+        self.slice = product((*shape.dilation, *shape.grid(plan.m)))
         self.units, slices = shape.units()
         self.tiles = self.slice * slices
         self.runs = ceildiv(self.tiles, plan.tiles)
@@ -142,10 +140,10 @@ class _Winograd:
 
     def lower(self) -> Lowered:
         if not self.plan.split:
-            return Lowered((self._multiply(None),), (), (self._pack(),))
+            return Lowered((self._multiply(None),), (), self._packs())
         v = Buffer("v", self.shape.dtype, writable=True)
         nbytes = self.units * (self.unit_size * self.shape.dtype.nbytes)
-        return Lowered((self._transform(v), self._multiply(v)), (nbytes,), (self._pack(),))
+        return Lowered((self._transform(v), self._multiply(v)), (nbytes,), self._packs())
 
     def _transform(self, v: Buffer) -> Step:
         """The step that fills all of V."""
@@ -210,13 +208,15 @@ class _Winograd:
                 b.store(m, ix.first_lane(self._m_index(e, row, column)), acc, mask)
 
             self._products(top, v, start, block, packed, write)
-        self._output(top, m, unit, first, group, part)
+        windows = packed if p.late else Buffer("w", s.dtype)
+        exact = self._definition(windows, block, group)
+        self._output(top, m, unit, first, group, part, exact)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         params = list(zip(self.operands.params, self.operands.args, strict=True))
-        for at, unused in ((self.w_at, True), (self.x_at, tiles is not None)):
-            if unused and not self._used_elsewhere(at):
-                params = [(b, a) for b, a in params if a != Arg("in", at)]
+        if not self._used_elsewhere(self.w_at):
+            params = [(b, a) for b, a in params if a != Arg("in", self.w_at)]
         params += [(packed, Arg("pack", 0))] + ([(v, Arg("temp", 0))] if tiles is not None else [])
+        params += [(windows, Arg("pack", 1))] if windows is not packed else []
         chunks = dim_expr(self.blocks * self.units * self.runs)
         kernel = Kernel("winograd", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
         return Step(kernel, tuple(a for _, a in params))
@@ -290,14 +290,18 @@ class _Winograd:
         users = sum(n.inputs.count(x) for n in self.body.nodes())
         return x in self.body.outputs or users > 1 or x not in self.anchor.inputs
 
-    def _pack(self) -> Pack:
+    def _packs(self) -> tuple[Pack, ...]:
+        """What the products read, and the windows, which tiles that are not finite need."""
+        return (self._pack(True),) if self.plan.late else (self._pack(False), self._pack(True))
+
+    def _pack(self, windows: bool) -> Pack:
         t, p, s, lay = self.t, self.plan, self.shape, self.w_layout
         order = tuple(self.op.rhs_layout.index(letter) for letter in (*self.op.spatial, "I", "O"))
         shape = tuple(int(lay.shape[d]) for d in order)
         strides = tuple(int(lay.strides[d]) for d in order)
         offset = int(lay.offset)
         widths = panel_widths(p.columns, self.gemm)
-        products = s.r * s.r if p.late else self.products
+        products = s.r * s.r if windows else self.products
         window = (s.taps, s.r, s.r, s.ci, s.groups, s.co)
 
         def write(array: np.ndarray, flat_out: np.ndarray) -> None:
@@ -306,42 +310,16 @@ class _Winograd:
             for group, block in itertools.product(range(s.groups), range(self.per)):
                 own = w[..., group, block * p.columns : (block + 1) * p.columns]
                 own = own.reshape(s.r, s.r, s.k, -1)
-                if p.late:
+                if windows:
                     window_stream(own, out[group, block], self.lanes)
                 else:
                     product_panels(transformed_weights(own, t), out[group, block], widths)
 
-        layout = "windows" if p.late else widths
+        layout = "windows" if windows else widths
         key = f"winograd {t.m} {shape} {strides} @{offset} {p.columns} {layout} {s.groups}"
         return Pack(self.w_at, key, s.dtype, self.blocks * products * s.k * p.columns, write)
 
     # Tiles
-
-    def _place(self, block: Block, unit: Expr, tile: Expr, depth: int) -> _Place:
-        dilation = self.shape.dilation
-        n, d, *first, y, x = (
-            block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *dilation, *self.grid), block.multiples)
-        )
-        image = n if self.units == 1 else unit
-        at, stores, ends = [], [], []
-        sizes = zip((y, x), first, (self.shape.h, self.shape.w), dilation, self.short, strict=True)
-        for e, begin, extent, step, short in sizes:
-            start = block.let(k.mul(e, integer(self.t.m)), "s")
-            stores.append(start)
-            end = dim_expr(extent)
-            if step > 1:
-                left = k.sub(dim_expr(extent + step - 1), begin)
-                end = block.let(k.binary("div", left, integer(step)), "h")
-            ends.append(end)
-            last = k.sub(end, integer(self.t.m)) if step > 1 else dim_expr(extent - self.t.m)
-            last = k.binary("max", last, ZERO) if short else last
-            whole = extent % (step * self.t.m) == 0
-            at.append(start if whole else block.let(k.binary("min", start, last), "o"))
-        return _Place((image, d), tuple(first), tuple(at), tuple(stores), tuple(ends))
-
-    def _in_slice(self, place: _Place, dim: int, line: Expr) -> Expr:
-        """Where line `line` of a slice's image lies in the slice."""
-        return k.add(k.mul(line, integer(self.shape.dilation[dim])), place.first[dim])
 
     def _input(self, block: Block, v: Buffer, unit: Expr, channel: Expr, at: Expr, to: Expr) -> None:
         """Transform tile `at` of a unit, from `channel` on, into V from `to` on. Tiles beyond the last repeat it, and
@@ -352,8 +330,8 @@ class _Winograd:
         x_bytes = self.x_layout.strides[0] * self.shape.dtype.nbytes
         if self.tiles % self.plan.tiles != 0:
             at = block.let(k.binary("min", at, dim_expr(self.tiles + self.slice * self.shape.extra - 1)), "t")
-        place = self._place(block, unit, at, self.shape.depth + self.shape.extra)
-        corner = (self._in_slice(place, dim, place.at[dim]) for dim in (0, 1))
+        place = self.tiling.place(block, unit, at, self.shape.depth + self.shape.extra)
+        corner = (self.tiling.in_slice(place, dim, place.at[dim]) for dim in (0, 1))
         start = ix.linear((*place.slice, *corner), (*outer, sh, sw), self.x_layout.offset)
         base = block.let(k.add(start, channel), "x")
         sh, sw = sh * self.shape.dilation[0], sw * self.shape.dilation[1]
@@ -371,8 +349,9 @@ class _Winograd:
                 target = b.let(k.add(to, ix.linear(part, (self.part, 1))), "v")
 
             def down(y: Block, j: Expr) -> None:
-                start = y.let(k.add(source, k.mul(self._line(place, 1, j), dim_expr(sw))), "x")
-                lines = [k.add(start, k.mul(self._line(place, 0, integer(n)), dim_expr(sh))) for n in range(alpha)]
+                start = y.let(k.add(source, k.mul(self.tiling.line(place, 1, j), dim_expr(sw))), "x")
+                rows = [self.tiling.line(place, 0, integer(n)) for n in range(alpha)]
+                lines = [k.add(start, k.mul(row, dim_expr(sh))) for row in rows]
                 column = [y.let(k.load(x, line, c.lanes, mask), "d") for line in lines]
                 if far:
                     y.stmts += [k.Prefetch(x, k.add(line, next_tile)) for line in lines]
@@ -390,16 +369,21 @@ class _Winograd:
 
         vector_loop(block, ZERO, self.kept, self.lanes, self.machine, vector)
 
-    def _line(self, place: _Place, dim: int, at: Expr) -> Expr:
-        """The input line `at` of a tile, one of the image."""
-        last = k.add(place.ends[dim], integer(self.shape.r - 2))
-        return k.binary("min", at, last) if self.short[dim] else at
-
     def _m_index(self, e: Expr, tile: Expr, column: Expr) -> Expr:
         p = self.plan
         return ix.linear((e, tile, column), (p.tiles * p.columns, p.columns, 1))
 
-    def _output(self, block: Block, m: Buffer, unit: Expr, first: Expr, group: Expr, part: Expr) -> None:
+    def _definition(self, windows: Buffer, block: Expr, group: Expr) -> Definition:
+        s = self.shape
+        x = Operand(self.operands.ins[self.x_at], self.x_layout.offset)
+        return Definition(
+            self.tiling, x, self.x_strides, windows, self.plan.columns, self.lanes,
+            channel=k.mul(group, integer(s.ci)), start=k.mul(block, integer(s.k)),
+        )  # fmt: skip
+
+    def _output(
+        self, block: Block, m: Buffer, unit: Expr, first: Expr, group: Expr, part: Expr, exact: Definition
+    ) -> None:
         alpha, p, s = self.t.alpha, self.plan, self.shape
         inside = block.let(k.mul(part, integer(p.columns)), "n")
         start = block.let(k.add(k.mul(group, integer(s.co)), inside), "n")
@@ -413,7 +397,7 @@ class _Winograd:
             count = block.let(k.binary("min", integer(p.tiles), k.sub(dim_expr(self.tiles), first)), "n")
 
         def tile(b: Block, i: Expr) -> None:
-            place = self._place(b, unit, k.add(first, i), s.depth)
+            place = self.tiling.place(b, unit, k.add(first, i), s.depth)
 
             def vector(c: Block, column: Expr, mask: Expr | None) -> None:
                 scalar = ix.first_lane(column)
@@ -427,9 +411,11 @@ class _Winograd:
 
                 def along(y: Block, r: Expr) -> None:
                     row = [y.let(k.load(half, self._half(r, integer(j)), column.lanes), "h") for j in range(alpha)]
-                    values = apply(y, self.t.at, row)
+                    values = exact.where_not_finite(y, apply(y, self.t.at, row), place, r, column)
                     line, channel = y.let(k.add(place.at[0], r), "y"), ix.add(start, column)
-                    self._where_stored(y, 0, line, place, lambda z: self._store(z, place, line, channel, values, mask))
+                    self.tiling.where_stored(
+                        y, 0, line, place, lambda z: self._store(z, place, line, channel, values, mask)
+                    )
 
                 c.loop("j", 0, alpha, 1, down)
                 c.loop("r", 0, self.t.m, 1, along)
@@ -442,17 +428,8 @@ class _Winograd:
         """Where a tile that is transformed in one dimension keeps a vector."""
         return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
 
-    def _where_stored(
-        self, block: Block, dim: int, line: Expr, place: _Place, then: Callable[[Block], None]
-    ) -> None:
-        """`then` where the output `line` is the image's and no earlier tile's."""
-        inside = [k.binary("lt", line, place.ends[dim])] if self.short[dim] else []
-        if place.at[dim] is not place.stores[dim]:
-            inside.append(k.binary("ge", line, place.stores[dim]))
-        block.when(k.binary("and", *inside) if len(inside) == 2 else inside[0], then) if inside else then(block)
-
     def _store(
-        self, block: Block, at: _Place, line: Expr, channel: Expr, values: list[Expr], mask: Expr | None
+        self, block: Block, at: Place, line: Expr, channel: Expr, values: list[Expr], mask: Expr | None
     ) -> None:
         """The epilogue of one line of a tile, of the columns that it stores."""
         (n, d), x = at.slice, at.at[1]
@@ -463,7 +440,7 @@ class _Winograd:
             values = [k.Extract(v.dtype, 1, v, 0) for v in values]
 
         def one(block: Block, j: int) -> None:
-            y, z = self._in_slice(at, 0, line), self._in_slice(at, 1, k.add(x, integer(j)))
+            y, z = self.tiling.in_slice(at, 0, line), self.tiling.in_slice(at, 1, k.add(x, integer(j)))
             index = {"N": n, **dict.fromkeys(outer, d), a: y, b: z, "C": channel}
             bind_result(self.em, block, self.anchor, values[j])
             place = tuple(index[c] for c in self.op.out_layout)
@@ -472,22 +449,10 @@ class _Winograd:
 
         for j in range(self.t.m):
             # a tile's last column is its own, but where it lies beyond an image that is smaller than others
-            if j == self.t.m - 1 and not self.short[1] and self.shape.dilation[1] == 1:
+            if j == self.t.m - 1 and not self.tiling.short[1] and self.shape.dilation[1] == 1:
                 one(block, j)
             else:
-                self._where_stored(block, 1, k.add(x, integer(j)), at, lambda z, j=j: one(z, j))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Of a tile, all but `slice` for rows and columns of its image. slice: image of the batch, slice of it. first: the
-    image's in the slice. at: the tile's first output; stores: the first that it stores. ends: the image's size."""
-
-    slice: tuple[Expr, Expr]
-    first: tuple[Expr, ...]
-    at: tuple[Expr, ...]
-    stores: tuple[Expr, ...]
-    ends: tuple[Expr, ...]
+                self.tiling.where_stored(block, 1, k.add(x, integer(j)), at, lambda z, j=j: one(z, j))
 
 
 __all__ = ["lower_winograd"]
