@@ -1,28 +1,28 @@
 """Transposed convolutions without multiplying by the zeros between their inputs.
 
-    conv(x dilated by s, w)   ->   shuffle(conv(x, w split into s * s phases))
-                              or   concat of conv(x, each phase's own taps)      where that is less work
+    conv(x dilated by s, w)   ->   concat of shuffle(conv(x, w's taps of some phases))
 
 Output o = s * q + p reads the taps t with (o + t - low) divisible by s: for each phase p a small stride-1 convolution
-over x itself. All phases are one convolution with s * s as many output channels, followed by a shuffle of channels
-into space, which fusion turns into the addresses that the convolution writes to (Shi et al. 2016, "Is the deconvolution
-layer the same as a convolutional layer?").
+over x itself. Neighbouring phases that read the same inputs are one convolution with as many times the output channels,
+followed by a shuffle of channels into space, which fusion turns into the addresses that the convolution writes to (Shi
+et al. 2016, "Is the deconvolution layer the same as a convolutional layer?"). In each dimension there are at most three
+such runs of phases: a kernel of 2 with stride 2 is one convolution, one of 4 four, each with 2 x 2 taps.
 
-Its window holds the windows of all phases, which may lie differently: a kernel of 4 with stride 2 has 2 taps in each
-phase and 3 in the common window, more than twice the products in two dimensions. Convolutions of their own write every
-other place each; what follows them then runs apart.
+One convolution for all, over the window that holds those of all phases, would multiply what a phase does not read by
+zeros, which makes NaN of infinities, and takes up to 2.25 times the products.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import static_shape
@@ -30,24 +30,29 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class _Phases:
-    """One spatial dimension: for every phase its first tap and the offset of the input that this tap reads."""
+class _Run:
+    """Neighbouring phases of one spatial dimension that read the same inputs: their first taps, the offset of the input
+    that these read, and how many taps each has."""
 
-    stride: int
     taps: tuple[int, ...]
-    offsets: tuple[int, ...]
-    counts: tuple[int, ...]  # taps of each
-    window: int  # taps of the common window
-    first: int  # input offset of the window's first tap
+    offset: int
+    count: int
 
-    @staticmethod
-    def of(stride: int, kernel: int, low: int) -> _Phases:
-        taps = tuple((low - p) % stride for p in range(stride))
-        offsets = tuple((p + t - low) // stride for p, t in enumerate(taps))
-        counts = tuple(len(range(t, kernel, stride)) for t in taps)
-        first = min(offsets)
-        last = max(o + n - 1 for o, n in zip(offsets, counts, strict=True))
-        return _Phases(stride, taps, offsets, counts, max(1, last - first + 1), first)
+    @property
+    def phases(self) -> int:
+        return len(self.taps)
+
+
+def _runs(stride: int, kernel: int, low: int) -> tuple[_Run, ...]:
+    """All phases of a dimension, in order."""
+    out: list[_Run] = []
+    for p in range(stride):
+        tap = (low - p) % stride
+        run = _Run((tap,), (p + tap - low) // stride, len(range(tap, kernel, stride)))
+        if out and (out[-1].offset, out[-1].count) == (run.offset, run.count):
+            run = replace(run, taps=(*out.pop().taps, tap))
+        out.append(run)
+    return tuple(out)
 
 
 def split_transposed(graph: Graph) -> Graph:
@@ -64,100 +69,69 @@ def _split(n: Node) -> Node | None:
     standard = op.lhs_layout[:2] == op.out_layout[:2] == "NC" and op.rhs_layout[:2] == "OI"
     if not (plain and dilated and standard and isinstance(w.op, Const)) or op.lhs_layout != op.out_layout:
         return None
-    rank = len(op.strides)
-    kernel = static_shape(w.shape)[2:]
-    phases = [_Phases.of(s, k, lo) for s, k, (lo, _) in zip(op.lhs_dilation, kernel, op.padding, strict=True)]
-    outs = n.shape[2:]
-    counts: list[DimLike] = [ceildiv(o, p.stride) for o, p in zip(outs, phases, strict=True)]
-    padding: list[tuple[int, int]] = []
-    for size, count, p in zip(x.shape[2:], counts, phases, strict=True):
-        high = count - 1 + p.first + p.window - 1 - (size - 1)
+    weights = w.op.value
+    strides, kernel, outs, rank = op.lhs_dilation, static_shape(w.shape)[2:], n.shape[2:], len(op.strides)
+    if 0 in kernel:
+        return None
+    runs = [_runs(s, k, lo) for s, k, (lo, _) in zip(strides, kernel, op.padding, strict=True)]
+    counts: list[DimLike] = [ceildiv(o, s) for o, s in zip(outs, strides, strict=True)]
+    firsts = [min(r.offset for r in own if r.count) for own in runs]
+    highs: list[int] = []
+    for size, count, own in zip(x.shape[2:], counts, runs, strict=True):
+        high = count - size + max(r.offset + r.count - 1 for r in own if r.count)
         if not isinstance(high, int):
             return None
-        padding.append((-p.first, high))
-    image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)
+        highs.append(high)
     ones, last = (1,) * rank, f"N{op.lhs_layout[2:]}C"
-    dense = ops.Convolution(
-        ones, tuple(padding), ones, ones, last, op.rhs_layout, last, op.feature_groups, 1, op.dtype
-    )
-    if _is_less_apart(n, counts, padding, phases):
-        wide = _apart(image, dense, w.op.value, counts, phases, n.loc)
-    else:
-        y = dense(image, const(_weights(w.op.value, phases, op.feature_groups)), loc=n.loc)
-        wide = _shuffled(y, n, counts, phases, op.feature_groups)
-    return _cut(wide, n, tuple(c * p.stride for c, p in zip(counts, phases, strict=True)))
+    image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)
+    padding = tuple((-first, high) for first, high in zip(firsts, highs, strict=True))
+    several = any(len(own) > 1 for own in runs)
+    if several:
+        lows = tuple(-first for first in firsts)
+        image = ops.Pad((0, *lows, 0), (0, *highs, 0), (0,) * (rank + 2))(image, ops.scalar(0, x.dtype))
+        padding = ((0, 0),) * rank
+    dense = ops.Convolution(ones, padding, ones, ones, last, op.rhs_layout, last, op.feature_groups, 1, op.dtype)
 
-
-# Multiply-adds in whose time what follows the phases passes over an element of the result by itself.
-_PASS = 48
-# How many fewer products Winograd's algorithm takes for a common window of 3x3 or 5x5, transforms included; and the
-# positions from which on it does: for fewer its larger weights weigh more.
-_QUICK, _POSITIONS = 3, 64
-_MOST = 16  # kernels
-
-
-def _is_less_apart(n: Node, counts: list[DimLike], padding: list[tuple[int, int]], phases: list[_Phases]) -> bool:
-    """Whether a convolution for each phase is less work than one for all."""
-    empty, cropped = any(0 in p.counts for p in phases), any(v < 0 for pair in padding for v in pair)
-    if empty or cropped or prod(p.stride for p in phases) > _MOST:
-        return False
-    common = prod(p.stride * p.window for p in phases)
-    apart = prod(sum(p.counts) for p in phases)
-    quick = len(phases) == 2 and all(p.window in (3, 5) for p in phases) and phases[0].window == phases[1].window
-    if quick and estimate(product((n.shape[0], *counts))) >= _POSITIONS:
-        common //= _QUICK
-    each = int(n.inputs[1].shape[1]) * (common - apart) / prod(p.stride for p in phases)
-    return each > _PASS
-
-
-def _apart(
-    image: Node, dense: ops.Convolution, w: np.ndarray, counts: list[DimLike], phases: list[_Phases], loc: str
-) -> Node:
-    """[N, q..., C] for each phase, as [N, q0, p0, q1, p1, ..., C]."""
-    rank = len(phases)
-    lows, highs = ((0, *(pair[i] for pair in dense.padding), 0) for i in (0, 1))
-    op = replace(dense, padding=((0, 0),) * rank)
-    padded = ops.Pad(lows, highs, (0,) * (rank + 2))(image, ops.scalar(0, image.dtype))
-
-    def join(at: tuple[int, ...]) -> Node:
+    def join(at: tuple[_Run, ...]) -> Node:
+        """[N, q0, p0, q1, p1, ..., C] of the runs `at` of the first dimensions, and all of the others."""
         if len(at) < rank:
-            joined = [join((*at, p)) for p in range(phases[len(at)].stride)]
-            return ops.Concat(2 + 2 * len(at))(*joined)
-        own = list(zip(phases, at, strict=True))
-        start = (0, *(p.offsets[a] - p.first for p, a in own), 0)
-        sizes = [c + p.counts[a] - 1 for c, (p, a) in zip(counts, own, strict=True)]
-        limit = (image.shape[0], *(a + b for a, b in zip(start[1:-1], sizes, strict=True)), image.shape[-1])
-        taps = w[(slice(None), slice(None), *(slice(p.taps[a], None, p.stride) for p, a in own))]
-        y = op(ops.Slice(start, limit, (1,) * (rank + 2))(padded), const(np.ascontiguousarray(taps)), loc=loc)
-        return ops.Reshape((y.shape[0], *(d for c in counts for d in (c, 1)), y.shape[-1]))(y)
+            parts = [join((*at, run)) for run in runs[len(at)]]
+            return ops.Concat(2 + 2 * len(at))(*parts) if len(parts) > 1 else parts[0]
+        spread = [d for c, r in zip(counts, at, strict=True) for d in (c, r.phases)]
+        if any(r.count == 0 for r in at):
+            return ops.full((n.shape[0], *spread, n.shape[1]), 0, n.dtype)
+        part = image
+        if several:
+            start = (0, *(r.offset - first for r, first in zip(at, firsts, strict=True)), 0)
+            sizes = [c + r.count - 1 for c, r in zip(counts, at, strict=True)]
+            limit = (image.shape[0], *(a + b for a, b in zip(start[1:-1], sizes, strict=True)), image.shape[-1])
+            part = ops.Slice(start, limit, (1,) * (rank + 2))(image)
+        y = dense(part, const(_weights(weights, at, strides, op.feature_groups)), loc=n.loc)
+        return _shuffled(y, counts, at, op.feature_groups)
 
-    return join(())
+    return _cut(join(()), n, tuple(c * s for c, s in zip(counts, strides, strict=True)))
 
 
-def _weights(w: np.ndarray, phases: list[_Phases], groups: int) -> np.ndarray:
-    """[O, I, taps...] -> [groups, phases..., O / groups] output channels over the common window."""
+def _weights(w: np.ndarray, runs: Sequence[_Run], strides: Sequence[int], groups: int) -> np.ndarray:
+    """[O, I, taps...] -> [groups, phases..., O / groups] output channels over the window of the runs."""
     o, i = w.shape[:2]
-    strides = tuple(p.stride for p in phases)
-    out = np.zeros((*strides, o, i, *(p.window for p in phases)), w.dtype)
-    for at in itertools.product(*map(range, strides)):
-        source = tuple(slice(p.taps[a], None, p.stride) for p, a in zip(phases, at, strict=True))
-        part = w[(slice(None), slice(None), *source)]
-        starts = tuple(p.offsets[a] - p.first for p, a in zip(phases, at, strict=True))
-        target = tuple(slice(s, s + size) for s, size in zip(starts, part.shape[2:], strict=True))
-        out[(*at, slice(None), slice(None), *target)] = part
-    rank = len(strides)
-    grouped = out.reshape(*strides, groups, o // groups, i, *out.shape[rank + 2 :])
-    grouped = np.moveaxis(grouped, rank, 0)
-    return np.ascontiguousarray(grouped.reshape(-1, i, *out.shape[rank + 2 :]))
+    phases, window = tuple(r.phases for r in runs), tuple(r.count for r in runs)
+    out = np.empty((*phases, o, i, *window), w.dtype)
+    for at in itertools.product(*map(range, phases)):
+        taps = (slice(r.taps[a], None, s) for a, r, s in zip(at, runs, strides, strict=True))
+        out[at] = w[(slice(None), slice(None), *taps)]
+    grouped = np.moveaxis(out.reshape(*phases, groups, o // groups, i, *window), len(phases), 0)
+    return np.ascontiguousarray(grouped.reshape(-1, i, *window))
 
 
-def _shuffled(y: Node, n: Node, counts: list[DimLike], phases: list[_Phases], groups: int) -> Node:
-    """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., groups, O/g]."""
-    rank = len(phases)
-    per_group = int(n.shape[1]) // groups
-    wide = ops.Reshape((y.shape[0], *counts, groups, *(p.stride for p in phases), per_group))(y)
+def _shuffled(y: Node, counts: Sequence[DimLike], runs: Sequence[_Run], groups: int) -> Node:
+    """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., O]."""
+    rank, phases = len(runs), tuple(r.phases for r in runs)
+    channels = int(y.shape[-1]) // prod(phases)
+    wide = ops.Reshape((y.shape[0], *counts, groups, *phases, channels // groups))(y)
     space = [d for i in range(rank) for d in (1 + i, 2 + rank + i)]
-    return ops.Transpose((0, *space, 1 + rank, 2 + 2 * rank))(wide)
+    moved = ops.Transpose((0, *space, 1 + rank, 2 + 2 * rank))(wide)
+    return ops.Reshape((*moved.shape[:-2], channels))(moved)
 
 
 def _cut(wide: Node, n: Node, full: tuple[DimLike, ...]) -> Node:

@@ -6,7 +6,6 @@ a tile's values; so does a number so large that they overflow. Where all is fini
 
 from __future__ import annotations
 
-
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, integer
