@@ -12,7 +12,7 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, Shape, TensorType, f16, f32, i64
+from ingot.ir.types import DType, Shape, TensorType, f16, f32, f64, i64
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.triton import PRELUDE, print_kernel
 from tests.conformance.checked import planned
@@ -94,3 +94,30 @@ def test_cubins(name: str, arch: str) -> None:
         assert made.parameters == len(kernel.params) + len(kernel.dims)
         assert made.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
+
+
+def function(fn: str, dtype: DType) -> k.Kernel:
+    ins, out = [k.Buffer(n, dtype) for n in "xy"[: k.FUNCTIONS[fn]]], k.Buffer("out", dtype, writable=True)
+    at = k.positions(64, 1)
+    value = k.call(fn, *(k.gather(b, at) for b in ins))
+    return k.Kernel(f"f_{fn}_{dtype}", (*ins, out), (), k.var("c"), k.integer(1), (k.Store(out, at, value),))
+
+
+def test_functions_are_libdevices_where_those_are_exact() -> None:
+    assert "libdevice.erf(" in print_kernel(function("erf", f32)).text
+    assert "libdevice.pow(" not in print_kernel(function("pow", f32)).text
+    x, out = k.Buffer("x", f64), k.Buffer("out", f64, writable=True)
+    at = k.positions(64, 1)
+    square = k.call("pow", k.gather(x, at), k.lit(2.0, f64))
+    text = print_kernel(k.Kernel("s", (x, out), (), k.var("c"), k.integer(1), (k.Store(out, at, square),))).text
+    assert "pow" not in text and "shared1 * shared1" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_cubins_of_every_function() -> None:
+    from ingot.targets.cuda.workers import submit
+
+    kernels = [function(fn, dtype) for fn in k.FUNCTIONS for dtype in (f32, f64) if (fn, dtype) != ("gelu_narrow", f64)]
+    for made in [submit(print_kernel(kernel), 90) for kernel in kernels]:
+        assert made.result().cubin[:4] == b"\x7fELF"

@@ -82,6 +82,14 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
+# Functions of libdevice that are as exact as docs/ops.md has them: measured on an H100, denormal numbers kept.
+OWN = frozenset({
+    *((fn, f32) for fn in ("expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "asin", "atan")),
+    *((fn, f64) for fn in (
+        "exp", "expm1", "log", "tanh", "erf", "tan", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt",
+        "pow", "atan2",
+    )),
+})  # fmt: skip
 _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 
 
@@ -100,7 +108,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     """The Triton text of `kernel`. Raises CompileError for what tiles cannot say: vectors in a line, scratch memory."""
     if kernel.scratch_bytes or kernel.rounds != k.integer(1):
         raise CompileError(f"kernel {kernel.name}", expected="one round without scratch memory", got="more")
-    kernel = expand(kernel)
+    kernel = expand(kernel, _is_own)
     name = _name(kernel.name)
     parameters = (
         *((_name(b.name), f"*{_POINTERS[b.dtype]}", b.align) for b in kernel.params),
@@ -112,6 +120,11 @@ def print_kernel(kernel: k.Kernel) -> Source:
     writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
     writer.body(kernel.body)
     return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints)
+
+
+def _is_own(call: k.Call) -> bool:
+    """A literal operand makes the expansion the shorter way, as in x^2."""
+    return (call.fn, call.dtype) in OWN and not any(isinstance(a, k.Lit) for a in call.args)
 
 
 def _name(name: str) -> str:
@@ -272,11 +285,15 @@ class _Text:
                 return _name(e.name) if at is None else str(at)
             case k.Unary():
                 return _unary(e, self.tensor(e.a))
+            case k.Binary() if e.fn in ("ashr", "lshr"):
+                return _shift(e, self.tensor(e.a), self.tensor(e.b))
             case k.Binary():
                 return _binary(e, *self.operands(e, e.a, e.b))
             case k.Fma():
                 a, b, c = self.operands(e, e.a, e.b, e.c)
                 return f"tl.fma({a}, {b}, {c})" if e.dtype in (f32, f64) else f"({a} * {b} + {c})"
+            case k.Call():
+                return f"libdevice.{e.fn}({', '.join(self.tensor(a) for a in e.args)})"
             case k.Select():
                 return f"tl.where({', '.join(self.operands(e, e.cond, e.a, e.b))})"
             case k.Cast():
@@ -406,8 +423,6 @@ def _binary(e: k.Binary, a: str, b: str) -> str:
         return f"tl.{e.fn}imum({a}, {b}{nan})"
     if e.fn in ("minnum", "maxnum"):  # b where a is NaN
         return f"tl.where({a} {'<' if e.fn == 'minnum' else '>'} {b}, {a}, {b})"
-    if e.fn in ("ashr", "lshr"):
-        return _shift(e, a, b)
     if e.fn == "ldexp":
         return f"scaled_{e.dtype}({a}, {b})"
     if not e.dtype.is_float:
