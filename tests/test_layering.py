@@ -39,7 +39,7 @@ LAZY = {
     ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow"}  # frontends: imported where they are used
+EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite"}  # frontends: imported where they are used
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {

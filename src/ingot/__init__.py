@@ -48,8 +48,8 @@ def compile(
     """Compile a trained model to one native program.
 
     Args:
-        model: a path of an ONNX file or of a StableHLO program (text, or portable bytecode), an `onnx.ModelProto`, a
-            `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
+        model: a path of an ONNX file, a StableHLO program (text, or portable bytecode) or a TFLite model, an
+            `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
             or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one;
             or TensorFlow's: a SavedModel's folder, a frozen GraphDef's file, a `tf.function` or a concrete one.
         example_inputs: for an nn.Module or a function, a tuple of positional or a dict of keyword arguments.
@@ -68,7 +68,8 @@ def compile(
         limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
         weights: arguments that always have these values, and are left out of calls. StableHLO: a mapping from their
             indices or names to arrays. JAX functions: indices or names of arguments, whose example values they have.
-        signature: of a SavedModel, which of its signatures; "serving_default" if there is one.
+        signature: which of the signatures of a SavedModel ("serving_default" if there is one) or of a TFLite model
+            (that of its first subgraph).
         inputs, outputs: of a TensorFlow model, tensors by name to use in place of its own: they cut out a part of it
             (docs/tensorflow.md).
 

@@ -68,8 +68,12 @@ def compile_model(
     kind = "stablehlo" if text else _kind(path) if path else ""
     if kind == "tensorflow" or _is_tensorflow(model):
         return _compile_tensorflow(path or model, example_inputs, dynamic, (signature, inputs, outputs), options)
-    if signature is not None or inputs is not None or outputs is not None:
-        raise InputError("signature, inputs and outputs", expected="a TensorFlow model, which has them", got="another")
+    if inputs is not None or outputs is not None:
+        raise InputError("inputs and outputs", expected="a TensorFlow model, which has them", got="another")
+    if path and kind == "tflite":
+        return _compile_tflite(path, dynamic, signature, options)
+    if signature is not None:
+        raise InputError("signature", expected="a TensorFlow or TFLite model, which has them", got="another")
     if kind == "stablehlo":
         return _compile_stablehlo(model, dynamic, weights, options)
     if _is_jax(model):
@@ -156,6 +160,14 @@ def _compile_tensorflow(
     if function is None or inputs is not None or outputs is not None:
         return compiled
     return FrameworkModel(compiled, function.flatten, function.unflatten)
+
+
+def _compile_tflite(path: Path, dynamic: Any, signature: str | None, options: _Options) -> CompiledProgram:
+    from ingot.frontends.tflite import import_tflite
+
+    progress.report("read")
+    imported = import_tflite(path, dynamic=dynamic, signature=signature)
+    return _compiled(_program(imported.graph, options).with_state(imported.state), options)
 
 
 def _is_jax(model: Any) -> bool:

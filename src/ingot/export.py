@@ -39,6 +39,10 @@ def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
         from ingot.frontends.stablehlo import import_stablehlo
 
         return import_stablehlo(model, dynamic=dynamic, weights=weights).graph
+    if kind == "tflite":
+        from ingot.frontends.tflite import import_tflite
+
+        return import_tflite(model, dynamic=dynamic).graph
     if kind == "onnx" or type(model).__module__.startswith("onnx"):
         from ingot.frontends.onnx import import_onnx
 
@@ -48,7 +52,7 @@ def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
 
         return import_tensorflow(model, dynamic=dynamic).graph
     if kind:
-        raise InputError(f"model {model}", expected="an ONNX, StableHLO or TensorFlow model, or an object", got=kind)
+        raise InputError(f"model {model}", expected="an ONNX, StableHLO, TensorFlow or TFLite model", got=kind)
     if hasattr(model, "graph_signature") or hasattr(model, "state_dict"):
         from ingot.frontends import torch as frontend
 

@@ -10,7 +10,7 @@ from ingot.runtime import artifact
 from ingot.support.files import open_regular
 from ingot.support.formats import Format, foreign
 
-Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "artifact"]
+Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "artifact"]
 # MLIR: bytecode, or text that begins with a module, a function or an alias, comments before it
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
 _HEAD = 4096
@@ -30,6 +30,8 @@ def kind_of(path: Path) -> Kind | Format:
         head = file.read(_HEAD)
     if head.startswith(artifact.MAGIC):
         return "artifact"
+    if head[4:8] == b"TFL3":
+        return "tflite"
     if _MLIR.match(head):
         return "stablehlo"
     if _TENSORFLOW.match(head):

@@ -14,7 +14,6 @@ import pytest
 from ingot.support.formats import foreign
 
 HEADS = {
-    "a TensorFlow Lite model": b"\x1c\0\0\0TFL3\x14\0",
     "a GGUF file": b"GGUF\x03\0\0\0",
     "an HDF5 file, as old Keras writes": b"\x89HDF\r\n\x1a\n",
     "a pickle, which is a program": b"\x80\x04\x95",

@@ -16,7 +16,7 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
 
-DEFAULT = {"onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "artifact": ""}
+DEFAULT = {"onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "artifact": ""}
 
 
 def bench(

@@ -36,7 +36,8 @@ def compare(
 ) -> None:
     """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
 
-    The references are ONNX Runtime (for ONNX) or PyTorch (for .pt2), where installed, and Ingot's interpreter.
+    The references are ONNX Runtime (for ONNX), PyTorch (for .pt2) or LiteRT (for TFLite), where installed, and Ingot's
+    interpreter.
 
     Where they differ it names the first op that is wrong and the import, pass, rewrite rule or kernel responsible.
 

@@ -1,4 +1,5 @@
-"""Other implementations of a model to compare with: ONNX Runtime for ONNX files, PyTorch for exported programs."""
+"""Other implementations of a model to compare with: ONNX Runtime for ONNX files, PyTorch for exported programs, LiteRT
+for TFLite models."""
 
 from __future__ import annotations
 
@@ -40,6 +41,8 @@ def reference(source: Source) -> Reference | None:
         return _pytorch(source)
     if source.kind == "onnx":
         return _onnx_runtime(source)
+    if source.kind == "tflite":
+        return _litert(source)
     return None
 
 
@@ -72,6 +75,37 @@ def session(model: str | bytes) -> Run:
         return [np.asarray(out) for out in results]
 
     return run
+
+
+def _litert(source: Source) -> Reference | None:
+    """LiteRT with its reference kernels, which say what levels an op gives."""
+    try:
+        from ai_edge_litert import interpreter as litert  # an extra
+    except ImportError:
+        return None
+    from ingot.frontends.tflite import import_tflite
+
+    imported = import_tflite(source.path, dynamic=dict(source.dims) or None)
+    if imported.state:
+        return None  # what a variable holds cannot be set there
+    labels = [n.op.label for n in imported.graph.inputs if isinstance(n.op, Input)]
+    resolver = litert.OpResolverType.BUILTIN_REF
+
+    def run(feeds: Feeds) -> list[np.ndarray]:
+        try:
+            made = litert.Interpreter(str(source.path), experimental_op_resolver_type=resolver)
+            places = [d["index"] for d in made.get_input_details()]
+            for place, label in zip(places, labels, strict=True):
+                made.resize_tensor_input(place, feeds[label].shape)
+            made.allocate_tensors()
+            for place, label in zip(places, labels, strict=True):
+                made.set_tensor(place, feeds[label])
+            made.invoke()
+            return [made.get_tensor(d["index"]) for d in made.get_output_details()]
+        except (RuntimeError, ValueError) as error:
+            raise RefusedError(f"LiteRT cannot run the model: {error}") from error
+
+    return Reference("LiteRT's reference kernels", run)
 
 
 def _pytorch(source: Source) -> Reference:

@@ -1,4 +1,4 @@
-"""A model file, whatever it holds: ONNX, a saved ExportedProgram, or an artifact of Ingot's own."""
+"""A model file, whatever it holds: ONNX, a saved ExportedProgram, StableHLO, TFLite, or an artifact of Ingot's own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, StableHLO, TensorFlow or .ingot file"
+        known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
@@ -75,14 +75,14 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound]:
 
 
 def read_graph(source: Source) -> Graph:
-    """The MODEL graph of an ONNX file, an exported program, a StableHLO program or a TensorFlow model.
+    """The MODEL graph of an ONNX file, an exported program, a StableHLO program, a TensorFlow or TFLite model.
 
     Raises what the frontends raise, and InputError for an artifact.
     """
     if source.kind == "artifact":
         raise InputError(
             f"{source.path} is compiled: the model's graph is not in it",
-            expected="an ONNX, .pt2, StableHLO or TensorFlow file",
+            expected="an ONNX, .pt2, StableHLO, TensorFlow or TFLite file",
             fix="name the model that it was compiled from",
         )
     if source.kind == "torch":
@@ -96,6 +96,10 @@ def read_graph(source: Source) -> Graph:
         from ingot.frontends.tensorflow import import_tensorflow
 
         return import_tensorflow(source.path, dynamic=dict(source.dims) or None).graph
+    if source.kind == "tflite":
+        from ingot.frontends.tflite import import_tflite
+
+        return import_tflite(source.path, dynamic=dict(source.dims) or None).graph
     from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
 
     return import_onnx(source.path, dynamic=dict(source.dims) or None)

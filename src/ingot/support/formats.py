@@ -1,6 +1,6 @@
 """Files that are taken for models, and what to do with each: told by their content, never by their names.
 
-    foreign(Path("net.tflite"))  ->  Format("a TensorFlow Lite model", "convert it ...")
+    foreign(Path("net.gguf"))  ->  Format("a GGUF file", "export the model ...")
 
 One table; a frontend for a format takes its line away.
 """
@@ -22,7 +22,6 @@ _EXPORT = "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
 _TRUSTED = f"in a process that you trust: {_EXPORT}"
 _WEIGHTS = "it holds weights and no model: load them into the PyTorch module, and ingot.compile(net, (x,))"
 _KERAS = "keras.models.load_model(path).export('model.onnx', format='onnx')"
-_TFLITE = "convert it: python -m tf2onnx.convert --tflite MODEL --output model.onnx"
 _HUB = "compile the module: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
 _SOURCE = "compile the ONNX file that it was made from"
 _UNPACK = "unpack it first"
@@ -53,7 +52,6 @@ def _is_text(*words: bytes) -> Callable[[bytes], bool]:
 _OF_FILES: tuple[tuple[Callable[[bytes], bool], Format], ...] = (
     (_is_text(b"version https://git-lfs"), Format("a pointer of Git LFS, not the file itself", "git lfs pull")),
     (_is_text(b"<!doctype html", b"<html"), Format("a web page", "download the model again")),
-    (lambda head: head[4:8] == b"TFL3", Format("a TensorFlow Lite model", _TFLITE)),
     (_is_safetensors, Format("a safetensors file", _WEIGHTS)),
     (_starts(b"GGUF", b"ggjt", b"ggml", b"lmgg", b"tjgg"), Format("a GGUF file", _TO_ONNX)),
     (_starts(b"\x89HDF\r\n"), Format("an HDF5 file, as old Keras writes", _KERAS)),

@@ -1,0 +1,201 @@
+"""What a row knows of the operator that it imports, and the tables that rows stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite import schema
+from ingot.frontends.tflite.file import Operator, Quantization, Tensor
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ingot.frontends.tflite.importer import Importer
+
+LEVELS = ("i8", "u8", "i16")
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A handle of the variable `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The result of what was refused."""
+
+
+Value = Node | Resource | Missing
+Result = Value | Sequence[Value]
+Row = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator. values: of its operands, None for one that is left out; tensors: what the file says of these."""
+
+    importer: Importer
+    op: Operator
+    values: tuple[Value | None, ...]
+    tensors: tuple[Tensor | None, ...]
+    results: tuple[Tensor, ...]
+    loc: str
+
+    def has(self, i: int) -> bool:
+        return i < len(self.values) and self.values[i] is not None
+
+    def x(self, i: int = 0) -> Node:
+        value = self.values[i] if i < len(self.values) else None
+        if not isinstance(value, Node):
+            raise Unsupported("" if isinstance(value, Missing) else f"operand {i}, which is no tensor")
+        return value
+
+    def xs(self) -> tuple[Node, ...]:
+        return tuple(self.x(i) for i in range(len(self.values)))
+
+    def dims(self, i: int) -> tuple[DimLike, ...]:
+        """The elements of an operand as sizes. Raises Unsupported where only the run knows them."""
+        return self.importer.sizes.dims(self.x(i))
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """The elements of an operand that is known."""
+        dims = self.dims(i)
+        if not all(isinstance(d, int) for d in dims):
+            raise Unsupported(f"operand {i} depends on sizes")
+        return tuple(int(d) for d in dims if isinstance(d, int))
+
+    def _option(self, name: str, default: Any) -> Any:
+        return self.op.options.get(name, default)
+
+    def int(self, name: str, default: int = 0) -> int:
+        return int(self._option(name, default))
+
+    def float(self, name: str, default: float = 0.0) -> float:
+        return float(self._option(name, default))
+
+    def flag(self, name: str) -> bool:
+        return bool(self._option(name, False))
+
+    def list(self, name: str) -> tuple[int, ...]:
+        return tuple(int(v) for v in self._option(name, ()))
+
+    def type(self, i: int = 0) -> DType:
+        """The declared type of result `i`."""
+        found = schema.dtype(self.results[i].type)
+        if found is None:
+            raise Unsupported(f"of {schema.type_name(self.results[i].type)}")
+        return found
+
+    # --- levels
+
+    def levels(self, i: int = 0) -> Quantization:
+        """How operand `i` is quantized."""
+        return _of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
+
+    def out_levels(self, i: int = 0) -> Quantization:
+        """How result `i` is quantized."""
+        return _of(self.results[i], f"result {i}")
+
+    def is_quantized(self) -> bool:
+        """Whether the op is of levels: its first operand or its result is."""
+        return any(holds_levels(t) for t in (*self.tensors[:1], *self.results[:1]))
+
+    def activation(self, x: Node) -> Node:
+        """The fused activation."""
+        return activate(x, self.int("activation"))
+
+
+def activate(x: Node, activation: int) -> Node:
+    """activation: a number of the schema's ActivationFunctionType."""
+    match activation:
+        case 0:
+            return x
+        case 1:
+            return ops.clip(x, 0)
+        case 2:
+            return ops.clip(x, -1, 1)
+        case 3:
+            return ops.clip(x, 0, 6)
+        case 4:
+            return ops.Tanh()(x)
+        case _:
+            raise Unsupported(f"activation {activation}")
+
+
+def holds_levels(tensor: Tensor | None) -> bool:
+    """Whether a tensor holds levels that are computed with, one scale for all of it or one for each channel."""
+    known = tensor is not None and tensor.quantization is not None and schema.dtype(tensor.type)
+    return bool(known) and str(known) in LEVELS
+
+
+def _of(tensor: Tensor | None, what: str) -> Quantization:
+    if tensor is None or tensor.quantization is None:
+        raise Unsupported(f"{what} has no scale")
+    if tensor.quantization.details:
+        raise Unsupported(f"{what} is quantized by blocks")
+    return tensor.quantization
+
+
+@dataclass
+class Table:
+    """Rows by the names of operators.
+
+    moves: results hold elements of operand 0 as they are, levels too.
+    """
+
+    rows: dict[str, Row] = field(default_factory=dict[str, Row])
+    moving: set[str] = field(default_factory=set[str])
+
+    def __call__(self, *names: str, moves: bool = False) -> Callable[[Row], Row]:
+        def add(fn: Row) -> Row:
+            for name in names:
+                assert name not in self.rows, name
+                self.rows[name] = fn
+            self.moving.update(names if moves else ())
+            return fn
+
+        return add
+
+
+@dataclass(frozen=True)
+class Rows:
+    """real: of numbers as they are stored; quantized: of levels."""
+
+    real: Table
+    quantized: Table
+    custom: Table
+
+    def find(self, c: Call) -> Row:
+        """Raises Unsupported."""
+        if c.op.name == "CUSTOM":
+            found = self.custom.rows.get(c.op.custom)
+            if found is None:
+                raise Unsupported("a custom op")
+            return found
+        name = c.op.name
+        quantized = self.quantized.rows.get(name)
+        if quantized is not None and c.is_quantized():
+            return quantized
+        real = self.real.rows.get(name)
+        if real is None:
+            raise Unsupported("")
+        if c.is_quantized() and name not in self.real.moving:
+            raise Unsupported("of quantized values")
+        return real
+
+
+def merged(tables: Sequence[Table]) -> Table:
+    out = Table()
+    for table in tables:
+        assert not out.rows.keys() & table.rows.keys()
+        out.rows.update(table.rows)
+        out.moving.update(table.moving)
+    return out

@@ -1,0 +1,208 @@
+"""From a TFLite model to a graph: one walk over the operators of a subgraph, in the file's order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import Sizes
+from ingot.frontends.tflite import schema
+from ingot.frontends.tflite.call import Call, Missing, Resource, Rows, Value
+from ingot.frontends.tflite.constants import constant
+from ingot.frontends.tflite.file import Model, Operator, Subgraph, Tensor
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
+from ingot.support.limits import check_elements, in_time, spend_node
+
+_DEEPEST = 32  # subgraphs that hold subgraphs
+
+
+@dataclass
+class Variable:
+    """label: among the graph's inputs; first: its value before the first call, carrier: before a call, node: where the
+    walk is."""
+
+    label: str
+    first: np.ndarray
+    carrier: Node
+    node: Node
+
+
+@dataclass
+class Importer:
+    """The walk. variables: by name, those that were given a value by CALL_ONCE or are a subgraph's own."""
+
+    model: Model
+    rows: Rows
+    inputs: frozenset[str] = frozenset()
+    refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
+    variables: dict[str, Variable] = field(default_factory=dict[str, Variable])
+    depth: int = 0
+
+    def __post_init__(self) -> None:
+        self.sizes = Sizes(self.inputs)
+        self._constants: dict[int, Node] = {}
+        self.initialising = False
+
+    def run(self, index: int, arguments: Sequence[Value]) -> tuple[Value, ...]:
+        """The results of subgraph `index` for these arguments."""
+        if not 0 <= index < len(self.model.subgraphs):
+            raise self.malformed(f"subgraph {index} of {len(self.model.subgraphs)}")
+        graph = self.model.subgraphs[index]
+        if len(arguments) != len(graph.inputs):
+            raise self.malformed(f"{len(arguments)} arguments for subgraph {index}, which takes {len(graph.inputs)}")
+        if self.depth == _DEEPEST:
+            raise self.malformed("subgraphs within subgraphs without end")
+        values: dict[int, Value] = dict(zip(graph.inputs, arguments, strict=True))
+        self.depth += 1
+        for op in graph.operators:
+            if self.depth > 1:
+                spend_node(op.name)
+            in_time(op.name)
+            self._operator(index, graph, op, values)
+        self.depth -= 1
+        return tuple(self.value(index, graph, i, values) for i in graph.outputs)
+
+    def malformed(self, got: str) -> ImportModelError:
+        return ImportModelError("not a well-formed TFLite model", got=got, where=self.model.where or None)
+
+    def value(self, index: int, graph: Subgraph, i: int, values: Mapping[int, Value]) -> Value:
+        if i in values:
+            return values[i]
+        tensor = graph.tensors[i]
+        if tensor.variable:
+            return self.variable(variable_name(self.model, index, i), tensor).node
+        if tensor.data is None and 0 not in tensor.shape:
+            raise self.malformed(f"tensor {tensor.name!r} is read, which nothing writes")
+        if tensor.data is None:
+            dtype = schema.dtype(tensor.type)
+            if dtype is None:
+                raise Unsupported(f"a constant of {schema.type_name(tensor.type)}")
+            return const(np.zeros(tensor.shape, dtype.numpy))
+        if id(tensor) not in self._constants:
+            self._constants[id(tensor)] = const(constant(tensor), loc=tensor.name)
+        return self._constants[id(tensor)]
+
+    def variable(self, name: str, tensor: Tensor) -> Variable:
+        """A tensor that keeps what is written to it: of zeros at first, as levels have them."""
+        if name not in self.variables:
+            dtype = schema.dtype(tensor.type)
+            if dtype is None:
+                raise Unsupported(f"a variable of {schema.type_name(tensor.type)}")
+            check_elements(int(np.prod(tensor.shape, dtype=object)), tensor.name)
+            zero = tensor.quantization.zero if str(dtype) == "i8" and tensor.quantization else 0
+            self.declare(name, np.full(tensor.shape, zero, dtype.numpy))
+        return self.variables[name]
+
+    def declare(self, name: str, first: np.ndarray) -> None:
+        label = re.sub(r"\W", "_", name) or "state"
+        taken = {v.label for v in self.variables.values()} | self.inputs
+        while label in taken:
+            label += "_"
+        node = Input(label, const(first).type)()
+        self.variables[name] = Variable(label, first, node, node)
+
+    def initialise(self, index: int) -> None:
+        """Run subgraph `index`, whose assignments give variables their first values."""
+        outer, self.initialising = self.initialising, True
+        try:
+            self.run(index, ())
+        finally:
+            self.initialising = outer
+
+    def assign(self, name: str, node: Node) -> None:
+        if self.initialising:
+            if not self.sizes.closed(node):
+                raise Unsupported(f"a first value of variable {name!r} that is computed from another")
+            if name not in self.variables:
+                self.declare(name, interpret(Graph((), (node,)), [])[0])
+            return
+        if name not in self.variables:
+            raise Unsupported(f"variable {name!r}, which nothing gives a first value")
+        variable = self.variables[name]
+        if node.type != variable.carrier.type:
+            raise Unsupported(f"variable {name!r} of {variable.carrier.type}, to which {node.type} is assigned")
+        variable.node = node
+
+    def _operator(self, index: int, graph: Subgraph, op: Operator, values: dict[int, Value]) -> None:
+        loc = next((graph.tensors[i].name for i in op.outputs), "") or op.name
+        try:
+            operands = tuple(None if i < 0 else self.value(index, graph, i, values) for i in op.inputs)
+            tensors = tuple(None if i < 0 else graph.tensors[i] for i in op.inputs)
+            call = Call(self, op, operands, tensors, tuple(graph.tensors[i] for i in op.outputs), loc)
+            row = self.rows.find(call)  # first: what there is no row for is listed, whatever its operands are
+            if any(isinstance(v, Missing) for v in operands):
+                values.update((i, Missing()) for i in op.outputs)
+                return
+            results = row(call)
+            results = (results,) if isinstance(results, Node | Resource | Missing) else tuple(results)
+            if len(results) != len(op.outputs):
+                raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
+            for i, result in zip(op.outputs, results, strict=True):
+                values[i] = self._checked(result, graph.tensors[i])
+        except Unsupported as e:
+            self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
+            values.update((i, Missing()) for i in op.outputs)
+        except ShapeError as e:
+            if e.sizes is not None or " at " in str(e):
+                raise
+            raise ShapeError(str(e), where=f"{op.name} of {loc!r}") from None
+
+    def _checked(self, value: Value, tensor: Tensor) -> Value:
+        if not isinstance(value, Node):
+            return value
+        declared = schema.dtype(tensor.type)
+        if value.dtype != declared:
+            raise Unsupported(f"to {schema.type_name(tensor.type)}, from operands that give {value.dtype}")
+        check_elements(value.type.size, tensor.name)
+        return value
+
+    # --- subgraphs as graphs of their own
+
+    def body(self, index: int, likes: Sequence[Node], names: Sequence[str]) -> Graph:
+        """A subgraph as a graph: of values like these, and behind them of the variables of these names."""
+        inputs = [Input(f"subgraph{index}.{i}", n.type)() for i, n in enumerate(likes)]
+        count = len(likes) - len(names)
+        outer = {name: self.variables[name].node for name in names}
+        for name, node in zip(names, inputs[count:], strict=True):
+            self.variables[name].node = node
+        try:
+            results = self.run(index, inputs[:count])
+            if not all(isinstance(r, Node) for r in results):
+                raise Unsupported("")
+            nodes = [r for r in results if isinstance(r, Node)]
+            return Graph(tuple(inputs), (*nodes, *(self.variables[name].node for name in names)))
+        finally:
+            for name, node in outer.items():
+                self.variables[name].node = node
+
+    def touched(self, *subgraphs: int) -> tuple[str, ...]:
+        """Names of the variables, where these subgraphs or those inside them may read or write any."""
+        seen: set[int] = set()
+        stack = list(subgraphs)
+        while stack:
+            index = stack.pop()
+            if index in seen or not 0 <= index < len(self.model.subgraphs):
+                continue
+            seen.add(index)
+            graph = self.model.subgraphs[index]
+            stack += [int(v) for o in graph.operators for k, v in o.options.items() if k.endswith("subgraph_index")]
+        graphs = [self.model.subgraphs[i] for i in seen]
+        if any(t.variable for g in graphs for t in g.tensors):
+            raise Unsupported("a state inside a branch or loop")
+        uses = any(o.name in ("READ_VARIABLE", "ASSIGN_VARIABLE") for g in graphs for o in g.operators)
+        return tuple(self.variables) if uses else ()
+
+
+def variable_name(model: Model, subgraph: int, tensor: int) -> str:
+    """Of a subgraph's own variable."""
+    graph = model.subgraphs[subgraph]
+    name = graph.tensors[tensor].name
+    alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
+    return name if name and alone else f"{name or 'state'}_{subgraph}_{tensor}"

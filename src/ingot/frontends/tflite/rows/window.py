@@ -1,0 +1,200 @@
+"""Convolutions, pools and resampling, channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite.call import Call, Table
+from ingot.ir.dims import DimLike, dim_max
+from ingot.ir.node import Node
+from ingot.support.dataclass import dataclass
+
+row = Table()
+_AXES = {2: "hw", 3: "dhw"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """How windows lie on the spatial axes; pads: (low, high), what SAME or VALID comes to."""
+
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads: tuple[tuple[DimLike, DimLike], ...]
+
+
+def window(c: Call, sizes: Sequence[DimLike], kernel: Sequence[int]) -> Window:
+    letters = _AXES[len(sizes)]
+    strides = tuple(c.int(f"stride_{a}", 1) for a in letters)
+    dilation = tuple(c.int(f"dilation_{a}", 1) for a in letters)
+    if min(*strides, *dilation, *kernel) < 1:
+        raise Unsupported(f"strides {strides}, dilations {dilation}, windows {tuple(kernel)}")
+    if c.int("padding") != 0:
+        return Window(strides, dilation, ((0, 0),) * len(sizes))
+    pads: list[tuple[DimLike, DimLike]] = []
+    for size, k, stride, d in zip(sizes, kernel, strides, dilation, strict=True):
+        # as many places as strides fit into x, the odd one at the end
+        count = (size + (stride - 1)) // stride
+        total = dim_max((count - 1) * stride + (k - 1) * d + 1 - size, 0)
+        pads.append((total // 2, total - total // 2))
+    return Window(strides, dilation, tuple(pads))
+
+
+def padded(x: Node, w: Window, value: float = 0) -> tuple[Node, tuple[tuple[int, int], ...]]:
+    """x and the padding that is left to do: padding of symbolic sizes is done here."""
+    known = tuple((int(a), int(b)) for a, b in w.pads if isinstance(a, int) and isinstance(b, int))
+    if len(known) == len(w.pads):
+        return x, known
+    lows, highs = ((0, *(p[i] for p in w.pads), 0) for i in range(2))
+    return ops.pad(x, lows, highs, ops.scalar(value, x.dtype)), ((0, 0),) * len(w.pads)
+
+
+def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int, zero: float = 0) -> Node:
+    """layout: the kernel's."""
+    spatial = layout.replace("O", "").replace("I", "")
+    x, pads = padded(x, w, zero)
+    ones = (1,) * len(spatial)
+    data = f"N{spatial}C"
+    return ops.Convolution(w.strides, pads, ones, w.dilation, data, layout, data, groups)(x, kernel, loc=c.loc)
+
+
+def static(kernel: Node, axes: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(kernel.shape[a] for a in axes)
+    if not all(isinstance(d, int) for d in sizes):
+        raise Unsupported(f"a window of sizes {sizes}")
+    return tuple(int(d) for d in sizes if isinstance(d, int))
+
+
+def with_bias(c: Call, y: Node) -> Node:
+    return ops.add(y, c.x(2), c.loc) if c.has(2) else y
+
+
+def spatial_window(c: Call) -> Window:
+    """Of an x[N, H, W, C] and a kernel whose sizes are its axes 1 and 2."""
+    return window(c, c.x(0).shape[1:3], static(c.x(1), (1, 2)))
+
+
+def groups_of(x: Node, kernel: Node) -> int:
+    """Of a kernel [O, H, W, I]: its channels may be a part of x's."""
+    whole, part = x.shape[-1], kernel.shape[-1]
+    if not isinstance(whole, int) or not isinstance(part, int) or part < 1 or whole % part:
+        raise Unsupported(f"{whole} channels by a kernel of {part}")
+    return whole // part
+
+
+@row("CONV_2D")
+def conv_2d(c: Call) -> Node:
+    x, kernel = c.x(0), c.x(1)
+    return c.activation(with_bias(c, convolve(c, x, kernel, spatial_window(c), "OHWI", groups_of(x, kernel))))
+
+
+@row("DEPTHWISE_CONV_2D")
+def depthwise_conv_2d(c: Call) -> Node:
+    x, kernel = c.x(0), c.x(1)
+    return c.activation(with_bias(c, convolve(c, x, kernel, spatial_window(c), "IHWO", channels(x))))
+
+
+def channels(x: Node) -> int:
+    count = x.shape[-1]
+    if not isinstance(count, int):
+        raise Unsupported(f"{count} channels")
+    return count
+
+
+@row("CONV_3D")
+def conv_3d(c: Call) -> Node:
+    x, kernel = c.x(0), c.x(1)
+    w = window(c, x.shape[1:4], static(kernel, (0, 1, 2)))
+    return c.activation(with_bias(c, convolve(c, x, kernel, w, "DHWIO", 1)))
+
+
+@row("TRANSPOSE_CONV")
+def transpose_conv(c: Call) -> Node:
+    """Operands: the result's sizes, kernel[O, H, W, I], x[N, H, W, I], maybe a bias."""
+    y = transposed(c, c.x(2), c.x(1))
+    return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
+
+
+def transposed(c: Call, x: Node, kernel: Node) -> Node:
+    """The transposed convolution: of x with holes, by the flipped kernel."""
+    sizes = c.dims(0)[1:3]
+    k = static(kernel, (1, 2))
+    w = window(c, sizes, k)
+    pads: list[tuple[int, int]] = []
+    for i in range(2):
+        low, size = w.pads[i][0], x.shape[1 + i]
+        # what is left of the result's size is beyond the last window's end
+        high = sizes[i] - ((size - 1) * w.strides[i] + 1) - (k[i] - 1 - low) + (k[i] - 1)
+        if not isinstance(low, int) or not isinstance(high, int):
+            raise Unsupported(f"a transposed convolution to the size {sizes[i]} of {size}")
+        pads.append((k[i] - 1 - low, high))
+    op = ops.Convolution((1, 1), tuple(pads), w.strides, (1, 1), "NHWC", "OHWI", "NHWC")
+    return op(x, ops.flip(kernel, (1, 2)), loc=c.loc)
+
+
+def pool_window(c: Call) -> tuple[Window, tuple[int, int]]:
+    kernel = c.int("filter_height"), c.int("filter_width")
+    return window(c, c.x().shape[1:3], kernel), kernel
+
+
+def fold(c: Call, kind: str, x: Node, w: Window, kernel: tuple[int, int], identity: float = 0) -> Node:
+    x, pads = padded(x, w, identity)
+    ones = (1, 1, 1, 1)
+    op = ops.ReduceWindow(kind, (1, *kernel, 1), (1, *w.strides, 1), ((0, 0), *pads, (0, 0)), ones, ones)
+    return op(x, loc=c.loc)
+
+
+def counts(c: Call, x: Node, w: Window, kernel: tuple[int, int]) -> Node:
+    """How many elements of x each window holds."""
+    if all(p == (0, 0) for p in w.pads):
+        return ops.scalar(kernel[0] * kernel[1], x.dtype)
+    return fold(c, "sum", ops.full((1, *x.shape[1:3], 1), 1, x.dtype), w, kernel)
+
+
+@row("AVERAGE_POOL_2D")
+def average_pool(c: Call) -> Node:
+    x, (w, kernel) = c.x(), pool_window(c)
+    return c.activation(ops.div(fold(c, "sum", x, w, kernel), counts(c, x, w, kernel), c.loc))
+
+
+@row("MAX_POOL_2D")
+def max_pool(c: Call) -> Node:
+    x, (w, kernel) = c.x(), pool_window(c)
+    return c.activation(fold(c, "max", x, w, kernel, float(ops.identity_of("max", x.dtype))))
+
+
+@row("L2_POOL_2D")
+def l2_pool(c: Call) -> Node:
+    x, (w, kernel) = c.x(), pool_window(c)
+    mean = ops.div(fold(c, "sum", ops.mul(x, x), w, kernel), counts(c, x, w, kernel), c.loc)
+    return c.activation(ops.Sqrt()(mean, loc=c.loc))
+
+
+@row("LOCAL_RESPONSE_NORMALIZATION")
+def local_response_normalization(c: Call) -> Node:
+    """x / (bias + alpha sum of squares of neighbours in the channels)^beta"""
+    x, radius = c.x(), c.int("radius")
+    ones, size = (1, 1, 1, 1), 2 * radius + 1
+    pads = ((0, 0), (0, 0), (0, 0), (radius, radius))
+    total = ops.ReduceWindow("sum", (1, 1, 1, size), ones, pads, ones, ones)(ops.mul(x, x), loc=c.loc)
+    base = ops.add(ops.mul(total, c.float("alpha")), c.float("bias"))
+    return ops.mul(x, ops.pow(base, -c.float("beta")), c.loc)
+
+
+@row("RESIZE_BILINEAR")
+def resize_bilinear(c: Call) -> Node:
+    return ops.Resize(c.dims(1), (1, 2), "linear", _coordinates(c))(c.x(), loc=c.loc)
+
+
+@row("RESIZE_NEAREST_NEIGHBOR", moves=True)
+def resize_nearest(c: Call) -> Node:
+    coordinates = _coordinates(c)
+    mode = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
+    return ops.Resize(c.dims(1), (1, 2), "nearest", coordinates, mode)(c.x(), loc=c.loc)
+
+
+def _coordinates(c: Call) -> str:
+    return (
+        "align_corners" if c.flag("align_corners") else "half_pixel" if c.flag("half_pixel_centers") else "asymmetric"
+    )

@@ -1,0 +1,254 @@
+"""Rows on numbers, against LiteRT's reference kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontends.tflite.builder import feed, interpreted, one_op, reference
+
+I32 = np.int32
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, I32)
+
+
+def ints(values: Any) -> np.ndarray:
+    return np.array(values, I32)
+
+
+def f(*shape: int) -> tuple[Any, ...]:
+    return (shape, np.float32)
+
+
+def n(*shape: int) -> tuple[Any, ...]:
+    return (shape, I32)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return feed(shape, seed=9)
+
+
+SAME, VALID = {"padding": 0}, {"padding": 1}
+S11 = {"stride_w": 1, "stride_h": 1}
+S21 = {"stride_w": 2, "stride_h": 1}
+S22 = {"stride_w": 2, "stride_h": 2}
+# name, operands, number of results, options, their values
+CASES: list[tuple[Any, ...]] = [
+    *(
+        (name, [f(2, 3), f(2, 3)], options, {"activation": a} if options else {})
+        for name, options in (
+            ("ADD", "Add"),
+            ("SUB", "Sub"),
+            ("MUL", "Mul"),
+            ("DIV", "Div"),
+            ("MAXIMUM", ""),
+            ("MINIMUM", ""),
+        )
+        for a in ((0, 1, 3) if options else (0,))
+    ),
+    ("ADD", [f(2, 3), weights(3)], "Add", {"activation": 0}),
+    ("ADD", [f(2, 1, 3), f(4, 1)], "Add", {"activation": 0}),
+    ("FLOOR_DIV", [n(2, 3), i32(4, -3, 2)], "", {}),
+    ("FLOOR_DIV", [f(2, 3), f(2, 3)], "", {}),
+    ("FLOOR_MOD", [n(2, 3), i32(4, -3, 2)], "", {}),
+    ("SQUARED_DIFFERENCE", [f(2, 3), f(2, 3)], "", {}),
+    *(
+        (name, [f(2, 3), f(2, 3)], "", {})
+        for name in ("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL", "NOT_EQUAL")
+    ),
+    *(
+        (name, [f(3, 5)], "", {})
+        for name in (
+            "ABS",
+            "NEG",
+            "EXP",
+            "SIN",
+            "COS",
+            "CEIL",
+            "FLOOR",
+            "ROUND",
+            "SIGN",
+            "LOGISTIC",
+            "TANH",
+            "HARD_SWISH",
+            "ELU",
+            "RELU",
+            "RELU6",
+            "RELU_N1_TO_1",
+            "RELU_0_TO_1",
+            "SQUARE",
+            "ZEROS_LIKE",
+            "LOG_SOFTMAX",
+        )
+    ),
+    ("LEAKY_RELU", [f(3, 5)], "LeakyRelu", {"alpha": 0.2}),
+    ("PRELU", [f(1, 2, 3, 5), weights(1, 1, 5)], "", {}),
+    ("GELU", [f(3, 5)], "Gelu", {"approximate": False}),
+    ("GELU", [f(3, 5)], "Gelu", {"approximate": True}),
+    ("SOFTMAX", [f(3, 5)], "Softmax", {"beta": 1.0}),
+    ("SOFTMAX", [f(3, 5)], "Softmax", {"beta": 0.5}),
+    ("L2_NORMALIZATION", [f(3, 5)], "L2Norm", {"activation": 0}),
+    ("SELECT_V2", [((2, 1), np.bool_), f(2, 3), f(1, 3)], "", {}),
+    ("SELECT", [((2,), np.bool_), f(2, 3), f(2, 3)], "", {}),
+    ("ADD_N", [f(2, 3), f(2, 3), f(2, 3)], "", {}),
+    ("LOGICAL_AND", [((4,), np.bool_), ((4,), np.bool_)], "", {}),
+    ("LOGICAL_NOT", [((4,), np.bool_)], "", {}),
+    ("BITWISE_XOR", [n(4), n(4)], "", {}),
+    ("CUMSUM", [f(3, 4), np.array(1, I32)], "Cumsum", {"exclusive": True, "reverse": False}),
+    # moves
+    ("RESHAPE", [f(2, 6), i32(3, -1)], "", {}),
+    ("SQUEEZE", [f(2, 1, 3, 1)], "Squeeze", {"squeeze_dims": [1]}),
+    ("EXPAND_DIMS", [f(2, 3), np.array(-1, I32)], "", {}),
+    ("TRANSPOSE", [f(2, 3, 4), i32(2, 0, 1)], "", {}),
+    ("SLICE", [f(4, 5), i32(1, 2), i32(2, -1)], "", {}),
+    ("STRIDED_SLICE", [f(4, 5, 6), i32(1, 0, -1), i32(3, 4, 0), i32(1, 2, -2)], "StridedSlice", {"begin_mask": 2}),
+    ("STRIDED_SLICE", [f(4, 5, 6), i32(-1, 1), i32(0, 9), i32(1, 1)], "StridedSlice", {"shrink_axis_mask": 1}),
+    ("SPLIT", [np.array(1, I32), f(2, 6)], "Split", {"num_splits": 3}, 3),
+    ("SPLIT_V", [f(2, 6), i32(1, -1, 2), np.array(1, I32)], "SplitV", {"num_splits": 3}, 3),
+    ("CONCATENATION", [f(2, 3), f(2, 1)], "Concatenation", {"axis": -1}),
+    ("PACK", [f(2, 3), f(2, 3)], "Pack", {"values_count": 2, "axis": 1}),
+    ("UNPACK", [f(2, 3)], "Unpack", {"num": 3, "axis": 1}, 3),
+    ("PAD", [f(2, 3), ints([[1, 0], [2, 1]])], "", {}),
+    ("PADV2", [f(2, 3), ints([[1, 0], [2, 1]]), np.array(7, np.float32)], "", {}),
+    ("MIRROR_PAD", [f(3, 4), ints([[1, 0], [2, 1]])], "MirrorPad", {"mode": 0}),
+    ("MIRROR_PAD", [f(3, 4), ints([[1, 3], [2, 1]])], "MirrorPad", {"mode": 1}),
+    ("TILE", [f(2, 3), i32(2, 3)], "", {}),
+    ("BROADCAST_TO", [f(2, 1), i32(3, 2, 4)], "", {}),
+    ("FILL", [i32(2, 3), np.array(2.5, np.float32)], "", {}),
+    ("REVERSE_V2", [f(2, 3, 4), i32(0)], "", {}),
+    ("SPACE_TO_DEPTH", [f(1, 4, 6, 3)], "SpaceToDepth", {"block_size": 2}),
+    ("DEPTH_TO_SPACE", [f(1, 4, 6, 8)], "DepthToSpace", {"block_size": 2}),
+    ("SPACE_TO_BATCH_ND", [f(2, 3, 5, 2), i32(2, 3), ints([[1, 0], [0, 1]])], "", {}),
+    ("BATCH_TO_SPACE_ND", [f(12, 2, 2, 2), i32(2, 3), ints([[1, 0], [0, 1]])], "", {}),
+    # reductions
+    *(
+        (name, [f(2, 3, 4), i32(0, -1)], "Reducer", {"keep_dims": keep})
+        for name in ("SUM", "MEAN", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")
+        for keep in (False, True)
+    ),
+    ("REDUCE_ANY", [((2, 3), np.bool_), i32(1)], "Reducer", {"keep_dims": False}),
+    ("ARG_MAX", [f(2, 5), np.array(-1, I32)], "ArgMax", {"output_type": 2}),
+    ("ARG_MIN", [f(2, 5), np.array(0, I32)], "ArgMin", {"output_type": 2}),
+    # windows
+    *(
+        ("CONV_2D", [f(2, 7, 6, 4), weights(5, 3, 2, 4), weights(5)], "Conv2D", p | s | {"activation": 1})
+        for p in (SAME, VALID)
+        for s in (S11, S21, S22)
+    ),
+    (
+        "CONV_2D",
+        [f(1, 7, 6, 4), weights(6, 3, 2, 2), weights(6)],
+        "Conv2D",
+        SAME | S11 | {"dilation_h": 2, "dilation_w": 2},
+    ),
+    *(
+        (
+            "DEPTHWISE_CONV_2D",
+            [f(1, 7, 6, 3), weights(1, 3, 3, 6), weights(6)],
+            "DepthwiseConv2D",
+            p | s | {"depth_multiplier": 2},
+        )
+        for p in (SAME, VALID)
+        for s in (S11, S22)
+    ),
+    *(
+        ("TRANSPOSE_CONV", [i32(1, *size, 3), weights(3, 3, 2, 4), f(1, 4, 5, 4)], "TransposeConv", p | S22)
+        for p, size in ((SAME, (8, 10)), (SAME, (7, 9)), (VALID, (9, 10)), (VALID, (9, 11)))
+    ),
+    *(
+        (name, [f(1, 7, 6, 3)], "Pool2D", p | s | {"filter_width": 3, "filter_height": 2})
+        for name in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D")
+        for p in (SAME, VALID)
+        for s in (S11, S22)
+    ),
+    ("CONV_3D", [f(1, 4, 5, 6, 2), weights(2, 3, 2, 2, 3), weights(3)], "Conv3D", SAME | S22 | {"stride_d": 1}),
+    *(
+        (name, [f(1, 4, 5, 2), i32(7, 9)], options, flags)
+        for name, options in (
+            ("RESIZE_BILINEAR", "ResizeBilinear"),
+            ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighbor"),
+        )
+        for flags in ({}, {"align_corners": True}, {"half_pixel_centers": True})
+    ),
+    ("RESIZE_BILINEAR", [f(1, 8, 9, 2), i32(3, 5)], "ResizeBilinear", {"half_pixel_centers": True}),
+    # products
+    ("FULLY_CONNECTED", [f(2, 3, 4), weights(5, 4), weights(5)], "FullyConnected", {"activation": 1}),
+    ("FULLY_CONNECTED", [f(2, 3, 4), weights(5, 4), None], "FullyConnected", {"keep_num_dims": True}),
+    ("BATCH_MATMUL", [f(2, 3, 4), f(2, 5, 4)], "BatchMatMul", {"adj_y": True}),
+    ("BATCH_MATMUL", [f(2, 4, 3), f(1, 4, 5)], "BatchMatMul", {"adj_x": True}),
+    # indices
+    ("GATHER", [f(4, 5, 2), ints([[1, 3], [0, 2]])], "Gather", {"axis": 1}),
+    ("GATHER", [f(2, 5, 3), ints([[1, 3], [0, 2]])], "Gather", {"axis": 1, "batch_dims": 1}),
+    ("GATHER", [f(2, 4, 5), ints([[1, 3], [0, 2]])], "Gather", {"axis": 2, "batch_dims": 1}),
+    ("GATHER_ND", [f(3, 4, 2), ints([[1, 3], [0, 2]])], "", {}),
+    ("SCATTER_ND", [ints([[1], [3], [1]]), f(3, 2), i32(5, 2)], "", {}),
+    (
+        "ONE_HOT",
+        [ints([0, 2, 5]), np.array(4, I32), np.array(2.0, np.float32), np.array(-1.0, np.float32)],
+        "OneHot",
+        {"axis": -1},
+    ),
+    ("TOPK_V2", [f(2, 7), np.array(3, I32)], "", {}, 2),
+    ("REVERSE_SEQUENCE", [f(3, 5, 2), i32(2, 5, 0)], "ReverseSequence", {"seq_dim": 1, "batch_dim": 0}),
+    ("MATRIX_DIAG", [f(2, 3)], "", {}),
+    (
+        "SPARSE_TO_DENSE",
+        [ints([[0, 1], [2, 3]]), i32(3, 4), weights(2), np.array(0.5, np.float32)],
+        "SparseToDense",
+        {},
+    ),
+    ("DYNAMIC_UPDATE_SLICE", [f(4, 5), f(2, 2), i32(1, 9)], "", {}),
+    ("EMBEDDING_LOOKUP", [i32(2, 0), weights(4, 3)], "", {}),
+]
+_BOOLS = (
+    "LESS",
+    "LESS_EQUAL",
+    "GREATER",
+    "GREATER_EQUAL",
+    "EQUAL",
+    "NOT_EQUAL",
+    "LOGICAL_AND",
+    "LOGICAL_NOT",
+    "REDUCE_ANY",
+)
+
+
+def _result_types(name: str, operands: list[Any], count: int) -> list[Any]:
+    if name in _BOOLS:
+        kinds = [np.bool_]
+    elif name in ("ARG_MAX", "ARG_MIN"):
+        kinds = [I32]
+    elif name == "TOPK_V2":
+        kinds = [np.float32, I32]
+    elif name in ("FLOOR_DIV", "FLOOR_MOD", "BITWISE_XOR") and operands[0][1] is I32:
+        kinds = [I32]
+    else:
+        kinds = [np.float32] * count
+    # the runtime finds the sizes, but for a slice's, which it checks
+    return [((2, 3) if name == "SLICE" else (1,), kind) for kind in kinds]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[3]}")
+def test_rows_agree_with_the_reference_kernels(case: tuple[Any, ...]):
+    name, operands, options, values, *count = case
+    model = one_op(name, operands, _result_types(name, operands, count[0] if count else 1), options, **values)
+    inputs = [o for o in operands if isinstance(o, tuple)]
+    feeds = [feed(shape, dtype, seed=i) for i, (shape, dtype) in enumerate(inputs)]
+    expected, got = reference(model, feeds), interpreted(model, feeds)
+    assert len(expected) == len(got)
+    for a, b in zip(expected, got, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(b, a, rtol=2e-6, atol=2e-6)
+
+
+def test_local_response_normalization_reaches_as_far_up_as_down():
+    # the reference kernel leaves out the last neighbour, which TensorFlow and the optimized kernel count
+    values = {"radius": 2, "bias": 1.0, "alpha": 0.3, "beta": 0.7}
+    model = one_op("LOCAL_RESPONSE_NORMALIZATION", [f(1, 2, 3, 7)], [((1,),)], "LocalResponseNormalization", **values)
+    x = feed((1, 2, 3, 7))
+    total = np.stack([(x[..., max(0, c - 2) : c + 3] ** 2).sum(-1) for c in range(7)], -1)
+    np.testing.assert_allclose(interpreted(model, [x])[0], x / (1 + 0.3 * total) ** 0.7, rtol=1e-5)
