@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ingot.ir.dims import bounds, dim_max, dim_min, divides, floordiv, narrowed, substitute, symbol
+from ingot.ir.dims import DimLike, bounds, ceildiv, dim_max, dim_min, divides, floordiv, narrowed, substitute, symbol
 
 S = symbol("s")
 
@@ -52,3 +52,27 @@ def test_the_two_parts_of_a_number_are_the_number() -> None:
     assert dim_max(p - 3, 0) - dim_max(3 - p, 0) + 3 == p
     # of other factors they stay
     assert 2 * dim_max(p, 0) - dim_max(-p, 0) != p
+
+
+def test_quotients_beside_other_terms_are_bounded_together() -> None:
+    n = symbol("n")
+    assert bounds(floordiv(n, 3) + 1 - ceildiv(n, 3)) == (0, 1)
+    assert bounds(n - 2 * floordiv(n, 2)) == (0, 1)
+    assert dim_min(floordiv(n, 3) + 1, ceildiv(n, 3)) == ceildiv(n, 3)
+    assert bounds(floordiv(n, 2) - floordiv(n, 3))[0] == 0
+
+
+def test_bounds_hold() -> None:
+    """Of sums of quotients, with random factors, at random sizes."""
+    rng = random.Random(0)
+    n, m = symbol("n"), symbol("m")
+    for _ in range(500):
+        d: DimLike = rng.randint(-3, 3) + rng.randint(-2, 2) * n
+        for _ in range(rng.randint(1, 3)):
+            a = rng.randint(-2, 3) * n + rng.randint(-2, 2) * m + rng.randint(-7, 7)
+            d = d + rng.randint(-3, 3) * floordiv(a, rng.choice([1, 2, 3, 4, 6]))
+        low, high = bounds(d)
+        for _ in range(5):
+            value = substitute(d, {"n": rng.randint(1, 30), "m": rng.randint(1, 30)})
+            assert isinstance(value, int)
+            assert (low is None or low <= value) and (high is None or value <= high), (d, low, high, value)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import gcd
+from math import gcd, lcm
 from types import MappingProxyType
 from typing import SupportsIndex
 
@@ -400,11 +400,46 @@ def _bounds(
     sides = _sides(d) if deep else None
     if sides is not None:
         fn, a, b = sides
-        least, most = _of_either(fn, _bounds(a, of, deep - 1, known), _bounds(b, of, deep - 1, known))
-        lo = max((v for v in (lo, least) if v is not None), default=None)
-        hi = min((v for v in (hi, most) if v is not None), default=None)
+        either = _of_either(fn, _bounds(a, of, deep - 1, known), _bounds(b, of, deep - 1, known))
+        lo, hi = _both((lo, hi), either)
+    exact = _without_floors(d) if deep else None
+    if exact is not None:
+        whole, times, (below, above) = exact
+        least, most = _bounds(whole, of, deep - 1, known)
+        least = None if least is None else -((above - least) // times)
+        most = None if most is None else (most - below) // times
+        lo, hi = _both((lo, hi), (least, most))
     known[d, deep] = lo, hi
     return lo, hi
+
+
+def _both(x: Interval, y: Interval) -> Interval:
+    """What lies in two intervals."""
+    lows, highs = ([v for v in pair if v is not None] for pair in zip(x, y, strict=True))
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _without_floors(d: Dim) -> tuple[int | Dim, int, tuple[int, int]] | None:
+    """(e, m, (low, high)) such that m * d is e less a number from low to high, and e has no quotients by numbers, whose
+    operands then meet other terms.   n // 3 - (n + 2) // 3   ->   -2, 3, (-2, 2)"""
+    floors: list[tuple[int | Dim, int, int]] = []
+    others: dict[Monomial, int] = {}
+    for mono, c in d.terms:
+        atom = mono[0] if len(mono) == 1 else None
+        if isinstance(atom, Apply) and atom.fn == "floordiv" and isinstance(atom.b, int) and atom.b > 0:
+            floors.append((atom.a, atom.b, c))
+        else:
+            others[mono] = c
+    if not floors or len(d.terms) == 1:
+        return None
+    times = lcm(*(b for _, b, _ in floors))
+    e = times * _from_terms(others)
+    low = high = 0
+    for a, b, c in floors:
+        each = c * (times // b)
+        e = e + each * a
+        low, high = low + min(each * (b - 1), 0), high + max(each * (b - 1), 0)
+    return e, times, (low, high)
 
 
 _EXTREMES = 4  # of as many, the sides are looked at: each doubles the work
