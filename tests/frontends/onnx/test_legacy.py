@@ -1,4 +1,4 @@
-"""Opsets 1 to 6: operands aligned at an axis, and what were attributes before they were inputs."""
+"""Opsets 1 to 8: operands aligned at an axis, and what were attributes before they were inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import UnsupportedOpError
@@ -96,3 +97,23 @@ def test_an_lstm_of_opset_1() -> None:
     old, new = (run("LSTM", opset, x, w, r, hidden_size=4) for opset in (1, 7))
     np.testing.assert_array_equal(old, new)
 
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_scans_of_opset_8_have_a_batch(batch: int) -> None:
+    """Sums along two inputs, one of them backwards, for each entry of the batch."""
+    f = TensorProto.FLOAT
+    row = [helper.make_tensor_value_info(n, f, [2]) for n in ("s", "a", "b", "t", "u")]
+    nodes = [helper.make_node("Add", ["s", "a"], ["t"]), helper.make_node("Mul", ["t", "b"], ["u"])]
+    body = helper.make_graph(nodes, "body", row[:3], row[3:])
+    scan = helper.make_node("Scan", ["", "s0", "x", "y"], ["z", "w"], body=body, num_scan_inputs=2, directions=[0, 1])
+    shapes = {"s0": (batch, 2), "x": (batch, 4, 2), "y": (batch, 4, 2)}
+    given = [helper.make_tensor_value_info(n, f, s) for n, s in shapes.items()]
+    results = [helper.make_tensor_value_info(n, f, None) for n in ("z", "w")]
+    graph = helper.make_graph([scan], "g", given, results)
+    m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
+    s0, x, y = (np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate(shapes.values()))
+    sums = s0[:, None] + np.cumsum(x, axis=1)
+    z, w = ingot.compile(m)(s0, x, y)
+    np.testing.assert_allclose(z, sums[:, -1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(w, sums * y[:, ::-1], rtol=1e-5, atol=1e-6)

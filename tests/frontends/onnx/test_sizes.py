@@ -120,3 +120,32 @@ def test_a_branch_knows_its_condition() -> None:
     assert types(m, example={"x": [4, 9]}) == ["f32[b,n]", "f32[b,n]"]
     with pytest.raises(NeedsValues, match="dynamic="):
         import_onnx(m)
+
+
+def test_an_open_axis_is_split_into_equal_parts() -> None:
+    """As a gated linear unit does; a size that is odd is refused by the call."""
+    nodes = [helper.make_node("Split", ["x"], ["a", "b"], axis=1), helper.make_node("Mul", ["a", "b"], ["z"])]
+    m, x = model(nodes, [("x", F, [2, "n"])], opset=13), np.arange(16, dtype=np.float32).reshape(2, 8)
+    compiled = ingot.compile(m)
+    same(runtime(m, x=x), [compiled(x)])
+    with pytest.raises(InputError, match="expected \\(\\(2 \\* \\(n // 2"):
+        compiled(x[:, :5])
+
+
+@pytest.mark.parametrize("n", [2, 7, 8, 9])
+def test_the_last_of_the_parts_may_be_smaller(n: int) -> None:
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b", "c"], num_outputs=3),
+        helper.make_node("Concat", ["c", "b", "a"], ["z"], axis=0),
+    ]
+    m, x = model(nodes, [("x", F, ["n"])], opset=18), np.arange(n, dtype=np.float32)
+    same(runtime(m, x=x), [ingot.compile(m)(x)])
+
+
+def test_parts_say_what_an_open_axis_is() -> None:
+    nodes = [helper.make_node("Split", ["x", "s"], ["a", "b"]), helper.make_node("Concat", ["b", "a"], ["z"], axis=0)]
+    m = model(nodes, [("x", F, ["n"])], initializers=[("s", [3, 5])])
+    compiled, x = ingot.compile(m), np.arange(8, dtype=np.float32)
+    same(runtime(m, x=x), [compiled(x)])
+    with pytest.raises(InputError):
+        compiled(x[:5])

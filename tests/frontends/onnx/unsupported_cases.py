@@ -3,7 +3,6 @@
 import re
 
 UNSUPPORTED: dict[str, tuple[str, ...]] = {
-    "Scan of opset 8, which has a batch axis of its own": ("test_scan_sum",),
     "a slice that a loop of unknown length moves": ("test_loop11",),
     "random numbers": (
         "test_bernoulli",

@@ -16,7 +16,7 @@ import onnx
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import ints_of
+from ingot.frontends.onnx.rows.common import cut, ints_of, parts_of
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
@@ -336,6 +336,32 @@ def loop(c: Call) -> Result:
     return _iterate(known)
 
 
+@onnx_op("Scan", since=8)
+def scan_8(c: Call) -> Result:
+    """The first inputs' axis 0 is a batch, whose entries are scanned one by one, along axis 1."""
+    body, n = c.graph("body"), c.int("num_scan_inputs")
+    if not 0 < n < len(c) or c.has(0):
+        raise Unsupported("a scan of opset 8 without inputs, or whose entries have lengths of their own")
+    given = [c.x(i) for i in range(1, len(c))]
+    split = len(given) - n
+    length = given[-1].shape[1]
+    if len({x.shape[0] for x in given}) != 1 or any(x.shape[1] != length for x in given[split:]):
+        raise Unsupported("a scan over inputs of different batches or lengths")
+    (batch,) = ints_of(given[-1].shape[:1], "a scan's batch")
+    backs = tuple(bool(d) for d in c.int_list("directions", (0,) * n))
+    stacked = len(body.output) - split
+    entries: list[list[Node]] = []
+    for i in range(batch):
+        own = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in given]
+        scanned = tuple((x, 0, back) for x, back in zip(own[split:], backs, strict=True))
+        carried = tuple(map(Value, own[:split]))
+        plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)
+        results = _iterate(plan)
+        assert isinstance(results, Sequence)
+        entries.append([v if isinstance(v, Node) else v.node for v in results if isinstance(v, Node | Value)])
+    return [ops.stack(parts, 0) for parts in zip(*entries, strict=True)]
+
+
 @onnx_op("Scan", since=9)
 def scan(c: Call) -> Result:
     body = c.graph("body")
@@ -428,12 +454,13 @@ def concat_from_sequence(c: Call) -> Result:
 def split_to_sequence(c: Call) -> Result:
     x = c.x()
     axis = c.axis("axis", 0, c.rank())
+    if c.has(1) and c.rank(1) == 1:
+        return Sequence_(tuple(map(Value, parts_of(c, x, axis, c.dims(1)))))
     (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
     if c.has(1):
-        given = c.ints(1)
-        whole = c.rank(1) == 0
-        sizes = [min(given[0], size - k) for k in range(0, size, given[0])] if whole else list(given)
-        return Sequence_(tuple(Value(p) for p in ops.split(x, sizes, axis)))
+        (each,) = c.ints(1)
+        sizes = [min(each, size - k) for k in range(0, size, each)]
+        return Sequence_(tuple(map(Value, ops.split(x, sizes, axis))))
     if size > _UNROLL_NODES:
         raise Unsupported(f"a sequence of {size} parts")
     parts = ops.split(x, [1] * size, axis)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
-from ingot.frontends.onnx.rows.common import check_table, iota, told_size
+from ingot.frontends.onnx.rows.common import check_table, cut, iota, parts_of, told_size
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
@@ -173,21 +173,22 @@ def split(c: Call) -> Result:
         count = c.int("num_outputs", c.result_count)
         if count != c.result_count:
             raise Unsupported(f"a split into {count} parts with {c.result_count} results")
-        each = ceildiv(x.shape[axis], count)
-        if isinstance(each, Dim):
-            even = divides(x.shape[axis], count)
-            if even is None:
-                raise Unsupported(f"split of a dynamic size {x.shape[axis]} into {count} equal parts")
-            sizes = [even] * count
-        else:
-            size = int(x.shape[axis])
-            sizes = [max(0, min(each, size - i * each)) for i in range(count)]
-    if any(map(told_symbols, sizes)):
-        sizes = [told_size(c, d) for d in sizes]
-        total = sum(sizes[1:], sizes[0])
-        c.importer.require_equal(total, x.shape[axis], f"a split of {x.shape[axis]}")
-        x = cut(x, axis, 0, total, 1)
-    return ops.split(x, sizes, axis)
+        sizes = _equal_sizes(c, x.shape[axis], count)
+    return parts_of(c, x, axis, sizes)
+
+
+def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
+    """Of an axis in `count` parts: with an attribute that says so the last may be smaller, else all are alike."""
+    if not c.has_attr("num_outputs"):
+        even = divides(size, count)
+        if even is None:
+            even = floordiv(size, count)
+            c.importer.require_equal(even * count, size, f"a split of {size} into {count} equal parts")
+        return [even] * count
+    each = ceildiv(size, count)
+    if divides(size, count) is not None:
+        return [each] * count
+    return [dim_min(each, dim_max(size - i * each, 0)) for i in range(count)]
 
 
 # slices
@@ -269,15 +270,6 @@ def _backwards(at: DimLike, size: DimLike) -> DimLike:
     if not _is_behind(at):
         return at
     return -1 if isinstance(at, int) and at <= -MOST else at + size
-
-
-def cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int) -> Node:
-    if step == 1 and low == 0 and high == x.shape[axis]:
-        return x
-    rank = len(x.shape)
-    start = tuple(low if i == axis else 0 for i in range(rank))
-    limit = tuple(high if i == axis else d for i, d in enumerate(x.shape))
-    return ops.Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x)
 
 
 @onnx_op("Slice")
