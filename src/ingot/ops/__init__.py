@@ -190,5 +190,4 @@ from ingot.ops.nn import (
     Trilu,
     roi_align,
 )
-from ingot.ops.quantized import dynamically_quantized, quantized
 from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

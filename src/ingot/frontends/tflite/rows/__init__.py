@@ -1,11 +1,22 @@
 """Rows, one per operator: tables by kind, joined."""
 
 from ingot.frontends.tflite.call import Rows, Table, merged
-from ingot.frontends.tflite.rows import contraction, control, elementwise, index, quantize, reduce, shape, window
+from ingot.frontends.tflite.rows import (
+    contraction,
+    control,
+    elementwise,
+    index,
+    level_arithmetic,
+    level_functions,
+    level_products,
+    quantize,
+    reduce,
+    shape,
+    window,
+)
 
-_MODULES = (contraction, control, elementwise, index, quantize, reduce, shape, window)
 ROWS = Rows(
-    real=merged([module.row for module in _MODULES]),
-    quantized=merged([quantize.on_levels]),
+    real=merged([m.row for m in (contraction, control, elementwise, index, quantize, reduce, shape, window)]),
+    quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
     custom=Table(),
 )

@@ -70,7 +70,11 @@ def binary(c: Call) -> Node:
 
 @row(*_COMPARISONS)
 def comparison(c: Call) -> Node:
-    return ops.compare(_COMPARISONS[c.op.name], c.x(0), c.x(1), c.loc)
+    return compared(c, c.x(0), c.x(1))
+
+
+def compared(c: Call, a: Node, b: Node) -> Node:
+    return ops.compare(_COMPARISONS[c.op.name], a, b, c.loc)
 
 
 @row(*_UNARY)
@@ -174,7 +178,7 @@ def l2_normalization(c: Call) -> Node:
     return c.activation(ops.div(x, norm, c.loc))
 
 
-@row("SELECT", "SELECT_V2")
+@row("SELECT", "SELECT_V2", moves=True)
 def select(c: Call) -> Node:
     pred, a, b = c.xs()
     if c.op.name == "SELECT" and len(pred.shape) == 1 and len(a.shape) > 1:

@@ -1,0 +1,209 @@
+"""Arithmetic, comparisons, pools and reductions of levels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite.call import Call, Table
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, rounded_shift
+from ingot.frontends.tflite.levels import activation_range, away, cut, moved
+from ingot.frontends.tflite.rows import reduce, window
+from ingot.frontends.tflite.rows.elementwise import compared
+from ingot.ir import types as T
+from ingot.ir.dims import product
+from ingot.ir.node import Node, const
+
+on_levels = Table()
+
+
+def finished(c: Call, y: Node) -> Node:
+    """i32 steps from the result's zero as its levels, cut where the fused activation ends."""
+    out = c.out_levels()
+    low, high = activation_range(c.int("activation"), out, c.type())
+    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+
+
+@on_levels("ADD", "SUB")
+def add(c: Call) -> Node:
+    """Both brought to a common scale, 20 bits up (15 for 16-bit levels), and from there to the result's."""
+    combine = ops.add if c.op.name == "ADD" else ops.sub
+    scales = [c.levels(0).scale, c.levels(1).scale, c.out_levels().scale]
+    wide = c.type() == T.i16
+    if wide and c.op.options.get("pot_scale_int16", True) and all(math.frexp(s)[0] == 0.5 for s in scales):
+        return _by_powers(c, [math.frexp(s)[1] for s in scales])
+    left = 15 if wide else 20
+    common = 2 * max(scales[:2])
+    parts = [
+        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+    ]
+    by = Multiplier.of(common / ((1 << left) * scales[2]))
+    return finished(c, multiplied(combine(*parts, c.loc), by))
+
+
+def _by_powers(c: Call, exponents: list[int]) -> Node:
+    """Of scales that are powers of two: shifts, and a sum that is cut."""
+    shifts = [exponents[2] - e for e in exponents[:2]]
+    if min(shifts) < 0 or 0 not in shifts or c.op.name != "ADD":
+        raise Unsupported("16-bit levels whose scales are powers of two that do not fit")
+    parts = [ops.cast(rounded_shift(ops.cast(c.x(i), T.i64), [s]), T.i32) for i, s in enumerate(shifts)]
+    low, high = activation_range(c.int("activation"), c.out_levels(), T.i16)
+    return cut(ops.add(*parts, c.loc), T.i16, low, high)
+
+
+@on_levels("MUL")
+def mul(c: Call) -> Node:
+    a, b = (moved(c.x(i), c.levels(i)) for i in range(2))
+    by = Multiplier.of(c.levels(0).scale * c.levels(1).scale / c.out_levels().scale)
+    return finished(c, multiplied(ops.mul(a, b, c.loc), by))
+
+
+@on_levels("MAXIMUM", "MINIMUM")
+def extreme(c: Call) -> Node:
+    same_scales(c, (0, 1))
+    return (ops.maximum if c.op.name == "MAXIMUM" else ops.minimum)(c.x(0), c.x(1), c.loc)
+
+
+def same_scales(c: Call, operands: tuple[int, ...]) -> None:
+    """Raise Unsupported unless these operands' levels are the result's."""
+    out = c.out_levels()
+    for i in operands:
+        given = c.levels(i)
+        if (given.scales, given.zeros) != (out.scales, out.zeros):
+            raise Unsupported("of levels with several scales")
+
+
+@on_levels("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
+def comparison(c: Call) -> Node:
+    """Both in units of 1/256."""
+    parts = [
+        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << 8), Multiplier.of(c.levels(i).scale)) for i in range(2)
+    ]
+    return compared(c, *parts)
+
+
+@on_levels("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
+def relu(c: Call) -> Node:
+    given, out = c.levels(), c.out_levels()
+    y = ops.add(multiplied(moved(c.x(), given), Multiplier.of(given.scale / out.scale)), out.zero, c.loc)
+    low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
+    ends = [
+        None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
+    ]
+    return cut(y, c.type(), *ends)
+
+
+@on_levels("LEAKY_RELU")
+def leaky_relu(c: Call) -> Node:
+    given, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
+    alpha = float(np.float32(c.float("alpha")))
+    above, below = (multiplied(x, Multiplier.of(s)) for s in (given.scale / out.scale, given.scale * alpha / out.scale))
+    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+
+
+@on_levels("PRELU")
+def prelu(c: Call) -> Node:
+    x, alpha = ops.promote(moved(c.x(0), c.levels(0)), moved(c.x(1), c.levels(1)))
+    given, out = c.levels().scale, c.out_levels().scale
+    above = multiplied(x, Multiplier.of(given / out))
+    below = multiplied(ops.mul(x, alpha), Multiplier.of(given * c.levels(1).scale / out))
+    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+
+
+@on_levels("CONCATENATION")
+def concatenation(c: Call) -> Node:
+    out = c.out_levels()
+    parts: list[Node] = []
+    for i, x in enumerate(c.xs()):
+        given = c.levels(i)
+        if (given.scale, given.zero) == (out.scale, out.zero):
+            parts.append(x)
+        elif c.type() == T.u8:
+            # in f32, as the kernel has it
+            factor = np.float32(given.scale) * (np.float32(1) / np.float32(out.scale))
+            y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-given.zero) * factor))
+            parts.append(cut(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
+        else:
+            raise Unsupported("of levels with several scales")
+    return ops.concat(parts, c.int("axis"), c.loc)
+
+
+@on_levels("AVERAGE_POOL_2D")
+def average_pool(c: Call) -> Node:
+    """Sums of levels divided in integers, halves away from zero."""
+    w, kernel = window.pool_window(c)
+    x = ops.cast(c.x(), T.i32)
+    total, count = window.fold(c, "sum", x, w, kernel), window.counts(c, x, w, kernel)
+    low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
+    return cut(quotient(total, count), c.type(), low, high)
+
+
+def quotient(total: Node, count: Node) -> Node:
+    half = ops.div(count, 2)
+    up = ops.where(ops.compare("GT", total, 0), half, ops.Neg()(half))
+    return ops.div(ops.add(total, up), count)
+
+
+@on_levels("MAX_POOL_2D")
+def max_pool(c: Call) -> Node:
+    x, (w, kernel) = c.x(), window.pool_window(c)
+    low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
+    return cut(window.fold(c, "max", x, w, kernel, x.dtype.range[0]), c.type(), low, high)
+
+
+@on_levels("REDUCE_MAX", "REDUCE_MIN")
+def reduce_extreme(c: Call) -> Node:
+    same_scales(c, (0,))
+    return ops.reduce(c.op.name.removeprefix("REDUCE_").lower(), c.x(), reduce.axes(c), c.flag("keep_dims"), c.loc)
+
+
+@on_levels("MEAN", "SUM")
+def mean(c: Call) -> Node:
+    """A sum in integers; a mean's divisor is part of the scale."""
+    given, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
+    total = ops.reduce_sum(moved(c.x(), given), axes, c.flag("keep_dims"), c.loc)
+    m, shift = fixed(given.scale / out.scale)
+    if c.op.name == "MEAN":
+        count = product(c.x().shape[a] for a in axes)
+        if not isinstance(count, int) or count < 1:
+            raise Unsupported(f"a mean of {count} levels")
+        up = min(count.bit_length() - 1, 32, 31 + shift)
+        m, shift = (m << up) // count, shift - up
+    return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero, c.loc), c.type())
+
+
+@on_levels("RESIZE_BILINEAR")
+def resize_bilinear(c: Call) -> Node:
+    """Of signed levels: weights of 10 bits."""
+    x, sizes = c.x(), c.ints(1)
+    if x.dtype != T.i8:
+        raise Unsupported(f"of {x.dtype}")
+    same_scales(c, (0,))
+    y = ops.cast(x, T.i32)
+    for axis, size in zip((1, 2), sizes, strict=True):
+        n = x.shape[axis]
+        if not isinstance(n, int):
+            raise Unsupported(f"from a size {n}")
+        low, high, weight = _taps(c, n, size)
+        shape = [-1 if a == axis else 1 for a in range(4)]
+        up = const(weight.reshape(shape))
+        ends = (ops.Take(axis)(y, const(v)) for v in (low, high))
+        y = ops.add(*(ops.mul(v, f) for v, f in zip(ends, (ops.sub(1 << 10, up), up), strict=True)))
+    half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, T.i32), ops.full(y.shape, -(1 << 19), T.i32))
+    return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), T.i8)
+
+
+def _taps(c: Call, n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each place: the elements below and above, and the weight of the latter in 1/1024."""
+    corners = c.flag("align_corners") and size > 1
+    whole, parts = (n - 1, size - 1) if corners else (n, size)
+    step = ((1 << 10) * whole + parts // 2) // parts
+    at = np.arange(size, dtype=np.int32) * step
+    if c.flag("half_pixel_centers"):
+        at = at + step // 2 - (1 << 9)
+    low = np.maximum(np.trunc(at / 1024), 0).astype(np.int32)
+    high = np.minimum(np.trunc((at + 1023) / 1024), n - 1).astype(np.int32)
+    return low, high, (at - 1024 * low).astype(np.int32)

@@ -1,0 +1,88 @@
+"""Products of levels: sums in integers, brought to the result's scale as the reference kernels do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite.call import Call, Table
+from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, multiplied_wide
+from ingot.frontends.tflite.levels import activation_range, cut, moved
+from ingot.frontends.tflite.rows import contraction, window
+from ingot.ir import types as T
+from ingot.ir.node import Node
+
+on_levels = Table()
+
+
+def weights(c: Call, i: int) -> Node:
+    """q - zero of operand `i`, i32."""
+    q = c.levels(i)
+    if len(q.zeros) > 1 and any(q.zeros):
+        raise Unsupported("zeros for each channel")
+    return moved(c.x(i), replace(q, zeros=q.zeros[:1]))
+
+
+def sums(c: Call, product: Node, bias: int | None) -> Node:
+    """A product, with the bias of operand `bias`; of i64 where x has 16 bits and the bias is not of 32."""
+    if bias is None or not c.has(bias):
+        return product
+    return ops.add(product, ops.cast(c.x(bias), product.dtype), c.loc)
+
+
+def is_wide(c: Call, i: int, bias: int) -> bool:
+    """Whether sums are i64: of values of 16 bits, unless a bias of 32 says otherwise."""
+    return c.x(i).dtype == T.i16 and not (c.has(bias) and c.x(bias).dtype == T.i32)
+
+
+def scaled(c: Call, total: Node, given: tuple[int, int], once: bool = False) -> Node:
+    """Sums of products of operands `given` (values, weights) as the result's levels."""
+    x, w, out = c.levels(given[0]), c.levels(given[1]), c.out_levels()
+    by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
+    y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
+    low, high = activation_range(c.int("activation"), out, c.type())
+    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+
+
+def operands(c: Call, x: int, w: int, bias: int) -> tuple[Node, Node]:
+    dtype = T.i64 if is_wide(c, x, bias) else T.i32
+    return ops.cast(moved(c.x(x), c.levels(x)), dtype), ops.cast(weights(c, w), dtype)
+
+
+@on_levels("CONV_2D")
+def conv_2d(c: Call) -> Node:
+    x, kernel = operands(c, 0, 1, 2)
+    y = window.convolve(c, x, kernel, window.spatial_window(c), "OHWI", window.groups_of(x, kernel))
+    return scaled(c, sums(c, y, 2), (0, 1))
+
+
+@on_levels("DEPTHWISE_CONV_2D")
+def depthwise_conv_2d(c: Call) -> Node:
+    x, kernel = operands(c, 0, 1, 2)
+    y = window.convolve(c, x, kernel, window.spatial_window(c), "IHWO", window.channels(x))
+    return scaled(c, sums(c, y, 2), (0, 1))
+
+
+@on_levels("TRANSPOSE_CONV")
+def transpose_conv(c: Call) -> Node:
+    x, kernel = operands(c, 2, 1, 3)
+    return scaled(c, sums(c, window.transposed(c, x, kernel), 3), (2, 1))
+
+
+@on_levels("FULLY_CONNECTED")
+def fully_connected(c: Call) -> Node:
+    x, kernel = operands(c, 0, 1, 2)
+    k = kernel.shape[1]
+    y = ops.linear(ops.reshape(x, (-1, k), c.loc), kernel, loc=c.loc)
+    # one scale for all weights is applied in one rounding, and so are those of 64-bit sums
+    once = len(c.levels(1).scales) == 1 or y.dtype == T.i64
+    return contraction.unflattened(c, scaled(c, sums(c, y, 2), (0, 1), once))
+
+
+@on_levels("BATCH_MATMUL")
+def batch_matmul(c: Call) -> Node:
+    given = contraction.sides(c)
+    wide = given[0].dtype == T.i16
+    a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(given))
+    return scaled(c, ops.MatMul()(a, b, loc=c.loc), (0, 1))

@@ -1,0 +1,119 @@
+"""Functions of levels as tables: one entry for each level, computed when a model is imported, as the kernels do.
+
+Numbers are Q-format integers: Qn has n bits before the point and 31 - n behind it, in i64 here. Source of the
+approximations: gemmlowp's fixedpoint.h (Taylor polynomials, barrel shifter, Newton-Raphson).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.tflite.file import Quantization
+from ingot.frontends.tflite.fixed_point import fixed
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
+
+ONE = (1 << 31) - 1  # of Q0
+Array = np.ndarray
+
+
+def lookup(x: Node, table: Array) -> Node:
+    """table[x], whose first entry is of x's least level."""
+    least = x.dtype.range[0]
+    at = ops.cast(x, T.i32)
+    return ops.Take(0)(const(table), at if least == 0 else ops.sub(at, least))
+
+
+def levels_of(dtype: T.DType) -> Array:
+    """Every level, i64."""
+    low, high = dtype.range
+    return np.arange(low, high + 1, dtype=np.int64)
+
+
+def high(a: Array | int, b: Array | int) -> Array:
+    """a * b / 2^31, ties up; the one product that is out of range is the greatest number."""
+    return np.minimum((np.int64(a) * np.int64(b) + (1 << 30)) >> 31, ONE)
+
+
+def halved(x: Array, times: int) -> Array:
+    """x / 2^times, ties away from zero."""
+    if times == 0:
+        return x
+    return (x + (1 << (times - 1)) + (x >> 63)) >> times
+
+
+def doubled(x: Array, times: int) -> Array:
+    return np.clip(x << times, -(1 << 31), ONE)
+
+
+def multiplied(x: Array, scale: float) -> Array:
+    """As `fixed_point.multiplied`, in numpy."""
+    m, shift = fixed(scale)
+    return halved(high((x << max(shift, 0)).astype(np.int32).astype(np.int64), m), max(-shift, 0))
+
+
+def _exp_near_zero(a: Array) -> Array:
+    """exp of a Q0 in [-1/4, 0)."""
+    x = a + (1 << 28)
+    x2 = high(x, x)
+    x3, x4 = high(x2, x), high(x2, x2)
+    terms = halved(high(halved(x4, 2) + x3, 715827883) + x2, 1)
+    return 1895147668 + high(1895147668, x + terms)
+
+
+# exp(-2^k) of Q0
+_POWERS = (
+    (-2, 1672461947), (-1, 1302514674), (0, 790015084), (1, 290630308), (2, 39332535), (3, 720401), (4, 242),
+)  # fmt: skip
+
+
+def exp(a: Array, bits: int) -> Array:
+    """Q0 of a Q`bits` that is at most 0."""
+    fraction = 31 - bits
+    quarter = 1 << (fraction - 2)
+    part = (a & (quarter - 1)) - quarter
+    out = _exp_near_zero(doubled(part, bits))
+    rest = part - a
+    for power, factor in _POWERS:
+        if bits > power:
+            out = np.where(rest & (1 << (fraction + power)), high(out, factor), out)
+    return np.where(a == 0, ONE, out)
+
+
+def _newton(a: Array) -> Array:
+    """Q2 of 2 / (1 + a), a in Q0 from 0 to 1."""
+    half = (a + ONE + 1) >> 1
+    x = 1515870810 + high(half, -1010580540)
+    for _ in range(3):
+        x = x + doubled(high(x, (1 << 29) - high(half, x)), 2)
+    return x
+
+
+def logistic(a: Array, bits: int) -> Array:
+    """Q0 of a Q`bits`."""
+    positive = doubled(_newton(exp(-np.abs(a), bits)), 1)
+    return np.where(a == 0, 1 << 30, np.where(a > 0, positive, ONE - positive))
+
+
+def tanh(a: Array, bits: int) -> Array:
+    """Q0 of a Q`bits`."""
+    size = doubled(_newton(exp(-np.abs(a), bits + 1)) - (1 << 29), 2)
+    return np.sign(a) * size
+
+
+def radius(bits: int, shift: int, total: int = 31) -> int:
+    """The least distance from zero that is taken for infinite."""
+    return int(np.floor(((1 << bits) - 1) * (1 << (total - bits)) / (1 << shift))) if shift >= 0 else ONE
+
+
+def of_real(fn: Callable[[Array], Array], dtype: T.DType, given: Quantization, out: Quantization) -> Array:
+    """A function of the numbers that levels stand for, in f32, rounded to the result's levels."""
+    x = np.float32(given.scale) * (levels_of(dtype) - given.zero).astype(np.float32)
+    with np.errstate(all="ignore"):
+        y = fn(x).astype(np.float32) * np.float32(np.float32(1) / np.float32(out.scale))
+    steps = np.sign(y) * np.floor(np.abs(y.astype(np.float64)) + 0.5) + out.zero
+    low, high_ = dtype.range
+    return np.clip(np.nan_to_num(steps), low, high_).astype(dtype.numpy)

@@ -1,1 +1,0 @@
-"""Quantized models made of float ones: formats chosen per op by measurement. See docs/quantize.md."""

@@ -1,0 +1,131 @@
+"""Branches, loops and state, against LiteRT over several calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter as litert
+
+import ingot
+from ingot.frontends.tflite import import_tflite
+from ingot.support.errors import UnsupportedOpError
+from tests.frontends.tflite.builder import Model, Subgraph, feed, interpreted, reference
+
+
+def calls(model: bytes, feeds: Sequence[np.ndarray], tmp_path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What LiteRT and a compiled model give in calls that follow each other."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(model)
+    m = ingot.compile(path, cache=False, threads=1)
+    runner = litert.Interpreter(model_content=model, experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF)
+    runner.allocate_tensors()
+    out: list[tuple[np.ndarray, np.ndarray]] = []
+    for x in feeds:
+        runner.set_tensor(runner.get_input_details()[0]["index"], x)
+        runner.invoke()
+        out.append((runner.get_tensor(runner.get_output_details()[0]["index"]).copy(), m(x)))
+    return out
+
+
+def unary(model: Model, op: str, options: str = "") -> Subgraph:
+    g = model.subgraph()
+    x = g.input((2, 3))
+    operands = [x, x] if options else [x]
+    g.outputs = list(g.op(op, operands, [g.tensor((2, 3))], options))
+    return g
+
+
+def test_a_branch_is_taken_by_data():
+    model = Model()
+    main = model.subgraph()
+    c, x = main.input((), np.bool_), main.input((2, 3))
+    unary(model, "ADD", "Add")
+    unary(model, "NEG")
+    main.outputs = list(
+        main.op("IF", [c, x], [main.tensor((2, 3))], "If", then_subgraph_index=1, else_subgraph_index=2)
+    )
+    data, x = model.finish(), feed((2, 3))
+    for chosen in (True, False):
+        feeds = [np.array(chosen), x]
+        np.testing.assert_array_equal(interpreted(data, feeds)[0], reference(data, feeds)[0])
+
+
+def test_a_loop_runs_as_long_as_its_condition_holds():
+    """while i < n: i, x = i + 1, x * 1.5"""
+    model = Model()
+    main = model.subgraph()
+    i, n, x = main.const(np.array(0, np.int32)), main.input((), np.int32), main.input((2, 3))
+    cond, body = model.subgraph(), model.subgraph()
+    a, b, _ = (cond.input((), np.int32), cond.input((), np.int32), cond.input((2, 3)))
+    cond.outputs = list(cond.op("LESS", [a, b], [cond.tensor((), np.bool_)]))
+    a, b, v = (body.input((), np.int32), body.input((), np.int32), body.input((2, 3)))
+    (up,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
+    (grown,) = body.op("MUL", [v, body.const(np.array(1.5, np.float32))], [body.tensor((2, 3))], "Mul")
+    body.outputs = [up, b, grown]
+    results = [main.tensor((), np.int32), main.tensor((), np.int32), main.tensor((2, 3))]
+    main.op("WHILE", [i, n, x], results, "While", cond_subgraph_index=1, body_subgraph_index=2)
+    main.outputs = [results[0], results[2]]
+    data = model.finish()
+    for turns in (0, 1, 5):
+        feeds = [np.array(turns, np.int32), feed((2, 3))]
+        for got, want in zip(interpreted(data, feeds), reference(data, feeds), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def accumulator(first: bool = True, inside: bool = False) -> bytes:
+    """total += x, from 2 on; inside: the sum is in a branch that a positive first element takes."""
+    model = Model()
+    main = model.subgraph()
+    x = main.input((3,))
+    adding = main
+    if first:
+        init = model.subgraph()
+        (handle,) = init.op("VAR_HANDLE", [], [init.tensor((), "RESOURCE")], "VarHandle", shared_name="total")
+        init.op("ASSIGN_VARIABLE", [handle, init.const(np.full(3, 2, np.float32))], [])
+        main.op("CALL_ONCE", [], [], "CallOnce", init_subgraph_index=1)
+    if inside:
+        adding, other = model.subgraph(), model.subgraph()
+        y = adding.input((3,))
+        other.outputs = list(other.op("NEG", [other.input((3,))], [other.tensor((3,))]))
+    else:
+        y = x
+    (handle,) = adding.op("VAR_HANDLE", [], [adding.tensor((), "RESOURCE")], "VarHandle", shared_name="total")
+    (old,) = adding.op("READ_VARIABLE", [handle], [adding.tensor((3,))])
+    (new,) = adding.op("ADD", [old, y], [adding.tensor((3,))], "Add")
+    adding.op("ASSIGN_VARIABLE", [handle, new], [])
+    (result,) = adding.op("READ_VARIABLE", [handle], [adding.tensor((3,))])
+    if inside:
+        adding.outputs = [result]
+        pick = [main.const(np.array([v], np.int32)) for v in (0, 1, 1)]
+        (head,) = main.op("STRIDED_SLICE", [x, *pick], [main.tensor(())], "StridedSlice", shrink_axis_mask=1)
+        (c,) = main.op("GREATER", [head, main.const(np.array(0, np.float32))], [main.tensor((), np.bool_)])
+        chosen = {"then_subgraph_index": 2, "else_subgraph_index": 3}
+        (result,) = main.op("IF", [c, x], [main.tensor((3,))], "If", **chosen)
+    main.outputs = [result]
+    return model.finish()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_variables_keep_their_values_from_call_to_call(inside: bool, tmp_path: Path):
+    data = accumulator(inside=inside)
+    x = feed((3,))
+    for want, got in calls(data, [x, -x, x, 2 * x], tmp_path):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_state_is_told_and_set(tmp_path: Path):
+    path = tmp_path / "sum.tflite"
+    path.write_bytes(accumulator())
+    m = ingot.compile(path, cache=False)
+    assert [s.name for s in m.inputs] == ["x0"]
+    np.testing.assert_array_equal(m.state()["total"], [2, 2, 2])
+    m(np.ones(3, np.float32))
+    np.testing.assert_array_equal(m.state()["total"], [3, 3, 3])
+
+
+def test_a_variable_without_a_first_value_is_refused():
+    with pytest.raises(UnsupportedOpError, match="'total', which nothing gives a first value"):
+        import_tflite(accumulator(first=False))
