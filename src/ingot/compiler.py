@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from ingot.frontends.torch import ImportedModel
     from ingot.ir.node import Graph
 
     Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
@@ -87,6 +88,58 @@ def compile_model(
     if constants:
         raise InputError("constants", expected="none for a PyTorch model: close over them", got=list(constants))
     return _compile_torch(model, example_inputs, dynamic, options)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model as a graph, and the way back. wrap: what users call, of a compiled model with the graph's signature.
+    flatten: the model's own arguments to the graph's inputs; None where these are its arguments."""
+
+    graph: Graph
+    wrap: Callable[[CompiledProgram], Any]
+    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
+
+
+def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights: Any = None) -> Opened:
+    """A model in any form that `compile_model` takes, to be rewritten before it is compiled.
+
+    Raises what that raises, and InputError for a model that is several programs or keeps a state.
+    """
+    path = Path(model) if isinstance(model, str | os.PathLike) and "\n" not in str(model) else None
+    kind = _kind(path) if path else "stablehlo" if isinstance(model, str) else ""
+    if kind == "onnx" or type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
+        try:
+            return Opened(_import_onnx(path or model, dynamic, {}, None), lambda compiled: compiled)
+        except _NeedsHost as needs:
+            raise InputError("the model", expected="one program", got="one that takes turns with the host") from needs
+    if isinstance(kind, Format) or kind in _OTHERS:
+        found = kind if isinstance(kind, Format) else _OTHERS[kind]
+        raise InputError(f"model {path}", expected="an ONNX or StableHLO file", got=found.name, fix=found.fix)
+    if kind == "stablehlo":
+        from ingot.frontends.stablehlo import import_stablehlo
+
+        return _opened(import_stablehlo(path or model, dynamic=dynamic, weights=weights))
+    if _is_jax(model):
+        from ingot.frontends.jax import import_jax
+
+        args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, {})
+        args = () if args is None else args if isinstance(args, tuple | list) else (args,)
+        return _opened(import_jax(model, args, kwargs, dynamic=dynamic, weights=weights))
+    imported = _imported(model, example_inputs, dynamic)
+    if imported.state:
+        names = list(imported.state)
+        raise InputError("the model", expected="no state that lasts from call to call", got=names)
+    return Opened(imported.graph, partial(_torch_model, imported), imported.inputs.flatten)
+
+
+def _opened(imported: Any) -> Opened:
+    """Of an imported JAX or StableHLO program."""
+
+    def wrap(compiled: CompiledProgram) -> Any:
+        plain = getattr(imported, "plain", False)
+        return compiled if plain else FrameworkModel(compiled, imported.flatten, imported.unflatten)
+
+    return Opened(imported.graph, wrap, imported.flatten)
 
 
 @dataclass(frozen=True)
@@ -395,14 +448,21 @@ def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.Exp
     return frontend.export_module(model, example_inputs, dynamic)
 
 
-def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Options) -> TorchModel:
+def _imported(model: Any, example_inputs: Any, dynamic: Any) -> ImportedModel:
     from ingot.frontends import torch as frontend
 
-    imported = model
-    if not isinstance(model, frontend.ImportedModel):
-        imported = frontend.import_exported(_exported(model, example_inputs, dynamic))
-    compiled = _compiled(_program(imported.graph, options).with_state(imported.state), options)
-    to_torch = frontend.to_torch
+    if isinstance(model, frontend.ImportedModel):
+        return model
+    return frontend.import_exported(_exported(model, example_inputs, dynamic))
+
+
+def _compile_torch(model: Any, example_inputs: Any, dynamic: Any, options: _Options) -> TorchModel:
+    imported = _imported(model, example_inputs, dynamic)
+    return _torch_model(imported, _compiled(_program(imported.graph, options).with_state(imported.state), options))
+
+
+def _torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:
+    from ingot.frontends.torch import to_torch
 
     def of_nothing(inputs: Sequence[Any]) -> Sequence[Any]:
         # a program answers in its inputs' kind, and in arrays where it has none

@@ -25,6 +25,7 @@ from ingot.cli.dump import dump
 from ingot.cli.explain import explain
 from ingot.cli.export import export
 from ingot.cli.machine import machine
+from ingot.cli.quantize import quantize
 from ingot.cli.run import run
 from ingot.cli.tune import tune
 
@@ -37,6 +38,7 @@ COMMANDS = {
     "compare": compare,
     "explain": explain,
     "tune": tune,
+    "quantize": quantize,
     "machine": machine,
 }
 

@@ -32,6 +32,22 @@ Cropped: TypeAlias = "tuple[Op, tuple[Box | None, ...]] | None"  # see `Op.cropp
 
 
 @dataclass(frozen=True)
+class WeightAxes:
+    """How a sum of products x * w goes through its weights w, operand 1.
+
+    out: the axis of w that the result keeps. result: that axis of the result. summed: the axis of x, and the axis of w
+    that it is multiplied and summed with; of several groups, each takes its part of x's. plain: w has no other axis, as
+    those of a window are.
+    """
+
+    out: int
+    result: int
+    summed: tuple[int, int]
+    groups: int = 1
+    plain: bool = False
+
+
+@dataclass(frozen=True)
 class Op:
     """Base of every op. A subclass is a frozen dataclass with a class variable `name`; its fields are its attributes.
 
@@ -73,6 +89,10 @@ class Op:
     def flops(self, *inputs: TensorType) -> DimLike:
         """Floating-point operations in sums of products, 2 per multiply-add, for `explain` and cost models."""
         return 0
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        """How this op's result goes through operand 1, if that may be weights whose output channels are apart."""
+        return None
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         """The op that gives `self(x, ...)[box]`, and what it reads: `new(x[boxes[0]], ...)` over those that have a box.

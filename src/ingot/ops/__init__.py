@@ -190,4 +190,5 @@ from ingot.ops.nn import (
     Trilu,
     roi_align,
 )
+from ingot.ops.quantized import dynamically_quantized, quantized
 from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

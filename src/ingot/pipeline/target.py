@@ -30,7 +30,11 @@ Pass: TypeAlias = Callable[[Graph], Graph]
 NamedPass: TypeAlias = tuple[str, Pass]
 M = TypeVar("M")
 
-NAMES = ("cpu", "c", "cuda")
+NAMES = (
+    "cpu",
+    "c",
+    "cuda",
+)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ class Node:
 
 @dataclass
 class FakeDriver:
-    """kernels: what each function does. log: copies, fills and launches in their order. memory lies on the host."""
+    """kernels: what each function does. log: copies, fills and launches in their order. memory lies on the host.
+    live: what is held of the GPU: ("memory", address), ("stream", handle), ..."""
 
     kernels: dict[str, Run]
     capability: int = 90
     log: list[tuple] = field(default_factory=list)
-    live: set[int] = field(default_factory=set)
+    live: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -34,17 +35,24 @@ class FakeDriver:
         self._graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
 
+    def _hold(self, kind: str, handle: int) -> int:
+        self.live.add((kind, handle))
+        return handle
+
+    def _drop(self, kind: str, handle: int) -> None:
+        self.live.remove((kind, handle))  # KeyError: given back twice, or never had
+
     def enter(self) -> None: ...
 
     def allocate(self, nbytes: int) -> int:
         block = (ctypes.c_uint8 * (max(nbytes, 1) + 64))()
         address = -(-ctypes.addressof(block) // 64) * 64
         self._blocks[address] = block
-        self.live.add(address)
+        self._hold("memory", address)
         return address
 
     def free(self, address: int) -> None:
-        self.live.remove(address)  # KeyError: freed twice, or never allocated
+        self._drop("memory", address)
 
     def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(("to_device", nbytes))
@@ -66,13 +74,22 @@ class FakeDriver:
         return any(start <= address < start + len(block) for start, block in self._blocks.items())
 
     def stream(self) -> int:
-        return next(self._numbers)
+        return self._hold("stream", next(self._numbers))
+
+    def drop_stream(self, stream: int) -> None:
+        self._drop("stream", stream)
+
+    def synchronize_all(self) -> None:
+        self.log.append(("synchronize_all",))
 
     def synchronize(self, stream: int) -> None:
         self.log.append(("synchronize",))
 
     def load(self, cubin: bytes) -> int:
-        return next(self._numbers)
+        return self._hold("module", next(self._numbers))
+
+    def unload(self, module: int) -> None:
+        self._drop("module", module)
 
     def function(self, module: int, name: str, shared: int) -> int:
         handle = next(self._numbers)
@@ -80,7 +97,7 @@ class FakeDriver:
         return handle
 
     def graph(self) -> int:
-        handle = next(self._numbers)
+        handle = self._hold("graph", next(self._numbers))
         self._graphs[handle] = []
         return handle
 
@@ -92,7 +109,7 @@ class FakeDriver:
         return handle
 
     def instantiate(self, graph: int) -> int:
-        return graph
+        return self._hold("executable", graph)
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
         assert node in self._graphs[executable]
@@ -112,4 +129,7 @@ class FakeDriver:
         return {"double": 3, "less": 2}[name]
 
     def drop_graph(self, graph: int, executable: int) -> None:
+        if executable:
+            self._drop("executable", executable)
+        self._drop("graph", graph)
         del self._graphs[graph]

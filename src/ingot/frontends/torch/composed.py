@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -148,16 +147,6 @@ def segment_reduce(
         empty = math.nan if initial is None else initial
         out = torch.where(held > 0, out / held.clamp(min=1), empty)
     return out.reshape(*lead, count, *rest)
-
-
-def max_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
-) -> Tensor:  # fmt: skip
-    """Each gradient added where the maximum was."""
-    lead = x.dim() - len(kernel)
-    flat = torch.zeros_like(x).flatten(lead)
-    return flat.scatter_add(-1, indices.flatten(lead), grad.flatten(lead)).reshape(x.shape)
 
 
 def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ingot.frontends.torch import composed, histograms
 from ingot.frontends.torch.aten import KNOWN
+from ingot.frontends.torch.backward import BACKWARD
 from ingot.frontends.torch.recurrence import whole_recurrences
 
 
@@ -143,8 +144,6 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     # of training, which core aten keeps
     **get_decompositions([_aten._native_batch_norm_legit_functional, _aten._batch_norm_with_update_functional]),
-    _aten.max_pool2d_with_indices_backward.default: composed.max_pool_backward,
-    _aten.max_pool3d_with_indices_backward.default: composed.max_pool_backward,
     _aten.embedding_renorm.default: composed.embedding_renorm,
     _aten.histogram.bins_tensor: histograms.histogram,
     _aten.histogram.bin_ct: histograms.histogram_of_count,
@@ -153,4 +152,5 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten._histogramdd_from_bin_tensors.default: histograms.histogramdd,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
+    **BACKWARD,
 }

@@ -1,8 +1,9 @@
-"""torch.compile(net, backend="ingot"), inference only: dynamo's graph, then AOTAutograd's functional aten graph.
+"""torch.compile(net, backend="ingot"): dynamo's graph, then AOTAutograd's functional aten graphs.
 
-Dynamo hands over a graph with the parameters among its inputs. They are compiled in as constants (that is what lets
-weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen. What the
-graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
+Dynamo hands over a graph with the parameters among its inputs. In inference they are compiled in as constants (that is
+what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
+What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
+Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -61,43 +63,35 @@ def ingot_backend(
 
     options: torch.compile's, those of OPTIONS, as `ingot.compile` takes them.
 
-    Raises ImportModelError where gradients are needed, UnsupportedOpError with all ops that Ingot has not, InputError
+    Raises UnsupportedOpError with all ops that Ingot has not, InputError
     for an option that does not exist.
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
     compile_model = partial(compile_model, **(options or {}))
-    _refuse_gradients(example_inputs)
-    fixed = _parameters(module, example_inputs)
+    parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
 
-    def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
-        return _Specialized(gm, fixed - _written(), compile_model)
+        written = _written()
+        # what an optimizer's step reads changes between its calls as what it writes does
+        steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
+        return _Specialized(gm, frozenset() if steps else parameters - written, compile_model)
 
-    def refuse_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        raise _gradient_error()
+    def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # parameters change between calls
+        return _Specialized(gm, frozenset(), compile_model)
 
     return aot_module_simplified(
         module,
         example_inputs,
-        fw_compiler=compile_forward,
-        bw_compiler=refuse_backward,
-        inference_compiler=compile_forward,
+        fw_compiler=compile_training,
+        bw_compiler=compile_training,
+        inference_compiler=compile_inference,
+        partition_fn=min_cut_rematerialization_partition,
         decompositions=table,
     )
-
-
-def _gradient_error() -> ImportModelError:
-    return ImportModelError(
-        "backend 'ingot' compiles inference only, and this graph needs gradients",
-        fix="call the model under torch.no_grad() or torch.inference_mode(), or net.requires_grad_(False)",
-    )
-
-
-def _refuse_gradients(inputs: Sequence[Any]) -> None:
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
-        raise _gradient_error()
 
 
 def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:

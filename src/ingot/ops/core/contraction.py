@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
-from ingot.ir.node import Cropped, Node, Op
+from ingot.ir.node import Cropped, Node, Op, WeightAxes
 from ingot.ir.types import Box, DType, TensorType, dtype_of, f32, i32
 from ingot.ops.core.base import (
     Category,
@@ -97,6 +97,13 @@ class DotGeneral(CoreOp):
             at = dict(zip((*side, *axes), (*box[:batch], *own), strict=True))
             reads.append(tuple(at.get(d, (0, size)) for d, size in enumerate(x.shape)))
         return self, tuple(reads)
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        x, w = inputs
+        _, kept = self.free(x.rank, w.rank)
+        if any(self.batch) or len(kept) != 1 or len(self.contract[0]) != 1:
+            return None
+        return WeightAxes(kept[0], x.rank - 1, (self.contract[0][0], self.contract[1][0]), plain=True)
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)
@@ -203,6 +210,12 @@ class Convolution(CoreOp):
         images = tuple(at["N"] if c == "N" else (0, d) for c, d in zip(self.lhs_layout, x.shape, strict=True))
         weights = tuple(at["C"] if c == "O" else (0, d) for c, d in zip(self.rhs_layout, w.shape, strict=True))
         return self, (images, weights)
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        if self.batch_groups > 1:
+            return None
+        summed = self.lhs_layout.index("C"), self.rhs_layout.index("I")
+        return WeightAxes(self.rhs_layout.index("O"), self.out_layout.index("C"), summed, self.feature_groups)
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike, mod
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, WeightAxes
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, finish, known
@@ -80,6 +80,9 @@ class Conv(Op):
         ones = (1,) * len(self.strides)
         spatial = (self.strides, self.padding, ones, self.dilation)
         return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        return WeightAxes(0, 1, (1, 1), self.groups)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = inputs
@@ -156,6 +159,9 @@ class ConvTranspose(Op):
         ones = (1,) * len(self.strides)
         spatial = (ones, tuple(padding), self.strides, self.dilation)
         return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        return WeightAxes(1, 1, (1, 0)) if self.groups == 1 else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = t.exact(inputs[0]), t.exact(inputs[1])

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, WeightAxes
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish
@@ -60,6 +60,10 @@ class MatMul(Op):
             raise ShapeError(f"{self.name}: batch dimensions of {a} and {b}: {e}").between(e.sizes) from None
         rows, cols = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
         return TensorType(self.dtype or a.dtype, (*batch, *rows, *cols))
+
+    def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
+        x, w = inputs
+        return WeightAxes(1, x.rank - 1, (x.rank - 1, 0), plain=True) if w.rank == 2 else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         a, b = (t.exact(x) for x in inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import prod
@@ -62,26 +63,26 @@ class Loaded:
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
-        weights = program.weights
-        self._weights = self._driver.allocate(weights.nbytes)
-        self._driver.to_device(self._weights, weights.ctypes.data, weights.nbytes, 0)
-        self._driver.synchronize(0)
+        self._weights = _Memory(self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._lock = threading.Lock()
+        # a process that ends gives all back by itself, when the driver may be gone already
+        weakref.finalize(self, _give_back, self._driver, self._image, self._weights, self._all).atexit = False
+        weights = program.weights
+        self._weights.hold(weights.nbytes)
+        self._driver.to_device(self._weights.address, weights.ctypes.data, weights.nbytes, 0)
+        self._driver.synchronize(0)
 
     def claim(self) -> Context:
         self._driver.enter()
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        context = Context(self._driver, self._program, self._image, self._weights, self._release)
+        # of this the context knows its list alone: what knew the model would keep it alive
+        context = Context(self._driver, self._program, self._image, self._weights.address, self._idle.append)
         self._all.append(context)
         return context
-
-    def _release(self, context: Context) -> None:
-        with self._lock:
-            self._idle.append(context)
 
     def prepare(self, shapes: tuple[Shape, ...]) -> None:
         context = self.claim()
@@ -101,10 +102,6 @@ class Loaded:
     def arena_bytes(self) -> int:
         return sum(context.arena.nbytes for context in self._all)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_weights"):
-            self._driver.free(self._weights)
-
 
 class _Memory:
     """Device memory that grows; what it held is lost then."""
@@ -121,6 +118,16 @@ class _Memory:
         if self.address:
             self._driver.free(self.address)
         self.address = self.nbytes = 0
+
+
+def _give_back(driver: Driver, image: Image, weights: _Memory, contexts: list[Context]) -> None:
+    """All that a model has of the GPU, once what was begun has ended."""
+    driver.enter()
+    driver.synchronize_all()
+    for context in contexts:
+        context.close()
+    weights.free()
+    image.unload()
 
 
 def _callers_stream() -> int:
@@ -205,6 +212,16 @@ class Context:
 
     def release(self) -> None:
         self._release(self)
+
+    def close(self) -> None:
+        """Give the GPU back what this has of it."""
+        for instance in self._instances.values():
+            if instance.graphs is not None:
+                instance.graphs.drop()
+        self._instances.clear()
+        for memory in (self.arena, *self._staged):
+            memory.free()
+        self._driver.drop_stream(self._stream)
 
 
 DEVICE = CudaDevice()

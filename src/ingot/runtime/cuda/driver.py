@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 
 from ingot.support.errors import DeviceError
 
 _OUT_OF_MEMORY, _NO_DEVICE = 2, 100
-_MAJOR, _MINOR, _PROCESSORS = 75, 76, 16  # device attributes
+_MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _DEVICE_MEMORY = 2, 2  # pointer attribute
 LEAST_VERSION = 12000
@@ -33,15 +33,6 @@ class KernelParams(Structure):
         ("kernel", c_void_p),
         ("context", c_void_p),
     )
-
-
-class EdgeData(Structure):
-    """CUgraphEdgeData. from_port 1 with type 1: the node behind may start when this one releases it."""
-
-    _fields_ = (
-        ("from_port", ctypes.c_ubyte), ("to_port", ctypes.c_ubyte), ("type", ctypes.c_ubyte),
-        ("reserved", ctypes.c_ubyte * 5),
-    )  # fmt: skip
 
 
 class Driver:
@@ -83,16 +74,6 @@ class Driver:
     def capability(self) -> int:
         """Of the GPU: 90 for 9.0."""
         return 10 * self.attribute(_MAJOR) + self.attribute(_MINOR)
-
-    @property
-    def processors(self) -> int:
-        return self.attribute(_PROCESSORS)
-
-    @property
-    def name(self) -> str:
-        text = ctypes.create_string_buffer(128)
-        self._call("cuDeviceGetName", text, c_int(128), c_int(self._device))
-        return text.value.decode(errors="replace")
 
     # -- code
 
@@ -146,7 +127,7 @@ class Driver:
         status = self._lib.cuPointerGetAttribute(byref(kind), c_int(_MEMORY_TYPE), c_void_p(address))
         return status == 0 and kind.value == _DEVICE_MEMORY
 
-    # -- streams and events
+    # -- streams
 
     def stream(self) -> int:
         stream = c_void_p()
@@ -159,20 +140,9 @@ class Driver:
     def synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", c_void_p(stream))
 
-    def event(self) -> int:
-        event = c_void_p()
-        self._call("cuEventCreate", byref(event), c_uint(0))
-        return event.value or 0
-
-    def record(self, event: int, stream: int) -> None:
-        self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
-
-    def elapsed(self, begin: int, end: int) -> float:
-        """Milliseconds between two recorded events."""
-        time = c_float()
-        self._call("cuEventElapsedTime_v2" if hasattr(self._lib, "cuEventElapsedTime_v2") else "cuEventElapsedTime",
-                   byref(time), c_void_p(begin), c_void_p(end))  # fmt: skip
-        return time.value
+    def synchronize_all(self) -> None:
+        """Wait for all that was begun, on whichever stream."""
+        self._call("cuCtxSynchronize")
 
     # -- graphs
 
@@ -190,12 +160,6 @@ class Driver:
         )  # fmt: skip
         return node.value or 0
 
-    def add_early_edge(self, graph: int, before: int, after: int) -> None:
-        """Let `after` start when `before` releases it: a programmatic dependent launch."""
-        sources, targets, edge = (c_void_p * 1)(before), (c_void_p * 1)(after), (EdgeData * 1)(EdgeData(1, 0, 1))
-        name = "cuGraphAddDependencies_v2" if hasattr(self._lib, "cuGraphAddDependencies_v2") else None
-        self._call(name or "cuGraphAddDependencies", c_void_p(graph), sources, targets, edge, c_size_t(1))
-
     def instantiate(self, graph: int) -> int:
         executable = c_void_p()
         self._call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), ctypes.c_ulonglong(0))
@@ -208,7 +172,9 @@ class Driver:
         self._call("cuGraphLaunch", c_void_p(executable), c_void_p(stream))
 
     def drop_graph(self, graph: int, executable: int) -> None:
-        self._call("cuGraphExecDestroy", c_void_p(executable))
+        """executable: 0 where there is none yet. Launches under way end first."""
+        if executable:
+            self._call("cuGraphExecDestroy", c_void_p(executable))
         self._call("cuGraphDestroy", c_void_p(graph))
 
 

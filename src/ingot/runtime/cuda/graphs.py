@@ -15,6 +15,7 @@ from ingot.runtime.cuda.image import Image, LoadedKernel
 from ingot.runtime.expr import Expr, evaluate
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import DeviceError
 
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
@@ -85,21 +86,26 @@ class Graphs:
                     dims = [evaluate(d, binding.values) for d in step.dims]
                     bases = [resolve.buffer(*arg) for arg in step.args]
                     nodes.append(_Node(image.kernels[step.kernel], binding.counts[number][0], bases, dims))
-            self._segments[start] = self._built(nodes, places)
+            self._segments[start] = _Segment(nodes)
             self._next[start] = end
         self._end = len(program.steps)
+        try:
+            for segment in self._segments.values():
+                self._build(segment, places)
+        except DeviceError:
+            self.drop()
+            raise
 
-    def _built(self, nodes: list[_Node], places: Places) -> _Segment:
-        segment = _Segment(nodes)
-        if nodes:
-            segment.graph = self._driver.graph()
-            before: list[int] = []
-            for node in nodes:
-                node.point(places)
-                node.handle = self._driver.add_kernel(segment.graph, before, node.params)
-                before = [node.handle]
-            segment.executable = self._driver.instantiate(segment.graph)
-        return segment
+    def _build(self, segment: _Segment, places: Places) -> None:
+        if not segment.nodes:
+            return
+        segment.graph = self._driver.graph()
+        before: list[int] = []
+        for node in segment.nodes:
+            node.point(places)
+            node.handle = self._driver.add_kernel(segment.graph, before, node.params)
+            before = [node.handle]
+        segment.executable = self._driver.instantiate(segment.graph)
 
     def point(self, places: Places) -> None:
         """Let the graphs read and write at other addresses from here on."""
@@ -133,7 +139,7 @@ class Graphs:
 
     def drop(self) -> None:
         for segment in self._segments.values():
-            if segment.executable:
+            if segment.graph:
                 self._driver.drop_graph(segment.graph, segment.executable)
         self._segments.clear()
 

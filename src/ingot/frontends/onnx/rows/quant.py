@@ -29,7 +29,7 @@ def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool, scale: N
     """x / scale (None: 1), rounded half to even, moved by the zero point and cut to `dtype`'s range."""
     if x.dtype == T.f32 and dtype in ops.QUANTIZED:
         step = ops.scalar(1.0) if scale is None else scale
-        return ops.apply(ops.Quantize(), x, step, ops.scalar(0, dtype) if zero is None else zero)
+        return ops.quantized(x, step, ops.scalar(0, dtype) if zero is None else zero)
     x = x if scale is None else ops.div(x, scale)
     if dtype.is_float:
         return convert(x, dtype, saturate)
@@ -83,19 +83,7 @@ def dequantize_linear(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(c: Call) -> Result:
-    return list(dynamically_quantized(c.x()))
-
-
-def dynamically_quantized(x: Node) -> tuple[Node, Node, Node]:
-    """(u8 levels, their scale, their zero) of all of x's range and 0."""
-    low = ops.minimum(ops.reduce_min(x), 0.0)
-    high = ops.maximum(ops.reduce_max(x), 0.0)
-    least = ops.div(ops.sub(high, low), 255.0)
-    # all zeros: any scale does, ONNX Runtime's is 1
-    scale = ops.where(ops.compare("EQ", least, 0.0), ops.scalar(1.0, T.f32), least)
-    zero = saturated(ops.sub(0.0, ops.div(low, scale)), None, T.u8, True)
-    y = saturated(x, zero, T.u8, True, scale)
-    return y, scale, zero
+    return list(ops.dynamically_quantized(c.x()))
 
 
 def centred(x: Node, zero: Node | None) -> Node:

@@ -14,7 +14,6 @@ from ingot.frontends.onnx.rows.quant import (
     centred,
     channels_last,
     channels_second,
-    dynamically_quantized,
     requantized,
     saturated,
     scales_product,
@@ -105,7 +104,7 @@ def matmul_integer_to_float(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeMatMul", domain=MS)
 def dynamic_quantize_matmul(c: Call) -> Result:
-    a, scale, zero = dynamically_quantized(c.x(0))
+    a, scale, zero = ops.dynamically_quantized(c.x(0))
     return _product(a, zero, c.x(1), c.opt(3), ops.mul(scale, c.x(2)), c.opt(4))
 
 

@@ -324,15 +324,16 @@ def instance_norm(
 @aten("_weight_norm.default")
 def weight_norm(c: Context, v: Node, g: Node, dim: int = 0) -> Node:
     """g * v / |v|, the norm over all axes but `dim` (Salimans and Kingma 2016)."""
-    keep = axis_of(dim, v.type.rank)
-    axes = [i for i in range(v.type.rank) if i != keep]
-    length = norm(v, 2.0, axes, True)
-    return ops.Mul()(v, expand(ops.Div()(expand(g, length.shape), length), v.shape))
+    return weight_norm_interface(c, v, g, dim)[0]
 
 
 @aten("_weight_norm_interface.default")
-def weight_norm_interface(c: Context, v: Node, g: Node, dim: int = 0) -> tuple[Node | None, ...]:
-    return weight_norm(c, v, g, dim), None
+def weight_norm_interface(c: Context, v: Node, g: Node, dim: int = 0) -> tuple[Node, Node]:
+    """(as above, the norms)."""
+    keep = axis_of(dim, v.type.rank)
+    axes = [i for i in range(v.type.rank) if i != keep]
+    length = norm(v, 2.0, axes, True)
+    return ops.Mul()(v, expand(ops.Div()(expand(g, length.shape), length), v.shape)), length
 
 
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -184,7 +184,7 @@ def mkldnn_rnn_layer(
 ) -> tuple[Node | None, ...]:
     """One direction of one LSTM layer: what torch decomposes an LSTM to on CPUs."""
     lstm_mode = 2  # ideep::rnn_kind
-    if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first or train:
+    if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first:
         raise Unsupported("another layer than one direction of an LSTM")
     stack = Stack((w_ih, w_hh, b_ih, b_hh), True, 1, 1, False, reverse)  # without biases, torch passes zeros
     no_workspace = None

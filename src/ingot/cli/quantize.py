@@ -1,0 +1,85 @@
+"""`ingot quantize`: a float model to a compiled one whose number formats were chosen by measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from ingot.cli.console import escape, out, presented, writable
+from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
+from ingot.debug.source import open_source, parse_dims, read_torch
+from ingot.quantization.run import Asked, quantize_model
+from ingot.support.errors import InputError
+from ingot.support.files import open_regular
+
+
+def quantize(
+    model: Uncompiled,
+    samples: Annotated[Path, typer.Option(help="A .npz file: an array for each input, samples along the first axis.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .ingot.")
+    ] = None,
+    at_least: Annotated[
+        float | None, typer.Option(help="Part of the float model's cosine to keep, such as 0.998.")
+    ] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="Most milliseconds of a call.")] = None,
+    size_mb: Annotated[float | None, typer.Option(help="Most megabytes of code and weights.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to search.")] = 60,
+    formats: Annotated[
+        str | None, typer.Option(help="What to try: int8,int8-dynamic,bfloat16,weight4 and others.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a call, where the model leaves it open.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of which samples are kept apart.")] = 0,
+    table: Annotated[
+        Path | None, typer.Option(help="A file that keeps what was measured, to go on or to repeat.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one self-contained page.")] = None,
+    threads: Threads = None,
+    dim: Dims = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Choose a number format for each product of the model, within constraints that are checked, and compile it.
+
+    A part of the samples is kept apart from the search: what is promised holds on these. Where the constraints cannot
+    be kept, the nearest models are told and nothing is written.
+
+    \b
+    ingot quantize model.onnx --samples data.npz
+    ingot quantize model.onnx --samples data.npz --at-least 0.998 --latency-ms 5 --html report.html
+    ingot quantize model.onnx --samples data.npz --size-mb 20 --table measured.json
+    """
+    with presented(as_json, limit):
+        source = open_source(model, parse_dims(dim or []))
+        path = writable(model.with_suffix(".ingot") if output is None else output)
+        if html is not None:
+            writable(html)
+        read: Any = read_torch(source)[1] if source.kind == "torch" else source.path
+        chosen = None if formats is None else tuple(formats.split(","))
+        asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
+        dims = dict(source.dims) or None
+        made = quantize_model(read, _read(samples), dynamic=dims, batch=batch, table=table, asked=asked)
+        made.save(path)
+        if html is not None:
+            made.report.write_html(html)
+    if as_json:
+        print(made.report.to_json())
+        return
+    out.print(escape(made.report.text()), highlight=False)
+    out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with open_regular(path) as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise InputError(
+                    f"samples {path}", expected="an archive of named arrays (numpy.savez)", got="one array"
+                )
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}", expected="arrays written by numpy.savez", got=str(error)) from error

@@ -1,0 +1,287 @@
+"""Backward passes that torch runs as one op and has no decomposition for, as compositions of other ops.
+
+Each takes the arguments of the ATen op in whose place it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_aten = torch.ops.aten
+Ints = Sequence[int]
+Wanted = Sequence[bool]
+
+
+def convolution(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Ints | None, stride: Ints, padding: Ints, dilation: Ints,
+    transposed: bool, output_padding: Ints, groups: int, wanted: Wanted,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of x, of the weight and of the bias: the first is a convolution the other way, the second one of
+    the input by the gradient, with channels and batch in each other's place."""
+    rank = x.dim() - 2
+    steps, pads, spread = (_for_all(v, rank) for v in (stride, padding, dilation))
+    of_x = of_weight = of_bias = None
+    if wanted[0]:
+        if transposed:
+            of_x = _aten.convolution(grad, weight, None, steps, pads, spread, False, [0] * rank, groups)
+        else:
+            kernel = weight.shape[2:]
+            reach = [
+                (grad.shape[2 + i] - 1) * steps[i] - 2 * pads[i] + spread[i] * (kernel[i] - 1) + 1 for i in range(rank)
+            ]
+            more = [x.shape[2 + i] - reach[i] for i in range(rank)]
+            of_x = _aten.convolution(grad, weight, None, steps, pads, spread, True, more, groups)
+    if wanted[1]:
+        wide, narrow = (grad, x) if transposed else (x, grad)
+        of_weight = _of_weight(wide, narrow, weight.shape, steps, pads, spread, groups)
+    if wanted[2]:
+        of_bias = grad.sum([0, *range(2, 2 + rank)])
+    return of_x, of_weight, of_bias
+
+
+def _for_all(values: Ints, rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def _of_weight(
+    wide: Tensor, narrow: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """The gradient of a weight of `shape` that leads from the windows of `wide` to the elements of `narrow`."""
+    batch, channels = wide.shape[:2]
+    rank = wide.dim() - 2
+    rest = range(3, 3 + rank)
+    grouped = wide.reshape(batch, groups, channels // groups, *wide.shape[2:]).permute(2, 1, 0, *rest)
+    image = grouped.reshape(channels // groups, groups * batch, *wide.shape[2:])
+    found = _aten.convolution(
+        image, narrow.transpose(0, 1), None, dilation, padding, stride, False, [0] * rank, groups
+    )
+    # rows that no window began at give more than the kernel has
+    for i in range(rank):
+        found = found.narrow(2 + i, 0, shape[2 + i])
+    return found.transpose(0, 1)
+
+
+def attention(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
+    is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of query, key and value, from the probabilities computed again (Dao et al., FlashAttention,
+    algorithm 4)."""
+    scores = _scores(query, key, attn_mask, is_causal, scale)
+    hidden = scores.amax(-1, keepdim=True) == -math.inf
+    weights = torch.where(hidden, 0.0, scores.softmax(-1))
+    g, q, k, v = (t.to(scores.dtype) for t in (grad, query, key, value))
+    of_value = weights.transpose(-1, -2) @ g
+    of_weights = g @ v.transpose(-1, -2)
+    of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True)) * _scale(query, scale)
+    of_query, of_key = of_scores @ k, of_scores.transpose(-1, -2) @ q
+    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
+    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * _scale(query, scale)
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def lstm(
+    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor, output: Tensor,
+    h_last: Tensor, c_last: Tensor, grad: Tensor | None, of_h: Tensor | None, of_c: Tensor | None, reverse: bool,
+    mode: int, hidden: int, num_layers: int, has_biases: bool, train: bool, bidirectional: bool, batch_sizes: Ints,
+    batch_first: bool, workspace: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of one direction of a layer's input, weights, biases and state. x: (steps, batch, features).
+
+    The gates are computed again, of all steps in one product, as the states in front of them are the outputs.
+    """
+    if reverse:
+        x, output = x.flip(0), output.flip(0)
+        grad = None if grad is None else grad.flip(0)
+    steps = x.shape[0]
+    h0, c0 = h0.reshape(x.shape[1], hidden), c0.reshape(x.shape[1], hidden)
+    before = torch.cat([h0[None], output[:-1]])
+    i, f, g, o = (x @ w_ih.t() + before @ w_hh.t() + (b_ih + b_hh)).chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cells = [c0]
+    for t in range(steps):
+        cells.append(f[t] * cells[-1] + i[t] * g[t])
+    dh = torch.zeros_like(h0) if of_h is None else of_h.reshape(h0.shape)
+    dc = torch.zeros_like(c0) if of_c is None else of_c.reshape(c0.shape)
+    gates: list[Tensor] = []
+    for t in reversed(range(steps)):
+        dh = dh if grad is None else dh + grad[t]
+        squashed = cells[t + 1].tanh()
+        dc = dc + dh * o[t] * (1 - squashed * squashed)
+        step = (
+            dc * g[t] * i[t] * (1 - i[t]),
+            dc * cells[t] * f[t] * (1 - f[t]),
+            dc * i[t] * (1 - g[t] * g[t]),
+            dh * squashed * o[t] * (1 - o[t]),
+        )
+        gates.append(torch.cat(step, -1))
+        dh, dc = gates[-1] @ w_hh, dc * f[t]
+    of_gates = torch.stack(gates[::-1])
+    of_x = of_gates @ w_ih
+    flat = of_gates.flatten(0, 1)
+    of_bias = flat.sum(0)
+    of_w_ih, of_w_hh = flat.t() @ x.flatten(0, 1), flat.t() @ before.flatten(0, 1)
+    of_x = of_x.flip(0) if reverse else of_x
+    return of_x, of_w_ih, of_w_hh, of_bias, of_bias, dh[None], dc[None]
+
+
+def average_pool(
+    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:  # fmt: skip
+    """Each gradient, divided by its window's number of elements, added to all of them."""
+    rank = len(kernel)
+    steps = list(stride) or list(kernel)
+    sizes = x.shape[-rank:]
+    if divisor is None:
+        count: Tensor | int = _counts(sizes, grad.shape[-rank:], kernel, steps, padding, count_include_pad, x)
+    else:
+        count = divisor
+    images = (grad / count).reshape(-1, 1, *grad.shape[-rank:])
+    ones = torch.ones([1, 1, *kernel], dtype=x.dtype, device=x.device)
+    spread = _aten.convolution(images, ones, None, steps, [0] * rank, [1] * rank, True, [0] * rank, 1)
+    for i in range(rank):
+        short = padding[i] + sizes[i] - spread.shape[2 + i]
+        if short > 0:
+            spread = F.pad(spread, [0, 0] * (rank - 1 - i) + [0, short])
+        spread = spread.narrow(2 + i, padding[i], sizes[i])
+    return spread.reshape(x.shape)
+
+
+def _counts(
+    sizes: Ints, windows: Ints, kernel: Ints, stride: Ints, padding: Ints, with_padding: bool, like: Tensor
+) -> Tensor:
+    """How many elements each window averages."""
+    out = torch.ones([], dtype=like.dtype, device=like.device)
+    for size, count, width, step, pad in zip(sizes, windows, kernel, stride, padding, strict=True):
+        first = torch.arange(count, device=like.device) * step - pad
+        last = (first + width).clamp(max=size + pad if with_padding else size)
+        held = last - (first if with_padding else first.clamp(min=0))
+        out = out[..., None] * held.to(like.dtype)
+    return out
+
+
+def adaptive_average_pool(grad: Tensor, x: Tensor) -> Tensor:
+    """Each gradient, divided by its window's number of elements, added to all of them."""
+    rank = min(grad.dim() - 1, {3: 2, 4: 2, 5: 3}[grad.dim()])
+    for axis in range(-rank, 0):
+        small, large = grad.shape[axis], x.shape[axis]
+        place = torch.arange(large, device=x.device)
+        window = torch.arange(small, device=x.device)[:, None]
+        begin, end = window * large // small, -(-(window + 1) * large // small)
+        held = (place >= begin) & (place < end)
+        means = held.to(x.dtype) / (end - begin).to(x.dtype)
+        grad = (grad.transpose(axis, -1) @ means).transpose(axis, -1)
+    return grad
+
+
+def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tensor]:
+    """The backward pass of a resize that is one linear map along each axis: by the transposed maps, which are what the
+    resize makes of the identity."""
+
+    def backward(grad: Tensor, output_size: Ints, input_size: Ints, *more: Any) -> Tensor:
+        rank = len(output_size)
+        align, scales = (more[:1], more[1:]) if corners else ((), more)
+        for i in range(rank):
+            identity = torch.eye(input_size[2 + i], dtype=grad.dtype, device=grad.device)
+            image = identity.reshape(1, input_size[2 + i], *(input_size[2 + i] if j == i else 1 for j in range(rank)))
+            sizes = [output_size[i] if j == i else 1 for j in range(rank)]
+            given = [scales[i] if scales and j == i else None for j in range(rank)]
+            along = forward(image, sizes, *align, *given).reshape(input_size[2 + i], output_size[i])
+            axis = 2 + i
+            grad = (grad.transpose(axis, -1) @ along.transpose(0, 1)).transpose(axis, -1)
+        return grad
+
+    return backward
+
+
+def maximum_pool(
+    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:  # fmt: skip
+    """Each gradient added where the maximum was."""
+    return _scattered(grad, x, indices, len(kernel))
+
+
+def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    lead = x.dim() - rank
+    flat = torch.zeros_like(x).flatten(lead)
+    return flat.scatter_add(-1, indices.flatten(lead), grad.flatten(lead)).reshape(x.shape)
+
+
+def shrink(grad: Tensor, x: Tensor, bound: float) -> Tensor:
+    """hardshrink's and softshrink's: nothing between -bound and bound."""
+    return torch.where((x >= -bound) & (x <= bound), 0.0, grad)
+
+
+def replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
+    """What was repeated is added to the edge."""
+    rank = len(padding) // 2
+    for i in range(rank):
+        axis = grad.dim() - 1 - i
+        low, size = padding[2 * i], x.shape[axis]
+        place = (torch.arange(grad.shape[axis], device=x.device) - low).clamp(0, size - 1)
+        shape = [*grad.shape[:axis], size, *grad.shape[axis + 1 :]]
+        grad = grad.new_zeros(shape).index_add(axis, place, grad)
+    return grad
+
+
+def weight_norm(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The gradients of v and g in v g / |v|."""
+    others = [d for d in range(v.dim()) if d != axis % v.dim()]
+    norms = norms.to(g.dtype)
+    of_g = (grad * v).sum(others, keepdim=True) / norms
+    return g / norms * (grad - v * of_g / norms), of_g.to(g.dtype)
+
+
+# by the op that they are in place of
+BACKWARD: dict[Any, Callable[..., Any]] = {
+    _aten.convolution_backward.default: convolution,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
+    _aten.mkldnn_rnn_layer_backward.default: lstm,
+    _aten.avg_pool2d_backward.default: average_pool,
+    _aten.avg_pool3d_backward.default: average_pool,
+    _aten._adaptive_avg_pool2d_backward.default: adaptive_average_pool,
+    _aten._adaptive_avg_pool3d_backward.default: adaptive_average_pool,
+    _aten.max_pool2d_with_indices_backward.default: maximum_pool,
+    _aten.max_pool3d_with_indices_backward.default: maximum_pool,
+    _aten.adaptive_max_pool2d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 2),
+    _aten.adaptive_max_pool3d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 3),
+    _aten.hardshrink_backward.default: shrink,
+    _aten.softshrink_backward.default: shrink,
+    _aten.replication_pad1d_backward.default: replication_pad,
+    _aten.replication_pad2d_backward.default: replication_pad,
+    _aten.replication_pad3d_backward.default: replication_pad,
+    _aten._weight_norm_interface_backward.default: weight_norm,
+    _aten.upsample_nearest1d_backward.default: resized(_aten.upsample_nearest1d, False),
+    _aten.upsample_nearest2d_backward.default: resized(_aten.upsample_nearest2d, False),
+    _aten.upsample_nearest3d_backward.default: resized(_aten.upsample_nearest3d, False),
+    _aten._upsample_nearest_exact1d_backward.default: resized(_aten._upsample_nearest_exact1d, False),
+    _aten._upsample_nearest_exact2d_backward.default: resized(_aten._upsample_nearest_exact2d, False),
+    _aten._upsample_nearest_exact3d_backward.default: resized(_aten._upsample_nearest_exact3d, False),
+    _aten.upsample_linear1d_backward.default: resized(_aten.upsample_linear1d, True),
+    _aten.upsample_bilinear2d_backward.default: resized(_aten.upsample_bilinear2d, True),
+    _aten.upsample_bicubic2d_backward.default: resized(_aten.upsample_bicubic2d, True),
+    _aten.upsample_trilinear3d_backward.default: resized(_aten.upsample_trilinear3d, True),
+    _aten._upsample_bilinear2d_aa_backward.default: resized(_aten._upsample_bilinear2d_aa, True),
+    _aten._upsample_bicubic2d_aa_backward.default: resized(_aten._upsample_bicubic2d_aa, True),
+}

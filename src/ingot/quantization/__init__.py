@@ -1,0 +1,1 @@
+"""Quantized models made of float ones: formats chosen per op by measurement. See docs/quantize.md."""

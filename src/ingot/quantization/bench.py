@@ -1,0 +1,132 @@
+"""Real models of a choice of formats: built, timed beside the float model, their time shared out to the groups."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.ir.node import Graph, Node
+from ingot.ops.core.base import Category, category
+from ingot.ops.group import Group as Fused
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of
+from ingot.plan.link import Launch
+from ingot.quantization.formats import Formats, Recipe, formed
+from ingot.quantization.samples import Call
+from ingot.quantization.sites import Group
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.support.dataclass import dataclass
+
+_ROUNDS, _BURSTS, _BURST = 5, 9, 0.02
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled choice of formats."""
+
+    program: Program
+    model: CompiledModel
+    launches: tuple[Launch, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.program.weights.nbytes + self.program.code_bytes
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[np.ndarray, ...]]:
+        for call in calls:
+            yield tuple(np.asarray(r) for r in self.model.run(call))
+
+
+class Bench:
+    """Builds and times choices for the calls of one sample."""
+
+    def __init__(self, graph: Graph, groups: Sequence[Group], recipe: Recipe, call: Call, threads: int) -> None:
+        self.graph, self.groups, self.recipe, self.call, self.threads = graph, groups, recipe, call, threads
+        self._features = features_of("native")
+        self._owners = owners_of(graph, groups)
+        self._float: Built | None = None
+
+    @property
+    def exact(self) -> Built:
+        """The float model."""
+        if self._float is None:
+            self._float = self.build({})
+        return self._float
+
+    def build(self, formats: Formats) -> Built:
+        graph = formed(self.graph, self.groups, self.recipe, formats)
+        trace = Trace()
+        program = build_program(graph, self._features, self.threads, trace=trace)
+        return Built(program, CompiledModel(program, threads=self.threads), tuple(trace.launches))
+
+    def by_group(self, built: Built) -> dict[str, float]:
+        """Seconds of each group's products in a call, with what runs between the one before and them: the best of
+        some, by turns with the float model."""
+        taken: list[list[float]] = []
+        for _ in range(_ROUNDS):
+            if built is not self.exact:
+                self.exact.model.run(self.call)
+            taken.append([seconds for _, seconds in built.model.profile(*self.call)])
+        return shared(built.launches, np.min(taken, axis=0).tolist(), self._owners)
+
+    def latency(self, built: Built, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Median seconds of a call, in bursts by turns with the float model's."""
+        once = _once(built.model, self.call, 1, clock)
+        calls = max(1, int(_BURST / max(once, 1e-7)))
+        found: list[float] = []
+        for _ in range(_BURSTS):
+            found.append(_once(built.model, self.call, calls, clock))
+            if built is not self.exact:
+                _once(self.exact.model, self.call, calls, clock)
+        return statistics.median(found)
+
+
+def _once(model: CompiledModel, call: Call, calls: int, clock: Callable[[], float]) -> float:
+    model.run(call)
+    began = clock()
+    for _ in range(calls):
+        model.run(call)
+    return (clock() - began) / calls
+
+
+def shared(launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping[str, str]) -> dict[str, float]:
+    """Seconds by group: of the kernels that compute its products, with those of kernels without any before them."""
+    out, waiting, last = dict.fromkeys(owners.values(), 0.0), 0.0, ""
+    for launch in launches:
+        waiting += sum(seconds[launch.first : launch.last])
+        name = owners.get(launch.node.loc) if _multiplies(launch.node) else None
+        if name is not None:
+            out[name] += waiting
+            waiting, last = 0.0, name
+    if last:
+        out[last] += waiting
+    return out
+
+
+def _multiplies(node: Node) -> bool:
+    return isinstance(node.op, Fused) and any(category(n.op) is Category.CONTRACTION for n in node.op.body.nodes())
+
+
+def owners_of(graph: Graph, groups: Sequence[Group]) -> dict[str, str]:
+    """Source location -> the group whose products are the last before it: a fused kernel has its root's location, and
+    kernels that are alike share one body."""
+    own = {site.node: group.name for group in groups for site in group.sites}
+    behind: dict[Node, tuple[int, str]] = {}
+    found: dict[str, str] = {}
+    for at, n in enumerate(graph.nodes()):
+        last = (at, own[n]) if n in own else max((behind[i] for i in n.inputs if i in behind), default=None)
+        if last is not None:
+            behind[n] = last
+            if n.loc:
+                found.setdefault(n.loc, last[1])
+    return found
+
+
+def with_receipt(program: Program, receipt: str) -> Program:
+    """`program` that tells how it was quantized; kept in its artifact."""
+    return replace(program, meta={**program.meta, "quantization": receipt})

@@ -1,0 +1,55 @@
+"""Run the float model on samples and note what each value that may be quantized looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ingot.ir.node import Graph
+from ingot.pipeline.build import build_native
+from ingot.quantization.ranges import Seen
+from ingot.quantization.samples import Call
+from ingot.quantization.sites import Group, with_results
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+
+MOST_DEPTH = 4096  # of a value whose second moments are taken: 64 MB each
+
+
+class Probe:
+    """The float model with the groups' values as its outputs."""
+
+    def __init__(self, graph: Graph, groups: Sequence[Group], threads: int) -> None:
+        self.groups = groups
+        values = list(dict.fromkeys(g.value for g in groups))
+        self._at = [values.index(g.value) for g in groups]
+        self._model = CompiledModel(build_native(with_results(graph, values), threads), threads=threads)
+
+    def calibrate(self, calls: Sequence[Call]) -> dict[str, Seen]:
+        """By group; walks the samples twice."""
+        seen = {g.name: Seen() for g in self.groups}
+        for values in self._walk(calls, "calibrate"):
+            for group, x in values:
+                seen[group.name].bound(x, group.axis, group.plain)
+        for values in self._walk(calls, "histograms"):
+            for group, x in values:
+                seen[group.name].fill(x)
+        return seen
+
+    def moments(self, calls: Sequence[Call]) -> dict[str, np.ndarray]:
+        """X^T X of the values of groups of plain matrices, in f32."""
+        plain = [g for g in self.groups if g.plain and g.channels <= MOST_DEPTH]
+        found = {g.name: np.zeros((g.channels, g.channels), np.float32) for g in plain}
+        for values in self._walk(calls, "moments"):
+            for group, x in values:
+                if group.name in found:
+                    rows = np.moveaxis(x, group.axis, -1).reshape(-1, group.channels)
+                    found[group.name] += rows.T @ rows
+        return found
+
+    def _walk(self, calls: Sequence[Call], what: str) -> Iterator[list[tuple[Group, np.ndarray]]]:
+        for i, call in enumerate(calls):
+            progress.report(what, i, len(calls))
+            results = self._model.run(call)
+            yield [(g, np.asarray(results[at])) for g, at in zip(self.groups, self._at, strict=True)]

@@ -1,0 +1,178 @@
+"""The formats that a product can be computed in, and the graph in which each has its own.
+
+y = dot(x, w)   ->   int8           dot(dequantize(quantize(x)), dequantize(levels of w)): in integers, fused
+                     int8-dynamic   the same, x's scale found in each call
+                     weight8, 4     dot(x, dequantize(blocks of levels of w))
+                     bfloat16       dot(convert(x), convert(w)): f32;   float16: w alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Graph, Input, Node, const, rebuilt
+from ingot.ir.types import DType, bf16, f16, f32, u8
+from ingot.quantization.ranges import Levels, Seen
+from ingot.quantization.sites import Group, Site
+from ingot.quantization.weights import Quantized, by_channel, in_blocks
+from ingot.support.dataclass import dataclass
+
+FLOAT, STATIC, DYNAMIC = "float32", "int8", "int8-dynamic"
+BITS = {"weight8": 8, "weight4": 4}
+STORED: dict[str, DType] = {"bfloat16": bf16, "float16": f16}
+FORMATS = (FLOAT, "bfloat16", "float16", STATIC, DYNAMIC, *BITS)
+Formats = Mapping[str, str]  # a group's name -> its format
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a group's value is rounded in a format of levels. method: of the range. smoothing: the part of a channel's
+    magnitude that goes from the value to the weights. factors: what each channel is therefore multiplied with, and its
+    weights divided by. error: of products on a part of a sample, squared, over their own squares."""
+
+    method: str = "minmax"
+    smoothing: float = 0.0
+    levels: Levels | None = None
+    factors: np.ndarray | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How values and weights are rounded. seen: of each group's value. roundings: by group and format. moments: of
+    values, by group, for weights in blocks. corrected: whether the mean of what rounded weights change is added back.
+    """
+
+    seen: Mapping[str, Seen]
+    roundings: Mapping[tuple[str, str], Rounding] = field(default_factory=dict)
+    moments: Mapping[str, np.ndarray] = field(default_factory=dict)
+    corrected: bool = True
+    _made: dict[tuple[str, str], Quantized] = field(default_factory=dict, compare=False, repr=False)
+
+    def rounding(self, group: Group, form: str) -> Rounding:
+        return self.roundings.get((group.name, form), PLAIN)
+
+    def weights(self, group: Group, site: Site, form: str) -> Quantized:
+        """Of a format of levels."""
+        made = self._made.get((site.name, form))
+        if made is None:
+            made = self._made[site.name, form] = self._weights(group, site, form)
+        return made
+
+    def _weights(self, group: Group, site: Site, form: str) -> Quantized:
+        if form in BITS:
+            return in_blocks(site, site.weight(), BITS[form], self.moments.get(group.name))
+        return by_channel(site, smoothed(site, self.rounding(group, form).factors))
+
+    def effective(self, group: Group, site: Site, form: str) -> np.ndarray:
+        """The weights that the product is computed with, by what its value is multiplied with."""
+        if form == FLOAT:
+            return site.weight()
+        if form in STORED:
+            return site.weight().astype(STORED[form].numpy).astype(np.float32)
+        return np.ascontiguousarray(self.weights(group, site, form).value(site))
+
+    def shift(self, group: Group, site: Site, form: str, effective: np.ndarray) -> np.ndarray | None:
+        """What the product's mean lost by rounded weights, by output channel (Nagel et al., arXiv 1906.04721)."""
+        seen = self.seen[group.name]
+        if not self.corrected or form in (FLOAT, *STORED) or not seen.usable:
+            return None
+        factors = self.rounding(group, form).factors
+        own = effective if factors is None else effective * site.per_depth(factors)
+        lost = (site.weight() - own) * site.per_depth(seen.mean().astype(np.float32))
+        return site.by_channel(lost).sum(axis=1, dtype=np.float64).astype(np.float32)
+
+
+PLAIN = Rounding()
+
+
+def smoothed(site: Site, factors: np.ndarray | None) -> np.ndarray:
+    """The weights that meet a value multiplied with `factors`."""
+    return site.weight() if factors is None else site.weight() / site.per_depth(factors)
+
+
+def formed(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats: Formats) -> Graph:
+    """`graph` with each group's products in its format."""
+    places = {site.node: (group, site) for group in groups for site in group.sites}
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        found = places.get(n)
+        form = FLOAT if found is None else formats.get(found[0].name, FLOAT)
+        if found is None or form == FLOAT:
+            return n.with_inputs(inputs)
+        return _product(*found, recipe, form, inputs[0])
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+
+
+def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> Node:
+    n = site.node
+    if form in STORED:
+        return _narrow(n, x, STORED[form], values=form == "bfloat16")
+    quantized = recipe.weights(group, site, form)
+    if form in (STATIC, DYNAMIC):
+        rounding = recipe.rounding(group, form)
+        x = x if rounding.factors is None else ops.mul(x, along(const(rounding.factors), group.axis, x), loc=x.loc)
+        x = _dynamic(x) if rounding.levels is None else _static(x, rounding.levels)
+    y = n.op(x, quantized.node(site), loc=n.loc)
+    shift = recipe.shift(group, site, form, quantized.value(site))
+    return y if shift is None or not shift.any() else ops.add(y, along(const(shift), site.axes.result, y), loc=n.loc)
+
+
+def along(p: Node, axis: int, like: Node) -> Node:
+    """A vector spread over the other axes of `like`."""
+    return ops.BroadcastInDim(like.shape, (axis,))(p)
+
+
+# what rounds a value has its location: in a fused kernel it is a part of what makes the value
+
+
+def _static(x: Node, levels: Levels) -> Node:
+    scale, zero = ops.scalar(levels.scale), ops.scalar(levels.zero, u8)
+    return ops.Dequantize()(ops.quantized(x, scale, zero, x.loc), zero, scale, loc=x.loc)
+
+
+def _dynamic(x: Node) -> Node:
+    q, scale, zero = ops.dynamically_quantized(x, x.loc)
+    return ops.Dequantize()(q, zero, scale, loc=x.loc)
+
+
+def _narrow(n: Node, x: Node, stored: DType, values: bool) -> Node:
+    """The product with weights of a narrower float, and values if asked for, summed in f32."""
+    given = tuple(Input(label, node.type)() for label, node in (("x", x), ("w", n.inputs[1])))
+    lowered = n.op.lower(*given)
+    y = n.op(*given) if lowered is None else lowered
+    assert isinstance(y, Node)
+
+    def image(m: Node, inputs: Sequence[Node]) -> Node:
+        if not m.op.stored_weights:
+            return m.with_inputs(inputs)
+        chosen = (*m.op.stored_weights, *(m.op.stored_values if values else ()))
+        narrow = [ops.cast(i, stored) if at in chosen else i for at, i in enumerate(inputs)]
+        return m.op.with_sums(f32)(*narrow, loc=n.loc)
+
+    return rebuilt([y], {given[0]: x, given[1]: n.inputs[1]}, image)[0]
+
+
+def stored_bytes(group: Group, form: str) -> int:
+    """Of the group's weights in a file."""
+    per = {FLOAT: 4, "bfloat16": 2, "float16": 2}.get(form)
+    if per is not None:
+        return per * group.weights
+    if form in BITS:
+        return sum(s.weights * BITS[form] // 8 + s.channels * -(-s.depth // 32) * 5 for s in group.sites)
+    return sum(s.weights + 4 * s.channels for s in group.sites)
+
+
+def offered(group: Group, seen: Seen, asked: Sequence[str]) -> tuple[str, ...]:
+    """The formats of `asked` that the group can have, float32 first."""
+    forms = [f for f in asked if f != FLOAT]
+    if not seen.usable:
+        forms = [f for f in forms if f != STATIC]
+    if not group.plain:
+        forms = [f for f in forms if f not in BITS]
+    return (FLOAT, *forms)

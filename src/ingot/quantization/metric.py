@@ -1,0 +1,89 @@
+"""How good outputs are: the user's function of them, or how near they are to the float model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.quantization.samples import Samples
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Outputs = tuple[np.ndarray, ...]
+Metric = Callable[..., Any]  # of the calls' outputs, and their labels if there are any
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores outputs for `samples`, whose float outputs are `exact`. metric None: the cosine to these."""
+
+    samples: Samples
+    exact: tuple[Outputs, ...]
+    metric: Metric | None
+
+    def score(self, outputs: Iterable[Outputs]) -> float:
+        """Higher is better. Raises InputError where the metric fails or returns no finite number."""
+        if self.metric is None:
+            return float(np.mean([cosine(want, got) for want, got in zip(self.exact, outputs, strict=True)]))
+        single = len(self.exact[0]) == 1
+        given: list[Any] = [o[0] if single else o for o in outputs]
+        try:
+            value = self.metric(given) if self.samples.labels is None else self.metric(given, list(self.samples.labels))
+        except Exception as error:  # the user's own code
+            what = f"{type(error).__name__}: {error}"
+            raise InputError(
+                "metric", expected="a number", got=what, fix="it is called with a list of outputs"
+            ) from error
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise InputError("metric", expected="a number", got=type(value).__name__) from error
+        if not np.isfinite(number):
+            raise InputError("metric", expected="a finite number", got=number)
+        return number
+
+    def error(self, outputs: Iterable[Outputs]) -> float:
+        """Squared deviations over squares of the float outputs, so that those of several ops add up; integers: the part
+        that differs."""
+        off = whole = 0.0
+        for want, got in zip(self.exact, outputs, strict=False):
+            for a, b in zip(want, got, strict=True):
+                if a.dtype.kind in "biu":
+                    off, whole = off + float((a != b).sum()), whole + a.size
+                    continue
+                x, y = a.astype(np.float64), b.astype(np.float64)
+                kept = np.isfinite(x)
+                off += float(np.square(np.where(kept, y - x, 0.0)).sum())
+                whole += float(np.square(x[kept]).sum())
+        return off / whole if whole else off
+
+
+def cosine(want: Outputs, got: Outputs) -> float:
+    """The mean cosine of rows (first axis) of float outputs; of integers, the part that is the same."""
+    values = [_cosine(a, b) for a, b in zip(want, got, strict=True) if a.size]
+    return float(np.mean(values)) if values else 1.0
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    if a.dtype.kind in "biu":
+        return float((a == b).mean())
+    x, y = (v.reshape(len(v) if v.ndim > 1 else 1, -1).astype(np.float64) for v in (a, b))
+    kept = np.isfinite(x)
+    x, y = np.where(kept, x, 0.0), np.where(kept, y, 0.0)
+    norms = np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    same = (x == y).all(1)
+    return float(np.where(same, 1.0, (x * y).sum(1) / np.where(norms > 0, norms, 1.0)).mean())
+
+
+def allowed(exact: float, at_least: float) -> float:
+    """The least score that keeps `at_least` of `exact`; of a negative one, as much below it."""
+    return exact - (1 - at_least) * abs(exact)
+
+
+def check_sequence(values: Sequence[float]) -> None:
+    """Raise InputError unless a metric of the float model twice gives the same."""
+    if any(v != values[0] for v in values):
+        fix = "seed it: promises cannot be checked with it otherwise"
+        raise InputError("metric", expected="the same number for the same outputs", got=list(values), fix=fix)

@@ -1,0 +1,111 @@
+"""How each value is rounded: the range, and how much of its outliers goes to the weights, tried on a part of a sample.
+
+SmoothQuant (Xiao et al., arXiv 2211.10438), which for convolutions is cross-layer equalization: channels are divided by
+max|x|^a / max|w|^(1 - a) and weights multiplied with it. The division is one with what rounds the value, so that it
+asks nothing of the op before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.quantization.formats import DYNAMIC, STATIC, Rounding, smoothed
+from ingot.quantization.ranges import LEVELS, METHODS, Levels, Seen, spread
+from ingot.quantization.sites import Group, Site
+from ingot.quantization.weights import by_channel
+from ingot.support import progress
+
+SMOOTHINGS = (0.5, 0.75, 0.9)
+_FARTHEST = 1e4  # of factors from their mean
+
+
+def roundings(
+    groups: Sequence[Group], seen: Mapping[str, Seen], formats: Sequence[str], methods: Sequence[str] = METHODS
+) -> dict[tuple[str, str], Rounding]:
+    """The best of each group and format that rounds values."""
+    out: dict[tuple[str, str], Rounding] = {}
+    for i, group in enumerate(groups):
+        progress.report("round", i, len(groups))
+        own = seen[group.name]
+        if not own.usable:
+            continue
+        tried = _Tried(group, own)
+        for form in (f for f in (STATIC, DYNAMIC) if f in formats):
+            judged = (tried.judged(r) for r in _candidates(group, own, form, methods))
+            out[group.name, form] = min(judged, key=lambda r: r.error)
+    return out
+
+
+def _candidates(group: Group, seen: Seen, form: str, methods: Sequence[str]) -> list[Rounding]:
+    plain = [Rounding(m, levels=seen.levels(m)) for m in methods] if form == STATIC else [Rounding()]
+    unlike: dict[Levels | None, Rounding] = {}
+    for r in plain:
+        unlike.setdefault(r.levels, r)
+    out = list(unlike.values())
+    for smoothing in SMOOTHINGS:
+        factors = _factors(group, seen, smoothing)
+        levels = seen.levels("minmax", factors) if form == STATIC else None
+        out.append(Rounding("minmax", smoothing, levels, factors))
+    return out
+
+
+def _factors(group: Group, seen: Seen, smoothing: float) -> np.ndarray:
+    x = seen.largest().astype(np.float64)
+    w = np.max([_largest(site, group.channels) for site in group.sites], axis=0)
+    known = (x > 0) & (w > 0)
+    s = np.where(known, np.maximum(x, 1e-30) ** smoothing / np.maximum(w, 1e-30) ** (1 - smoothing), 1.0)
+    s[known] /= np.exp(np.log(s[known]).mean()) if known.any() else 1.0
+    return (1 / np.clip(s, 1 / _FARTHEST, _FARTHEST)).astype(np.float32)
+
+
+def _largest(site: Site, channels: int) -> np.ndarray:
+    """The largest weight that each channel of the value meets."""
+    magnitude, at = np.abs(site.weight()), site.axes.summed[1]
+    if site.axes.groups == 1:
+        return magnitude.max(axis=tuple(d for d in range(magnitude.ndim) if d != at)).astype(np.float64)
+    rows = np.moveaxis(magnitude, (site.axes.out, at), (0, 1)).reshape(site.channels, magnitude.shape[at], -1).max(-1)
+    return rows.reshape(site.axes.groups, -1, rows.shape[1]).max(axis=1).reshape(channels).astype(np.float64)
+
+
+class _Tried:
+    """A group's products on a part of a sample."""
+
+    def __init__(self, group: Group, seen: Seen) -> None:
+        self.group, self.axis = group, 1 if group.plain else group.axis
+        # rows of all parts side by side; entries of images one after the other
+        self.parts = [np.concatenate(seen.parts)] if group.plain else seen.parts
+        self.exact = [_product(site, x, site.weight(), group.plain) for x in self.parts for site in group.sites]
+        self.squares = sum(float(np.square(y, dtype=np.float64).sum()) for y in self.exact)
+        self._weights: dict[bytes, list[np.ndarray]] = {}
+
+    def judged(self, rounding: Rounding) -> Rounding:
+        """`rounding` with its error."""
+        factors, off = rounding.factors, 0.0
+        key = b"" if factors is None else factors.tobytes()
+        if key not in self._weights:
+            self._weights[key] = [by_channel(s, smoothed(s, factors)).value(s) for s in self.group.sites]
+        exact = iter(self.exact)
+        for x in self.parts:
+            if factors is not None:
+                x = x * factors.reshape([-1 if d == self.axis else 1 for d in range(x.ndim)])
+            x = rounded(x, rounding.levels or spread(float(x.min()), float(x.max())))
+            for site, w in zip(self.group.sites, self._weights[key], strict=True):
+                off += float(np.square(_product(site, x, w, self.group.plain) - next(exact), dtype=np.float64).sum())
+        return replace(rounding, error=off / self.squares if self.squares else off)
+
+
+def rounded(x: np.ndarray, levels: Levels) -> np.ndarray:
+    q = np.clip(np.rint(x / np.float32(levels.scale)) + levels.zero, 0, LEVELS - 1)
+    return ((q - levels.zero) * np.float32(levels.scale)).astype(np.float32)
+
+
+def _product(site: Site, x: np.ndarray, w: np.ndarray, rows: bool) -> np.ndarray:
+    """Of a value, or of its rows and a matrix, which is fast: f32, where a reference is exact."""
+    if rows:
+        return np.tensordot(x, w, ((1,), (site.axes.summed[1],)))
+    y = site.node.op.reference(x, w)
+    assert isinstance(y, np.ndarray)
+    return y

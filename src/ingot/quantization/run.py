@@ -1,0 +1,338 @@
+"""`ingot.quantize`: from a float model and samples to a compiled model whose formats were chosen by measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.compiler import Opened, opened
+from ingot.debug.probe import cpu_name
+from ingot.ir.node import Graph
+from ingot.pipeline.build import identity
+from ingot.pipeline.target import features_of
+from ingot.quantization.bench import Bench, Built, with_receipt
+from ingot.quantization.calibrate import Probe
+from ingot.quantization.formats import (
+    BITS,
+    DYNAMIC,
+    FLOAT,
+    FORMATS,
+    STATIC,
+    Formats,
+    Recipe,
+    formed,
+    offered,
+    stored_bytes,
+)
+from ingot.quantization.metric import Judge, Metric, allowed, check_sequence
+from ingot.quantization.report import Report, Row
+from ingot.quantization.rounding import roundings
+from ingot.quantization.samples import Samples, read_samples
+from ingot.quantization.search import Goals, Option, Point, Search
+from ingot.quantization.simulate import Simulator
+from ingot.quantization.sites import Group, find_groups, prepared
+from ingot.quantization.table import Table
+from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.executor import CompiledModel
+from ingot.support import progress
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+HELD = 0.3  # of the samples: not seen by the search
+NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
+_ON_SENSITIVITY = 0.35  # of the budget
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a caller wants; see `ingot.quantize`."""
+
+    metric: Metric | None = None
+    at_least: float | None = None
+    latency_ms: float | None = None
+    size_mb: float | None = None
+    seconds: float = 60.0
+    formats: tuple[str, ...] | None = None
+    threads: int | None = None
+    seed: int = 0
+
+
+class QuantizedModel:
+    """A compiled model, called as what `ingot.compile` returns for the model; `report` tells how it was made."""
+
+    def __init__(self, compiled: Any, report: Report, graph: Graph) -> None:
+        self.compiled, self.report, self.graph = compiled, report, graph
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+    def __repr__(self) -> str:
+        return f"QuantizedModel({self.compiled!r})"
+
+
+def quantize_model(
+    model: Any,
+    samples: Any,
+    labels: Any = None,
+    *,
+    example_inputs: Any = None,
+    dynamic: Any = None,
+    batch: int = 1,
+    table: str | os.PathLike[str] | None = None,
+    asked: Asked,
+) -> QuantizedModel:
+    """See `ingot.quantize`."""
+    _check(asked)
+    began = time.monotonic()
+    read = opened(model, example_inputs, dynamic)
+    given = read_samples(read.graph, samples, labels, batch, read.flatten)
+    work = _Work(read, given, asked, Path(table) if table is not None else None, began)
+    return work.run()
+
+
+def _check(asked: Asked) -> None:
+    if asked.at_least is not None and not 0 < asked.at_least <= 1:
+        raise InputError(
+            "at_least", expected="a part of the float model's score, above 0 and at most 1", got=asked.at_least
+        )
+    for name, value in (("latency_ms", asked.latency_ms), ("size_mb", asked.size_mb), ("seconds", asked.seconds)):
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise InputError(name, expected="a positive number", got=value)
+    if asked.metric is not None and not callable(asked.metric):
+        raise InputError("metric", expected="a function of a list of outputs", got=type(asked.metric).__name__)
+    unknown = [f for f in asked.formats or () if f not in FORMATS]
+    if unknown:
+        raise InputError("formats", expected=f"some of {', '.join(FORMATS)}", got=unknown)
+
+
+class _Work:
+    """One quantization: its model, samples and measurements."""
+
+    def __init__(self, read: Opened, samples: Samples, asked: Asked, table: Path | None, began: float) -> None:
+        self.read, self.asked, self.began = read, asked, began
+        self.threads = thread_count(asked.threads)
+        self.graph = prepared(read.graph)
+        self.groups = find_groups(self.graph)
+        if not self.groups:
+            what = "the model has no op that can be quantized"
+            raise InputError(what, expected="a product of a computed f32 value with constant weights", got="none")
+        self.formats = asked.formats or _formats(asked)
+        self.seen_samples, self.held_samples = samples.split(HELD, asked.seed)
+        self.table = Table(table, self._digest(samples))
+
+    def run(self) -> QuantizedModel:
+        self._calibrate()
+        self.bench = Bench(self.graph, self.groups, self.recipe, self.seen_samples.calls[0], self.threads)
+        self.judges = tuple(self._judge(s) for s in (self.seen_samples, self.held_samples))
+        self.exact = tuple(self._float_score(j) for j in self.judges)
+        self.goals = self._goals()
+        self.best: tuple[Point, Built] | None = None
+        known = self._uniform()
+        options = self._options()
+        del self.probe
+        search = Search(options, self.goals, self.exact[0], self._simulated, self._measure, self._late)
+        chosen = search.run(known)
+        return self._finished(chosen, search, options)
+
+    # Measuring
+
+    def _calibrate(self) -> None:
+        self.probe = Probe(self.graph, self.groups, self.threads)
+        seen = self.probe.calibrate(self.seen_samples.calls)
+        moments = self.probe.moments(self.seen_samples.calls) if any(f in BITS for f in self.formats) else {}
+        self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
+
+    def _judge(self, samples: Samples) -> Judge:
+        return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
+
+    def _float_score(self, judge: Judge) -> float:
+        scores = [judge.score(judge.exact) for _ in range(2)]
+        check_sequence(scores)
+        return scores[0]
+
+    def _goals(self) -> Goals:
+        asked = self.asked
+        at_least = asked.at_least
+        if at_least is None and asked.latency_ms is None and asked.size_mb is None:
+            at_least = NEAR if asked.metric else NEAR_COSINE
+        self.at_least = at_least
+        least = None if at_least is None else (allowed(self.exact[0], at_least), allowed(self.exact[1], at_least))
+        seconds = None if asked.latency_ms is None else asked.latency_ms / 1e3
+        return Goals(least, seconds, None if asked.size_mb is None else int(asked.size_mb * 1e6))
+
+    def _uniform(self) -> list[Point]:
+        """The float model, and each format for all groups that can have it."""
+        self.times: dict[str, dict[str, float]] = {}
+        points: list[Point] = []
+        for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
+            formats = {g.name: form for g in self.groups if form in self._offered(g)}
+            if form != FLOAT and not formats:
+                continue
+            progress.report(f"measure {form}")
+            built = self.bench.exact if form == FLOAT else self.bench.build(formats)
+            self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.by_group(b))
+            points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, built))
+        return points
+
+    def _offered(self, group: Group) -> tuple[str, ...]:
+        return offered(group, self.recipe.seen[group.name], self.formats)
+
+    def _options(self) -> dict[str, list[Option]]:
+        """Each group in each of its formats: time from the uniform models, error from a simulation of it alone."""
+        self.simulator = Simulator(self.graph, self.groups, self.threads, "bfloat16" in self.formats)
+        pairs = [(g, f) for g in self.groups for f in self._offered(g) if f != FLOAT and f in self.times]
+        calls = self._calls_for(len(pairs))
+        judge = self.judges[0]
+        out = {
+            g.name: [Option(FLOAT, self.times[FLOAT].get(g.name, 0.0), 0.0, stored_bytes(g, FLOAT))]
+            for g in self.groups
+        }
+        for i, (group, form) in enumerate(pairs):
+            progress.report("sensitivity", i, len(pairs))
+            key = f"error {form} {group.name}"
+            if self._late() and not self.table.knows(key):
+                error = self.recipe.rounding(group, form).error  # of its products alone: what has been tried anyway
+            else:
+                run = partial(self.simulator.run, judge.samples.calls[:calls], self.recipe, {group.name: form})
+                error = self.table.get(key, lambda run=run: judge.error(run()))
+            seconds = self.times[form].get(group.name, 0.0)
+            out[group.name].append(Option(form, seconds, error, stored_bytes(group, form)))
+        return out
+
+    def _calls_for(self, runs: int) -> int:
+        """How many calls a sensitivity can be measured on in its part of the budget."""
+        first = self.seen_samples.calls[:1]
+        began = time.monotonic()
+        for _ in self.simulator.run(first, self.recipe, {}):
+            pass
+        once = time.monotonic() - began
+        return int(
+            np.clip(self.asked.seconds * _ON_SENSITIVITY / max(1, runs) / max(once, 1e-6), 1, len(self.seen_samples))
+        )
+
+    def _simulated(self, formats: Formats) -> float:
+        progress.report("simulate")
+        judge = self.judges[0]
+        return self.table.get(
+            f"score {_told(formats)}",
+            lambda: judge.score(self.simulator.run(judge.samples.calls, self.recipe, formats)),
+        )
+
+    def _measure(self, name: str, formats: Formats) -> Point:
+        progress.report(f"measure {name}")
+        return self._point(name, formats, self.bench.build(formats))
+
+    def _point(self, name: str, formats: Formats, built: Built) -> Point:
+        scores = tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
+        seconds = self.table.get(f"latency {_told(formats)}", lambda: self.bench.latency(built))
+        point = Point(name, dict(formats), (scores[0], scores[1]), seconds, built.nbytes)
+        if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
+            self.best = point, built  # all others give their memory back
+        return point
+
+    def _late(self) -> bool:
+        return time.monotonic() - self.began > self.asked.seconds
+
+    # The result
+
+    def _finished(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]]) -> QuantizedModel:
+        graph = formed(self.graph, self.groups, self.recipe, chosen.formats)
+        kept = self.best is not None and self.best[0] is chosen
+        built = self.best[1] if kept and self.best else self.bench.build(chosen.formats)
+        report = self._report(chosen, search, options, built)
+        program = with_receipt(built.program, report.receipt())
+        return QuantizedModel(self.read.wrap(CompiledModel(program, threads=self.threads)), report, graph)
+
+    def _report(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]], built: Built) -> Report:
+        judge, names = self.judges[1], [spec.name for spec in built.program.outputs]
+        off = dict.fromkeys(names, 0.0)
+        for want, got in zip(judge.exact, built.run(judge.samples.calls), strict=True):
+            for name, a, b in zip(names, want, got, strict=True):
+                off[name] = max(off[name], _deviation(a, b))
+        base = search.points[0]
+        return Report(
+            machine=cpu_name(), threads=self.threads, seed=self.asked.seed,
+            metric=getattr(self.asked.metric, "__name__", "metric") if self.asked.metric else "cosine to float32",
+            at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
+            float_scores=(self.exact[0], self.exact[1]), scores=chosen.scores, float_seconds=base.seconds,
+            seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
+            deviations=off, samples=(len(self.seen_samples), len(self.held_samples)),
+            search_seconds=time.monotonic() - self.began, points=tuple(search.points),
+        )  # fmt: skip
+
+    def _row(self, group: Group, chosen: Point, options: Sequence[Option]) -> Row:
+        form = chosen.formats.get(group.name, FLOAT)
+        taken = next(o for o in options if o.form == form)
+        exact = next(o for o in options if o.form == FLOAT)
+        r = self.recipe.rounding(group, form)
+        told = f"{r.method}, smoothing {r.smoothing:g}" if form in (STATIC, DYNAMIC) else ""
+        return Row(
+            group.name,
+            len(group.sites),
+            form,
+            told,
+            (exact.seconds, taken.seconds),
+            taken.error,
+            taken.nbytes,
+            _why(taken, options, self._offered(group)),
+        )
+
+    def _digest(self, samples: Samples) -> str:
+        """Of all that measurements depend on: they are used for nothing else."""
+        digest = hashlib.blake2b(digest_size=12)
+        for part in identity(self.graph):
+            digest.update(part)
+        for call in samples.calls:
+            for a in call:
+                digest.update(repr((a.shape, str(a.dtype))).encode() + a.tobytes())
+        metric = getattr(self.asked.metric, "__qualname__", "")
+        told = (features_of("native"), cpu_name(), self.threads, self.asked.seed, metric, repr(samples.labels))
+        digest.update(repr(told).encode())
+        return digest.hexdigest()
+
+
+def _formats(asked: Asked) -> tuple[str, ...]:
+    """What is tried where nothing is asked for: weights of few bits only for small models, bfloat16 where products of
+    it are one instruction."""
+    forms = [STATIC, DYNAMIC]
+    if any("bf16" in name for name in features_of("native").features):
+        forms.append("bfloat16")
+    return (*forms, *(BITS if asked.size_mb is not None else ()))
+
+
+def _told(formats: Formats) -> str:
+    chosen = sorted((name, form) for name, form in formats.items() if form != FLOAT)
+    return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
+
+
+def _why(taken: Option, options: Sequence[Option], offers: Sequence[str]) -> str:
+    """What speaks against the next faster format."""
+    faster = [o for o in options if o.seconds < taken.seconds]
+    if faster:
+        best = min(faster, key=lambda o: o.error)
+        return f"{best.form} errs by {best.error:.1e}"
+    if STATIC not in offers and taken.form == FLOAT:
+        return "its values have no finite range"
+    return "none is faster"
+
+
+def _deviation(want: np.ndarray, got: np.ndarray) -> float:
+    if want.dtype.kind in "biu" or not want.size:
+        return float((want != got).mean()) if want.size else 0.0
+    kept = np.isfinite(want)
+    largest = float(np.abs(want[kept]).max()) if kept.any() else 0.0
+    off = np.abs(got[kept].astype(np.float64) - want[kept]) if kept.any() else np.zeros(1)
+    return float(off.max()) / (largest or 1.0)
+
+
+__all__ = ["Asked", "QuantizedModel", "quantize_model"]

@@ -1,0 +1,140 @@
+"""Samples: what the model is called with while it is quantized, and what is kept apart to check the promise with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.ir.dims import Dim, substitute
+from ingot.ir.interp import bind_symbols
+from ingot.ir.node import Graph, Input, elements_of
+from ingot.ir.types import DType
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Call = tuple[np.ndarray, ...]  # an array for each input, in the model's order
+LEAST = 4
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Calls, and labels: one for each, or None."""
+
+    calls: tuple[Call, ...]
+    labels: tuple[Any, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def pick(self, at: Sequence[int]) -> Samples:
+        labels = self.labels
+        return Samples(tuple(self.calls[i] for i in at), None if labels is None else tuple(labels[i] for i in at))
+
+    def split(self, part: float, seed: int) -> tuple[Samples, Samples]:
+        """What the search sees, and what it does not."""
+        order = np.random.default_rng(seed).permutation(len(self.calls)).tolist()
+        kept = min(max(1, round(part * len(order))), len(order) - 1)
+        return self.pick(sorted(order[kept:])), self.pick(sorted(order[:kept]))
+
+
+def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any = None) -> Samples:
+    """given: a mapping from inputs to arrays of many samples along their first axis, which is cut into calls of `batch`
+    (of the model's own size where it has a fixed one); or a sequence of calls, each a mapping, a tuple or one array.
+    labels: along the first axis of a mapping's arrays, or one for each call.
+
+    Raises InputError for samples that do not fit, are too few, constant or hold NaN.
+    """
+    names = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
+    if isinstance(given, Mapping):
+        calls, groups = _cut(graph, names, given, batch)
+        told = None if labels is None else _grouped(labels, groups)
+    elif isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
+        calls = [_call(names, one, i, flatten) for i, one in enumerate(given)]
+        told = None if labels is None else list(labels)
+    else:
+        kinds = "a mapping from inputs to arrays, or a sequence of calls"
+        raise InputError("samples", expected=kinds, got=type(given).__name__)
+    if len(calls) < LEAST:
+        fix = "each call is a sample; some are kept apart to check the result with"
+        raise InputError("samples", expected=f"at least {LEAST} calls", got=len(calls), fix=fix)
+    if told is not None and len(told) != len(calls):
+        raise InputError("labels", expected=f"one for each of {len(calls)} calls", got=len(told))
+    checked = tuple(_checked(graph, names, call, i) for i, call in enumerate(calls))
+    _check_variety(names, checked)
+    return Samples(checked, None if told is None else tuple(told))
+
+
+def _cut(graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int) -> tuple[list[Call], list[slice]]:
+    if sorted(given) != sorted(names):
+        raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(given))
+    arrays = [np.asarray(given[name]) for name in names]
+    counts = {name: len(a) if a.ndim else 0 for name, a in zip(names, arrays, strict=True)}
+    if len(set(counts.values())) != 1:
+        raise InputError("samples", expected="as many of each input along its first axis", got=counts)
+    fixed = {n.shape[0] for n in graph.inputs if n.type.rank and isinstance(n.shape[0], int)}
+    open_ = any(n.type.rank and isinstance(n.shape[0], Dim) for n in graph.inputs)
+    if len(fixed) > 1 or (fixed and open_) or any(n.type.rank == 0 for n in graph.inputs):
+        fix = "pass a sequence of calls, each a mapping from inputs to arrays"
+        raise InputError("samples", expected="inputs with one first axis to cut along", got=sorted(fixed), fix=fix)
+    step = int(fixed.pop()) if fixed else batch
+    (total,) = set(counts.values())
+    slices = [slice(i, i + step) for i in range(0, total - step + 1, step)]
+    return [tuple(a[s] for a in arrays) for s in slices], slices
+
+
+def _grouped(labels: Any, slices: Sequence[slice]) -> list[Any]:
+    count = len(labels)
+    most = slices[-1].stop if slices else 0
+    if count < most:
+        raise InputError("labels", expected=f"at least {most}, one for each sample", got=count)
+    return [labels[s] for s in slices]
+
+
+def _call(names: Sequence[str], one: Any, at: int, flatten: Any) -> Call:
+    if isinstance(one, Mapping) and sorted(one) == sorted(names):
+        return tuple(np.asarray(one[name]) for name in names)
+    args, kwargs = ((), one) if isinstance(one, Mapping) else (one if isinstance(one, tuple | list) else (one,), {})
+    if flatten is not None:
+        return tuple(np.asarray(v) for v in flatten(args, kwargs))
+    if kwargs or len(args) != len(names):
+        raise InputError(
+            f"sample {at}", expected=f"values of {list(names)}", got=sorted(kwargs) or f"{len(args)} values"
+        )
+    return tuple(np.asarray(v) for v in args)
+
+
+def _checked(graph: Graph, names: Sequence[str], call: Call, at: int) -> Call:
+    for name, node, array in zip(names, graph.inputs, call, strict=True):
+        where = f"sample {at}, input {name!r}"
+        if array.dtype != node.dtype.numpy:
+            raise InputError(
+                where, expected=node.dtype, got=array.dtype, fix=f"convert it with .astype({node.dtype.numpy})"
+            )
+        if _is_float(node.dtype) and not np.isfinite(array).all():
+            bad = "NaN" if np.isnan(array).any() else "infinity"
+            raise InputError(where, expected="finite numbers", got=bad, fix="ranges cannot be found with them")
+    told = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, call, strict=True) if elements_of(n)]
+    try:
+        sizes = bind_symbols(graph, [a.shape for a in call], told)
+    except InputError as error:
+        raise InputError(f"sample {at}: {error}") from error
+    for name, node, array in zip(names, graph.inputs, call, strict=True):
+        shape = tuple(substitute(d, sizes) for d in node.shape)
+        if array.shape != shape:
+            raise InputError(f"sample {at}, input {name!r}", expected=f"shape {list(shape)}", got=list(array.shape))
+    return tuple(np.ascontiguousarray(a) for a in call)
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype.is_float
+
+
+def _check_variety(names: Sequence[str], calls: Sequence[Call]) -> None:
+    """Samples that are all alike say nothing about ranges."""
+    for i in range(len(names)):
+        first = calls[0][i]
+        if any(c[i].shape != first.shape or not np.array_equal(c[i], first) for c in calls[1:]):
+            return
+    raise InputError("samples", expected="calls that differ", got=f"{len(calls)} of the same values")

@@ -1,0 +1,136 @@
+"""What can be quantized: sums of products of a computed value with constant weights, in groups that read one value.
+
+    q = x @ Wq; k = x @ Wk; y = g @ V     ->     Group(x: Wq, Wk), Group(g: V)
+
+The weights of a group meet the same levels of the value, and so have one format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.ir.node import Graph, Node, WeightAxes
+from ingot.ir.rewrite import fueled
+from ingot.ir.types import f32
+from ingot.passes.constants import is_constant, value_of
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.linear_order import order_linear
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Site:
+    """A product. name: unlike any other's of the graph."""
+
+    name: str
+    node: Node
+    axes: WeightAxes
+
+    @property
+    def channels(self) -> int:
+        """Of the result."""
+        return int(self.node.inputs[1].shape[self.axes.out])  # type: ignore[arg-type]
+
+    @property
+    def depth(self) -> int:
+        """How many channels of the value are summed."""
+        return int(self.node.inputs[0].shape[self.axes.summed[0]])  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> int:
+        """How many."""
+        return int(self.node.inputs[1].type.size)  # type: ignore[arg-type]
+
+    def weight(self) -> np.ndarray:
+        return value_of(self.node.inputs[1])
+
+    def by_channel(self, w: np.ndarray) -> np.ndarray:
+        """w as [output channels, the rest]."""
+        return np.moveaxis(w, self.axes.out, 0).reshape(self.channels, -1)
+
+    def per_channel(self, values: np.ndarray) -> np.ndarray:
+        """A value for each output channel, shaped to broadcast against the weights."""
+        return values.reshape([-1 if d == self.axes.out else 1 for d in range(self.node.inputs[1].type.rank)])
+
+    def per_depth(self, values: np.ndarray) -> np.ndarray:
+        """A value for each channel of x, shaped to broadcast against the weights that it meets."""
+        _, at = self.axes.summed
+        rank = self.node.inputs[1].type.rank
+        if self.axes.groups == 1:
+            return values.reshape([-1 if d == at else 1 for d in range(rank)])
+        # each group of outputs meets its own part of x's channels
+        rows = np.repeat(values.reshape(self.axes.groups, -1), self.channels // self.axes.groups, axis=0)
+        shape = [{self.axes.out: rows.shape[0], at: rows.shape[1]}.get(d, 1) for d in range(rank)]
+        return (rows if self.axes.out < at else rows.T).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Products that read `value`, summed over its axis `axis`. name: the first one's."""
+
+    value: Node
+    axis: int
+    sites: tuple[Site, ...]
+
+    @property
+    def name(self) -> str:
+        return self.sites[0].name
+
+    @property
+    def plain(self) -> bool:
+        """Whether all weights are matrices: only these are kept as blocks of few bits."""
+        return all(s.axes.plain for s in self.sites)
+
+    @property
+    def channels(self) -> int:
+        return self.sites[0].depth
+
+    @property
+    def weights(self) -> int:
+        return sum(s.weights for s in self.sites)
+
+
+def prepared(graph: Graph) -> Graph:
+    """`graph` with norms folded into weights: what is quantized is what runs."""
+    with fueled():
+        return order_linear(fold_batch_norm(fold_constants(graph)))
+
+
+def find_groups(graph: Graph) -> tuple[Group, ...]:
+    """The groups of a prepared graph, in its order. Products inside of loops and branches are left alone."""
+    found: dict[tuple[Node, int], list[Site]] = {}
+    counts: dict[str, int] = {}
+    for n in graph.nodes():
+        axes = _weight_axes(n)
+        if axes is None:
+            continue
+        base = n.loc or n.op.name
+        counts[base] = counts.get(base, 0) + 1
+        name = base if counts[base] == 1 else f"{base}#{counts[base]}"
+        found.setdefault((n.inputs[0], axes.summed[0]), []).append(Site(name, n, axes))
+    return tuple(Group(value, axis, tuple(sites)) for (value, axis), sites in found.items())
+
+
+def _weight_axes(n: Node) -> WeightAxes | None:
+    """Of a product of f32 with constant, finite weights of a known size; None for any other node."""
+    if len(n.inputs) != 2 or len(n.types) != 1:
+        return None
+    x, w = n.inputs
+    if not x.dtype == w.dtype == n.dtype == f32 or is_constant(x) or not is_constant(w):
+        return None
+    if not w.type.is_static or w.type.size == 0:
+        return None
+    axes = n.op.weight_axes(x.type, w.type)
+    if axes is None or not isinstance(x.shape[axes.summed[0]], int):
+        return None
+    return axes if bool(np.isfinite(value_of(w)).all()) else None
+
+
+def with_results(graph: Graph, results: Iterable[Node], names: tuple[str, ...] = ()) -> Graph:
+    """`graph` with other results; what it says of sizes stays."""
+    outputs = (*results, *graph.outputs[len(graph.results) :])
+    return replace(graph, outputs=outputs, output_names=names)

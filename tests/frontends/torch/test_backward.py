@@ -1,0 +1,184 @@
+"""Training by torch.compile: forward and backward graphs, the compiler replaced by the interpreter where not told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.frontends.torch.agree import close
+from tests.frontends.torch.test_dynamo import Spy
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def gradients(f: Callable[..., Tensor], args: tuple[Any, ...]) -> list[Tensor | None]:
+    given = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    out = f(*given)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape))
+    return [a.grad for a in given]
+
+
+def same_gradients(f: Callable[..., Tensor], *args: Tensor, tolerance: float = 1e-5) -> None:
+    compiled = torch.compile(f, backend=Spy().backend)
+    for got, want in zip(gradients(compiled, args), gradients(f, args), strict=True):
+        close(got, want, tolerance)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"stride": (3, 2), "padding": (0, 2), "dilation": (2, 1)},
+        {"groups": 2, "stride": 2},
+        {"groups": 4, "padding": 1, "dilation": 2},
+    ],
+    ids=str,
+)
+def test_convolutions(how: dict[str, Any]) -> None:
+    x = torch.randn(3, 4, 11, 10)
+    w = torch.randn(8, 4 // how.get("groups", 1), 3, 3)
+    same_gradients(lambda x, w, b: F.conv2d(x, w, b, **how), x, w, torch.randn(8))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"groups": 2, "stride": 3, "dilation": 2}], ids=str
+)
+def test_transposed_convolutions(how: dict[str, Any]) -> None:
+    x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 6 // how.get("groups", 1), 3, 2)
+    same_gradients(lambda x, w, b: F.conv_transpose2d(x, w, b, **how), x, w, torch.randn(6))
+
+
+def test_convolutions_of_lines_and_volumes() -> None:
+    same_gradients(lambda x, w: F.conv1d(x, w, stride=2, padding=1), torch.randn(2, 3, 9), torch.randn(4, 3, 3))
+    same_gradients(F.conv3d, torch.randn(2, 2, 4, 5, 3), torch.randn(3, 2, 2, 3, 1))
+
+
+def test_pools() -> None:
+    x = torch.randn(2, 3, 9, 8)
+    same_gradients(lambda x: F.avg_pool2d(x, 3, 2, 1), x)
+    same_gradients(lambda x: F.avg_pool2d(x, (2, 3), ceil_mode=True, count_include_pad=False), x)
+    same_gradients(lambda x: F.avg_pool2d(x, 3, 4, ceil_mode=True, padding=1, divisor_override=5), x)
+    same_gradients(lambda x: F.avg_pool3d(x, 2, (1, 2, 3)), x)
+    same_gradients(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+    same_gradients(lambda x: F.adaptive_avg_pool2d(x, (4, 3)), x)
+    same_gradients(lambda x: F.adaptive_max_pool2d(x, (4, 3)), x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_resizes(mode: str) -> None:
+    x = torch.randn(2, 3, 6, 5)
+    for how in ({"size": (9, 7)}, {"scale_factor": (0.5, 1.7)}):
+        same_gradients(lambda x, how=how: F.interpolate(x, mode=mode, **how), x)
+    if mode == "bilinear":
+        same_gradients(lambda x: F.interpolate(x, (4, 9), mode=mode, align_corners=True), x)
+        same_gradients(lambda x: F.interpolate(x, (4, 3), mode=mode, antialias=True), x)
+
+
+def test_attention() -> None:
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
+    same_gradients(F.scaled_dot_product_attention, q, k, v)
+    same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3), q, k, v)
+    same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, q + k, v, is_causal=True), k, q[..., :1, :], v)
+    mask = torch.rand(5, 7) > 0.3
+    mask[:, 0] = True
+    same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), q, k, v)
+    same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask.float()), q, k, v)
+
+
+def test_edges_and_thresholds() -> None:
+    x = torch.randn(2, 3, 5, 6)
+    same_gradients(lambda x: F.pad(x, (2, 1, 3, 0), mode="replicate"), x)
+    same_gradients(F.hardshrink, x)
+    same_gradients(F.softshrink, x)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 6, 3, padding=1), nn.BatchNorm1d(6)
+        self.heads = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True)
+        self.rnn = nn.LSTM(6, 5, 1, bidirectional=True, batch_first=True)
+        self.end = nn.utils.parametrizations.weight_norm(nn.Linear(10, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.heads(self.norm(self.conv(x)).transpose(1, 2))
+        return self.end(self.rnn(y)[0][:, -1])
+
+
+def train(net: nn.Module, forward: Callable[[Tensor], Tensor], steps: int) -> list[float]:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(2)
+    x, y = torch.randn(4, 3, 7), torch.randint(0, 2, (4,))
+    losses: list[float] = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(forward(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_losses_are_those_of_eager() -> None:
+    net = Layers()
+    reference = deepcopy(net)
+    spy = Spy()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        got = train(net, torch.compile(net, backend=spy.backend), 5)
+    assert got == pytest.approx(train(reference, reference, 5), rel=1e-5)
+    close(dict(net.state_dict()), dict(reference.state_dict()), 1e-4)
+    # one graph forward, one backward, whatever the weights are
+    assert len(spy.models) == 2
+
+
+def test_compiled_step_and_optimizer() -> None:
+    """By the compiler itself: two steps of a small network, and the optimizer's step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    reference = deepcopy(net)
+    compiled = torch.compile(net, backend="ingot")
+    x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
+    for which, forward in ((net, compiled), (reference, reference)):
+        optimizer = torch.optim.SGD(which.parameters(), 0.1, momentum=0.9)
+        step = torch.compile(optimizer.step, backend="ingot") if which is net else optimizer.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(forward(x), y).backward()
+            step()
+    close(dict(net.state_dict()), dict(reference.state_dict()))
+
+
+def test_gradient_checkpointing_and_autocast() -> None:
+    body = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def checkpointed(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
+
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return body(x)
+
+    x = torch.randn(3, 4)
+    same_gradients(checkpointed, x)
+    same_gradients(cast, x, tolerance=1e-2)
+
+
+def test_functional_gradients() -> None:
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return (x @ w).tanh().square().mean()
+
+    w, x = torch.randn(4, 3), torch.randn(6, 4)
+    whole = torch.func.grad_and_value(loss)
+    close(torch.compile(whole, backend=Spy().backend)(w, x), whole(w, x))
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    close(torch.compile(each, backend=Spy().backend)(w, x[:, None]), each(w, x[:, None]))
+    forward = torch.compile(lambda x: torch.func.jvp(torch.sin, (x,), (x,)), backend=Spy().backend)
+    close(forward(x), torch.func.jvp(torch.sin, (x,), (x,)))

@@ -1,0 +1,44 @@
+"""Small float models as graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f32
+
+ONE, NONE = (1, 1), ((0, 0), (0, 0))
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def vector(values: np.ndarray, axis: int, like: Node) -> Node:
+    return ops.BroadcastInDim(like.shape, (axis,))(const(values))
+
+
+def mlp(width: int = 33, inner: int = 70, out: int = 5) -> Graph:
+    """Two products of one value, added, and one behind them. Channels of the input differ by a factor of 50."""
+    n = symbol("n")
+    x = Input("x", TensorType(f32, (n, width)))()
+    a = ops.MatMul()(x, const(normal(1, width, inner)), loc="first")
+    b = ops.DotGeneral(contract=((1,), (1,)))(x, const(normal(2, inner, width)), loc="second")
+    h = ops.Relu()(ops.add(ops.add(a, b), vector(normal(3, inner), 1, a), loc="sum"), loc="relu")
+    y = ops.MatMul()(h, const(normal(4, inner, out)), loc="last")
+    return Graph((x,), (y,), ("y",))
+
+
+def cnn() -> Graph:
+    """A convolution, a depthwise one whose channels have very unlike ranges, one in two groups, a matrix."""
+    n = symbol("n")
+    x = Input("x", TensorType(f32, (n, 3, 9, 8)))()
+    pads = ((1, 1), (1, 1))
+    spread = np.geomspace(0.01, 10, 8, dtype=np.float32)
+    a = ops.Relu()(ops.Conv(ONE, pads, ONE)(x, const(normal(1, 8, 3, 3, 3) * spread[:, None, None, None]), loc="conv"))
+    b = ops.Relu()(ops.Conv((2, 2), pads, ONE, 8)(a, const(normal(2, 8, 1, 3, 3)), loc="depthwise"))
+    c = ops.Relu()(ops.Conv(ONE, NONE, ONE, 2)(b, const(normal(3, 6, 4, 2, 2)), loc="grouped"))
+    y = ops.MatMul()(ops.reshape(c, (n, 6 * 4 * 3)), const(normal(4, 72, 4)), loc="matrix")
+    return Graph((x,), (y,), ("y",))

@@ -1,0 +1,120 @@
+"""Graphs whose products have formats: what they compute beside the float graph, and beside the simulation of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph
+from ingot.ir.verify import verify
+from ingot.pipeline.build import build_native
+from ingot.quantization.calibrate import Probe
+from ingot.quantization.formats import FORMATS, Recipe, formed, offered
+from ingot.quantization.rounding import roundings
+from ingot.quantization.simulate import Simulator
+from ingot.quantization.sites import find_groups, prepared
+from ingot.runtime.executor import CompiledModel
+from tests.quantization import nets
+
+# of the largest output
+BOUNDS = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 3e-2, "int8-dynamic": 3e-2, "weight8": 1e-2}
+
+
+def calls(graph: Graph, count: int = 4, rows: int = 3) -> list[tuple[np.ndarray, ...]]:
+    shape = tuple(rows if not isinstance(d, int) else d for d in graph.inputs[0].shape)
+    return [(nets.normal(90 + i, *shape),) for i in range(count)]
+
+
+def recipe_of(graph: Graph, samples: list[tuple[np.ndarray, ...]]) -> Recipe:
+    groups = find_groups(graph)
+    seen = Probe(graph, groups, 1).calibrate(samples)
+    return Recipe(seen, roundings(groups, seen, FORMATS))
+
+
+@pytest.fixture(scope="module", params=["mlp", "cnn"])
+def case(request: pytest.FixtureRequest):
+    graph = prepared(getattr(nets, request.param)())
+    samples = calls(graph)
+    return graph, samples, recipe_of(graph, samples)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_each_format_is_near_float32_and_as_simulated(case, form: str):
+    graph, samples, recipe = case
+    groups = find_groups(graph)
+    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
+    made = formed(graph, groups, recipe, formats)
+    verify(made, form)
+    (want,) = interpret(graph, samples[0])
+    (got,) = interpret(made, samples[0])
+    assert np.abs(got - want).max() <= BOUNDS.get(form, 0.2) * np.abs(want).max()
+    assert (form == "float32") == (made is graph)
+    ((simulated,),) = Simulator(graph, groups, 1, narrow=True).run(samples[:1], recipe, formats)
+    # a value next to where two levels meet may be at either
+    assert np.abs(simulated - got).mean() <= 2e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("form", ["int8", "int8-dynamic", "weight4", "bfloat16"])
+def test_compiled_as_the_interpreter_computes_it(case, form: str):
+    graph, samples, recipe = case
+    groups = find_groups(graph)
+    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
+    made = formed(graph, groups, recipe, formats)
+    (want,) = interpret(made, samples[0])
+    got = np.asarray(CompiledModel(build_native(made, 1), threads=1)(*samples[0]))
+    # as the simulation is, where the order of a sum decides on a level
+    assert np.abs(got - want).mean() <= 2e-3 * np.abs(want).max()
+
+
+def test_products_of_one_value_share_its_levels():
+    graph = prepared(nets.mlp())
+    groups = find_groups(graph)
+    assert [[s.name for s in g.sites] for g in groups] == [["first", "second"], ["last"]]
+    samples = calls(graph)
+    made = formed(graph, groups, recipe_of(graph, samples), {"first": "int8"})
+    assert sum(isinstance(n.op, ops.Quantize) for n in made.nodes()) == 1
+
+
+def test_smoothing_rescues_a_channel_beside_a_large_one():
+    graph = prepared(nets.mlp())
+    groups = find_groups(graph)
+    samples = calls(graph)
+    for (x,) in samples:
+        x[:, 3] *= 300
+    recipe = recipe_of(graph, samples)
+    rounding = recipe.rounding(groups[0], "int8")
+    assert rounding.smoothing > 0 and rounding.factors is not None
+    assert rounding.factors[3] < rounding.factors.min(initial=np.inf, where=np.arange(33) != 3)
+    plain = Recipe(recipe.seen, roundings(groups, recipe.seen, ("int8",), methods=("minmax",)))
+    (want,) = interpret(graph, samples[1])
+    (got,) = interpret(formed(graph, groups, plain, {"first": "int8"}), samples[1])
+    assert np.abs(got - want).max() <= 2e-2 * np.abs(want).max()
+
+
+def test_bias_correction_gives_back_the_mean():
+    graph = prepared(nets.mlp())
+    groups = find_groups(graph)
+    samples = [(x + 2,) for (x,) in calls(graph, rows=200)]
+    recipe = recipe_of(graph, samples)
+    loose = Recipe(recipe.seen, recipe.roundings, corrected=False)
+    off = []
+    for r in (recipe, loose):
+        (want,), (got,) = (
+            interpret(graph, samples[0]),
+            interpret(formed(graph, groups, r, {"last": "weight4"}), samples[0]),
+        )
+        off.append(np.abs((got - want).mean(0)).max())
+    assert off[0] < 0.6 * off[1]
+
+
+def test_values_without_a_range_have_no_static_format():
+    graph = prepared(nets.mlp())
+    (first, _) = find_groups(graph)
+    (x,) = calls(graph, 1)[0]
+    x[0, 0] = np.inf
+    seen = Probe(graph, (first,), 1).calibrate([(x,)])
+    assert "int8" not in offered(first, seen["first"], FORMATS)
+    assert "int8-dynamic" in offered(first, seen["first"], FORMATS)
+    assert roundings((first,), seen, FORMATS) == {}

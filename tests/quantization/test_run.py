@@ -1,0 +1,148 @@
+"""The whole, on small models: what comes back, what it tells, and what is refused. Times are made up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ingot
+from ingot.quantization.bench import Bench, Built
+from ingot.quantization.search import ConstraintError
+from ingot.support.errors import InputError
+from tests.quantization import nets
+
+
+@pytest.fixture(autouse=True)
+def made_up_times(monkeypatch: pytest.MonkeyPatch):
+    """Models are faster the more levels they have."""
+
+    def kinds(built: Built) -> int:
+        return built.program.stages["model"].count("dequantize")
+
+    monkeypatch.setattr(
+        Bench, "by_group", lambda self, built: {g.name: 4e-3 - 1.5e-3 * (kinds(built) > 0) for g in self.groups}
+    )
+    monkeypatch.setattr(Bench, "latency", lambda self, built: 9e-3 - 1e-3 * kinds(built))
+
+
+def model(width: int = 12) -> onnx.ModelProto:
+    """relu(x A) B, with weights that are learned to nothing."""
+    weights = {"A": nets.normal(1, width, 16), "B": nets.normal(2, 16, 3)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "A"], ["a"], "first"),
+        helper.make_node("Relu", ["a"], ["h"]),
+        helper.make_node("MatMul", ["h", "B"], ["y"], "second"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "net", [x], [y], [numpy_helper.from_array(w, k) for k, w in weights.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+X = nets.normal(5, 40, 12)
+OPTIONS: dict[str, Any] = {"threads": 1, "batch": 4, "seconds": 100}
+
+
+def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
+    made = ingot.quantize(model(), {"x": X}, at_least=0.998, formats=["int8"], **OPTIONS)
+    exact = ingot.compile(model(), threads=1)
+    want, got = exact(X), made(X)
+    cosines = (want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
+    assert cosines.mean() > 0.997
+    report = made.report
+    assert {r.format for r in report.rows} == {"int8"}
+    assert report.scores[1] >= 0.998 * report.float_scores[1]
+    assert report.samples == (7, 3)
+    for text in (report.text(), report.to_html(), report.to_json()):
+        assert "first" in text
+        assert "int8" in text
+    made.save(tmp_path / "q.ingot")
+    loaded = ingot.load(tmp_path / "q.ingot")
+    np.testing.assert_array_equal(loaded(X), got)
+    receipt = json.loads(loaded.program.meta["quantization"])
+    assert [r["format"] for r in receipt["rows"]] == ["int8", "int8"]
+    assert receipt["seed"] == 0
+
+
+def test_a_metric_and_labels():
+    labels = np.argmax(ingot.compile(model(), threads=1)(X), axis=1)
+
+    def accuracy(outputs: list[np.ndarray], told: list[np.ndarray]) -> float:
+        return float(np.mean([(np.argmax(o, 1) == t).mean() for o, t in zip(outputs, told, strict=True)]))
+
+    made = ingot.quantize(model(), {"x": X}, labels, metric=accuracy, at_least=0.9, formats=["int8"], **OPTIONS)
+    assert made.report.metric == "accuracy"
+    assert made.report.float_scores == (1.0, 1.0)
+
+
+def test_what_cannot_be_kept_is_an_error():
+    with pytest.raises(ConstraintError, match=r"1 ms\nthe nearest") as caught:
+        ingot.quantize(model(), {"x": X}, at_least=0.99, latency_ms=1, formats=["int8"], **OPTIONS)
+    assert caught.value.points
+
+
+def test_a_table_repeats_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = tmp_path / "measured.json"
+    first = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
+
+    def never(self: Bench, built: Built) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(Bench, "by_group", never)
+    monkeypatch.setattr(Bench, "latency", never)
+    again = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
+    assert again.report.rows == first.report.rows
+    table.write_text("[1]")
+    with pytest.raises(InputError, match="a table of measured times"):
+        ingot.quantize(model(), {"x": X}, table=table, **OPTIONS)
+
+
+def test_a_module_keeps_its_way_of_being_called():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+    calls = [(torch.from_numpy(X[i : i + 2]),) for i in range(0, 8, 2)]
+    made = ingot.quantize(net, calls, example_inputs=calls[0], formats=["int8"], threads=1)
+    got = made(calls[0][0])
+    assert isinstance(got, torch.Tensor)
+    assert torch.nn.functional.cosine_similarity(got, net(calls[0][0])).min() > 0.99
+
+
+def raising(outputs: list[np.ndarray]) -> float:
+    raise KeyError("oops")
+
+
+counter = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"metric": raising}, "metric: expected a number, got KeyError: 'oops'"),
+        ({"metric": lambda outputs: "good"}, "metric: expected a number, got str"),
+        ({"metric": lambda outputs: float("nan")}, "metric: expected a finite number, got nan"),
+        ({"metric": lambda outputs: next(counter)}, "expected the same number for the same outputs"),
+        ({"metric": 3}, "a function of a list of outputs"),
+        ({"at_least": 1.5}, "at_least: expected a part of the float model's score"),
+        ({"latency_ms": 0}, "latency_ms: expected a positive number"),
+        ({"formats": ["int3"]}, r"formats: expected some of .* got \['int3'\]"),
+    ],
+)
+def test_what_is_asked_must_make_sense(given: dict[str, Any], text: str):
+    with pytest.raises(InputError, match=text):
+        ingot.quantize(model(), {"x": X}, **{"formats": ["int8"], **OPTIONS, **given})
+
+
+def test_a_model_without_products_is_refused():
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
+    relu = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(InputError, match="no op that can be quantized"):
+        ingot.quantize(relu, {"x": X[:, :3]})
