@@ -49,7 +49,14 @@ def test_convolutions(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"stride": 2, "padding": 1, "output_padding": 1}, {"groups": 2, "stride": 3, "dilation": 2}], ids=str
+    "how",
+    [
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"groups": 2, "stride": 3, "dilation": 2},
+        {"dilation": 2, "output_padding": 1},
+    ],
+    ids=str,
 )
 def test_transposed_convolutions(how: dict[str, Any]) -> None:
     x, w = torch.randn(2, 4, 5, 6), torch.randn(4, 6 // how.get("groups", 1), 3, 2)
@@ -97,6 +104,7 @@ def test_edges_and_thresholds() -> None:
     x = torch.randn(2, 3, 5, 6)
     same_gradients(lambda x: F.pad(x, (2, 1, 3, 0), mode="replicate"), x)
     same_gradients(F.hardshrink, x)
+    same_gradients(F.logsigmoid, x)
     same_gradients(F.softshrink, x)
 
 

@@ -30,6 +30,7 @@ def convolution(
     if wanted[0]:
         if transposed:
             of_x = _aten.convolution(grad, weight, None, steps, pads, spread, False, [0] * rank, groups)
+            of_x = _cut(of_x, x.shape[2:])  # padding of the output may make room for one more
         else:
             kernel = weight.shape[2:]
             reach = [
@@ -62,9 +63,13 @@ def _of_weight(
         image, narrow.transpose(0, 1), None, dilation, padding, stride, False, [0] * rank, groups
     )
     # rows that no window began at give more than the kernel has
-    for i in range(rank):
-        found = found.narrow(2 + i, 0, shape[2 + i])
-    return found.transpose(0, 1)
+    return _cut(found, shape[2:]).transpose(0, 1)
+
+
+def _cut(images: Tensor, sizes: Ints) -> Tensor:
+    for i, size in enumerate(sizes):
+        images = images.narrow(2 + i, 0, size)
+    return images
 
 
 def attention(

@@ -121,7 +121,8 @@ def log_sigmoid(c: Context, x: Node) -> Node:
 
 @aten("log_sigmoid_forward.default")
 def log_sigmoid_forward(c: Context, x: Node) -> tuple[Node, Node]:
-    return log_sigmoid(c, x), x
+    """(as above, exp(-|x|), which the backward pass reads)."""
+    return log_sigmoid(c, x), ops.Exp()(ops.Neg()(ops.Abs()(x)))
 
 
 @aten("glu.default")
