@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.state import Seeds, entropy
 from ingot.specialized import SpecializedModel
 from ingot.support.errors import InputError, ShapeError, UnsupportedOpError
 
@@ -48,6 +49,7 @@ class HostedModel:
         self._programs: OrderedDict[Any, CompiledProgram | SpecializedModel] = OrderedDict()
         self._exact: set[tuple[str, ...]] = set()  # stages, by what they compute, that hold for one size each
         self._lock = threading.Lock()
+        self._seeds = Seeds()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Raises InputError for inputs that do not fit, and what compiling raises."""
@@ -90,9 +92,19 @@ class HostedModel:
                 _log.warning("more than %d programs: the one least recently used goes", MOST_PROGRAMS)
                 self._programs.popitem(last=False)
             found = self._build(stage.part(forms))
+            if isinstance(found, CompiledModel | SpecializedModel):
+                found.seed(self._seeds.take())
         self._programs[key] = found
         self._programs.move_to_end(key)
         return found if isinstance(found, CompiledProgram) else found.for_inputs(**tensors)
+
+    def seed(self, seed: int | None = None) -> None:
+        """As `SpecializedModel.seed`."""
+        with self._lock:
+            self._seeds = Seeds(entropy() if seed is None else seed)
+            for program in self._programs.values():
+                if isinstance(program, CompiledModel | SpecializedModel):
+                    program.seed(self._seeds.take())
 
     def plan(self) -> str:
         """The stages in order: what runs on the host, and what programs compute."""

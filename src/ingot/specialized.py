@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.state import Seeds, entropy
 from ingot.support.errors import InputError, NeedsValues
 
 MOST_PROGRAMS = 16
@@ -41,6 +42,7 @@ class SpecializedModel:
         # the latest used last
         self._programs: list[tuple[_Key, CompiledProgram]] = []
         self._lock = threading.Lock()
+        self._seeds = Seeds()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Raises what `CompiledModel` raises, and what compiling raises."""
@@ -109,7 +111,18 @@ class SpecializedModel:
         told = [f"{name} = {np.array2string(a, threshold=8)}" for name, a in deciding.items()]
         told += [f"{name}: {list(shape)}" for name, shape in (example or {}).items()]
         _log.info("compiling for %s", ", ".join(told))
-        return self._build(deciding, example)
+        program = self._build(deciding, example)
+        if isinstance(program, CompiledModel):
+            program.seed(self._seeds.take())
+        return program
+
+    def seed(self, seed: int | None = None) -> None:
+        """As `CompiledModel.seed`; each program, in the order in which calls ask for them, has a seed made of it."""
+        with self._lock:
+            self._seeds = Seeds(entropy() if seed is None else seed)
+            for _, program in self._programs:
+                if isinstance(program, CompiledModel):
+                    program.seed(self._seeds.take())
 
     def save(self, path: str | os.PathLike[str]) -> NoReturn:
         """Refused: a file holds one program."""

@@ -24,9 +24,11 @@ from ingot.ir.node import Const, Graph
 from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
+from ingot.ops import seeded
 from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
 from ingot.plan.link import Launch, link
 from ingot.runtime.program import Program
+from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, ShapeError
@@ -138,7 +140,11 @@ def build_program(
     precision: str = "float32",
     trace: Trace | None = None,
 ) -> Program:
-    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`."""
+    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`.
+
+    Where the graph draws random numbers, their seed is the program's state.
+    """
+    model, graph = graph, seeded(graph)
     target = target_of(features)
     options = Options(threads, fast_math, precision)
     machine = target.machine(features, threads, tuned.measured(features, threads))
@@ -158,7 +164,7 @@ def build_program(
             launches=None if trace is None else trace.launches,
         )
     program.check()
-    return program
+    return program if model is graph else program.with_state({RANDOM: seed_state(0)})
 
 
 def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:

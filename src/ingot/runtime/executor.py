@@ -14,7 +14,7 @@ from ingot.runtime import artifact, describe, device
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.program import Program, TensorSpec
-from ingot.runtime.state import Held
+from ingot.runtime.state import RANDOM, Held, entropy, seed_state
 from ingot.runtime.tensors import Border, Tensor, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 
@@ -193,6 +193,14 @@ class CompiledModel(CompiledProgram):
             self._held.write(values)
         finally:
             context.release()
+
+    def seed(self, seed: int | None = None) -> None:
+        """Draw random numbers as a model of this seed does from its first call on; None: of one that the system gives.
+
+        A model starts with seed 0. One that draws none stays as it is.
+        """
+        if any(s.spec.name == RANDOM for s in self.program.state):
+            self.set_state({RANDOM: seed_state(entropy() if seed is None else seed)})
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))

@@ -206,7 +206,8 @@ class Program:
         return (*(s.spec for s in self.state), *self.outputs)
 
     def with_state(self, first: Mapping[str, NDArray[np.generic]]) -> Program:
-        """This program with its last inputs and first outputs as state of these names and first values.
+        """This program with its last inputs and first outputs as state of these names and first values, before the
+        state that it has.
 
         Raises VerifyError where an input and its output are not of one type.
         """
@@ -221,7 +222,16 @@ class Program:
             State(replace(read, name=name), np.array(value, order="C").reshape(-1).view(np.uint8))
             for read, _, (name, value) in pairs
         )
-        return replace(self, inputs=self.inputs[:-count], outputs=self.outputs[count:], state=state)
+        held = len(self.state)
+        # results are the state's in order, then outputs
+        moved = {i: i + count if i < held else i - held for i in range(held + count)}
+        buffers = self.buffers
+        if held:
+            buffers = tuple(
+                replace(b, index=moved.get(b.index, b.index)) if b.kind == "output" else b for b in self.buffers
+            )
+        state += self.state
+        return replace(self, inputs=self.inputs[:-count], outputs=self.outputs[count:], state=state, buffers=buffers)
 
     def check(self) -> None:
         """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,6 +14,31 @@ from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.program import State
 from ingot.runtime.tensors import Border, is_tensor
 from ingot.support.errors import InputError
+
+# the state's name of (seed, calls), which random numbers come from; no module's buffer is called so
+RANDOM = "random numbers"
+
+
+def seed_state(seed: int) -> np.ndarray:
+    """The state of random numbers before the first call: i64[2]. Seeds count modulo 2^64."""
+    return np.asarray([seed & ((1 << 64) - 1), 0], np.uint64).view(np.int64)
+
+
+def entropy() -> int:
+    """A seed that nobody can tell."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+class Seeds:
+    """Seeds of a model's programs, in the order in which they are made: all different, and told by the first."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._next = first
+
+    def take(self) -> int:
+        seed = self._next
+        self._next += 0x9E3779B97F4A7C15  # of a Weyl sequence: no small seeds of users are close to each other's
+        return seed
 
 
 class Held:

@@ -157,6 +157,10 @@ class Importer(Protocol):
         """The outputs of a subgraph of `call`; outer values that it reads go through `capture`."""
         ...
 
+    def random_key(self, seed: int | None) -> Node:
+        """Of a new draw of random numbers: of the model's seed, or of one of its own."""
+        ...
+
     def found(self, count: Node, most: DimLike, what: str) -> DimLike:
         """The size that `count`, an i64 scalar, says in the run: at most `most`, named after `what`."""
         ...

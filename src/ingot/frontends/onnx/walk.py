@@ -117,9 +117,14 @@ class Walk:
         # sizes that the run finds in the graph that is being made: name -> (value, the most)
         self.sizes: dict[str, tuple[Node, DimLike]] = {}
         self._found = 0
+        self._draws = 0
         self.wishes = Wishes()
         # what symbols are in an example call
         self.example: Mapping[str, int] | None = None
+
+    def random_key(self, seed: int | None) -> Node:
+        self._draws += 1
+        return ops.RandomKey(self._draws - 1, seed)()
 
     def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""

@@ -116,10 +116,11 @@ class Sizes:
         return ops.reshape(ops.stack([ops.scalar(d, node.dtype) for d in dims]), node.shape)
 
     def closed(self, node: Node) -> bool:
-        """Whether `node` reads no input: any graph may hold it as it is."""
+        """Whether `node` reads no input and draws nothing: any graph may hold it as it is."""
         for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
             if n not in self._closed:
-                self._closed[n] = not isinstance(n.op, Input) and all(self._closed[i] for i in n.inputs)
+                told = isinstance(n.op, Input) or n.op.draws
+                self._closed[n] = not told and all(self._closed[i] for i in n.inputs)
         return self._closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:

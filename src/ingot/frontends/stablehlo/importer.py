@@ -228,10 +228,16 @@ class Importer:
     refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
     count: int = 0
     depth: int = 0
+    draws: int = 0
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
         self._places: dict[str, str] = {}
+
+    def random_key(self) -> Node:
+        """Of a new draw of random numbers."""
+        self.draws += 1
+        return ops.RandomKey(self.draws - 1)()
 
     def function(self, function: Function, arguments: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
         """Its results for these arguments."""

@@ -36,6 +36,7 @@ from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
+from ingot.ops import draws
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 
 _log = logging.getLogger(__name__)
@@ -175,8 +176,19 @@ class _Specialized:
             return self._specialized(self._as_numbers(args), args)
         while len(self._runs) >= _KEPT:
             del self._runs[next(iter(self._runs))]
-        run = self._runs[numbers] = self._compile(model)
-        return run
+        run = self._compile(model)
+        self._runs[numbers] = _seeded(run) if draws(model.graph) else run
+        return self._runs[numbers]
+
+
+def _seeded(run: Any) -> Compiled:
+    """A compiled model that draws, with seeds of torch's own generator: what torch.manual_seed says holds here too."""
+
+    def drawn(*args: Any) -> Any:
+        run.seed(int(torch.randint((1 << 63) - 1, ())))
+        return run(*args)
+
+    return drawn
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

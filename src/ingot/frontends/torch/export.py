@@ -20,6 +20,8 @@ from ingot.frontends.torch.guards import noted_differences
 from ingot.frontends.torch.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
+_log = logging.getLogger(__name__)
+
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor
 # where export_module leaves its names of torch's symbols, sizes that differ and forward's signature, in the graph
 # module's meta
@@ -47,7 +49,7 @@ def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynami
     if example_inputs is None:
         raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
     if net.training:
-        raise ImportModelError("the model is in training mode", fix="call .eval() on it first")
+        _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import partial
+from itertools import count
 
 import sympy
 import torch
@@ -70,6 +71,7 @@ class Importer:
     unsupported: list[UnsupportedOp] = field(default_factory=list)
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
+    _draws: Iterator[int] = field(default_factory=count)
 
     def run(self, module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
         """The outputs of `module`'s graph (a flat list) for the values of its placeholders.
@@ -189,7 +191,8 @@ class Importer:
             if handler is None:
                 return self._refuse(node, str(target))
             layout = partial(_layout, node, self.sizes)
-            context = Context(_tensor_types(node.meta.get("val"), self.sizes), loc, self.sizes, layout)
+            types = _tensor_types(node.meta.get("val"), self.sizes)
+            context = Context(types, loc, self.sizes, layout, lambda: ops.RandomKey(next(self._draws))())
             result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))

@@ -69,12 +69,14 @@ class Context:
         loc: where in the user's model.
         sizes: the model's sizes.
         layout: where torch keeps the first tensor among the arguments; None where it has none.
+        key: of a new draw of random numbers.
     """
 
     results: tuple[TensorType, ...]
     loc: str
     sizes: Sizes
     layout: Callable[[], Layout | None] = lambda: None
+    key: Callable[[], Node] = lambda: ops.RandomKey(0)()
 
     @property
     def type(self) -> TensorType:

@@ -5,7 +5,8 @@ A graph reads its own inputs and constants only: pass what it needs as operands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,12 +30,26 @@ def _show(types: tuple[TensorType, ...]) -> str:
     return f"({', '.join(map(str, types))})"
 
 
+# a graph with more inputs behind its own, and the values of these for a next turn
+Threaded = Callable[[Graph], tuple[Graph, tuple[Node, ...]]]
+
+
+class Control(CoreOp):
+    """An op that holds graphs."""
+
+    category: ClassVar[Category] = Category.CONTROL
+
+    def threaded(self, thread: Threaded) -> Op:
+        """This op on more operands behind its own, which `thread` brings into its graphs. Results, if they are more,
+        are behind its own."""
+        raise NotImplementedError(f"{type(self).__name__}.threaded")
+
+
 @dataclass(frozen=True)
-class While(CoreOp):
+class While(Control):
     """Values = body(values) as long as cond(values); the values' types stay the same."""
 
     name: ClassVar[str] = "while"
-    category: ClassVar[Category] = Category.CONTROL
     cond: Graph
     body: Graph
 
@@ -47,6 +62,11 @@ class While(CoreOp):
         self.expect(stops == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(stops)}")
         self.expect(gives == inputs, f"body: expected outputs {_show(inputs)}, got {_show(gives)}")
         return inputs[0] if len(inputs) == 1 else inputs
+
+    def threaded(self, thread: Threaded) -> While:
+        (cond, _), (body, after) = thread(self.cond), thread(self.body)
+        found = body.outputs[len(body.results) :]
+        return While(cond, replace(body, outputs=(*body.results, *after, *found)))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         values = inputs
@@ -64,11 +84,10 @@ class While(CoreOp):
 
 
 @dataclass(frozen=True)
-class Case(CoreOp):
+class Case(Control):
     """branches[index](operands); an index out of range takes the last branch. Operands: index, then theirs."""
 
     name: ClassVar[str] = "case"
-    category: ClassVar[Category] = Category.CONTROL
     branches: tuple[Graph, ...]
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
@@ -83,6 +102,9 @@ class Case(CoreOp):
             self.expect(takes == tuple(rest), f"branch {n}: expected inputs {_show(tuple(rest))}, got {_show(takes)}")
             self.expect(gives == result, f"branch {n}: expected outputs {_show(result)}, got {_show(gives)}")
         return result[0] if len(result) == 1 else result
+
+    def threaded(self, thread: Threaded) -> Case:
+        return Case(tuple(thread(branch)[0] for branch in self.branches))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         index = int(inputs[0])

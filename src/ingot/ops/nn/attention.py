@@ -115,8 +115,24 @@ class Attention(Op):
                 y = np.where(np.isnan(total), 0, y)
         return finish(y, dtype_of(inputs[0]))
 
+    def weights(self, q: Node, k: Node, *mask: Node) -> Node:
+        """[B, Hq, Sq, Sk]: what each query takes of each value, for what has to be done to it in between."""
+        e, total = self._exponentials(q, k, *mask)
+        w = e / _term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
+        return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
+
     def lower(self, *inputs: Node) -> Node:
-        q, k, v = (t.floating(x) for x in inputs[:3])
+        e, total = self._exponentials(*inputs[:2], *inputs[3:])
+        v, n = t.floating(inputs[2]), e.rank
+        y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
+        y = y / _term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
+        if self.guarded:
+            y = _term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
+        return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
+
+    def _exponentials(self, query: Node, key: Node, *mask: Node) -> tuple[Term, Term]:
+        """Weights [B, Hk, G, Sq, Sk], without G where no keys are shared, and what they are still to be divided by."""
+        q, k = t.floating(query), t.floating(key)
         batch, heads, rows, depth = q.shape
         keys, cols = k.shape[1:3]
         group = 1 if heads == keys else heads // keys
@@ -126,20 +142,15 @@ class Attention(Op):
         s = t.contract(grouped, k, [(n - 1, 3)], [(0, 0), (1, 1)]) * self.scale
         if self.softcap:
             s = t.tanh(s / self.softcap) * self.softcap
-        if len(inputs) == 4:
-            s = self._masked(s, Term(inputs[3]), group)
+        if mask:
+            s = self._masked(s, Term(mask[0]), group)
         if self.causal != "none":
             seen = self._seen(rows, cols)
             s = _term(t.where(seen.broadcast(s.shape), s, -_INF))
         top = s.max((n - 1,), keepdims=False)
         # of a row with no key: -inf - 0 = -inf, all weights 0
         e = t.exp(s - _term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
-        total = e.sum((n - 1,), keepdims=False)
-        y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
-        y = y / _term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
-        if self.guarded:
-            y = _term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
-        return y.reshape((batch, heads, rows, v.shape[3])).cast(inputs[0].dtype).node
+        return e, e.sum((n - 1,), keepdims=False)
 
     def _masked(self, s: Term, mask: Term, group: DimLike) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))

@@ -17,7 +17,25 @@ from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DType, Shape, TensorType, boolean, dtype_of, f32, i64
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.binary import Add, And, Compare, Convert, Div, Max, Min, Mul, Or, Pow, Rem, Select, Sub
+from ingot.ops.core.binary import (
+    Add,
+    And,
+    Compare,
+    Convert,
+    Div,
+    Max,
+    Min,
+    Mul,
+    Or,
+    Pow,
+    Rem,
+    Select,
+    ShiftLeft,
+    ShiftRightArithmetic,
+    ShiftRightLogical,
+    Sub,
+    Xor,
+)
 from ingot.ops.core.contraction import DotGeneral
 from ingot.ops.core.elementwise import Abs, Ceil, Exp, Floor, Log, Logistic, Neg, RoundEven, Rsqrt, Tanh
 from ingot.ops.core.indexing import Gather
@@ -81,6 +99,16 @@ class Term:
 
     def __or__(self, other: Operand) -> Term:
         return _binary(Or(), self, other)
+
+    def __xor__(self, other: Operand) -> Term:
+        return _binary(Xor(), self, other)
+
+    def __lshift__(self, by: int) -> Term:
+        return _binary(ShiftLeft(), self, by)
+
+    def __rshift__(self, by: int) -> Term:
+        """As numpy's: the sign stays."""
+        return _binary(ShiftRightArithmetic() if self.dtype.kind == "i" else ShiftRightLogical(), self, by)
 
     def __neg__(self) -> Term:
         return self.map(Neg())

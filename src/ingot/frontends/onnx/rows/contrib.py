@@ -12,7 +12,6 @@ from ingot.frontends.onnx.rows.nn import conv, convolution, gemm, max_pool
 from ingot.frontends.onnx.rows.norm import layer_norm, rms_norm, statistics
 from ingot.frontends.onnx.rows.quant import channels_last, channels_second
 from ingot.frontends.onnx.tensors import Unsupported
-from ingot.ir import types as T
 from ingot.ir.node import Node
 
 MS = "com.microsoft"
@@ -166,14 +165,6 @@ def embed_layer_normalization(c: Call) -> Result:
 @onnx_op("BiasAdd", domain=MS)
 def bias_add(c: Call) -> Result:
     return ops.add(ops.add(c.x(0), c.x(1)), c.x(2))
-
-
-@onnx_op("BiasDropout", domain=MS)
-def bias_dropout(c: Call) -> Result:
-    if c.has(4) and any(c.ints(4)):
-        raise Unsupported("dropout in training mode")
-    y = ops.add(c.x(0), c.x(1))
-    return [ops.add(y, c.x(2)) if c.has(2) else y, ops.full(y.shape, True, T.boolean)]
 
 
 @onnx_op("ExpandDims", domain=MS)

@@ -290,19 +290,6 @@ for _name, _along in _AXIS.items():
     register(_name, lambda c, fn=_along: fn(c.x(), c.axis("axis", -1, c.rank())), since=13)
 
 
-@onnx_op("Dropout", since=1)
-def dropout_7(c: Call) -> Result:
-    return [c.x(), ops.full(c.shape(), True, T.boolean)]
-
-
-@onnx_op("Dropout", since=12)
-def dropout(c: Call) -> Result:
-    training = c.has(2) and any(c.ints(2))
-    if training and not (c.has(1) and not c.array(1).any()):
-        raise Unsupported("dropout in training mode")
-    return [c.x(), ops.full(c.shape(), True, T.boolean)]
-
-
 @onnx_op("Constant")
 def constant(c: Call) -> Result:
     # numbers are folded; what arrives here has no tensor form

@@ -10,33 +10,13 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.dims import product
 from ingot.ir.node import Node
-from ingot.ir.types import DTYPES, TensorType, static_shape, u32, u64
+from ingot.ir.types import DTYPES, TensorType, boolean, i64, static_shape, u32, u64
+from ingot.ops import sampling
+from ingot.ops.nn.terms import Term
 
 row = Table()
 
 Pair = tuple[Node, Node]
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
-
-
-def _rotated(x: Node, by: int) -> Node:
-    left, right = (ops.full(x.shape, n, u32) for n in (by, 32 - by))
-    return ops.Or()(ops.ShiftLeft()(x, left), ops.ShiftRightLogical()(x, right))
-
-
-def threefry(key: Pair, count: Pair) -> Pair:
-    """Threefry 2x32 with 20 rounds."""
-    keys = (*key, ops.xor(ops.xor(key[0], key[1]), _PARITY))
-    x, y = (ops.add(c, k) for c, k in zip(count, keys, strict=False))
-    for group in range(5):
-        for by in _ROTATIONS[group % 2]:
-            x = ops.add(x, y)
-            y = ops.xor(_rotated(y, by), x)
-        x = ops.add(x, keys[(group + 1) % 3])
-        y = ops.add(ops.add(y, keys[(group + 2) % 3]), group + 1)
-    return x, y
-
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -67,11 +47,6 @@ def _word(x: Node, index: int) -> Node:
     return ops.index_axis(x, 0, index)
 
 
-def _joined(low: Node, high: Node) -> Node:
-    upper = ops.ShiftLeft()(ops.cast(high, u64), ops.full(high.shape, 32, u64))
-    return ops.Or()(ops.cast(low, u64), upper)
-
-
 @row("rng_bit_generator")
 def rng_bit_generator(c: Call, state: Node) -> Pair:
     algorithm = c.word("rng_algorithm", "DEFAULT")
@@ -83,27 +58,44 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
     if bits is None or state.type.rank != 1:
         raise Unsupported(f"a state of {state.type}")
     key = (ops.cast(_word(bits, 0), u32), _high(_word(bits, 0)))
-    count, wide = int(product(shape)), type.dtype.bits == 64
-    if algorithm == "PHILOX" or (algorithm == "DEFAULT" and state.shape == (3,)):
+    wide = type.dtype.bits == 64
+    if algorithm == "THREE_FRY":
+        values, new = (_threefry_wide if wide else _threefry_narrow)(bits, key, shape)
+    else:
+        count = int(product(shape))
         words, new = _philox_words(bits, key, 2 * count if wide else count)
         pairs = ops.reshape(words, (count, 2)) if wide else words
-        values = _joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
-    else:
-        # a block is one wide number; narrow ones are the first halves of all blocks, then the second halves
-        halves, new = _threefry_words(bits, key, count if wide else (count + 1) // 2)
-        values = _joined(*halves) if wide else ops.slice_axis(ops.concat(halves, 0), 0, 0, count)
+        values = sampling.joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
     unsigned = ops.cast(values, DTYPES[f"u{type.dtype.bits}"])
     out = ops.reshape(unsigned, shape)
     result = out if out.dtype == type.dtype else ops.BitcastConvert(type.dtype)(out)
     return ops.cast(new, state.dtype), result
 
 
-def _threefry_words(state: Node, key: Pair, blocks: int) -> tuple[Pair, Node]:
-    first = _word(state, 1)
-    at = ops.add(ops.broadcast_to(first, (blocks,)), ops.Iota(TensorType(u64, (blocks,)), 0)())
-    low, high = (ops.broadcast_to(k, (blocks,)) for k in key)
-    halves = threefry((low, high), (ops.cast(at, u32), _high(at)))
-    return halves, ops.stack([_word(state, 0), ops.add(first, blocks)], 0)
+def _threefry_wide(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
+    """A block for each element."""
+    halves, new = _threefry_blocks(state, key, shape)
+    return sampling.joined(*halves), new
+
+
+def _threefry_narrow(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
+    """A block for two neighbours on the first axis of even size, or on the longest, where half a block is left over."""
+    if not shape:
+        values, new = _threefry_narrow(state, key, (1,))
+        return ops.reshape(values, ()), new
+    axis = next((i for i, d in enumerate(shape) if d % 2 == 0), max(range(len(shape)), key=lambda i: shape[i]))
+    half = (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1 :])
+    halves, new = _threefry_blocks(state, key, half)
+    pairs = ops.reshape(ops.stack(halves, axis + 1), (*half[:axis], 2 * half[axis], *half[axis + 1 :]))
+    return ops.slice_axis(pairs, axis, 0, shape[axis]), new
+
+
+def _threefry_blocks(state: Node, key: Pair, shape: tuple[int, ...]) -> tuple[Pair, Node]:
+    """The halves of blocks that are counted in row-major order."""
+    first, count = _word(state, 1), int(product(shape))
+    at = ops.reshape(ops.add(ops.arange(count, u64), first), shape)
+    low, high = ops.threefry((Term(key[0]), Term(key[1])), ops.words(Term(at)))
+    return (low.node, high.node), ops.stack([_word(state, 0), ops.add(first, count)], 0)
 
 
 def _philox_words(state: Node, key: Pair, count: int) -> Pair:
@@ -126,5 +118,18 @@ def _philox_words(state: Node, key: Pair, count: int) -> Pair:
 
 
 @row("rng")
-def rng(c: Call, *xs: Node) -> Node:
-    raise Unsupported("numbers of no seed; generate them outside, or by rng_bit_generator")
+def rng(c: Call, low: Node, high: Node, shape: object) -> Node:
+    """Numbers of the model's seed: uniform from `low` up to `high`, or normal of mean `low` and deviation `high`."""
+    sizes, dtype, key = c.sizes(shape), c.dtype, c.importer.random_key()
+    low, high = (ops.broadcast_to(v, sizes) for v in (low, high))
+    if dtype.is_float and dtype in sampling.FLOATS:
+        normal = c.word("rng_distribution") == "NORMAL"
+        drawn = (sampling.normal if normal else sampling.uniform)(key, sizes, sampling.wide(dtype))
+        by, first = (high, low) if normal else (ops.sub(high, low), low)
+        return ops.cast(ops.add(ops.mul(drawn, ops.cast(by, drawn.dtype)), ops.cast(first, drawn.dtype)), dtype)
+    if c.word("rng_distribution") == "NORMAL" or dtype.is_float:
+        raise Unsupported(f"numbers of {dtype}")
+    if dtype == boolean:
+        return ops.cast(sampling.bernoulli(key, sizes, 0.5), dtype)
+    span = ops.sub(ops.cast(high, i64), ops.cast(low, i64))
+    return ops.cast(ops.add(ops.cast(low, i64), sampling.below(key, sizes, ops.cast(span, u64))), dtype)

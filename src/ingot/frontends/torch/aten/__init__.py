@@ -13,6 +13,7 @@ from ingot.frontends.torch.aten import (
     logic,
     nn,
     quantized,
+    random,
     recurrent,
     reduce,
     resize,
@@ -44,6 +45,7 @@ ATEN: dict[str, Handler] = merged(
         resize,
         recurrent,
         quantized,
+        random,
         complex,
         fourier,
     )

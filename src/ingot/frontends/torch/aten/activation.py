@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.elementwise import bounded, compare, select
 from ingot.frontends.torch.aten.linalg import scaled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, in_f32, node_of, number, scalar_like
+from ingot.frontends.torch.values import Context, Operand, axis_of, in_f32, node_of, number, scalar_like
 from ingot.ir.node import Node, Op
 
 aten = Table()
@@ -132,24 +132,3 @@ def glu(c: Context, x: Node, dim: int = -1) -> Node:
     size = x.shape[axis]
     half = size // 2
     return ops.Mul()(slice_axis(x, axis, 0, half), ops.Logistic()(slice_axis(x, axis, half, half + half)))
-
-
-@aten("rrelu.default")
-def rrelu(
-    c: Context, x: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *rest: object
-) -> Node:
-    if training:
-        raise Unsupported("rrelu in training mode; call .eval() on the model first")
-    return ops.LeakyRelu((lower + upper) / 2)(x)
-
-
-@aten("rrelu_with_noise.default")
-def rrelu_with_noise(c: Context, x: Node, noise: Node, *bounds: object, **named: object) -> Node:
-    return rrelu(c, x, *bounds, **named)  # type: ignore[arg-type]
-
-
-@aten("rrelu_with_noise_functional.default")
-def rrelu_with_noise_functional(
-    c: Context, x: Node, noise: Node, *bounds: object, **named: object
-) -> tuple[Node, Node]:
-    return rrelu(c, x, *bounds, **named), noise  # type: ignore[arg-type]

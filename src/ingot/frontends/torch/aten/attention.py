@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ingot import ops
+from ingot.frontends.torch.aten.random import dropped
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -49,8 +50,6 @@ def _four_mask(mask: Node, lead: tuple[DimLike, ...]) -> Node:
 def attend(
     c: Context, q: Node, k: Node, v: Node, mask: Node | None, dropout: float, causal: bool, scale: Operand | None
 ) -> Node:
-    if dropout:
-        raise Unsupported("attention with dropout; call .eval() on the model first")
     if isinstance(q.shape[-1], Dim) and scale is None:
         raise Unsupported(f"a head of symbolic width {q.shape[-1]} without an explicit scale")
     if isinstance(scale, Number | Dim | Node):
@@ -67,7 +66,15 @@ def attend(
         if mask.dtype != boolean:
             mask = cast(mask, q.dtype)
         operands.append(_four_mask(mask, lead))
-    out = ops.Attention("upper_left" if causal else "none", factor, 0.0)(*operands)
+    attention = ops.Attention("upper_left" if causal else "none", factor, 0.0)
+    if dropout:
+        q4, k4, v4, *masks = operands
+        weights = dropped(c, attention.weights(q4, k4, *masks), dropout)
+        # queries that share keys side by side
+        rows = ops.reshape(weights, (batch, k4.shape[1], -1, k4.shape[2]))
+        out = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
+    else:
+        out = attention(*operands)
     return reshape(out, (*lead, *out.shape[-2:])) if len(lead) != 2 else out
 
 

@@ -64,7 +64,7 @@ _MOVES = frozenset((
     "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
     "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "ravel.default",
     "_reshape_alias.default", "clone.default", "contiguous.default", "detach.default", "alias.default",
-    "lift_fresh.default", "lift_fresh_copy.default", "resolve_conj.default", "resolve_neg.default", "dropout.default",
+    "lift_fresh.default", "lift_fresh_copy.default", "resolve_conj.default", "resolve_neg.default",
     "to.dtype", "_to_copy.default", "type_as.default", "to.dtype_layout", "expand.default", "expand_as.default",
     "permute.default", "transpose.int", "swapaxes.default", "t.default", "numpy_T.default", "mT.default", "movedim.int",
     "movedim.intlist", "cat.default", "concat.default", "stack.default", "hstack.default", "vstack.default",

@@ -165,27 +165,3 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
     row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
     kept = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
     return ops.Select()(kept, spread, expand(scalar_like(0, x), c.shape))
-
-
-def _random(c: Context, *args: object, **named: object) -> Node:
-    raise Unsupported("random numbers; Ingot compiles deterministic programs")
-
-
-for _name in (
-    "rand.default",
-    "randn.default",
-    "rand_like.default",
-    "randn_like.default",
-    "bernoulli.default",
-    "bernoulli.p",
-    "randint.default",
-    "randint.low",
-    "randperm.default",
-    "normal.Tensor_float",
-    "multinomial.default",
-    "randint_like.default",
-    "normal_functional.default",
-    "uniform.default",
-    "exponential.default",
-):
-    aten.add(_name, _random)

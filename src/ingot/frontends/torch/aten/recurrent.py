@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.aten.random import dropped
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Unsupported, expand, scalar_like
@@ -21,6 +23,7 @@ class Stack:
     """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies.
 
     projected: whether each direction has a last parameter, which the hidden state is multiplied with.
+    between: of what a layer's output becomes on its way to the next one.
     """
 
     params: Sequence[Node]
@@ -30,6 +33,7 @@ class Stack:
     batch_first: bool
     reverse: bool = False
     projected: bool = False
+    between: Callable[[Node], Node] = lambda x: x
 
     @property
     def direction(self) -> str:
@@ -82,6 +86,7 @@ def _run(
         x = transpose(x, (1, 0, 2))
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
+        x = stack.between(x) if layer else x
         w, r, b = _weights(stack, layer, order)
         first = layer * stack.directions
         initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
@@ -126,6 +131,7 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
 
 
 def _stack(
+    c: Context,
     params: Sequence[Node],
     biased: bool,
     layers: int,
@@ -134,11 +140,11 @@ def _stack(
     bidirectional: bool,
     batch_first: bool,
 ) -> Stack:
-    if train and dropout:
-        raise Unsupported("dropout between recurrent layers in training mode; call .eval() on the model first")
     directions = 2 if bidirectional else 1
     projected = len(params) != layers * directions * (4 if biased else 2)
-    return Stack(params, biased, layers, directions, batch_first, projected=projected)
+    rate = dropout if train else 0.0
+    between = partial(dropped, c, p=rate)
+    return Stack(params, biased, layers, directions, batch_first, projected=projected, between=between)
 
 
 @aten("lstm.input")
@@ -154,7 +160,7 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Node, ...]:
-    return _lstm(x, hx, _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+    return _lstm(x, hx, _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
 
 
 def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
@@ -204,7 +210,7 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Node, ...]:
-    stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     # PyTorch's gates are r z n, ONNX's z r n; the reset gate acts after the product
     return _run(
         x,
@@ -228,7 +234,7 @@ def _rnn(activation: str) -> Callable[..., tuple[Node, ...]]:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[Node, ...]:
-        stack = _stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         functions = ((activation, 0.0, 0.0),) * stack.directions
         return _run(x, [hx], stack, (0,), lambda h, direction: ops.RNN(h, direction, activations=functions))
 

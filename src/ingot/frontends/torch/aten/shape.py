@@ -126,13 +126,6 @@ def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
     return x
 
 
-@aten("dropout.default", "feature_dropout.default", "alpha_dropout.default", "feature_alpha_dropout.default")
-def dropout(c: Context, x: Node, p: float, train: bool) -> Node:
-    if train and p:
-        raise Unsupported("dropout in training mode; call .eval() on the model first")
-    return x
-
-
 def _bitcast(c: Context, x: Node) -> Node:
     if x.dtype.bits != c.dtype.bits:
         raise Unsupported(f"view of {x.dtype} as {c.dtype}, which differ in width")

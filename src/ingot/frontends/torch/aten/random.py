@@ -1,0 +1,288 @@
+"""Random numbers: PyTorch's distributions, of Ingot's own bits (`ingot.ops.random`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ingot import ops
+from ingot.frontends.torch.aten.complex import on_complex
+from ingot.frontends.torch.aten.create import filled
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import (
+    Complex,
+    Context,
+    Operand,
+    Unsupported,
+    boolean,
+    cast,
+    expand,
+    node_of,
+    scalar_like,
+)
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.ir.types import DType
+from ingot.ops import sampling
+
+aten = Table()
+
+# of self-normalizing networks (Klambauer et al. 2017)
+_ALPHA = 1.7580993408473766
+
+
+def _drawn(c: Context, sampler: sampling.Sampler) -> Node:
+    """Standard numbers of the result's shape, not yet rounded to its type."""
+    return sampler(c.key(), c.shape, sampling.wide(c.dtype))
+
+
+def _pair(c: Context, sampler: sampling.Sampler, dtype: object, scale: float) -> Node | Complex:
+    if not (isinstance(dtype, torch.dtype) and dtype.is_complex):
+        return sampler(c.key(), c.shape, c.dtype)
+    real, imag = (sampler(c.key(), c.shape, c.dtype) for _ in range(2))
+    by = filled(c.shape, scale, c.dtype)
+    return Complex(ops.Mul()(real, by), ops.Mul()(imag, by))
+
+
+@aten("rand.default", "rand.generator", "rand_like.default", "rand_like.generator")
+def rand(c: Context, *args: object, dtype: object = None, **named: object) -> Node | Complex:
+    return _pair(c, sampling.uniform, dtype, 1.0)
+
+
+@aten("randn.default", "randn.generator", "randn_like.default", "randn_like.generator")
+def randn(c: Context, *args: object, dtype: object = None, **named: object) -> Node | Complex:
+    return _pair(c, sampling.normal, dtype, math.sqrt(0.5))
+
+
+def _integers(c: Context, low: DimLike, high: DimLike) -> Node:
+    if isinstance(low, int) and isinstance(high, int) and high <= low:
+        raise Unsupported(f"integers from {low} up to {high}: there are none")
+    return cast(sampling.integers(c.key(), c.shape, low, high), c.dtype)
+
+
+@aten("randint.default", "randint.generator")
+def randint(c: Context, high: DimLike, size: Sequence[DimLike], **named: object) -> Node:
+    return _integers(c, 0, high)
+
+
+@aten("randint.low", "randint.low_generator")
+def randint_low(c: Context, low: DimLike, high: DimLike, size: Sequence[DimLike], **named: object) -> Node:
+    return _integers(c, low, high)
+
+
+@aten("randint_like.default", "randint_like.generator")
+def randint_like(c: Context, x: Node, high: DimLike, **named: object) -> Node:
+    return _integers(c, 0, high)
+
+
+@aten("randint_like.low_dtype", "randint_like.low_generator_dtype")
+def randint_like_low(c: Context, x: Node, low: DimLike, high: DimLike, **named: object) -> Node:
+    return _integers(c, low, high)
+
+
+def _beyond(dtype: DType) -> int:
+    """Above the integers that `random_` draws for a type: all that it holds from 0 on, and next to each other."""
+    if dtype == boolean:
+        return 2
+    if dtype.is_float:
+        return (1 << {64: 53, 32: 24}.get(dtype.bits, 8 if dtype.name == "bf16" else 11)) + 1
+    return dtype.range[1] + 1
+
+
+@aten("random.default")
+def random(c: Context, x: Node, **named: object) -> Node:
+    return _integers(c, 0, _beyond(c.dtype))
+
+
+@aten("random.to")
+def random_to(c: Context, x: Node, to: int, **named: object) -> Node:
+    return _integers(c, 0, to)
+
+
+@aten("random.from")
+def random_from(c: Context, x: Node, low: int, to: int | None = None, **named: object) -> Node:
+    return _integers(c, low, _beyond(c.dtype) if to is None else to)
+
+
+@aten("randperm.default", "randperm.generator")
+def randperm(c: Context, n: DimLike, **named: object) -> Node:
+    return cast(sampling.permutation(c.key(), n), c.dtype)
+
+
+def _bernoulli(c: Context, p: Operand) -> Node:
+    chance = node_of(p)
+    chance = expand(cast(chance, sampling.wide(chance.dtype)), c.shape)
+    return cast(sampling.bernoulli(c.key(), c.shape, chance), c.dtype)
+
+
+@aten("bernoulli.default")
+def bernoulli(c: Context, p: Node, **named: object) -> Node:
+    return _bernoulli(c, p)
+
+
+@aten("bernoulli.p", "bernoulli.Tensor", "bernoulli.float")
+def bernoulli_p(c: Context, x: Node, p: Operand = 0.5, **named: object) -> Node:
+    return _bernoulli(c, p)
+
+
+def _moved(c: Context, x: Node, scale: Operand, shift: Operand) -> Node:
+    """scale * x + shift."""
+    by, to = (expand(node_of(v, x.dtype), c.shape) for v in (scale, shift))
+    return cast(ops.Add()(ops.Mul()(x, by), to), c.dtype)
+
+
+@aten("uniform.default")
+def uniform(c: Context, x: Node, low: Operand = 0.0, high: Operand = 1.0, **named: object) -> Node:
+    ends = named.get("from", low), named.get("to", high)
+    first, last = (float(v) for v in ends if isinstance(v, int | float))
+    return _moved(c, _drawn(c, sampling.uniform), last - first, first)
+
+
+@aten("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
+def normal(c: Context, mean: Operand, std: Operand = 1.0, **named: object) -> Node:
+    return _moved(c, _drawn(c, sampling.normal), std, mean)
+
+
+@aten("normal.float_float")
+def normal_of_size(c: Context, mean: Operand, std: Operand, size: Sequence[DimLike], **named: object) -> Node:
+    return _moved(c, _drawn(c, sampling.normal), std, mean)
+
+
+@aten("normal.default", "normal_functional.default")
+def normal_like(c: Context, x: Node, mean: Operand = 0.0, std: Operand = 1.0, **named: object) -> Node:
+    return _moved(c, _drawn(c, sampling.normal), std, mean)
+
+
+@aten("log_normal.default")
+def log_normal(c: Context, x: Node, mean: float = 1.0, std: float = 2.0, **named: object) -> Node:
+    drawn = _drawn(c, sampling.normal)
+    spread = ops.Mul()(drawn, filled(c.shape, std, drawn.dtype))
+    return cast(ops.Exp()(ops.Add()(spread, filled(c.shape, mean, drawn.dtype))), c.dtype)
+
+
+@aten("exponential.default")
+def exponential(c: Context, x: Node, lambd: float = 1.0, **named: object) -> Node:
+    drawn = _drawn(c, sampling.exponential)
+    return cast(ops.Div()(drawn, filled(c.shape, lambd, drawn.dtype)), c.dtype)
+
+
+@aten("cauchy.default")
+def cauchy(c: Context, x: Node, median: float = 0.0, sigma: float = 1.0, **named: object) -> Node:
+    return _moved(c, _drawn(c, sampling.cauchy), sigma, median)
+
+
+@aten("geometric.default")
+def geometric(c: Context, x: Node, p: float, **named: object) -> Node:
+    wide = sampling.wide(c.dtype)
+    return cast(sampling.geometric(c.key(), c.shape, ops.full(c.shape, p, wide), wide), c.dtype)
+
+
+@aten("multinomial.default")
+def multinomial(c: Context, weights: Node, count: DimLike, replacement: bool = False, **named: object) -> Node:
+    size = weights.shape[-1]
+    if not replacement and isinstance(size, int) and isinstance(count, int) and count > size:
+        raise Unsupported(f"{count} draws of {size} without replacement")
+    draw = sampling.categorical if replacement else sampling.without_replacement
+    return draw(c.key(), weights, count)
+
+
+# --- dropouts
+
+
+def dropped(c: Context, x: Node, p: float) -> Node:
+    """`x` as a dropout in training leaves it."""
+    return sampling.dropout(c.key(), x, p)[0] if p else x
+
+
+@aten("dropout.default")
+def dropout(c: Context, x: Node, p: float, train: bool) -> Node:
+    return dropped(c, x, p) if train else x
+
+
+@on_complex("dropout.default")
+def dropout_of_complex(c: Context, z: Complex, p: float, train: bool) -> Complex:
+    factor = dropout(c, filled(z.real.shape, 1, z.real.dtype), p, train)
+    return Complex(ops.Mul()(z.real, factor), ops.Mul()(z.imaginary, factor))
+
+
+@aten("native_dropout.default")
+def native_dropout(c: Context, x: Node, p: float, train: bool | None) -> tuple[Node, Node]:
+    if train is False:
+        return x, filled(x.shape, True, boolean)
+    return sampling.dropout(c.key(), x, p)
+
+
+def _channels(x: Node) -> tuple[DimLike, ...]:
+    """A draw for each channel of each sample."""
+    if x.type.rank < 2:
+        raise Unsupported(f"a dropout of channels in a tensor of rank {x.type.rank}")
+    return (*x.shape[:2], *(1 for _ in x.shape[2:]))
+
+
+@aten("feature_dropout.default")
+def feature_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
+    return sampling.dropout(c.key(), x, p, _channels(x))[0] if train and p else x
+
+
+def _alpha_dropout(c: Context, x: Node, p: float, shape: Sequence[DimLike]) -> Node:
+    if p == 1.0:
+        return ops.Mul()(x, expand(scalar_like(0, x), x.shape))
+    stays = cast(sampling.kept(c.key(), tuple(shape), p), x.dtype)
+    a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    shift = ops.add(ops.mul(ops.sub(stays, 1.0), _ALPHA * a), _ALPHA * a * p)
+    return ops.add(ops.mul(x, ops.mul(stays, a)), shift)
+
+
+@aten("alpha_dropout.default")
+def alpha_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
+    return _alpha_dropout(c, x, p, x.shape) if train and p else x
+
+
+@aten("feature_alpha_dropout.default")
+def feature_alpha_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
+    return _alpha_dropout(c, x, p, _channels(x)) if train and p else x
+
+
+# --- leaky ReLU with a random slope
+
+
+def _rrelu(c: Context, x: Node, lower: float, upper: float, training: bool) -> tuple[Node, Node | None]:
+    """The result, and the factors of its elements; None where they are not asked for."""
+    if not training:
+        return ops.LeakyRelu((lower + upper) / 2)(x), None
+    slope = ops.add(ops.mul(sampling.uniform(c.key(), x.shape, sampling.wide(x.dtype)), upper - lower), float(lower))
+    negative = ops.compare("LE", x, 0.0)
+    factor = ops.where(negative, cast(slope, x.dtype), 1.0)
+    return ops.where(negative, ops.mul(x, factor), x), factor
+
+
+@aten("rrelu.default")
+def rrelu(
+    c: Context, x: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *rest: object
+) -> Node:
+    return _rrelu(c, x, lower, upper, training)[0]
+
+
+@aten("rrelu_with_noise.default")
+def rrelu_with_noise(
+    c: Context, x: Node, noise: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *rest: object
+) -> Node:
+    if training:
+        raise Unsupported("the op that writes its noise")  # decomposed, it returns that
+    return rrelu(c, x, lower, upper)
+
+
+@aten("rrelu_with_noise_functional.default")
+def rrelu_with_noise_functional(
+    c: Context,
+    x: Node,
+    noise: Node,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *rest: object,
+) -> tuple[Node, Node]:
+    y, factor = _rrelu(c, x, lower, upper, training)
+    return y, noise if factor is None else factor

@@ -1,0 +1,229 @@
+"""Random bits are Threefry's, and the distributions that are made of them are what they are called.
+
+The bits follow from fixed keys, so that no run differs from another; bounds are those of tests at a level of 1 in 1000.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
+from ingot.ir.verify import verify
+from ingot.ops import sampling
+from ingot.ops.nn.terms import Term
+
+N = 20_000
+KEY = np.asarray([0x243F6A88, 0x85A308D3], np.uint32)
+
+
+def drawn(sample: Callable[[Node], Node]) -> np.ndarray:
+    return interpret(Graph((), (sample(const(KEY)),)), ())[0]
+
+
+def distance(x: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Kolmogorov and Smirnov's, times the root of how many there are: above 1.95 once in 1000 times."""
+    x = np.sort(x.astype(np.float64).reshape(-1))
+    f, n = cdf(x), x.size
+    steps = np.arange(n + 1) / n
+    return max(np.max(steps[1:] - f), np.max(f - steps[:-1])) * math.sqrt(n)
+
+
+def chi_square(x: np.ndarray, chances: np.ndarray) -> float:
+    """Pearson's statistic as a normal number (Wilson and Hilferty): above 3.1 once in 1000 times."""
+    expected = chances * x.size
+    found = np.bincount(x.reshape(-1), minlength=chances.size)
+    assert found.size == chances.size and not found[chances == 0].any()
+    of = chances > 0
+    k = int(of.sum()) - 1
+    statistic = float(((found - expected)[of] ** 2 / expected[of]).sum())
+    return ((statistic / k) ** (1 / 3) - 1 + 2 / (9 * k)) / math.sqrt(2 / (9 * k))
+
+
+# of Random123's kat_vectors: threefry 2x32 of 20 rounds
+@pytest.mark.parametrize(
+    ("count", "key", "block"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_gives_the_published_blocks(
+    count: tuple[int, int], key: tuple[int, int], block: tuple[int, int]
+) -> None:
+    arrays = [np.asarray([v], np.uint32) for v in (*key, *count)]
+    assert tuple(int(v) for v in np.concatenate(ops.threefry((arrays[0], arrays[1]), (arrays[2], arrays[3])))) == block
+    terms = [Term(const(a)) for a in arrays]
+    made = ops.threefry((terms[0], terms[1]), (terms[2], terms[3]))
+    got = interpret(Graph((), tuple(v.node for v in made)), ())
+    assert tuple(int(v[0]) for v in got) == block
+
+
+_normal = np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)))
+_CDF: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "uniform": lambda x: np.clip(x, 0, 1),
+    "positive": lambda x: np.clip(x, 0, 1),
+    "normal": _normal,
+    "exponential": lambda x: 1 - np.exp(-x),
+    "cauchy": lambda x: 0.5 + np.arctan(x) / math.pi,
+}
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("name", list(_CDF))
+def test_distribution(name: str, dtype: DType) -> None:
+    x = drawn(lambda key: getattr(sampling, name)(key, (N,), dtype))
+    assert distance(x, _CDF[name]) < 1.95
+    halves = x[: N // 2], x[N // 2 :]
+    inside = [np.clip(h, -3, 3) for h in halves]
+    assert abs(np.corrcoef(inside)[0, 1]) < 3.3 / math.sqrt(N / 2)
+    assert abs(np.corrcoef(np.clip(x, -3, 3)[:-1], np.clip(x, -3, 3)[1:])[0, 1]) < 3.3 / math.sqrt(N)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(f16, 11), (bf16, 8), (f32, 24), (f64, 53)], ids=str)
+def test_uniform_numbers_are_below_one_and_as_fine_as_their_type(dtype: DType, digits: int) -> None:
+    x = drawn(lambda key: sampling.uniform(key, (N,), dtype)).astype(np.float64)
+    assert x.min() >= 0 and x.max() < 1
+    whole = x * 2.0**digits
+    assert (whole == np.floor(whole)).all() and (whole % 2).any()
+
+
+def test_normal_numbers_of_narrow_types_are_the_wide_ones_rounded() -> None:
+    wide = drawn(lambda key: sampling.normal(key, (999,), f32))
+    np.testing.assert_array_equal(drawn(lambda key: sampling.normal(key, (999,), f16)), wide.astype(np.float16))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 7), (5, 6), (0, 100)])
+def test_integers(low: int, high: int) -> None:
+    x = drawn(lambda key: sampling.integers(key, (N,), low, high))
+    assert x.dtype == np.int64 and x.min() >= low and x.max() < high
+    if high - low > 1:
+        assert chi_square(x - low, np.full(high - low, 1 / (high - low))) < 3.1
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1 << 40), (-(1 << 63), 1 << 63), (0, 1 << 63), (-5, (1 << 33) + 1)])
+def test_integers_of_wide_spans(low: int, high: int) -> None:
+    x = drawn(lambda key: sampling.integers(key, (N,), low, high)).astype(np.float64)
+    assert distance((x - low) / (high - low), _CDF["uniform"]) < 1.95
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 0.999, 1.0])
+def test_bernoulli(p: float) -> None:
+    x = drawn(lambda key: sampling.bernoulli(key, (N,), p))
+    assert x.dtype == bool and abs(x.mean() - p) <= 3.3 * math.sqrt(p * (1 - p) / N)
+
+
+def test_geometric() -> None:
+    p = 0.3
+    x = drawn(lambda key: sampling.geometric(key, (N,), ops.full((N,), p))).astype(np.int64)
+    chances = np.concatenate([[0], p * (1 - p) ** np.arange(14)])
+    assert chi_square(np.minimum(x, 15), np.append(chances, 1 - chances.sum())) < 3.1
+    assert (drawn(lambda key: sampling.geometric(key, (9,), ops.full((9,), 1.0))) == 1).all()
+
+
+def test_permutations_are_such_and_equally_likely() -> None:
+    x = drawn(lambda key: sampling.permutation(key, 1000))
+    np.testing.assert_array_equal(np.sort(x), np.arange(1000))
+    places = [drawn(lambda key, i=i: sampling.permutation(ops.fold_in(key, i), 3)) for i in range(600)]
+    numbers = np.asarray([int(p @ [1, 3, 9]) for p in places])
+    _, which = np.unique(numbers, return_inverse=True)
+    assert chi_square(which, np.full(6, 1 / 6)) < 3.1
+
+
+WEIGHTS = np.asarray([0.5, 0.0, 2.0, 1.0, 0.0, 0.5], np.float32)
+
+
+def test_categorical_draws_in_proportion_and_never_a_weight_of_zero() -> None:
+    x = drawn(lambda key: sampling.categorical(key, const(np.tile(WEIGHTS, (2, 1))), N))
+    assert x.shape == (2, N)
+    for row in x:
+        assert chi_square(row, WEIGHTS / WEIGHTS.sum()) < 3.1
+    assert (x[0] != x[1]).any()
+
+
+def test_draws_without_replacement_differ_and_begin_in_proportion() -> None:
+    x = drawn(lambda key: sampling.without_replacement(key, const(np.tile(WEIGHTS, (N // 4, 1))), 4))
+    assert all(len(set(row.tolist())) == 4 for row in x[:100])
+    assert chi_square(x[:, 0], WEIGHTS / WEIGHTS.sum()) < 3.1
+    assert set(x.reshape(-1).tolist()) == {0, 2, 3, 5}
+
+
+def test_dropout_scales_what_stays() -> None:
+    x = const(np.arange(1, N + 1, dtype=np.float32))
+    y = drawn(lambda key: sampling.dropout(key, x, 0.25)[0])
+    kept = y != 0
+    assert abs(kept.mean() - 0.75) < 3.3 * math.sqrt(0.75 * 0.25 / N)
+    np.testing.assert_allclose(y[kept], np.arange(1, N + 1)[kept] / 0.75, rtol=1e-6)
+    assert not drawn(lambda key: sampling.dropout(key, x, 1.0)[0]).any()
+    rate = const(np.asarray(0.25, np.float32))
+    np.testing.assert_array_equal(drawn(lambda key: sampling.dropout(key, x, rate)[0]), y)
+
+
+def test_bits_of_a_symbolic_shape_are_those_of_the_static_one() -> None:
+    from ingot.ir.dims import symbol
+
+    n = symbol("n")
+    x = Input("x", TensorType(f32, (n, 3)))()
+    graph = Graph((x,), ops.RandomBits((n, 3))(const(KEY)).results)
+    lowered = Graph((x,), tuple(ops.RandomBits((n, 3)).lower(const(KEY))))
+    static = ops.RandomBits((7, 3)).reference(KEY)
+    for g in (graph, lowered):
+        for got, want in zip(interpret(g, (np.zeros((7, 3), np.float32),)), static, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+# --- the state of a graph that draws
+
+
+def key_of(seed: int, calls: int, graph: Graph) -> tuple[np.ndarray, ...]:
+    return interpret(graph, (np.asarray([seed, calls]),))
+
+
+def test_a_graph_that_draws_takes_and_gives_its_state() -> None:
+    keys = ops.RandomKey(0)(), ops.RandomKey(1)(), ops.RandomKey(0, seed=9)()
+    graph = ops.seeded(Graph((), keys, ("a", "b", "c")))
+    verify(graph)
+    after, *first = key_of(0, 0, graph)
+    assert after.tolist() == [0, 1] and not ops.draws(graph)
+    for got, key in zip(first, keys, strict=True):
+        np.testing.assert_array_equal(got, key.op.reference())  # of a first call
+    states = [(seed, calls) for seed in (0, 1, -1, 1 << 40) for calls in (0, 1)]
+    found = [tuple(key.tolist()) for state in states for key in key_of(*state, graph)[1:3]]
+    assert len(set(found)) == len(found)
+    # a key of its own seed follows the calls alone
+    assert key_of(0, 4, graph)[3].tolist() == key_of(5, 4, graph)[3].tolist() != key_of(0, 5, graph)[3].tolist()
+
+
+def test_a_graph_that_does_not_draw_stays_as_it_is() -> None:
+    x = Input("x", TensorType(f32, (3,)))()
+    graph = Graph((x,), (ops.add(x, 1.0),))
+    assert ops.seeded(graph) is graph
+
+
+def test_each_turn_of_a_loop_draws_others() -> None:
+    turn, rows = Input("turn", TensorType(i64))(), Input("rows", TensorType(f32, (5, 4)))()
+    fresh = ops.expand_dims(sampling.uniform(ops.RandomKey(0)(), (4,)), 0)
+    written = ops.DynamicUpdateSlice()(rows, fresh, turn, const(0))
+    cond = Graph((turn, rows), (ops.compare("LT", turn, 5),))
+    body = Graph((turn, rows), (ops.add(turn, 1), written))
+    out = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
+    graph = ops.seeded(Graph((), (out,)))
+    verify(graph)
+    x = interpret(graph, (np.asarray([0, 0]),))[1]
+    assert len(np.unique(x)) == x.size
+
+
+def test_branches_draw() -> None:
+    which = Input("which", TensorType(i64))()
+    branches = tuple(Graph((), (sampling.uniform(ops.RandomKey(i)(), (4,)),)) for i in (0, 1))
+    graph = ops.seeded(Graph((which,), (ops.Case(branches)(which),)))
+    verify(graph)
+    a, b = (interpret(graph, (np.asarray(i), np.asarray([0, 0])))[1] for i in (0, 1))
+    assert (a != b).all()
