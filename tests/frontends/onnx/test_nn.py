@@ -125,3 +125,11 @@ def test_a_region_is_resized(mode: str, by_scales: bool) -> None:
         assert got.shape == (1, 2, 7, 5)
     else:
         np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_determinants() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 5, 5)).astype(np.float32)
+    x[1, 2] = x[1, 0]
+    model = one_op("Det", ("b", "n", "n"))
+    (got,) = interpret(import_onnx(model), [x])
+    np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-5, atol=1e-5)

@@ -19,6 +19,7 @@ import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -53,6 +54,8 @@ def _ingot_compile(model: ImportedModel, **options: Any) -> Compiled:
     return importlib.import_module("ingot").compile(model, **options)
 
 
+# tokens, which order what only checks, are values of the graph then, and none of its inputs
+@functorch_config.patch(unlift_effect_tokens=True)
 def ingot_backend(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],

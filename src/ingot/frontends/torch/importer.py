@@ -42,6 +42,9 @@ _IGNORED = frozenset(
         "aten.record_stream.default",
         "aten._dep_token.default",
         "aten._make_dep_token.default",
+        "aten._linalg_check_errors.default",
+        "prims._make_token.default",
+        "prims._sink_tokens.default",
     }
 )
 
@@ -265,6 +268,9 @@ class Importer:
                 # casts are implicit in such a region until it is decomposed
                 raise NeedsDecomposition
             return self._refuse(node, name, "autocast left in a decomposed graph")
+        if name == "with_effects" and str(node.args[1]) in _IGNORED:
+            # a token that keeps such ops in order, and no results
+            return (ops.full((0,), 0.0),)
         handler = HIGHER_ORDER.get(name)
         if handler is None:
             return self._refuse(node, name, "a higher-order op")

@@ -146,7 +146,9 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
         else:
             values.append(_constant(program, spec))
-    outputs = importer.run(program.graph_module, values)
+    kinds = (spec.kind for spec in program.graph_signature.output_specs)
+    results = zip(importer.run(program.graph_module, values), kinds, strict=True)
+    outputs = [value for value, kind in results if kind is not OutputKind.TOKEN]
     importer.finish()
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if in_spec is None or out_spec is None:

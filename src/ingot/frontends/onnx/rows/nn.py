@@ -14,6 +14,7 @@ from ingot.frontends.onnx.tensors import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
 from ingot.ir.node import Node, const
+from ingot.ops import linalg
 
 Pairs = tuple[tuple[int, int], ...]
 Padding = tuple[tuple[DimLike, DimLike], ...]
@@ -268,27 +269,8 @@ def einsum(c: Call) -> Result:
 
 @onnx_op("Det", since=11)
 def det(c: Call) -> Result:
-    size = ints_of(c.shape()[-2:], "a determinant's matrix")
-    if size[0] != size[1] or size[0] > 3:
-        raise Unsupported(f"the determinant of a {size[0]}x{size[1]} matrix (expected at most 3x3)")
-    x = c.x()
-
-    def item(i: int, j: int) -> Node:
-        return ops.index_axis(ops.index_axis(x, -2, i), -1, j)
-
-    def minor(rows: Sequence[int], cols: Sequence[int]) -> Node:
-        if not rows:
-            return ops.full(x.shape[:-2], 1, x.dtype)
-        out: Node | None = None
-        for k, col in enumerate(cols):
-            term = item(rows[0], col)
-            if len(rows) > 1:
-                term = ops.mul(term, minor(rows[1:], [j for j in cols if j != col]))
-            out = term if out is None else ops.sub(out, term) if k % 2 else ops.add(out, term)
-        assert out is not None
-        return out
-
-    return minor(range(size[0]), range(size[0]))
+    lu, pivots, _ = ops.LU()(c.x()).results
+    return linalg.determinant(lu, pivots)
 
 
 @onnx_op("Col2Im", since=18)

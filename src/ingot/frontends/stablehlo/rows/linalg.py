@@ -6,6 +6,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import Call, Complex, Table
 from ingot.ir.node import Node
+from ingot.ops import linalg
 
 row, on_complex = Table(), Table()
 
@@ -52,3 +53,24 @@ def fft(c: Call, z: Complex) -> Complex | Node:
     if kind != "IRFFT":
         return Complex(*pair)
     return ops.real_inverse(pair, lengths[-1], 1 / max(1, lengths[-1]))
+
+
+@row("cholesky")
+def cholesky(c: Call, a: Node) -> Node:
+    """NaN throughout where there is no factor, as XLA has it."""
+    factor = linalg.cholesky(a, upper=not c.flag("lower"))
+    failed = ops.reduce("or", ops.IsNan()(linalg.diagonal(factor)), -1)
+    return ops.where(ops.expand_dims(ops.expand_dims(failed, -1), -1), ops.scalar(float("nan"), a.dtype), factor)
+
+
+@row("triangular_solve")
+def triangular_solve(c: Call, a: Node, b: Node) -> Node:
+    how = c.word("transpose_a", "NO_TRANSPOSE")
+    return linalg.solve_triangular(
+        a,
+        b,
+        upper=not c.flag("lower"),
+        unit=c.flag("unit_diagonal"),
+        left=c.flag("left_side"),
+        transpose=how in ("TRANSPOSE", "ADJOINT"),
+    )

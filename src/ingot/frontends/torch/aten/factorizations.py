@@ -1,0 +1,168 @@
+"""Factorizations of matrices, and what is solved by them.
+
+Where PyTorch raises an error (no Cholesky factor, a singular matrix), a compiled program gives NaN or infinities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, Unsupported, cast, expand, i64
+from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.node import Node
+from ingot.ir.types import i32
+from ingot.ops import linalg
+
+aten = Table()
+
+
+def _batched(*xs: Node) -> tuple[Node, ...]:
+    """The matrices with one batch."""
+    batch = ops.broadcast_shapes(*(x.shape[:-2] for x in xs))
+    return tuple(expand(x, (*batch, *x.shape[-2:])) for x in xs)
+
+
+def _failed(bad: Node) -> Node:
+    """LAPACK's info: the first place in the last dimension that is bad, counted from 1, or 0."""
+    axis = bad.type.rank - 1
+    places = ops.cast(ops.add(index_along(bad.shape, axis), 1), i64)
+    none = filled(places.shape, 2**31 - 1, i64)
+    first = ops.reduce_min(ops.Select()(bad, places, none), axis)
+    return cast(ops.where(ops.compare("LT", first, 2**31 - 1), first, ops.scalar(0, i64)), i32)
+
+
+def _counted(pivots: Node) -> Node:
+    """Pivots as LAPACK counts."""
+    return cast(ops.add(pivots, 1), i32)
+
+
+def _identity(shape: Sequence[DimLike], like: Node) -> Node:
+    shape = tuple(shape)
+    rows, columns = (index_along(shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
+    return cast(ops.Compare("EQ")(rows, columns), like.dtype)
+
+
+@aten("linalg_cholesky_ex.default")
+def cholesky_ex(c: Context, x: Node, *, upper: bool = False, check_errors: bool = False) -> tuple[Node, Node]:
+    out = linalg.cholesky(x, upper)
+    return out, _failed(ops.IsNan()(linalg.diagonal(out)))
+
+
+@aten("cholesky.default")
+def cholesky(c: Context, x: Node, upper: bool = False) -> Node:
+    return linalg.cholesky(x, upper)
+
+
+@aten("cholesky_solve.default")
+def cholesky_solve(c: Context, b: Node, factor: Node, upper: bool = False) -> Node:
+    return linalg.cholesky_solve(*_batched(b, factor), upper=upper)
+
+
+@aten("cholesky_inverse.default")
+def cholesky_inverse(c: Context, factor: Node, upper: bool = False) -> Node:
+    return linalg.cholesky_solve(_identity(factor.shape, factor), factor, upper)
+
+
+@aten("linalg_solve_triangular.default")
+def solve_triangular(
+    c: Context, a: Node, b: Node, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Node:
+    return linalg.solve_triangular(*_batched(a, b), upper=upper, unit=unitriangular, left=left)
+
+
+@aten("triangular_solve.default")
+def triangular_solve(
+    c: Context, b: Node, a: Node, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Node, Node]:
+    a, b = _batched(a, b)
+    return linalg.solve_triangular(a, b, upper=upper, unit=unitriangular, transpose=transpose), a
+
+
+@aten("linalg_lu_factor_ex.default")
+def lu_factor_ex(c: Context, x: Node, *, pivot: bool = True, check_errors: bool = False) -> tuple[Node, ...]:
+    _with_pivots(pivot)
+    lu, pivots, _ = ops.LU()(x).results
+    diagonal = linalg.diagonal(lu)
+    return lu, _counted(pivots), _failed(ops.compare("EQ", diagonal, ops.scalar(0, diagonal.dtype)))
+
+
+def _with_pivots(pivot: bool) -> None:
+    if not pivot:
+        raise Unsupported("without pivots")
+
+
+@aten("linalg_lu.default")
+def lu(c: Context, x: Node, *, pivot: bool = True) -> tuple[Node, ...]:
+    _with_pivots(pivot)
+    factors, _, order = ops.LU()(x).results
+    return _unpacked(factors, order)
+
+
+def _unpacked(lu: Node, order: Node) -> tuple[Node, Node, Node]:
+    """P, L and U with x = P L U."""
+    *lead, rows, columns = lu.shape
+    k = dim_min(rows, columns)
+    left = linalg.triangle(slice_axis(lu, len(lead) + 1, 0, k))
+    diagonal = ops.Compare("EQ")(index_along(left.shape, len(lead)), index_along(left.shape, len(lead) + 1))
+    left = ops.Select()(diagonal, filled(left.shape, 1, left.dtype), left)
+    shape = (*lead, rows, rows)
+    places = expand(insert_axis(order, len(lead)), shape)
+    permutation = cast(ops.Compare("EQ")(index_along(shape, len(lead)), places), lu.dtype)
+    return permutation, left, linalg.triangle(slice_axis(lu, len(lead), 0, k), upper=True)
+
+
+@aten("lu_unpack.default")
+def lu_unpack(
+    c: Context, lu: Node, pivots: Node, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Node, ...]:
+    order = linalg.order_of(_from_zero(pivots), lu.shape[-2])
+    parts = _unpacked(lu, order)
+    asked = (unpack_pivots, unpack_data, unpack_data)
+    return tuple(
+        part if kept else filled(t.shape, 0, t.dtype) for part, kept, t in zip(parts, asked, c.results, strict=True)
+    )
+
+
+def _from_zero(pivots: Node) -> Node:
+    return ops.sub(cast(pivots, i64), 1)
+
+
+@aten("linalg_lu_solve.default")
+def lu_solve(c: Context, lu: Node, pivots: Node, b: Node, *, left: bool = True, adjoint: bool = False) -> Node:
+    order = linalg.order_of(_from_zero(pivots), lu.shape[-2])
+    lu, b = _batched(lu, b)
+    return linalg.lu_solve(lu, expand(order, lu.shape[:-1]), b, left=left, adjoint=adjoint)
+
+
+@aten("_linalg_solve_ex.default")
+def solve_ex(c: Context, a: Node, b: Node, *, left: bool = True, check_errors: bool = False) -> tuple[Node, ...]:
+    lu, pivots, info = lu_factor_ex(c, a)
+    order = ops.LU()(a).results[2]
+    # a batch of vectors, where b has the sizes of a's rows
+    vector = b.type.rank == 1 or (b.type.rank + 1 == a.type.rank and b.shape == a.shape[:-1])
+    columns = insert_axis(b, b.type.rank) if vector else b
+    wide, columns = _batched(lu, columns)
+    x = linalg.lu_solve(wide, expand(order, wide.shape[:-1]), columns, left=left or vector)
+    return reshape(x, c.results[0].shape), lu, pivots, info
+
+
+@aten("linalg_inv_ex.default")
+def inv_ex(c: Context, a: Node, *, check_errors: bool = False) -> tuple[Node, Node]:
+    _, _, info = lu_factor_ex(c, a)
+    return linalg.inverse(a), info
+
+
+@aten("_linalg_det.default")
+def det(c: Context, a: Node) -> tuple[Node, ...]:
+    lu, pivots, _ = ops.LU()(a).results
+    return linalg.determinant(lu, pivots), lu, _counted(pivots)
+
+
+@aten("_linalg_slogdet.default")
+def slogdet(c: Context, a: Node) -> tuple[Node, ...]:
+    lu, pivots, _ = ops.LU()(a).results
+    return *linalg.log_determinant(lu, pivots), lu, _counted(pivots)

@@ -1,0 +1,84 @@
+"""Factorizations and what is solved by them against PyTorch; where signs and bases are free, by what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import ingot
+from tests.frontends.torch.agree import Function, agree
+
+BATCH = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+POSITIVE = BATCH @ BATCH.mT + torch.eye(5)
+SIDES = torch.randn(2, 1, 5, 3, generator=torch.Generator().manual_seed(1))
+OF_A_MATRIX: dict[str, Callable[[torch.Tensor], object]] = {
+    "cholesky": torch.linalg.cholesky,
+    "cholesky_upper": lambda a: torch.linalg.cholesky(a, upper=True),
+    "cholesky_inverse": torch.cholesky_inverse,
+    "inverse": torch.linalg.inv,
+    "lu": torch.linalg.lu,
+    "lu_factor": torch.linalg.lu_factor,
+    "lu_unpack": lambda a: torch.lu_unpack(*torch.linalg.lu_factor(a)),
+    "determinant": torch.linalg.det,
+    "log_determinant": torch.linalg.slogdet,
+    "power": lambda a: torch.linalg.matrix_power(a, -2),
+    "info": lambda a: (torch.linalg.inv_ex(a), torch.linalg.cholesky_ex(a)),
+}
+OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "solve": torch.linalg.solve,
+    "solve_right": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
+    "solve_vectors": lambda a, b: torch.linalg.solve(a, b[..., 0].expand(2, 3, 5)),
+    "triangular": lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+    "triangular_right": lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=True, left=False),
+    "triangular_unit": lambda a, b: torch.linalg.solve_triangular(a / 9, b, upper=True, unitriangular=True),
+    "triangular_transposed": lambda a, b: torch.triangular_solve(b, a, transpose=True),
+    "cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a)),
+    "cholesky_upper": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a, upper=True), upper=True),
+    "lu": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "lu_adjoint": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True),
+    "lu_right": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b.mT, left=False),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_MATRIX)
+def test_of_a_matrix(name: str) -> None:
+    agree(OF_A_MATRIX[name], POSITIVE)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_of_the_smallest_matrices(n: int) -> None:
+    def all_of_them(a: torch.Tensor) -> list[object]:
+        return [OF_A_MATRIX[name](a) for name in ("cholesky_upper", "lu_unpack", "inverse", "log_determinant")]
+
+    agree(all_of_them, POSITIVE[0, :, :n, :n].double())
+
+
+@pytest.mark.parametrize("name", OF_A_SYSTEM)
+def test_of_a_system(name: str) -> None:
+    agree(OF_A_SYSTEM[name], POSITIVE, SIDES)
+
+
+def test_of_matrices_that_are_not_square() -> None:
+    for x in (torch.randn(3, 6, generator=torch.Generator().manual_seed(2)), BATCH[0, :, :, :2]):
+        agree(torch.linalg.lu, x)
+        agree(torch.linalg.lu_factor, x)
+
+
+def test_what_raises_in_pytorch_is_nan() -> None:
+    model = ingot.compile(Function(lambda a: (torch.linalg.cholesky(a), torch.linalg.inv(a))).eval(), (POSITIVE[0],))
+    bad = torch.stack([POSITIVE[0, 0], -torch.eye(5), torch.zeros(5, 5)])
+    factor, inverse = model(bad)
+    np.testing.assert_allclose(factor[0], torch.linalg.cholesky(bad[0]), rtol=1e-5, atol=1e-5)
+    assert factor[1:, -1, -1].isnan().all()
+    assert not inverse[2].isfinite().any()
+
+
+def test_under_torch_compile_with_any_size() -> None:
+    solve = torch.compile(torch.linalg.solve, backend="ingot", dynamic=True)
+    for n in (4, 7, 70):
+        a = torch.randn(2, n, n, generator=torch.Generator().manual_seed(n)) + n**0.5 * torch.eye(n)
+        b = torch.randn(2, n, 3, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(a @ solve(a, b), b, rtol=1e-3, atol=1e-4)
