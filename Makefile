@@ -1,6 +1,7 @@
 # Each target does all of its own set-up in .venv; nothing but Python 3.11+ and make is needed.
 #   make demo        compile real models, check and time them
 #   make test        the fast tests           make test-torch   those of them that use PyTorch
+#   make test-wheel  the fast tests against the wheel, as users install it
 #   make test-slow   the slow ones            make test-zoo     all models of the zoo, interpreted: an hour
 #   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
 #   make clean       remove all that was made
@@ -13,7 +14,7 @@ TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
 
-.PHONY: demo test test-torch test-slow test-zoo lint bench clean
+.PHONY: demo test test-wheel test-torch test-slow test-zoo lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo
@@ -21,6 +22,15 @@ demo: $(VENV)/demo
 
 test: $(VENV)/dev
 	$(RUN) -m pytest -n $(WORKERS)
+
+# `src` is neither installed nor on the path while they run
+test-wheel: $(VENV)/dev
+	rm -rf build/lib build/wheel
+	$(PIP) wheel --no-deps --wheel-dir build/wheel .
+	$(PIP) install --no-deps --force-reinstall build/wheel/*.whl
+	$(RUN) -c 'import ingot, pathlib, sys; sys.exit("site-packages" not in pathlib.Path(ingot.__file__).parts)'
+	$(RUN) -m pytest -n $(WORKERS) -o pythonpath=. ; \
+	  status=$$?; $(PIP) install --no-deps -e . && exit $$status
 
 # found, not listed: the files that import it
 test-torch: $(VENV)/torch

@@ -26,14 +26,14 @@ LAYERS: dict[str, set[str]] = {
 }
 # These see every layer above; of each other, only what stands before them.
 TOP = [
-    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "export",
+    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "exporter",
     "debug", "bench", "tune", "quantization", "cli", "__main__",
 ]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {
     ("__init__", "compiler"),
-    ("__init__", "export"),
+    ("__init__", "exporter"),
     ("__init__", "quantization"),
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),

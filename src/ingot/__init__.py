@@ -124,7 +124,7 @@ def export(
     Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that has no
     form in StableHLO.
     """
-    from ingot.export import export_model  # as above
+    from ingot.exporter import export_model  # as above
 
     export_model(model, Path(path), example_inputs, dynamic, weights, inline)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from ingot.cli.console import out, presented, print_json, writable
 from ingot.cli.options import Dims, Json, Uncompiled
 from ingot.debug.source import open_source, parse_dims, read_graph
-from ingot.export import write
+from ingot.exporter import write
 
 
 def export(

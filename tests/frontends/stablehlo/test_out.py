@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot import ops
-from ingot.export import write
+from ingot.exporter import write
 from ingot.frontends.shared import safetensors
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.frontends.stablehlo.out import emit
