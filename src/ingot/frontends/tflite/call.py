@@ -40,7 +40,8 @@ Row = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Call:
-    """One operator. values: of its operands, None for one that is left out; tensors: what the file says of these."""
+    """One operator of a subgraph. values: of its operands, None for one that is left out; tensors: what the file says
+    of these."""
 
     importer: Importer
     op: Operator
@@ -48,6 +49,7 @@ class Call:
     tensors: tuple[Tensor | None, ...]
     results: tuple[Tensor, ...]
     loc: str
+    subgraph: int = 0
 
     def has(self, i: int) -> bool:
         return i < len(self.values) and self.values[i] is not None
@@ -93,6 +95,13 @@ class Call:
         if found is None:
             raise Unsupported(f"of {schema.type_name(self.results[i].type)}")
         return found
+
+    def keep(self, i: int, value: Node) -> None:
+        """Operand `i` is a variable, whose value is this one from here on."""
+        tensor = self.tensors[i]
+        if tensor is None or not tensor.variable:
+            raise Unsupported(f"a state that is no variable, operand {i}")
+        self.importer.write(self.subgraph, self.op.inputs[i], value)
 
     # --- levels
 

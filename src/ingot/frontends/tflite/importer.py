@@ -108,6 +108,13 @@ class Importer:
         node = Input(label, const(first).type)()
         self.variables[name] = Variable(label, first, node, node)
 
+    def write(self, index: int, tensor: int, node: Node) -> None:
+        """Give a variable tensor of subgraph `index` a value."""
+        variable = self.variable(variable_name(self.model, index, tensor), self.model.subgraphs[index].tensors[tensor])
+        if node.type != variable.carrier.type:
+            raise Unsupported(f"a state of {variable.carrier.type}, to which {node.type} is assigned")
+        variable.node = node
+
     def initialise(self, index: int) -> None:
         """Run subgraph `index`, whose assignments give variables their first values."""
         outer, self.initialising = self.initialising, True
@@ -135,7 +142,7 @@ class Importer:
         try:
             operands = tuple(None if i < 0 else self.value(index, graph, i, values) for i in op.inputs)
             tensors = tuple(None if i < 0 else graph.tensors[i] for i in op.inputs)
-            call = Call(self, op, operands, tensors, tuple(graph.tensors[i] for i in op.outputs), loc)
+            call = Call(self, op, operands, tensors, tuple(graph.tensors[i] for i in op.outputs), loc, index)
             row = self.rows.find(call)  # first: what there is no row for is listed, whatever its operands are
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)

@@ -10,13 +10,16 @@ from ingot.frontends.tflite.rows import (
     level_functions,
     level_products,
     quantize,
+    recurrent,
     reduce,
     shape,
     window,
 )
 
 ROWS = Rows(
-    real=merged([m.row for m in (contraction, control, elementwise, index, quantize, reduce, shape, window)]),
+    real=merged(
+        [m.row for m in (contraction, control, elementwise, index, quantize, recurrent, reduce, shape, window)]
+    ),
     quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
     custom=Table(),
 )

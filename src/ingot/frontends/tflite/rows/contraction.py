@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite.call import Call, Table
-from ingot.ir.node import Node
+from ingot.frontends.tflite.call import Call, Table, holds_levels
+from ingot.frontends.tflite.rows.hybrid import is_hybrid, rounded, weights
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
 
 row = Table()
 
@@ -26,11 +30,18 @@ def fully_connected(c: Call) -> Node:
     if c.int("weights_format"):
         raise Unsupported("shuffled weights")
     bias = c.x(2) if c.has(2) else None
-    return c.activation(unflattened(c, ops.linear(rows_of(c), c.x(1), bias, c.loc)))
+    if not is_hybrid(c):
+        return c.activation(unflattened(c, ops.linear(rows_of(c), c.x(1), bias, c.loc)))
+    whole, scale = rounded(rows_of(c), c.flag("asymmetric"))
+    kernel, scales = weights(c)
+    y = ops.mul(ops.linear(whole, kernel, loc=c.loc), ops.mul(scale, scales))
+    return c.activation(unflattened(c, y if bias is None else ops.add(y, bias)))
 
 
 @row("BATCH_MATMUL")
 def batch_matmul(c: Call) -> Node:
+    if is_hybrid(c):
+        raise Unsupported("of numbers and levels")
     a, b = sides(c)
     return ops.MatMul()(a, b, loc=c.loc)
 
@@ -47,4 +58,13 @@ def sides(c: Call) -> tuple[Node, Node]:
 @row("EMBEDDING_LOOKUP", moves=True)
 def embedding_lookup(c: Call) -> Node:
     # the indices come first
-    return ops.Take(0)(c.x(1), c.x(0), loc=c.loc)
+    found = ops.Take(0)(c.x(1), c.x(0), loc=c.loc)
+    if not holds_levels(c.tensors[1]) or not c.type().is_float:
+        return found
+    q = c.levels(1)
+    if len(q.scales) > 1 and q.axis != 0:
+        raise Unsupported(f"a table with scales along axis {q.axis}")
+    scales = const(np.array(q.scales, np.float32))
+    scale = ops.Take(0)(scales, c.x(0)) if len(q.scales) > 1 else ops.reshape(scales, ())
+    scale = ops.reshape(scale, (*scale.shape, *(1,) * (len(found.shape) - len(scale.shape))))
+    return ops.mul(ops.cast(ops.sub(ops.cast(found, T.i32), q.zero), T.f32), scale)

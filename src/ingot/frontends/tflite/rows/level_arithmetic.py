@@ -41,7 +41,7 @@ def add(c: Call) -> Node:
         multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
     ]
     by = Multiplier.of(common / ((1 << left) * scales[2]))
-    return finished(c, multiplied(combine(*parts, c.loc), by))
+    return finished(c, multiplied(combine(parts[0], parts[1], c.loc), by))
 
 
 def _by_powers(c: Call, exponents: list[int]) -> Node:
@@ -51,7 +51,7 @@ def _by_powers(c: Call, exponents: list[int]) -> Node:
         raise Unsupported("16-bit levels whose scales are powers of two that do not fit")
     parts = [ops.cast(rounded_shift(ops.cast(c.x(i), T.i64), [s]), T.i32) for i, s in enumerate(shifts)]
     low, high = activation_range(c.int("activation"), c.out_levels(), T.i16)
-    return cut(ops.add(*parts, c.loc), T.i16, low, high)
+    return cut(ops.add(parts[0], parts[1], c.loc), T.i16, low, high)
 
 
 @on_levels("MUL")
@@ -190,8 +190,8 @@ def resize_bilinear(c: Call) -> Node:
         low, high, weight = _taps(c, n, size)
         shape = [-1 if a == axis else 1 for a in range(4)]
         up = const(weight.reshape(shape))
-        ends = (ops.Take(axis)(y, const(v)) for v in (low, high))
-        y = ops.add(*(ops.mul(v, f) for v, f in zip(ends, (ops.sub(1 << 10, up), up), strict=True)))
+        below, above = (ops.Take(axis)(y, const(v)) for v in (low, high))
+        y = ops.add(ops.mul(below, ops.sub(1 << 10, up)), ops.mul(above, up))
     half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, T.i32), ops.full(y.shape, -(1 << 19), T.i32))
     return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), T.i8)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
+from ingot.frontends.tflite.rows import hybrid
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
@@ -85,14 +86,29 @@ def groups_of(x: Node, kernel: Node) -> int:
 
 @row("CONV_2D")
 def conv_2d(c: Call) -> Node:
-    x, kernel = c.x(0), c.x(1)
-    return c.activation(with_bias(c, convolve(c, x, kernel, spatial_window(c), "OHWI", groups_of(x, kernel))))
+    x, kernel, scale = factors(c)
+    y = convolve(c, x, kernel, spatial_window(c), "OHWI", groups_of(x, kernel))
+    return c.activation(with_bias(c, scaled(y, scale)))
 
 
 @row("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(c: Call) -> Node:
-    x, kernel = c.x(0), c.x(1)
-    return c.activation(with_bias(c, convolve(c, x, kernel, spatial_window(c), "IHWO", channels(x))))
+    x, kernel, scale = factors(c)
+    y = convolve(c, x, kernel, spatial_window(c), "IHWO", channels(x))
+    return c.activation(with_bias(c, scaled(y, scale)))
+
+
+def factors(c: Call) -> tuple[Node, Node, Node | None]:
+    """x, the kernel, and what their products are scaled by: of dynamic range, x is rounded to levels image by image."""
+    if not hybrid.is_hybrid(c):
+        return c.x(0), c.x(1), None
+    whole, scale = hybrid.rounded(c.x(0), len(c.levels(1).scales) > 1)
+    kernel, scales = hybrid.weights(c)
+    return whole, kernel, ops.mul(scale, scales)
+
+
+def scaled(y: Node, scale: Node | None) -> Node:
+    return y if scale is None else ops.mul(y, scale)
 
 
 def channels(x: Node) -> int:

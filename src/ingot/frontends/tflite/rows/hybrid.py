@@ -1,0 +1,59 @@
+"""Dynamic range: numbers that are rounded to levels at each call, multiplied with weights that are levels.
+
+Every row (of a fully connected layer) or image has a scale of its own. Products of levels are whole numbers of f32:
+exact up to sums of 2^24, and rounded as f32 rounds beyond.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.tflite.call import Call, holds_levels
+from ingot.frontends.tflite.levels import parameters
+from ingot.ir import types as T
+from ingot.ir.dims import product
+from ingot.ir.node import Node, const
+
+
+def is_hybrid(c: Call, x: int = 0, w: int = 1) -> bool:
+    """Whether operand `x` is of numbers and `w` of levels."""
+    return c.x(x).dtype == T.f32 and holds_levels(c.tensors[w])
+
+
+def weights(c: Call, w: int = 1) -> tuple[Node, Node]:
+    """The levels less their zero, as f32, and the scales: one, or one for each result channel."""
+    q, x = c.levels(w), c.x(w)
+    _, zero = parameters(q, x.dtype, len(x.shape))
+    return ops.Dequantize()(x, zero, const(np.float32(1))), const(np.array(q.scales, np.float32))
+
+
+def rounded(x: Node, asymmetric: bool) -> tuple[Node, Node]:
+    """x[n, ...] as whole numbers and the scale[n, 1, ...] of each of its first axis' places."""
+    flat = ops.reshape(x, (x.shape[0], product(x.shape[1:])))
+    whole, scale = (_asymmetric if asymmetric else _symmetric)(flat)
+    return ops.reshape(whole, x.shape), ops.reshape(scale, (x.shape[0], *(1,) * (len(x.shape) - 1)))
+
+
+def _symmetric(x: Node) -> tuple[Node, Node]:
+    """-127 to 127, ties away from zero."""
+    reach = ops.reduce_max(ops.Abs()(x), 1, True)
+    empty = ops.compare("EQ", reach, 0)
+    safe = ops.where(empty, ops.full(reach.shape, 127, T.f32), reach)
+    steps = ops.RoundAway()(ops.mul(x, ops.div(const(np.float32(127)), safe)))
+    return ops.clip(steps, -127, 127), ops.div(safe, 127)
+
+
+def _asymmetric(x: Node) -> tuple[Node, Node]:
+    """-128 to 127 from the least to the greatest element, 0 among them, less the level of 0."""
+    low, high = ops.minimum(ops.reduce_min(x, 1, True), 0), ops.maximum(ops.reduce_max(x, 1, True), 0)
+    empty = ops.compare("EQ", low, high)
+    wide = [ops.cast(v, T.f64) for v in (low, high)]
+    scale = ops.where(empty, ops.full(low.shape, 1, T.f64), ops.div(ops.sub(wide[1], wide[0]), 255))
+    from_low, from_high = ops.sub(-128, ops.div(wide[0], scale)), ops.sub(127, ops.div(wide[1], scale))
+    errors = [ops.add(ops.Abs()(ops.div(v, scale)), end) for v, end in zip(wide, (128, 127), strict=True)]
+    chosen = ops.where(ops.compare("LT", errors[0], errors[1]), from_low, from_high)
+    zero = ops.cast(ops.RoundAway()(ops.clip(chosen, -128, 127)), T.f32)
+    narrow = ops.cast(scale, T.f32)
+    steps = ops.RoundAway()(ops.add(zero, ops.mul(x, ops.div(const(np.float32(1)), narrow))))
+    return ops.sub(ops.clip(steps, -128, 127), zero), narrow
