@@ -170,7 +170,7 @@ def programs() -> tuple[bytes, ...]:
     from ingot.pipeline.build import build_program
     from ingot.runtime import artifact
     from tests.conformance.dags import STEPS, random_graph
-    from tests.conformance.native import HOST
+    from tests.conformance.targets import HOST
 
     out: list[bytes] = []
     with tempfile.TemporaryDirectory() as folder:

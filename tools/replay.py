@@ -70,7 +70,7 @@ def cases(most: int) -> list[Case]:
 
 
 def _op_cases(most: int) -> Iterator[Case]:
-    from tests.conformance.test_cpu import OPS
+    from tests.conformance.samples import OPS
 
     for cls in OPS:
         yield Case(f"op/{cls.name}", partial(_samples, cls, most, False))
@@ -79,8 +79,7 @@ def _op_cases(most: int) -> Iterator[Case]:
 
 def _samples(cls: type[Op], most: int, dynamic: bool) -> Graph | None:
     """At most so many samples of an op as subgraphs of one graph, as the conformance suite has them."""
-    from tests.conformance.native import together
-    from tests.conformance.test_cpu import static, symbolic
+    from tests.conformance.samples import static, symbolic, together
 
     samples = symbolic(list(cls.samples())) if dynamic else static(cls)
     return together(samples[:: -(-len(samples) // most)]).graph if samples else None

@@ -4,48 +4,26 @@ buffer, and no code is made."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
-from ingot.ir.dims import likely_sizes
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.node import Graph
-from ingot.pipeline.build import likely, optimize
-from ingot.pipeline.target import Options, features_of, target_of
-from ingot.plan.link import link
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of
 from ingot.runtime.bind import Binding
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
-from ingot.support.native import Code, Features
-
-
-class Recorder:
-    """An assembler that keeps kernels as they are."""
-
-    def __init__(self, features: Features) -> None:
-        self.features, self.kernels = features, dict[str, Kernel]()
-
-    def add(self, kernel: Kernel) -> None:
-        self.kernels[kernel.name] = kernel
-
-    def finish(self) -> Code:
-        return Code(self.features, b"", dict.fromkeys(self.kernels, 0))
 
 
 def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[str, Kernel]]:
     """The plan of `graph` for a target, and its kernels."""
-    features = features_of(target)
-    chosen = target_of(features)
-    recorder = Recorder(features)
-    with likely_sizes(likely(graph)):
-        fused = optimize(graph, chosen.passes(features, Options(threads)))
-        lower = partial(chosen.lower, machine=chosen.machine(features, threads, {}))
-        program = link(fused, lower, recorder, device=chosen.name, stages={}, meta={})
-    return program, recorder.kernels
+    trace = Trace()
+    program = build_program(graph, features_of(f"null:{target}"), threads, trace=trace)
+    return program, {kernel.name: kernel for kernel in trace.kernels}
 
 
 def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "native") -> tuple[np.ndarray, ...]:

@@ -1,7 +1,4 @@
-"""Every op x some samples x C: what the printed program computes is the reference, within the op's bound.
-
-It is compiled by the host's compiler with all warnings as errors.
-"""
+"""Programs printed as C: their files, their arena, what they need. Every op: test_targets.py."""
 
 from __future__ import annotations
 
@@ -16,48 +13,12 @@ import pytest
 import ingot
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Op, Project, const
+from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32
 from ingot.pipeline.build import build_program
 from ingot.pipeline.c import TARGET
 from ingot.support.errors import CompileError, IngotError
-from tests.conformance.bounds import check
-from tests.conformance.c import built, needs_gcc, run_c
-from tests.conformance.native import Sample, _cast, together
-
-# C has no such types, and no program of it has them yet
-MISSING = {"i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn"}
-OPS = [
-    c for c in Op.REGISTRY.values()
-    if c not in (Const, Input, Project, ops.Group) and c.__module__.startswith("ingot.ops")
-]  # fmt: skip
-QUICK = {"add", "divide", "exponential", "dot_general", "softmax", "sort", "scatter", "while", "case"}
-
-
-def _expressible(sample: Sample) -> bool:
-    types = sample.op.infer(*sample.types)
-    all_ = (*sample.types, *(types if isinstance(types, tuple) else (types,)))
-    return not any(t.dtype.name in MISSING for t in all_)
-
-
-def _params() -> list[object]:
-    return [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in OPS]
-
-
-@needs_gcc
-@pytest.mark.parametrize("cls", _params())
-def test_every_op(cls: type[Op], tmp_path: Path) -> None:
-    samples = [s for op, inputs in cls.samples() if _expressible(s := Sample.static(op, inputs))]
-    samples = samples[:: max(1, len(samples) // 4)]
-    if not samples:
-        pytest.skip("only types that C has none for")
-    all_ = together(samples)
-    results = run_c(all_.graph, all_.arrays, tmp_path)
-    got = iter(_cast(np.asarray(g), t) for g, t in zip(results, all_.dtypes, strict=True))
-    for s in samples:
-        want = s.origin.reference(*s.inputs)
-        for w in want if isinstance(want, tuple) else (want,):
-            check(s.origin, s.inputs, next(got), np.asarray(w), str(s))
+from tests.conformance.c import built, needs_gcc
 
 
 def _network() -> tuple[Graph, np.ndarray]:

@@ -16,7 +16,7 @@ from ingot.runtime.executor import CompiledModel
 from tests.conformance.checked import run_checked
 from tests.conformance.dags import INEXACT, OTHER, STEPS, Steps, operands, random_graph
 from tests.conformance.more_dags import MORE
-from tests.conformance.native import HOST, ISAS
+from tests.conformance.targets import HOST, ISAS
 from tests.schedule.compiled import slow
 
 PRODUCTS = ("multiply", "dot_general", "convolution")

@@ -16,9 +16,10 @@ from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.errors import CompileError, InputError
 from ingot.support.files import atomic_write
-from ingot.support.native import Code, Features
+from ingot.support.native import Features
 from ingot.targets.c.printer import print_kernel
 from ingot.targets.c.program import Call, Plan, Tensor, identifier, print_program
+from ingot.targets.text import TextAssembler
 
 # a small core without vectors: numbers of a microcontroller with a floating-point unit
 SCALAR = Machine(
@@ -48,8 +49,8 @@ class CTarget:
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return cpu_passes(options)
 
-    def assembler(self, features: Features) -> CAssembler:
-        return CAssembler(features)
+    def assembler(self, features: Features) -> TextAssembler:
+        return TextAssembler(features, print_kernel)
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
         return print_kernel(kernel)
@@ -66,31 +67,6 @@ class CTarget:
             atomic_write(weights, [blob or b""])
         atomic_write(header, [declarations.encode()])
         atomic_write(path, [source.encode()])
-
-
-class CAssembler:
-    """Kernels to one text."""
-
-    def __init__(self, features: Features) -> None:
-        self._features = features
-        self._parts: dict[str, bytes] = {}
-
-    def add(self, kernel: Kernel) -> None:
-        self.include(self.begin(kernel))
-
-    def begin(self, kernel: Kernel) -> tuple[str, bytes]:
-        return kernel.name, print_kernel(kernel).encode()
-
-    def include(self, part: tuple[str, bytes]) -> None:
-        self._parts[part[0]] = part[1]
-
-    def finish(self) -> Code:
-        starts: dict[str, int] = {}
-        at = 0
-        for name, text in self._parts.items():
-            starts[name] = at
-            at += len(text)
-        return Code(self._features, b"".join(self._parts.values()), starts)
 
 
 def _plan(program: Program) -> Plan:

@@ -34,6 +34,7 @@ NAMES = (
     "cpu",
     "c",
     "cuda",
+    "null",
 )
 
 
@@ -119,9 +120,9 @@ def _target(name: str) -> Target[Any]:
 
 def target_of(features: Features) -> Target[Any]:
     """The target whose features these are. Raises InputError."""
-    if features.target not in NAMES:
+    if features.target_name not in NAMES:
         raise InputError("target", expected=f"one of {', '.join(NAMES)}", got=repr(features.target))
-    return _target(features.target)
+    return _target(features.target_name)
 
 
 def named(text: str) -> tuple[Target[Any], str]:

@@ -237,7 +237,7 @@ class Program:
         """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
         if not self.code:
             raise VerifyError("program", expected="code for a device", got="none")
-        if wrong := [name for name, code in self.code.items() if code.features.target != name]:
+        if wrong := [name for name, code in self.code.items() if code.features.target_name != name]:
             raise VerifyError("program", expected="code under its target's name", got=wrong)
         names = [symbol.name for symbol in self.symbols]
         if len(set(names)) != len(names):

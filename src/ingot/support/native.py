@@ -63,8 +63,9 @@ class Features:
 
     arch: of the instructions ("x86_64", "aarch64"). features: what code may use beyond the bare architecture, in the
     target's own names, sorted; of CPUs LLVM's, a subset of `FEATURES[arch]`. cpu: the core to schedule for in LLVM's
-    words, "" for a generic one. target: whose features these are. caches: bytes of a core's own L1 and L2 and of the
-    shared L3 where they were found out; else the target takes what is usual for the core.
+    words, "" for a generic one. target: whose features these are; "null:cpu": cpu's, which null stands in for. caches:
+    bytes of a core's own L1 and L2 and of the shared L3 where they were found out; else the target takes what is usual
+    for the core.
     """
 
     arch: str
@@ -72,6 +73,11 @@ class Features:
     cpu: str = ""
     target: str = "cpu"
     caches: tuple[int, ...] = ()
+
+    @property
+    def target_name(self) -> str:
+        """Of the target that makes the code, under which a program has it."""
+        return self.target.partition(":")[0]
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features

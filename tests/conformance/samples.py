@@ -1,34 +1,31 @@
-"""Many samples as one native program: each sample is a subgraph of its own, so one compilation serves them all."""
+"""Samples of ops: with sizes for symbols and with symbols, one by one and many as one graph.
+
+Each sample is a subgraph of its own there, so one compilation serves them all."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
-from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
-from ingot.pipeline.build import build_program
-from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
-from ingot.support.native import Features
-from ingot.targets.cpu.workers import host_features
 
 # what types that programs have inside but not at their borders come in as
 BORDER = {"i4": i8, "u4": u8, "f8e5m2": u8, "f8e4m3fn": u8}
 Arrays = tuple[np.ndarray, ...]
-THREADS = 2
-HOST = host_features()
-_SSE = ("sse3", "sse4.1", "sse4.2", "ssse3", "popcnt", "cx16")
-_AVX2 = (*_SSE, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
-# this machine, and as an older one: schedules for machines without mask registers are others
-ISAS = {"native": HOST}
-if "avx512f" in HOST.features:
-    ISAS["avx2"] = Features(HOST.arch, _AVX2, "haswell")
+# sources without operands, and ops that hold graphs of static shapes, have nothing to make symbolic
+STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.RandomKey)
+# a group is what the pipeline makes, not what it takes
+OPS = [
+    c for c in Op.REGISTRY.values()
+    if c not in (Const, Input, Project, ops.Group) and c.__module__.startswith("ingot.ops")
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def together(samples: Sequence[Sample]) -> Together:
         for j, (t, x) in enumerate(zip(s.types, s.inputs, strict=True)):
             outside = BORDER.get(t.dtype.name, t.dtype)
             inputs.append(Input(f"x{i}_{j}", TensorType(outside, t.shape))())
-            arrays.append(_cast(x, outside))
+            arrays.append(cast(x, outside))
             own.append(_inside(inputs[-1], t.dtype))
         results = s.op(*own).results
         counts.append(len(results))
@@ -88,13 +85,18 @@ def together(samples: Sequence[Sample]) -> Together:
     return Together(graph, arrays, counts, dtypes)
 
 
-def run_samples(samples: Sequence[Sample], isa: Features = HOST) -> list[Arrays]:
-    """The native results of each sample."""
-    all_ = together(samples)
-    model = CompiledModel(build_program(all_.graph, isa, THREADS), threads=THREADS)
-    got = model(*all_.arrays)
-    flat = iter(_cast(np.asarray(g), t) for g, t in zip(_tuple(got), all_.dtypes, strict=True))
+def apart(all_: Together, got: Sequence[object]) -> list[Arrays]:
+    """The results of `all_` sample by sample, in their own types."""
+    flat = iter(cast(np.asarray(g), t) for g, t in zip(got, all_.dtypes, strict=True))
     return [tuple(next(flat) for _ in range(n)) for n in all_.counts]
+
+
+def static(cls: type[Op]) -> list[Sample]:
+    return [Sample.static(op, inputs) for op, inputs in cls.samples()]
+
+
+def symbolic(samples: Iterable[tuple[Op, Arrays]]) -> list[Sample]:
+    return [s for op, inputs in samples if (s := dynamic(op, inputs)) is not None]
 
 
 def _inside(x: Node, dtype: DType) -> Node:
@@ -103,7 +105,7 @@ def _inside(x: Node, dtype: DType) -> Node:
     return (ops.BitcastConvert if x.dtype.bits == dtype.bits else ops.Convert)(dtype)(x)
 
 
-def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+def cast(x: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype_of(x) == dtype:
         return x
     op = ops.BitcastConvert(dtype) if dtype_of(x).bits == dtype.bits else ops.Convert(dtype)
@@ -165,8 +167,3 @@ def _variants(op: Op, size: int, names: list[str]) -> Iterator[Op]:
 
 def _with(op: Op, field: str, value: tuple[DimLike, ...]) -> Op:
     return dataclasses.replace(op, **{field: value})  # type: ignore[arg-type]
-
-
-def _tuple(value: object) -> tuple:
-    return value if isinstance(value, tuple) else (value,)
-

@@ -1,0 +1,80 @@
+"""Another target's passes and schedules, and no code: what compiling does and costs without it, on any machine.
+
+    null                  as for this machine's CPU
+    null:cuda:sm_90a      as for that GPU
+
+Its programs have a plan, and kernel IR for code: they can be saved, looked at (`ingot dump`), and run by the kernel
+interpreter (`tests/conformance`); no device runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ingot.ir.kernel import Kernel
+from ingot.ir.kernel.show import show_kernel
+from ingot.ir.layout import Layout
+from ingot.ops.group import Group
+from ingot.pipeline.target import NamedPass, Options, Target, named, target_of
+from ingot.schedule.choice import Measured
+from ingot.schedule.lowered import Lowered
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+from ingot.support.native import Features
+from ingot.targets.text import TextAssembler
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of the target that is stood in for."""
+
+    target: Target[Any]
+    machine: Any
+
+
+class NullTarget:
+    """See `ingot.pipeline.target.Target`. Features are those of the other target, under the name "null:OTHER"."""
+
+    name = "null"
+    forms = ("ir",)
+    export = None
+
+    def features(self, asked: str) -> Features:
+        target, rest = named(asked or "native")
+        if target.name == self.name:
+            raise InputError("target", expected="null:NAME of another target", got=f"null:{asked}")
+        return replace(target.features(rest), target=f"{self.name}:{target.name}")
+
+    def prepare(self) -> None:
+        pass
+
+    def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
+        own = _own(features)
+        target = target_of(own)
+        return Machine(target, target.machine(own, threads, measured))
+
+    def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
+        own = _own(features)
+        return target_of(own).passes(own, options)
+
+    def lower(
+        self, group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        machine: Machine,
+    ) -> Lowered:  # fmt: skip
+        return machine.target.lower(group, ins, outs, constant, machine.machine)
+
+    def assembler(self, features: Features) -> TextAssembler:
+        return TextAssembler(features, show_kernel)
+
+    def source(self, kernel: Kernel, features: Features, form: str) -> str:
+        return show_kernel(kernel)
+
+
+def _own(features: Features) -> Features:
+    """Of the target that is stood in for."""
+    return replace(features, target=features.target.partition(":")[2])
+
+
+TARGET = NullTarget()

@@ -1,0 +1,122 @@
+"""The targets that the conformance suite runs on: a new one is an entry of `TARGETS`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ingot.ir.node import Graph, Op
+from ingot.pipeline.build import build_program
+from ingot.pipeline.target import features_of
+from ingot.runtime.cuda.device import DEVICE
+from ingot.runtime.executor import CompiledModel
+from ingot.support.native import Features
+from ingot.targets.cpu.workers import host_features
+from ingot.targets.cuda.triton import TYPES, print_kernel
+from tests.conformance.c import run_c
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.samples import Arrays, Sample, apart, together
+
+THREADS = 2
+HOST = host_features()
+_SSE = ("sse3", "sse4.1", "sse4.2", "ssse3", "popcnt", "cx16")
+_AVX2 = (*_SSE, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+# this machine, and as an older one: schedules for machines without mask registers are others
+ISAS = {"native": HOST}
+if "avx512f" in HOST.features:
+    ISAS["avx2"] = Features(HOST.arch, _AVX2, "haswell")
+# one of each kind of kernel
+QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "sort", "scatter", "while", "case"})
+_NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")
+H100 = "cuda:sm_90a"
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A target under test. run: the results of each sample; the folder is for files.
+
+    absent: why it cannot be run here, if so. skipped: ops without kernels there, and why. missing: element types that
+    it has none of, and why. fixed: why sizes are not made symbolic, if so. most: elements of a sample's operands.
+    quick: samples of an op in the fast set, of `QUICK` and of others. slow: samples in the slow set; None: all.
+    """
+
+    run: Callable[[Sequence[Sample], Path], list[Arrays]]
+    absent: str = ""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    fixed: str = ""
+    most: int | None = None
+    quick: tuple[int, int] = (12, 12)
+    slow: int | None = None
+
+    def takes(self, sample: Sample) -> bool:
+        if self.most is not None and sum(x.size for x in sample.inputs) > self.most:
+            return False
+        types = sample.op.infer(*sample.types)
+        results = types if isinstance(types, tuple) else (types,)
+        return not any(t.dtype.name in self.missing for t in (*sample.types, *results))
+
+    def why_not(self, cls: type[Op]) -> str:
+        return self.absent or self.skipped.get(cls.name, "")
+
+
+def _compiled(features: Features, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+    all_ = together(samples)
+    got = CompiledModel(build_program(all_.graph, features, THREADS), threads=THREADS)(*all_.arrays)
+    return apart(all_, got if isinstance(got, tuple) else (got,))
+
+
+def _printed_c(samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+    all_ = together(samples)
+    return apart(all_, run_c(all_.graph, all_.arrays, folder))
+
+
+def _interpreted(
+    target: str, printed: Callable[[Graph], None], samples: Sequence[Sample], folder: Path
+) -> list[Arrays]:
+    """By the meaning of its kernels; one after another, as the interpreter is slow."""
+    found: list[Arrays] = []
+    for s in samples:
+        one = together([s])
+        found += apart(one, run_checked(one.graph, one.arrays, target))
+        printed(one.graph)
+    return found
+
+
+def _as_triton(graph: Graph) -> None:
+    _, kernels = planned(graph, H100)
+    assert all(print_kernel(kernel).text.startswith("@triton.jit") for kernel in kernels.values())
+
+
+def _no_gpu() -> str:
+    refused = DEVICE.refusal(features_of(H100))
+    return "" if refused is None else str(refused)
+
+
+_NO_TILES = {name: "Triton has no such type" for name in _NARROW}
+assert not set(_NO_TILES) & {d.name for d in TYPES}
+
+TARGETS: dict[str, Runner] = {
+    "cpu": Runner(partial(_compiled, HOST)),
+    **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
+    "c": Runner(
+        _printed_c, absent="" if shutil.which("gcc") else "no gcc", quick=(4, 0), slow=4,
+        missing={name: "C has no such type" for name in _NARROW}, fixed="C is written for fixed sizes",
+    ),
+    "cuda": Runner(
+        partial(_compiled, features_of(H100)), absent=_no_gpu(), quick=(4, 4), slow=16, missing=_NO_TILES,
+        fixed="to be tried on a GPU",
+    ),
+    "null:cuda": Runner(
+        partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=_NO_TILES,
+        fixed="the kernel interpreter takes too long for more",
+    ),
+    "null:neon": Runner(
+        partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, most=500,
+        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"},
+        fixed="the kernel interpreter takes too long for more",
+    ),
+}  # fmt: skip
