@@ -30,12 +30,11 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
     """The results of `graph` by its kernels' semantics. Raises VerifyError where a kernel is malformed or leaves its
     buffers."""
     program, kernels = planned(graph, target)
-    inputs = [np.asarray(a, order="C") for a in arrays]
+    state = [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape) for s in program.state]
+    inputs = [*(np.asarray(a, order="C") for a in arrays), *state]
     binding = Binding(program, [a.shape for a in inputs])
-    outputs = [
-        np.zeros(shape, numpy_dtype(spec.dtype))
-        for spec, shape in zip(program.outputs, binding.output_shapes, strict=True)
-    ]
+    shapes = (*(s.shape for s in program.state), *binding.output_shapes)
+    outputs = [np.zeros(shape, numpy_dtype(r.dtype)) for r, shape in zip(program.results, shapes, strict=True)]
     memory: dict[int, np.ndarray] = {}
     for b in program.buffers:
         nbytes = evaluate(b.nbytes, binding.values)
@@ -63,4 +62,4 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
             for p, (i, _) in zip(kernel.params, step.args, strict=True)
         }
         run_kernel(kernel, buffers, {v.name: binding.values[v.name] for v in kernel.dims})
-    return tuple(outputs)
+    return tuple(outputs[len(state) :])

@@ -105,6 +105,7 @@ TARGETS: dict[str, Runner] = {
     "c": Runner(
         _printed_c, absent="" if shutil.which("gcc") else "no gcc", quick=(4, 0), slow=4,
         missing={name: "C has no such type" for name in _NARROW}, fixed="C is written for fixed sizes",
+        skipped={"random_key": "its seed is state, which C keeps none of"},
     ),
     "cuda": Runner(
         partial(_compiled, features_of(H100)), absent=_no_gpu(), quick=(4, 4), slow=16, missing=_NO_TILES,
