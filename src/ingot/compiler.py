@@ -64,9 +64,11 @@ def compile_model(
     text = isinstance(model, str) and "\n" in model
     path = Path(model) if isinstance(model, str | os.PathLike) and not text else None
     of_onnx = type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto"
+    kind = "stablehlo" if text else "" if path is None else _kind(path) if path.exists() else "onnx"
+    if path and kind == "torchscript":
+        return _compile_archive(path, example_inputs, dynamic, options)
     if (path or text or of_onnx) and example_inputs is not None:
         raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
-    kind = "stablehlo" if text else _kind(path) if path else ""
     if kind == "tensorflow" or _is_tensorflow(model):
         return _compile_tensorflow(path or model, example_inputs, dynamic, (signature, inputs, outputs), options)
     if inputs is not None or outputs is not None:
@@ -85,6 +87,8 @@ def compile_model(
     if path or of_onnx:
         known = {name: np.asarray(value) for name, value in (constants or {}).items()}
         return _compile_onnx(path or model, dynamic, known, options)
+    if _is_script(model):
+        return _compile_module(model, example_inputs, dynamic, options)
     if constants:
         raise InputError("constants", expected="none for a PyTorch model: close over them", got=list(constants))
     return _compile_torch(model, example_inputs, dynamic, options)
@@ -438,6 +442,43 @@ class TorchModel:
 
     def __reduce__(self) -> Any:
         return self.compiled.__reduce__()
+
+
+def _is_script(model: Any) -> bool:
+    torch_ = sys.modules.get("torch")
+    return torch_ is not None and isinstance(model, torch_.jit.ScriptModule)
+
+
+def _compile_archive(path: Path, example_inputs: Any, dynamic: Any, options: _Options) -> Any:
+    from ingot.frontends.torch.script import load
+
+    progress.report("read")
+    return _compile_script(load(path), example_inputs, dynamic, options)
+
+
+def _compile_module(module: Any, example_inputs: Any, dynamic: Any, options: _Options) -> Any:
+    from ingot.frontends.torch.script import extract
+
+    return _compile_script(extract(module), example_inputs, dynamic, options)
+
+
+def _compile_script(program: Any, example_inputs: Any, dynamic: Any, options: _Options) -> Any:
+    """A TorchScript program: one compiled program, or, where its attributes decide what it is, one for each state."""
+    from ingot.frontends.torch.script import Evaluator, ScriptedModel, arguments_of
+
+    inputs = arguments_of(program, example_inputs)
+
+    def build(evaluator: Any, arguments: Sequence[Any]) -> TorchModel:
+        return _compile_torch(evaluator, tuple(arguments), dynamic, options)
+
+    plain = Evaluator(program, program.attributes)
+    if not program.written:
+        return build(plain, inputs)
+    if plain.is_steady(inputs):
+        return build(Evaluator(program, program.attributes, buffers=True), inputs)
+    model = ScriptedModel(program, build)
+    model.for_inputs(*inputs)
+    return model
 
 
 def _exported(model: Any, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:

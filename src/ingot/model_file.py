@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Literal
 
 from ingot.runtime import artifact
 from ingot.support.files import open_regular
-from ingot.support.formats import Format, foreign
+from ingot.support.formats import SCRIPT, Format, foreign
 
-Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "artifact"]
+Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "artifact"]
 # MLIR: bytecode, or text that begins with a module, a function or an alias, comments before it
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
 _HEAD = 4096
@@ -36,4 +37,8 @@ def kind_of(path: Path) -> Kind | Format:
         return "stablehlo"
     if _TENSORFLOW.match(head):
         return "tensorflow"
-    return "torch" if head.startswith(_ZIP) else "onnx"
+    if not head.startswith(_ZIP):
+        return "onnx"
+    with zipfile.ZipFile(path) as archive:
+        scripted = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in archive.namelist())
+    return "torchscript" if scripted else "torch"

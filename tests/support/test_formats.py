@@ -52,7 +52,6 @@ def _archive(path: Path, *names: str) -> Path:
 
 def test_archives(tmp_path: Path) -> None:
     cases = {
-        "a TorchScript archive": ("net/constants.pkl", "net/code/__torch__.py", "net/data.pkl"),
         "a module or its weights, as torch.save writes, not a program": ("net/data.pkl", "net/data/0", "net/version"),
         "a Keras file": ("config.json", "metadata.json", "model.weights.h5"),
         "a zip archive": ("readme.txt",),
@@ -60,6 +59,7 @@ def test_archives(tmp_path: Path) -> None:
     for name, names in cases.items():
         found = foreign(_archive(tmp_path / "m", *names))
         assert found is not None and found.name == name
+    assert foreign(_archive(tmp_path / "s", "net/constants.pkl", "net/code/__torch__.py", "net/data.pkl")) is None
     assert foreign(_archive(tmp_path / "p", "p/archive_format", "p/models/model.json", "p/data/weights/w.pkl")) is None
     np.savez(tmp_path / "a.npz", x=np.zeros(2))
     found = foreign(tmp_path / "a.npz")

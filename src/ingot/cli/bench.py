@@ -16,7 +16,10 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
 
-DEFAULT = {"onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "artifact": ""}
+# the peers of each kind of model
+DEFAULT = {
+    "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "artifact": "",
+}  # fmt: skip
 
 
 def bench(

@@ -54,6 +54,9 @@ def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
         kind = kind_of(path)
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
+    if kind == "torchscript":
+        fix = "ingot.compile(path, example_inputs) in Python"
+        raise InputError(f"model {path}", expected="example inputs", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
         known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)

@@ -67,9 +67,9 @@ _OF_FILES: tuple[tuple[Callable[[bytes], bool], Format], ...] = (
     (_starts(b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"%PDF"), Format("a picture, a sound or a text", _TO_ONNX)),
 )
 
+SCRIPT = "constants.pkl"  # at the top of a TorchScript archive
 # of a zip archive: a file at its top, and what it says
 _OF_ARCHIVES: tuple[tuple[str, Format], ...] = (
-    ("constants.pkl", Format("a TorchScript archive", f"compile what it was made from: {_EXPORT}")),
     ("data.pkl", Format("a module or its weights, as torch.save writes, not a program", _TRUSTED)),
     ("model.weights.h5", Format("a Keras file", _KERAS)),
     ("MANIFEST.MF", Format("a Java archive", _TO_ONNX)),
@@ -117,6 +117,8 @@ def _of_archive(path: Path) -> Format | None:
         return Format("a damaged zip archive", "copy or export the file again")
     # a program has its weights pickled further down; at the top are modules and their weights
     top = {name.rsplit("/", 1)[-1] for name in names if name.count("/") <= 1}
+    if SCRIPT in top:
+        return None
     for name, found in _OF_ARCHIVES:
         if name in top:
             return found

@@ -1,0 +1,389 @@
+"""A partial evaluator of TorchScript: what is known is computed, what depends on tensors is called, and traced.
+
+    torch.export of Evaluator(program)  =  the program with ints, strings, lists, attributes and branches gone
+
+A module whose forward walks the nodes of a program. Python's values stand for what is known: numbers, strings, lists. A
+branch on them is the one that is taken, a loop over them is written out. Sizes are torch's symbolic ones where the
+caller wants them dynamic. A branch on a tensor's value is taken both ways, and its results are chosen among.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.frontends.torch.script.graph import Block, Node, Program
+from ingot.frontends.torch.script.scalars import QUESTIONS, SCALARS, dtype_of_code, format_of_code
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
+from ingot.support.limits import in_time, spend_node
+
+STATE = "attributes"
+_MOST_TURNS = 1 << 20
+_FOREVER = (1 << 63) - 1
+Env = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """A condition that only the run knows."""
+
+    tensor: torch.Tensor
+
+
+@dataclass
+class Outcome:
+    """What an evaluation left in attributes that it writes: known values, and which are tensors of the result.
+
+    It is an object of its own, as torch.export puts back what a forward sets of its module.
+    """
+
+    known: dict[str, Any] = field(default_factory=dict[str, Any])
+    changed: tuple[str, ...] = ()
+
+
+class Evaluator(nn.Module):
+    """forward: the program's arguments, behind the values of `state`, attributes that are tensors and set by it.
+
+    It returns the program's result and the new values of attributes that are tensors; `outcome` tells the others.
+    """
+
+    def __init__(
+        self, program: Program, known: Mapping[str, Any], state: Sequence[str] = (), *, buffers: bool = False
+    ) -> None:
+        """buffers: what the program writes are buffers of the module, which keep their types."""
+        super().__init__()
+        self.program = program
+        self.keeps = buffers
+        self.before = dict(known)
+        self.outcome = Outcome()
+        self.state = tuple(state)
+        self._buffers_of: dict[str, str] = {}
+        for path, value in self.before.items():
+            if isinstance(value, torch.Tensor):
+                name = path.replace(".", "_")
+                while hasattr(self, name):
+                    name += "_"
+                self._buffers_of[path] = name
+                self.register_buffer(name, value.detach())
+        self.forward = self._signed()
+        self.eval()
+
+    def _signed(self) -> Callable[..., Any]:
+        """`evaluate` with the signature that the arguments' names give."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [inspect.Parameter(STATE, kind)] if self.state else []
+        for a in self.program.arguments:
+            default = a.default if a.has_default else inspect.Parameter.empty
+            names.append(inspect.Parameter(a.name, kind, default=default))
+        signature = inspect.Signature(names)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = list(bound.arguments.values())
+            return self.evaluate(given[0] if self.state else (), given[1:] if self.state else given)
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        return forward
+
+    def evaluate(self, state: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
+        attributes: Env = {**self.before, **{p: getattr(self, b) for p, b in self._buffers_of.items()}}
+        if self.keeps:  # what was read stays what it was
+            attributes |= {p: attributes[p].clone() for p in self.program.written}
+        attributes |= zip(self.state, state, strict=True)
+        run = _Run(attributes)
+        (result,) = run.block(self.program.body, arguments, {})
+        result = _plain(result)
+        written = {p: attributes[p] for p in self.program.written}
+        changed = self.outcome.changed = tuple(p for p, v in written.items() if isinstance(v, torch.Tensor))
+        self.outcome.known = {p: v for p, v in written.items() if p not in changed}
+        if self.keeps:
+            for path, value in written.items():
+                getattr(self, self._buffers_of[path]).copy_(value)
+        return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
+
+    def is_steady(self, arguments: Sequence[Any]) -> bool:
+        """Whether what it writes are tensors alone, whose types stay."""
+        with torch.no_grad():
+            _, new = self.forward(*arguments)
+        old = [self.before[p] for p in self.program.written]
+        return len(new) == len(old) and all(
+            isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
+            for a, b in zip(old, new, strict=True)
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A result without conditions of the run: as tensors."""
+    if isinstance(value, _Truth):
+        return value.tensor
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(v) for v in value)
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def arguments_of(program: Program, example_inputs: Any) -> tuple[Any, ...]:
+    """Example inputs, a tensor, a tuple or a dict by name, as arguments in order. Raises InputError."""
+    if example_inputs is None:
+        names = ", ".join(a.name for a in program.arguments)
+        raise InputError("example_inputs", expected=f"example inputs ({names})", got="none")
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
+    signature = inspect.signature(Evaluator(program, {}).forward)
+    try:
+        if isinstance(example_inputs, Mapping):
+            return tuple(signature.bind(**example_inputs).arguments.values())
+        return tuple(signature.bind(*example_inputs).arguments.values())
+    except TypeError as e:
+        raise InputError(f"example_inputs do not fit forward: {e}") from e
+
+
+class _Raised(InputError):
+    """The program raises an error for these arguments."""
+
+
+@dataclass
+class _Run:
+    """One evaluation. attributes: what they are now."""
+
+    attributes: Env
+
+    def block(self, block: Block, arguments: Sequence[Any], outer: Env) -> tuple[Any, ...]:
+        env = {**outer, **dict(zip(block.inputs, arguments, strict=True))}
+        for node in block.nodes:
+            in_time(node.loc)
+            spend_node(node.loc)
+            results = self.node(node, [env[i] for i in node.inputs], env)
+            env.update(zip(node.outputs, results, strict=True))
+        return tuple(env[o] for o in block.outputs)
+
+    def node(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+        handler = _PRIM.get(n.kind)
+        if handler is not None:
+            return handler(self, n, args, env)
+        if n.kind in QUESTIONS:
+            return (QUESTIONS[n.kind](*args),)
+        return self.call(n, args)
+
+    def call(self, n: Node, args: list[Any]) -> Sequence[Any]:
+        """An op: of tensors, which torch runs, or of what is known."""
+        namespace, _, name = n.kind.partition("::")
+        base, _, overload = name.partition(".")
+        tensors = any(map(_holds_tensor, args))
+        if base in ("Bool", "is_nonzero") and tensors:
+            return (_Truth(args[0].reshape(()) != 0),)
+        if any(isinstance(a, _Truth) for a in args):
+            return (_of_truths(n, base, args),)
+        if base in ("Int", "Float", "IntImplicit", "FloatImplicit", "ScalarImplicit") and tensors:
+            return (args[0].item(),)
+        if base in SCALARS and (not tensors or _of_containers(base, args)):
+            return _results(n, SCALARS[base](*_without_alpha(n, base, args)))
+        if overload in ("prim_Device", "prim_dtype", "prim_other"):
+            return (_moved(args),)
+        if base in ("tensor", "as_tensor"):
+            return (torch.tensor(args[0], dtype=dtype_of_code(args[1])),)
+        packet = getattr(getattr(torch.ops, namespace), base, None)
+        op = None if packet is None else getattr(packet, overload or "default", None)
+        if op is None:
+            raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc)])
+        given = [(s, _argument(a, s)) for a, s in zip(args, op._schema.arguments, strict=False)]
+        named = {s.name: a for s, a in given if s.kwarg_only}
+        return _results(n, op(*(a for s, a in given if not s.kwarg_only), **named))
+
+    # control
+
+    def branch(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+        (test,) = args
+        if not isinstance(test, _Truth):
+            return self.block(n.blocks[0 if test else 1], (), env)
+        before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
+        visible = [*env.values(), *before.values()]
+        mark = _contents(visible)
+        for block in n.blocks:
+            self.attributes.clear()
+            self.attributes.update(before)
+            try:
+                ends.append((self.block(block, (), env), dict(self.attributes)))
+            except _Raised:  # a check of values: what it lets through is computed
+                continue
+        if _contents(visible) != mark:
+            reason = "a branch on a tensor's value that changes a tensor or a list in place"
+            raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)])
+        if not ends:
+            raise _Raised("every branch raises an error", where=n.loc)
+        self.attributes.clear()
+        if len(ends) == 1:
+            self.attributes.update(ends[0][1])
+            return ends[0][0]
+        (yes, then), (no, otherwise) = ends
+        for path in before:
+            self.attributes[path] = _chosen(n, test, then[path], otherwise[path])
+        return [_chosen(n, test, a, b) for a, b in zip(yes, no, strict=True)]
+
+    def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+        most, go, *carried = args
+        (body,) = n.blocks
+        turn = 0
+        while True:
+            if isinstance(go, _Truth) or isinstance(most, torch.Tensor):
+                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "a loop whose turns only the run counts")])
+            if not go or (most != _FOREVER and turn >= int(most)):
+                return carried
+            if turn >= _MOST_TURNS:
+                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MOST_TURNS} turns")])
+            go, *carried = self.block(body, (turn, *carried), env)
+            turn += 1
+
+
+def _contents(values: Iterable[Any]) -> list[object]:
+    """What tells whether tensors, and lists and dicts of them, were changed."""
+    found: list[object] = []
+    for v in values:
+        if isinstance(v, torch.Tensor):
+            found.append((id(v), v._version))
+        elif isinstance(v, list | tuple | dict):
+            found.append((id(v), len(v), *_contents(v.values() if isinstance(v, dict) else v)))
+        else:
+            found.append(id(v))
+    return found
+
+
+def _results(n: Node, result: Any) -> Sequence[Any]:
+    return (result,) if len(n.outputs) == 1 else () if not n.outputs else result
+
+
+def _holds_tensor(v: Any) -> bool:
+    return isinstance(v, torch.Tensor) or (isinstance(v, list | tuple) and any(map(_holds_tensor, v)))
+
+
+# these take lists for what they are, whatever is in them
+_LISTS = frozenset((
+    "len", "__getitem__", "append", "extend", "insert", "pop", "clear", "reverse", "copy", "list", "_set_item", "keys",
+    "values", "items", "get", "update", "__contains__", "slice", "add", "mul", "Delete",
+))  # fmt: skip
+
+
+def _of_containers(base: str, args: Sequence[Any]) -> bool:
+    return base in ("__is__", "__isnot__") or (base in _LISTS and isinstance(args[0], list | tuple | dict))
+
+
+def _without_alpha(n: Node, base: str, args: list[Any]) -> list[Any]:
+    """Numbers that stand for tensors have the arguments of tensors' ops."""
+    return args[:2] if base in ("add", "sub") and n.kind.endswith((".Tensor", ".Scalar")) else args
+
+
+def _moved(args: list[Any]) -> Any:
+    x, *rest = args
+    code = next((a for a in rest if isinstance(a, int) and not isinstance(a, bool)), None)
+    return x if code is None else x.to(dtype_of_code(code))
+
+
+def _argument(value: Any, schema: Any) -> Any:
+    """A value as the op takes it: TorchScript has numbers for types, and numbers in the place of tensors."""
+    kind = schema.real_type.str() if hasattr(schema, "real_type") else str(schema.type)
+    if value is None:
+        return None
+    if "ScalarType" in kind:
+        return dtype_of_code(value)
+    if "MemoryFormat" in kind:
+        return format_of_code(value)
+    if "Layout" in kind:
+        return torch.strided
+    if "Device" in kind:
+        return torch.device("cpu")
+    if kind in ("Tensor", "Optional[Tensor]", "Tensor?") and not isinstance(value, torch.Tensor):
+        return torch.scalar_tensor(value, dtype=_number_type(value))
+    return value
+
+
+def _number_type(value: Any) -> torch.dtype:
+    if isinstance(value, bool | torch.SymBool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int | torch.SymInt) else torch.float32
+
+
+def _of_truths(n: Node, base: str, args: list[Any]) -> Any:
+    """Logic of conditions."""
+    tensors = [a.tensor if isinstance(a, _Truth) else torch.scalar_tensor(a, dtype=torch.bool) for a in args]
+    ops: dict[str, Callable[..., torch.Tensor]] = {
+        "__not__": torch.logical_not, "__and__": torch.logical_and, "__or__": torch.logical_or,
+        "__xor__": torch.logical_xor, "eq": torch.eq, "ne": torch.ne,
+    }  # fmt: skip
+    if base in ("Int", "Float"):
+        return tensors[0].to(torch.int64 if base == "Int" else torch.float32).item()
+    if base not in ops:
+        raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a condition that only the run knows")])
+    return _Truth(ops[base](*tensors))
+
+
+def _chosen(n: Node, test: _Truth, a: Any, b: Any) -> Any:
+    """`test ? a : b`."""
+    if a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor | list | tuple | dict | _Truth) and a == b):
+        return a
+    if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
+        return type(a)(_chosen(n, test, x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, bool | _Truth) and isinstance(b, bool | _Truth):
+        pair = (v.tensor if isinstance(v, _Truth) else torch.scalar_tensor(v, dtype=torch.bool) for v in (a, b))
+        return _Truth(torch.where(test.tensor, *pair))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype:
+        return torch.where(test.tensor, a, b)
+    reason = "branches on a tensor's value whose results are not tensors of one type"
+    raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)])
+
+
+# --- ops that are the language's own
+
+
+def _error(run: _Run, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+    raise _Raised(f"the model raises: {args[0] if args else 'an error'}", where=n.loc)
+
+
+def _set_attribute(run: _Run, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+    run.attributes[n.attribute] = args[0]
+    return ()
+
+
+_Handler = Callable[[_Run, Node, list[Any], Env], Sequence[Any]]
+_PRIM: dict[str, _Handler] = {
+    "prim::Constant": lambda run, n, args, env: (_copied(n.value),),
+    "prim::GetAttr": lambda run, n, args, env: (run.attributes[n.attribute],),
+    "prim::SetAttr": _set_attribute,
+    "prim::If": lambda run, n, args, env: run.branch(n, args, env),
+    "prim::Loop": lambda run, n, args, env: run.loop(n, args, env),
+    "prim::ListConstruct": lambda run, n, args, env: (list(args),),
+    "prim::TupleConstruct": lambda run, n, args, env: (tuple(args),),
+    "prim::DictConstruct": lambda run, n, args, env: (dict(zip(args[::2], args[1::2], strict=True)),),
+    "prim::ListUnpack": lambda run, n, args, env: args[0],
+    "prim::TupleUnpack": lambda run, n, args, env: args[0],
+    "prim::TupleIndex": lambda run, n, args, env: (args[0][args[1]],),
+    "prim::NumToTensor.Scalar": lambda run, n, args, env: args,
+    "prim::NumToTensor.bool": lambda run, n, args, env: args,
+    "prim::NumToTensor": lambda run, n, args, env: args,
+    "prim::ImplicitTensorToNum": lambda run, n, args, env: args,
+    "prim::Uninitialized": lambda run, n, args, env: (None,),
+    "prim::unchecked_cast": lambda run, n, args, env: args,
+    "prim::unchecked_unwrap_optional": lambda run, n, args, env: args,
+    "aten::_unwrap_optional": lambda run, n, args, env: args,
+    "prim::RaiseException": _error,
+    "prim::Print": lambda run, n, args, env: (),
+    "aten::warn": lambda run, n, args, env: (),
+    "prim::min.int": lambda run, n, args, env: (SCALARS["min"](*args),),
+    "prim::max.int": lambda run, n, args, env: (SCALARS["max"](*args),),
+    "prim::min.float": lambda run, n, args, env: (SCALARS["min"](*args),),
+    "prim::max.float": lambda run, n, args, env: (SCALARS["max"](*args),),
+    "prim::min.self_int": lambda run, n, args, env: (min(args[0]),),
+    "prim::max.self_int": lambda run, n, args, env: (max(args[0]),),
+    "prim::rangelist": lambda run, n, args, env: (list(range(*args)),),
+    "prim::abs.Scalar": lambda run, n, args, env: (abs(args[0]),),
+}
+
+
+def _copied(value: Any) -> Any:
+    """A constant that the program may change."""
+    return list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value

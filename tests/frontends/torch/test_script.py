@@ -1,0 +1,273 @@
+"""TorchScript: scripted and traced modules with branches, loops, lists and attributes that they set."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ingot
+from ingot.frontends.torch import export_module, import_exported
+from ingot.frontends.torch.script import Evaluator, ScriptedModel, extract, load
+from ingot.frontends.torch.script.graph import read, write
+from ingot.model_file import kind_of
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+from tests.frontends.torch.agree import close, run
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 3, padding=1)
+        self.norm = nn.BatchNorm1d(3)
+        self.wide: bool = True
+
+    def forward(self, x: Tensor, mode: str = "relu") -> Tensor:
+        if x.dim() == 2:
+            x = x.unsqueeze(0)
+        y = self.norm(self.conv(x))
+        if mode == "relu" and self.wide:
+            y = torch.relu(y)
+        elif mode in ["tanh", "none"]:
+            y = torch.tanh(y) if mode == "tanh" else y
+        else:
+            raise ValueError(f"no such mode: {mode}")
+        return y.mean(dim=[0, 2])
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        seen: list[Tensor] = []
+        sizes: dict[str, int] = {"rows": x.size(0)}
+        for i, layer in enumerate(self.layers):
+            x = torch.sigmoid(layer(x)) * float(i + 1)
+            seen.append(x[:, : 4 - i])
+        seen.pop(0)
+        return torch.cat(seen, 1) / sizes["rows"], seen
+
+
+class Loops(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        total = torch.zeros_like(x[0])
+        i = 0
+        while i < n * 2:
+            if i % 3 == 2:
+                i += 1
+                continue
+            total = total * 0.5 + x[i % x.size(0)]
+            i += 1
+        for j in range(x.size(0)):
+            total[j % 4] += float(j)
+        return total
+
+
+class OnValues(nn.Module):
+    """Branches on what is in a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.isnan().any()):
+            raise ValueError("NaN")
+        if x.sum() > 0 and x.max() < 100:
+            y = x * 2
+        else:
+            y = -x
+        return y
+
+
+class Rnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = torch.zeros(x.size(1), 5), torch.zeros(x.size(1), 5)
+        out: list[Tensor] = []
+        for t in range(x.size(0)):
+            h, c = self.cell(x[t], (h, c))
+            out.append(h)
+        return torch.stack(out)
+
+
+class Types(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.arange(x.size(1), dtype=torch.int64, device=x.device).to(x.dtype)
+        z = torch.full([2, x.size(1)], 3, dtype=torch.float64) + torch.tensor([1.0, 2.0])[:, None]
+        scale = (x.size(1) // 2) ** 2 / max(x.size(0), 3)
+        return (x * y + z.sum(0)) * scale
+
+
+def _traced(net: nn.Module, *args: Tensor) -> torch.jit.ScriptModule:
+    module = torch.jit.trace(net.eval(), args)
+    assert isinstance(module, torch.jit.ScriptModule)
+    return module
+
+
+def _scripted(net: nn.Module) -> torch.jit.ScriptModule:
+    return torch.jit.script(net.eval())
+
+
+NET, IMAGE = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3)), torch.randn(1, 1, 6, 6)
+X, ROWS = torch.randn(2, 7), torch.randn(5, 4)
+CASES = {
+    "branches": (lambda: _scripted(Branches()), (X,)),
+    "branches of three": (lambda: _scripted(Branches()), (torch.randn(3, 2, 6), "tanh")),
+    "lists": (lambda: _scripted(Lists()), (ROWS,)),
+    "loops": (lambda: _scripted(Loops()), (ROWS, 3)),
+    "values": (lambda: _scripted(OnValues()), (torch.rand(3, 3),)),
+    "values, otherwise": (lambda: _scripted(OnValues()), (-torch.rand(3, 3),)),
+    "cells": (lambda: _scripted(Rnn()), (torch.randn(4, 2, 3),)),
+    "types": (lambda: _scripted(Types()), (torch.randn(2, 6),)),
+    "traced net": (lambda: _traced(NET, IMAGE), (IMAGE,)),
+    "traced sizes": (lambda: _traced(Types(), torch.randn(2, 6)), (torch.randn(2, 6),)),
+    "traced lstm": (lambda: _traced(nn.LSTM(3, 4), torch.randn(5, 1, 3)), (torch.randn(5, 1, 3),)),
+    "transformer": (
+        lambda: _scripted(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)), (torch.randn(2, 5, 8),)
+    ),
+}  # fmt: skip
+
+
+def _agree(module: nn.Module, expected: nn.Module, args: tuple[object, ...]) -> None:
+    imported = import_exported(export_module(module, args))
+    with torch.no_grad():
+        close(run(imported, *args), expected(*args))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modules(name: str):
+    make, args = CASES[name]
+    module = make()
+    program = extract(module)
+    _agree(Evaluator(program, program.attributes), module, args)
+
+
+def test_sizes_stay_dynamic():
+    module = _scripted(Branches())
+    program = extract(module)
+    evaluator = Evaluator(program, program.attributes)
+    imported = import_exported(export_module(evaluator, (torch.randn(3, 2, 6),), {"x": {0: "batch", 2: "n"}}))
+    assert [str(n.type) for n in imported.graph.inputs] == ["f32[batch,2,n]"]
+
+
+def test_errors_of_the_model_are_told():
+    program = extract(_scripted(Branches()))
+    with pytest.raises((InputError, ImportModelError), match="no such mode: sine"):
+        export_module(Evaluator(program, program.attributes), (X, "sine"))
+
+
+class Forever(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while bool(x.sum() < 10):
+            x = x * 2
+        return x
+
+
+def test_loops_on_values_are_refused():
+    program = extract(_scripted(Forever()))
+    with pytest.raises((UnsupportedOpError, ImportModelError), match="turns only the run counts"):
+        export_module(Evaluator(program, program.attributes), (X,))
+
+
+class InPlace(nn.Module):
+    def forward(self, x: Tensor, lists: bool) -> Tensor:
+        y, parts = x * 2, [x]
+        if bool(x.sum() > 0):
+            if lists:
+                parts.append(y)
+            else:
+                y.add_(1)
+        return torch.cat([y, parts[-1]])
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_branches_on_values_do_not_change_things(lists: bool):
+    program = extract(_scripted(InPlace()))
+    with pytest.raises((UnsupportedOpError, ImportModelError), match="changes a tensor or a list in place"):
+        export_module(Evaluator(program, program.attributes), (X, lists))
+
+
+class Stream(nn.Module):
+    """Its state begins empty, and a number of its own is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = torch.zeros(0)
+        self.seen: int = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.past) == 0:
+            self.past = torch.zeros(x.size(0), 2)
+        joined = torch.cat([self.past, x], 1)
+        self.past = joined[:, -2:]
+        self.seen = min(self.seen + 1, 2)
+        return joined.sum(1) * self.seen
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.total
+        self.total = self.total * 0.5 + x
+        return before + x
+
+
+def test_a_state_of_one_type_is_the_program_s():
+    module = _scripted(Counter())
+    compiled = ingot.compile(module, (torch.randn(3),))
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), module(x))
+    torch.testing.assert_close(compiled.state()["total"], module.total)
+
+
+def test_a_state_that_changes_type_has_programs():
+    module = _scripted(Stream())
+    compiled = ingot.compile(module, (torch.randn(2, 4),))
+    assert isinstance(compiled, ScriptedModel)
+    start = compiled.state()
+    inputs = [torch.randn(2, 4) for _ in range(4)]
+    results = [compiled(x) for x in inputs]
+    for x, got in zip(inputs, results, strict=True):
+        torch.testing.assert_close(got, module(x))
+    assert compiled.state()["seen"] == 2
+    compiled.set_state(start)
+    torch.testing.assert_close(compiled(inputs[0]), results[0])
+    with pytest.raises(InputError, match="decide what the program is"):
+        compiled.save("stream.ingot")
+
+
+def test_programs_as_files(tmp_path: Path):
+    module = _scripted(Lists())
+    write(extract(module), tmp_path)
+    program = read(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(Evaluator(program, program.attributes)(ROWS), module(ROWS))
+    (tmp_path / "program.json").write_text('["x", [], {"nodes": 3}, {}, []]')
+    with pytest.raises(ImportModelError, match="was not read"):
+        read(tmp_path)
+
+
+@pytest.mark.slow
+def test_archives(tmp_path: Path):
+    path = tmp_path / "net.pt"
+    module = _scripted(Branches())
+    module.save(str(path))
+    assert kind_of(path) == "torchscript"
+    torch.testing.assert_close(ingot.compile(path, (X,))(X), module(X))
+    damaged = tmp_path / "damaged.pt"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(damaged, "w") as out:
+        for name in whole.namelist():
+            out.writestr(name, b"def forward(" if name.endswith(".py") else whole.read(name))
+    with pytest.raises(ImportModelError, match="not a readable TorchScript archive"):
+        load(damaged)
