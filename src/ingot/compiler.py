@@ -123,6 +123,12 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
         from ingot.frontends.stablehlo import import_stablehlo
 
         return _opened(import_stablehlo(path or model, dynamic=dynamic, weights=weights))
+    if kind == "tensorflow":
+        from ingot.frontends.tensorflow import import_tensorflow
+
+        found = import_tensorflow(path or model, dynamic=dynamic)
+        _check_stateless(found.state)
+        return Opened(found.graph, lambda compiled: compiled)
     if _is_jax(model):
         from ingot.frontends.jax import import_jax
 
@@ -130,10 +136,13 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
         args = () if args is None else args if isinstance(args, tuple | list) else (args,)
         return _opened(import_jax(model, args, kwargs, dynamic=dynamic, weights=weights))
     imported = _imported(model, example_inputs, dynamic)
-    if imported.state:
-        names = list(imported.state)
-        raise InputError("the model", expected="no state that lasts from call to call", got=names)
+    _check_stateless(imported.state)
     return Opened(imported.graph, partial(_torch_model, imported), imported.inputs.flatten)
+
+
+def _check_stateless(state: Mapping[str, Any]) -> None:
+    if state:
+        raise InputError("the model", expected="no state that lasts from call to call", got=list(state))
 
 
 def _opened(imported: Any) -> Opened:
