@@ -1,37 +1,17 @@
-"""CPUs: the passes in order and why they stand there, the schedules, LLVM."""
+"""CPUs: what passes are to know of them, the schedules, LLVM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Graph, Node, Op
+from ingot.ir.node import Node, Op
 from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
-from ingot.passes.bodies import in_bodies
-from ingot.passes.core.crop import crop_unread
-from ingot.passes.core.dce import dce
-from ingot.passes.core.fold_constants import fold_constants
-from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.nest_concats import nest_concats
-from ingot.passes.core.precision import lower_precision
-from ingot.passes.core.quantized import lower_quantized
-from ingot.passes.core.reshaped_reductions import reduce_unreshaped
-from ingot.passes.core.simplify import simplify
-from ingot.passes.core.transposed_conv import split_transposed
-from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
-from ingot.passes.fusion.share_kernels import share_kernels
-from ingot.passes.model.bound_sizes import bound_sizes
-from ingot.passes.model.fold_batch_norm import fold_batch_norm
-from ingot.passes.model.fuse_attention import fuse_attention
-from ingot.passes.model.linear_order import order_linear
-from ingot.passes.model.lower import lower_model_ops
-from ingot.passes.model.merge_matmuls import merge_matmuls
-from ingot.pipeline.build import optimize
 from ingot.pipeline.cores import CORES
+from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import PLAIN, NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
@@ -59,44 +39,9 @@ def _has_kernel(node: Node) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(
-    options: Options = PLAIN, int8_dot: bool = False, outer: frozenset[str] = frozenset()
-) -> tuple[NamedPass, ...]:
-    """The passes for CPUs, in order. int8_dot: whether sums of products of bytes are one instruction; outer: the
-    symbols of the graphs around a body."""
-    tidy = partial(simplify, fast_math=options.fast_math)
-
-    def bodies(graph: Graph) -> Graph:
-        known = outer.union(graph.symbols())
-        return in_bodies(graph, lambda body: optimize(body, cpu_passes(options, int8_dot, known), outer=known))
-
-    return (
-        # on MODEL ops, while they still have their names
-        ("bound_sizes", bound_sizes),
-        ("fold_model", fold_constants),  # weights that the model transposes or slices
-        ("fold_batch_norm", fold_batch_norm),
-        ("order_linear", order_linear),  # behind norms, which are then a constant that is added
-        ("fuse_attention", fuse_attention),
-        ("merge_matmuls", merge_matmuls),
-        ("lower", lambda g: lower_model_ops(g, KEPT, _has_kernel)),
-        ("quantized", partial(lower_quantized, int8_dot=int8_dot)),
-        ("fold", fold_constants),
-        ("simplify", tidy),
-        ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
-        ("split_transposed", split_transposed),
-        # before layout, which weights are folded after
-        ("precision", partial(lower_precision, precision=options.precision)),
-        ("reshaped_reductions", reduce_unreshaped),
-        ("layout", assign_layouts),
-        ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
-        ("fold_layout", fold_constants),  # transposed weights
-        ("simplify_layout", tidy),
-        ("nest_concats", nest_concats),  # last, as simplification joins nested concats
-        ("dce", dce),
-        ("fuse", partial(fuse, policy=POLICY)),
-        ("share_kernels", share_kernels),
-        ("bodies", bodies),
-    )
+def cpu_passes(options: Options = PLAIN, int8_dot: bool = False) -> tuple[NamedPass, ...]:
+    """The passes for CPUs, in order. int8_dot: whether sums of products of bytes are one instruction."""
+    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, int8_dot))
 
 
 class CpuTarget:

@@ -1,0 +1,82 @@
+"""The passes that targets share, in order and why they stand there: from a MODEL graph to fused groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ingot.ir.node import Graph, Node, Op
+from ingot.passes.bodies import in_bodies
+from ingot.passes.core.crop import crop_unread
+from ingot.passes.core.dce import dce
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.nest_concats import nest_concats
+from ingot.passes.core.precision import lower_precision
+from ingot.passes.core.quantized import lower_quantized
+from ingot.passes.core.reshaped_reductions import reduce_unreshaped
+from ingot.passes.core.simplify import simplify
+from ingot.passes.core.transposed_conv import split_transposed
+from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.policy import FusionPolicy
+from ingot.passes.fusion.share_kernels import share_kernels
+from ingot.passes.model.bound_sizes import bound_sizes
+from ingot.passes.model.fold_batch_norm import fold_batch_norm
+from ingot.passes.model.fuse_attention import fuse_attention
+from ingot.passes.model.linear_order import order_linear
+from ingot.passes.model.lower import lower_model_ops
+from ingot.passes.model.merge_matmuls import merge_matmuls
+from ingot.pipeline.build import optimize
+from ingot.pipeline.target import NamedPass, Options
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
+    passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: whether sums of products
+    of bytes are one instruction. first: passes of the target's own in front of the others."""
+
+    policy: FusionPolicy
+    kept: frozenset[type[Op]]
+    has_kernel: Callable[[Node], bool]
+    int8_dot: bool = False
+    first: tuple[NamedPass, ...] = ()
+
+
+def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
+    """outer: the symbols of the graphs around a body."""
+    tidy = partial(simplify, fast_math=options.fast_math)
+
+    def bodies(graph: Graph) -> Graph:
+        known = outer.union(graph.symbols())
+        return in_bodies(graph, lambda body: optimize(body, common_passes(options, choices, known), outer=known))
+
+    return (
+        *choices.first,
+        # on MODEL ops, while they still have their names
+        ("bound_sizes", bound_sizes),
+        ("fold_model", fold_constants),  # weights that the model transposes or slices
+        ("fold_batch_norm", fold_batch_norm),
+        ("order_linear", order_linear),  # behind norms, which are then a constant that is added
+        ("fuse_attention", fuse_attention),
+        ("merge_matmuls", merge_matmuls),
+        ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
+        ("quantized", partial(lower_quantized, int8_dot=choices.int8_dot)),
+        ("fold", fold_constants),
+        ("simplify", tidy),
+        ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
+        ("split_transposed", split_transposed),
+        # before layout, which weights are folded after
+        ("precision", partial(lower_precision, precision=options.precision)),
+        ("reshaped_reductions", reduce_unreshaped),
+        ("layout", assign_layouts),
+        ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
+        ("fold_layout", fold_constants),  # transposed weights
+        ("simplify_layout", tidy),
+        ("nest_concats", nest_concats),  # last, as simplification joins nested concats
+        ("dce", dce),
+        ("fuse", partial(fuse, policy=choices.policy)),
+        ("share_kernels", share_kernels),
+        ("bodies", bodies),
+    )
