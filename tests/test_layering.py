@@ -35,6 +35,7 @@ LAZY = {
     ("__init__", "compiler"),
     ("__init__", "exporter"),
     ("__init__", "quantization"),
+    ("quantization/run", "quantization"),  # what needs ONNX
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),
     ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name
@@ -45,6 +46,7 @@ HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {
     "frontends/onnx": {"onnx", "google"},
+    "quantization/onnx_model": {"onnx"},
     "frontends/torch": {"torch", "sympy"},
     "frontends/jax": {"jax"},
     "cli": {"typer", "rich"},

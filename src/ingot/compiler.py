@@ -97,11 +97,13 @@ def compile_model(
 @dataclass(frozen=True)
 class Opened:
     """A model as a graph, and the way back. wrap: what users call, of a compiled model with the graph's signature.
-    flatten: the model's own arguments to the graph's inputs; None where these are its arguments."""
+    flatten: the model's own arguments to the graph's inputs; None where these are its arguments. of_onnx: what it came
+    as."""
 
     graph: Graph
     wrap: Callable[[CompiledProgram], Any]
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
+    of_onnx: bool = False
 
 
 def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights: Any = None) -> Opened:
@@ -113,7 +115,7 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
     kind = _kind(path) if path else "stablehlo" if isinstance(model, str) else ""
     if kind == "onnx" or type(model).__module__.startswith("onnx") or type(model).__name__ == "ModelProto":
         try:
-            return Opened(_import_onnx(path or model, dynamic, {}, None), lambda compiled: compiled)
+            return Opened(_import_onnx(path or model, dynamic, {}, None), lambda compiled: compiled, of_onnx=True)
         except _NeedsHost as needs:
             raise InputError("the model", expected="one program", got="one that takes turns with the host") from needs
     if isinstance(kind, Format) or kind in _OTHERS:
@@ -123,12 +125,17 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
         from ingot.frontends.stablehlo import import_stablehlo
 
         return _opened(import_stablehlo(path or model, dynamic=dynamic, weights=weights))
-    if kind == "tensorflow":
-        from ingot.frontends.tensorflow import import_tensorflow
+    if kind == "tensorflow" or _is_tensorflow(model):
+        from ingot.frontends.tensorflow import import_tensorflow, of_function
 
-        found = import_tensorflow(path or model, dynamic=dynamic)
-        _check_stateless(found.state)
-        return Opened(found.graph, lambda compiled: compiled)
+        if path:
+            return _stateless(import_tensorflow(path, dynamic=dynamic))
+        function = of_function(model, example_inputs)
+        return _stateless(import_tensorflow(function.program, dynamic=dynamic), function)
+    if path and kind == "tflite":
+        from ingot.frontends.tflite import import_tflite
+
+        return _stateless(import_tflite(path, dynamic=dynamic))
     if _is_jax(model):
         from ingot.frontends.jax import import_jax
 
@@ -138,6 +145,18 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
     imported = _imported(model, example_inputs, dynamic)
     _check_stateless(imported.state)
     return Opened(imported.graph, partial(_torch_model, imported), imported.inputs.flatten)
+
+
+def _stateless(imported: Any, function: Any = None) -> Opened:
+    """Of an imported model that is called with arrays, or as the function that it was made of."""
+    _check_stateless(imported.state)
+    if function is None:
+        return Opened(imported.graph, lambda compiled: compiled)
+
+    def wrap(compiled: CompiledProgram) -> Any:
+        return FrameworkModel(compiled, function.flatten, function.unflatten)
+
+    return Opened(imported.graph, wrap, function.flatten)
 
 
 def _check_stateless(state: Mapping[str, Any]) -> None:

@@ -11,11 +11,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import ingot
+from ingot.cli import app
 from ingot.quantization.bench import Bench, Built
+from ingot.quantization.report import Report
 from ingot.quantization.search import ConstraintError
-from ingot.support.errors import InputError
+from ingot.support.errors import ArtifactError, InputError
 from tests.quantization import nets
 
 
@@ -69,6 +72,29 @@ def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
     receipt = json.loads(loaded.program.meta["quantization"])
     assert [r["format"] for r in receipt["rows"]] == ["int8", "int8"]
     assert receipt["seed"] == 0
+    told = Report.of_receipt(loaded.program.meta["quantization"])
+    assert told.text() == report.text()
+    with pytest.raises(ArtifactError, match="receipt of a quantized model"):
+        Report.of_receipt('{"rows": [3]}')
+    made.save_onnx(tmp_path / "q.onnx")
+    again = ingot.compile(tmp_path / "q.onnx", threads=1)(X)
+    assert np.abs(again - got).mean() < 5e-3 * np.abs(got).max()
+
+
+def test_the_command_line(tmp_path: Path):
+    onnx.save(model(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=X)
+    arguments = ["--samples", "data.npz", "--batch", "4", "--threads", "1", "--formats", "int8", "--html", "r.html"]
+    arguments = [str(tmp_path / a) if a.endswith((".npz", ".html")) else a for a in arguments]
+    runner = CliRunner()
+    made = runner.invoke(app, ["quantize", str(tmp_path / "net.onnx"), "--onnx", str(tmp_path / "q.onnx"), *arguments])
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "q.onnx").exists()
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    told = runner.invoke(app, ["explain", str(tmp_path / "net.ingot")])
+    assert "calls it has not seen" in told.output
+    refused = runner.invoke(app, ["quantize", str(tmp_path / "net.onnx"), "--latency-ms", "0.001", *arguments])
+    assert refused.exit_code == 2
 
 
 def test_a_metric_and_labels():

@@ -17,6 +17,8 @@ from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.quantization.report import Report
+from ingot.runtime import artifact
 from ingot.support.files import atomic_write
 
 
@@ -42,12 +44,16 @@ def explain(
     \b
     ingot explain model.onnx
     ingot explain model.onnx --html report.html --trace trace.json --size batch=8
+    ingot explain quantized.ingot                   which op computes in which format, and what it costs
     """
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         for path in (html, trace):
             if path is not None:
                 writable(path)
+        if source.kind == "artifact" and (receipt := artifact.load(source.path).meta.get("quantization")):
+            _print_receipt(receipt, as_json)
+            return
         graph = read_graph(source)
         built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
         feeds = random_inputs(built.program, graph, size)
@@ -60,6 +66,15 @@ def explain(
         print_json(asdict(found))
         return
     _print_explanation(found, top)
+
+
+def _print_receipt(receipt: str, as_json: bool) -> None:
+    """What a quantized artifact says of itself."""
+    report = Report.of_receipt(receipt)
+    if as_json:
+        print(report.to_json())
+    else:
+        out.print(escape(report.text()), highlight=False)
 
 
 def _print_explanation(e: explaining.Explanation, top: int) -> None:

@@ -37,6 +37,9 @@ def quantize(
         Path | None, typer.Option(help="A file that keeps what was measured, to go on or to repeat.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one self-contained page.")] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="Write the ONNX model with its formats, too.")
+    ] = None,
     threads: Threads = None,
     dim: Dims = None,
     limit: Limit = None,
@@ -55,14 +58,17 @@ def quantize(
     with presented(as_json, limit):
         source = open_source(model, parse_dims(dim or []))
         path = writable(model.with_suffix(".ingot") if output is None else output)
-        if html is not None:
-            writable(html)
+        for beside in (html, onnx):
+            if beside is not None:
+                writable(beside)
         read: Any = read_torch(source)[1] if source.kind == "torch" else source.path
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
         dims = dict(source.dims) or None
         made = quantize_model(read, _read(samples), dynamic=dims, batch=batch, table=table, asked=asked)
         made.save(path)
+        if onnx is not None:
+            made.save_onnx(onnx)
         if html is not None:
             made.report.write_html(html)
     if as_json:

@@ -17,7 +17,7 @@ from ingot.support.dataclass import dataclass
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
 BINS, LEVELS = 2048, 256
-PARTS, ROWS = 4, 64  # calls of which a part is kept to try rounding on, and rows of each
+PARTS, ROWS = 4, 32  # calls of which a part is kept to try rounding on, and rows of each
 _TAIL = 1e-4
 _CUTS = np.linspace(0.2, 1.0, 41)
 

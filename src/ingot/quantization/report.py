@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ingot.quantization.search import Point, frontier
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import printable
+from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
 
 
@@ -83,6 +83,21 @@ class Report:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_receipt(text: str) -> Report:
+        """What `receipt` gave. Raises ArtifactError for another text: a file is anybody's."""
+        try:
+            told = json.loads(text)
+            rows = tuple(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in told.pop("rows"))
+            pairs = {name: tuple(told.pop(name)) for name in ("float_scores", "scores", "samples")}
+            report = Report(rows=rows, points=(), **pairs, **told)
+            report.text()  # shows each number
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ArtifactError(
+                "the receipt of a quantized model", got=str(error), fix="save the model again"
+            ) from error
+        return report
 
     def receipt(self) -> str:
         """What an artifact keeps: JSON without the points that were not chosen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,20 @@ class Asked:
 class QuantizedModel:
     """A compiled model, called as what `ingot.compile` returns for the model; `report` tells how it was made."""
 
-    def __init__(self, compiled: Any, report: Report, graph: Graph) -> None:
-        self.compiled, self.report, self.graph = compiled, report, graph
+    def __init__(self, compiled: Any, report: Report, graph: Graph, write_onnx: Callable[[Path], None]) -> None:
+        """graph: with each product in its format."""
+        self.compiled, self.report, self.graph, self._write_onnx = compiled, report, graph, write_onnx
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled(*args, **kwargs)
+
+    def save_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write the ONNX model that this one was made of with its formats: QuantizeLinear and DequantizeLinear around
+        products, MatMulNBits for weights in blocks.
+
+        Raises InputError for a model that came in another form, and where a product is none of the file's own.
+        """
+        self._write_onnx(Path(path))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
@@ -96,7 +105,7 @@ def quantize_model(
     began = time.monotonic()
     read = opened(model, example_inputs, dynamic)
     given = read_samples(read.graph, samples, labels, batch, read.flatten)
-    work = _Work(read, given, asked, Path(table) if table is not None else None, began)
+    work = _Work(model, read, given, asked, Path(table) if table is not None else None, began)
     return work.run()
 
 
@@ -118,8 +127,10 @@ def _check(asked: Asked) -> None:
 class _Work:
     """One quantization: its model, samples and measurements."""
 
-    def __init__(self, read: Opened, samples: Samples, asked: Asked, table: Path | None, began: float) -> None:
-        self.read, self.asked, self.began = read, asked, began
+    def __init__(
+        self, model: Any, read: Opened, samples: Samples, asked: Asked, table: Path | None, began: float
+    ) -> None:
+        self.model, self.read, self.asked, self.began = model, read, asked, began
         self.threads = thread_count(asked.threads)
         self.graph = prepared(read.graph)
         self.groups = find_groups(self.graph)
@@ -251,7 +262,16 @@ class _Work:
         built = self.best[1] if kept and self.best else self.bench.build(chosen.formats)
         report = self._report(chosen, search, options, built)
         program = with_receipt(built.program, report.receipt())
-        return QuantizedModel(self.read.wrap(CompiledModel(program, threads=self.threads)), report, graph)
+        compiled = self.read.wrap(CompiledModel(program, threads=self.threads))
+        return QuantizedModel(compiled, report, graph, partial(self._write_onnx, chosen.formats))
+
+    def _write_onnx(self, formats: Formats, path: Path) -> None:
+        if not self.read.of_onnx:
+            got = type(self.model).__name__
+            raise InputError("save_onnx", expected="a model that came as ONNX", got=got, fix="export it to ONNX first")
+        from ingot.quantization.onnx_model import write_onnx  # needs an extra
+
+        write_onnx(self.model, path, self.groups, self.recipe, formats)
 
     def _report(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]], built: Built) -> Report:
         judge, names = self.judges[1], [spec.name for spec in built.program.outputs]

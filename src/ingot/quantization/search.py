@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ingot.quantization.formats import FLOAT, Formats
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import IngotError, message
+from ingot.support.errors import InputError, message
 
 _KEPT = 0.8  # of the error that is allowed, for what the search sees: the rest is for what it does not
 PROMISED = 0.95  # of a latency that is asked for: what the measured one must be below
@@ -64,7 +64,7 @@ class Point:
         return quick and (goals.nbytes is None or self.nbytes <= goals.nbytes)
 
 
-class ConstraintError(IngotError):
+class ConstraintError(InputError):
     """No choice of formats that was tried keeps all constraints. points: the nearest, none better in all respects."""
 
     def __init__(self, what: str, points: Sequence[Point]) -> None:

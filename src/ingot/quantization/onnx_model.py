@@ -1,0 +1,224 @@
+"""The ONNX model that a quantized one was made of, with its formats written down: for other runtimes.
+
+    MatMul(x, W)   ->   MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(levels of W))       int8
+                        MatMul(DequantizeLinear(DynamicQuantizeLinear(x)), ...)                          int8-dynamic
+                        MatMulNBits(x, packed levels)                                                    weight8, 4
+
+Norms that Ingot folds into weights stay as nodes: the factor of each output channel leaves the levels' scale for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ingot.ir.types import f16
+from ingot.quantization.formats import DYNAMIC, FLOAT, STORED, Formats, Recipe
+from ingot.quantization.sites import Group, Site
+from ingot.quantization.weights import Blocks, Channels
+from ingot.support.errors import InputError
+from ingot.support.files import atomic_write
+
+_OPSET = 13  # the first whose DequantizeLinear has a scale for each channel
+_TOLERANCE = 1e-4  # of weights from the file's, but for a factor of each channel
+_MICROSOFT = "com.microsoft"
+
+
+def write_onnx(source: Any, path: Path, groups: Sequence[Group], recipe: Recipe, formats: Formats) -> None:
+    """Raises InputError where a product is none of the file's own nodes or its weights are others than the file's."""
+    model = (
+        onnx.load(str(source))
+        if isinstance(source, str | Path)
+        else onnx.ModelProto.FromString(source.SerializeToString())
+    )
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if opset < _OPSET:
+        fix = "onnx.version_converter.convert_version(model, 17)"
+        raise InputError("an ONNX model to write formats into", expected=f"opset {_OPSET} or later", got=opset, fix=fix)
+    writer = _Writer(model, recipe)
+    for group in groups:
+        form = formats.get(group.name, FLOAT)
+        if form != FLOAT:
+            for site in group.sites:
+                writer.rewrite(group, site, form)
+    atomic_write(path, [writer.finished().SerializeToString()])
+
+
+class _Writer:
+    def __init__(self, model: onnx.ModelProto, recipe: Recipe) -> None:
+        self.model, self.recipe = model, recipe
+        self.nodes = {n.name or f"{n.op_type}_{i}": n for i, n in enumerate(model.graph.node)}
+        self.constants = {t.name: t for t in model.graph.initializer}
+        for n in model.graph.node:
+            if n.op_type == "Constant" and n.attribute and n.attribute[0].name == "value":
+                self.constants[n.output[0]] = n.attribute[0].t
+        self.before: dict[int, list[onnx.NodeProto]] = {}
+        self.after: dict[int, list[onnx.NodeProto]] = {}
+        self.values: dict[tuple[str, str, str], str] = {}
+        self.added = 0
+
+    def rewrite(self, group: Group, site: Site, form: str) -> None:
+        node = self.nodes.get(site.node.loc)
+        if node is None or len(node.input) < 2 or node.input[1] not in self.constants:
+            where = "a node of the model's main graph with constant weights"
+            raise InputError(
+                f"{site.name} cannot be written to ONNX", expected=where, got=node.op_type if node else "none"
+            )
+        factors = self._channel_factors(site, numpy_helper.to_array(self.constants[node.input[1]]))
+        shift = None
+        if form in STORED:
+            self._narrow(node, form)
+        else:
+            quantized = self.recipe.weights(group, site, form)
+            shift = self.recipe.shift(group, site, form, quantized.value(site))
+            if isinstance(quantized, Blocks):
+                self._in_blocks(node, site, quantized, factors)
+            else:
+                node.input[0] = self._rounded(node, group, site, form)
+                node.input[1] = self._dequantized(node, site, quantized, factors)
+        if shift is not None and shift.any():
+            self._shifted(node, site, shift / factors)
+
+    def _channel_factors(self, site: Site, own: np.ndarray) -> np.ndarray:
+        """What each output channel of the file's weights is multiplied with in the compiled model."""
+        w = site.weight()
+        if own.shape != w.shape:
+            raise InputError(f"{site.name} cannot be written to ONNX", expected=f"weights {w.shape}", got=own.shape)
+        a, b = site.by_channel(own.astype(np.float64)), site.by_channel(w.astype(np.float64))
+        squares = (a * a).sum(1)
+        factors = np.where(squares > 0, (a * b).sum(1) / np.where(squares > 0, squares, 1), 1.0)
+        factors = np.where(factors == 0, 1.0, factors)
+        if np.abs(a * factors[:, None] - b).max() > _TOLERANCE * max(np.abs(b).max(), 1e-30):
+            what = "the file's weights but for a factor of each output channel"
+            raise InputError(f"{site.name} cannot be written to ONNX", expected=what, got="others")
+        return factors.astype(np.float32)
+
+    def _constant(self, value: np.ndarray, what: str, kind: int | None = None) -> str:
+        self.added += 1
+        name = f"ingot.{what}.{self.added}"
+        if kind is None:
+            tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        else:
+            tensor = helper.make_tensor(name, kind, value.shape, value.tobytes(), raw=True)
+        self.model.graph.initializer.append(tensor)
+        return name
+
+    def _node(
+        self, at: onnx.NodeProto, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
+    ) -> list[str]:
+        """A node in front of `at`."""
+        self.added += 1
+        names = [f"ingot.{op}.{self.added}.{i}" for i in range(outputs)]
+        made = helper.make_node(op, inputs, names, f"ingot.{op}.{self.added}", **attributes)
+        self.before.setdefault(id(at), []).append(made)
+        return names
+
+    def _rounded(self, at: onnx.NodeProto, group: Group, site: Site, form: str) -> str:
+        key = (at.input[0], form, group.name)
+        if key in self.values:
+            return self.values[key]
+        rounding, x = self.recipe.rounding(group, form), at.input[0]
+        if rounding.factors is not None:
+            shape = [-1 if d == group.axis else 1 for d in range(group.value.type.rank)]
+            (x,) = self._node(at, "Mul", [x, self._constant(rounding.factors.reshape(shape), "factors")])
+        if form == DYNAMIC:
+            q, scale, zero = self._node(at, "DynamicQuantizeLinear", [x], 3)
+        else:
+            assert rounding.levels is not None
+            scale = self._constant(np.array(rounding.levels.scale, np.float32), "scale")
+            zero = self._constant(np.array(rounding.levels.zero, np.uint8), "zero")
+            (q,) = self._node(at, "QuantizeLinear", [x, scale, zero])
+        (self.values[key],) = self._node(at, "DequantizeLinear", [q, scale, zero])
+        return self.values[key]
+
+    def _dequantized(self, at: onnx.NodeProto, site: Site, weights: Channels, factors: np.ndarray) -> str:
+        q = np.where(site.per_channel(factors) < 0, -weights.q, weights.q).astype(np.int8)
+        inputs = [self._constant(q, "levels"), self._constant(weights.scale / np.abs(factors), "scales")]
+        inputs.append(self._constant(np.zeros(len(factors), np.int8), "zeros"))
+        return self._node(at, "DequantizeLinear", inputs, axis=site.axes.out)[0]
+
+    def _in_blocks(self, node: onnx.NodeProto, site: Site, weights: Blocks, factors: np.ndarray) -> None:
+        """`node` as MatMulNBits, and its bias behind it."""
+        flags = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type not in ("MatMul", "Gemm") or flags.get("transA") or flags.get("alpha", 1.0) != 1.0:
+            plain = "a MatMul, or a Gemm with neither alpha nor transA"
+            raise InputError(f"{site.name} cannot be written to ONNX", expected=plain, got=node.op_type)
+        if (factors < 0).any():
+            raise InputError(
+                f"{site.name} cannot be written to ONNX", expected="factors above 0", got="a negative norm"
+            )
+        n, count, block = weights.q.shape
+        scales = weights.scale / factors.reshape(-1, 1, 1)
+        zeros = weights.zero.reshape(n, count).astype(np.uint8)
+        packed = weights.q
+        if weights.bits == 4:
+            packed = packed[..., ::2] | packed[..., 1::2] << 4
+            zeros = np.pad(zeros, ((0, 0), (0, count % 2)))
+            zeros = zeros[:, ::2] | zeros[:, 1::2] << 4
+        constants = (packed, "levels"), (scales.reshape(-1).astype(np.float32), "scales"), (zeros.reshape(-1), "zeros")
+        inputs = [node.input[0], *(self._constant(value, what) for value, what in constants)]
+        bias = node.input[2] if len(node.input) > 2 and node.input[2] and flags.get("beta", 1.0) != 0 else ""
+        if bias and flags.get("beta", 1.0) != 1.0:
+            raise InputError(f"{site.name} cannot be written to ONNX", expected="a beta of 1", got=flags["beta"])
+        sizes = {"K": weights.depth, "N": n, "bits": weights.bits, "block_size": block}
+        made = helper.make_node("MatMulNBits", inputs, list(node.output), node.name, domain=_MICROSOFT, **sizes)
+        node.CopyFrom(made)
+        if bias:
+            self._added(node, bias)
+        if all(o.domain != _MICROSOFT for o in self.model.opset_import):
+            self.model.opset_import.append(helper.make_opsetid(_MICROSOFT, 1))
+
+    def _narrow(self, node: onnx.NodeProto, form: str) -> None:
+        stored = STORED[form]
+        kind = TensorProto.FLOAT16 if stored == f16 else TensorProto.BFLOAT16
+        w = numpy_helper.to_array(self.constants[node.input[1]]).astype(stored.numpy)
+        (node.input[1],) = self._node(node, "Cast", [self._constant(w, "weights", kind)], to=TensorProto.FLOAT)
+        if stored != f16:
+            (x,) = self._node(node, "Cast", [node.input[0]], to=kind)
+            (node.input[0],) = self._node(node, "Cast", [x], to=TensorProto.FLOAT)
+
+    def _shifted(self, node: onnx.NodeProto, site: Site, shift: np.ndarray) -> None:
+        rank = site.node.type.rank
+        shape = [-1 if d == site.axes.result else 1 for d in range(rank)]
+        self._added(node, self._constant(shift.reshape(shape).astype(np.float32), "shift"))
+
+    def _added(self, node: onnx.NodeProto, term: str) -> None:
+        """`term` added to the node's result, under its name."""
+        self.added += 1
+        name = node.output[0]
+        # what was added before stays behind what is added now
+        node.output[0] = f"ingot.product.{self.added}"
+        made = helper.make_node("Add", [node.output[0], term], [name], f"ingot.Add.{self.added}")
+        self.after.setdefault(id(node), []).insert(0, made)
+
+    def finished(self) -> onnx.ModelProto:
+        nodes = [
+            n
+            for node in self.model.graph.node
+            for n in (*self.before.get(id(node), ()), node, *self.after.get(id(node), ()))
+        ]
+        copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+        read = {name for n in copies for name in n.input} | {o.name for o in self.model.graph.output}
+        read |= {name for n in copies for a in n.attribute for g in (a.g, *a.graphs) for name in _names(g)}
+        kept = [
+            onnx.TensorProto.FromString(t.SerializeToString()) for t in self.model.graph.initializer if t.name in read
+        ]
+        del self.model.graph.node[:], self.model.graph.initializer[:]
+        self.model.graph.node.extend(copies)
+        self.model.graph.initializer.extend(kept)
+        return self.model
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """What the nodes of a graph inside of another read."""
+    found = {name for n in graph.node for name in n.input} | {o.name for o in graph.output}
+    for n in graph.node:
+        for a in n.attribute:
+            for g in (a.g, *a.graphs):
+                found |= _names(g)
+    return found

@@ -1,0 +1,90 @@
+"""Formats written into the ONNX model: what ONNX Runtime and Ingot's own importer make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ingot.frontends.onnx import import_onnx
+from ingot.ir.interp import interpret
+from ingot.quantization.calibrate import Probe
+from ingot.quantization.formats import FORMATS, Recipe, formed, offered
+from ingot.quantization.onnx_model import write_onnx
+from ingot.quantization.rounding import roundings
+from ingot.quantization.sites import find_groups, prepared
+from ingot.support.errors import InputError
+from tests.quantization import nets
+
+
+def model() -> onnx.ModelProto:
+    """A convolution with a norm whose factors have both signs, a Gemm, a MatMul of 40 channels: a block and a part."""
+    weights = {"W": nets.normal(1, 5, 2, 3, 3), "G": nets.normal(2, 40, 80), "b": nets.normal(3, 40)}
+    weights |= {name: nets.normal(5 + i, 5) for i, name in enumerate(("scale", "bias", "mean"))}
+    weights |= {"M": nets.normal(4, 40, 3), "var": np.abs(nets.normal(8, 5)) + 1}
+    nodes = [
+        helper.make_node("Conv", ["x", "W"], ["c"], "conv", pads=[0, 0, 0, 0]),
+        helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"], "norm"),
+        helper.make_node("Relu", ["n"], ["r"], "relu"),
+        helper.make_node("Flatten", ["r"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "G", "b"], ["g"], "gemm", transB=1),
+        helper.make_node("Tanh", ["g"], ["t"], "tanh"),
+        helper.make_node("MatMul", ["t", "M"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2, 6, 6])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "net", [x], [y], [numpy_helper.from_array(w, k) for k, w in weights.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+X = [(nets.normal(50 + i, 3, 2, 6, 6),) for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def case():
+    graph = prepared(import_onnx(model()))
+    groups = find_groups(graph)
+    probe = Probe(graph, groups, 1)
+    seen = probe.calibrate(X)
+    return graph, groups, Recipe(seen, roundings(groups, seen, FORMATS), probe.moments(X))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_file_means_what_the_compiled_model_computes(case, form: str, tmp_path: Path):
+    ort = pytest.importorskip("onnxruntime")
+    graph, groups, recipe = case
+    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
+    path = tmp_path / "written.onnx"
+    write_onnx(model(), path, groups, recipe, formats)
+    onnx.checker.check_model(str(path))
+    (want,) = interpret(formed(graph, groups, recipe, formats), X[1])
+    (got,) = interpret(prepared(import_onnx(path)), X[1])
+    # levels next to where two meet may be at either
+    assert np.abs(got - want).mean() <= 5e-3 * np.abs(want).max()
+    if form == "bfloat16":
+        return  # ONNX Runtime has no cast of constants to it on CPUs in all versions
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    assert np.abs(session.run(None, {"x": X[1][0]})[0] - want).mean() <= 5e-3 * np.abs(want).max()
+    read = {i for n in onnx.load(path).graph.node for i in n.input}
+    assert form in ("float32",) or not read & {"G", "M"}
+
+
+def test_what_a_file_cannot_say_is_refused(case, tmp_path: Path):
+    graph, groups, recipe = case
+    other = model()
+    other.graph.initializer[0].CopyFrom(numpy_helper.from_array(nets.normal(9, 5, 2, 3, 3), "W"))
+    with pytest.raises(
+        InputError, match="conv cannot be written to ONNX: expected the file's weights but for a factor"
+    ):
+        write_onnx(other, tmp_path / "x.onnx", groups, recipe, {groups[0].name: "int8"})
+    old = model()
+    old.opset_import[0].version = 11
+    with pytest.raises(InputError, match="expected opset 13 or later, got 11"):
+        write_onnx(old, tmp_path / "x.onnx", groups, recipe, {})
+    assert not list(tmp_path.iterdir())
+    assert graph.outputs
