@@ -18,6 +18,7 @@ LAYERS: dict[str, set[str]] = {
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},
+    "autodiff": {"ir", "ops", "passes"},
     "frontends": {"ir", "ops"},
     "schedule": {"ir", "ops"},
     "targets": {"ir"},
@@ -26,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # These see every layer above; of each other, only what stands before them.
 TOP = [
-    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "exporter",
+    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "exporter", "differentiated",
     "debug", "bench", "tune", "quantization", "cli", "__main__",
 ]  # fmt: skip
 
@@ -36,6 +37,7 @@ LAZY = {
     ("__init__", "exporter"),
     ("__init__", "quantization"),
     ("quantization/run", "quantization"),  # what needs ONNX
+    ("__init__", "differentiated"),
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),
     ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name

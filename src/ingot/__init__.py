@@ -22,9 +22,13 @@ from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
     from ingot.compiler import Model
+    from ingot.differentiated import DifferentiatedModel
     from ingot.quantization.run import QuantizedModel
 
-__all__ = ["CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "quantize"]
+__all__ = [
+    "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "quantize",
+    "value_and_grad",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -176,6 +180,30 @@ def quantize(
     return quantize_model(
         model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, asked=asked
     )
+
+
+def value_and_grad(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    wrt: str | Sequence[str] | None = None,
+    dynamic: Any = None,
+    threads: int | None = None,
+) -> DifferentiatedModel:
+    """Compile a model whose one result is a loss, together with the loss's gradients by its inputs.
+
+    Args:
+        model, example_inputs, dynamic, threads: as for `compile`; the model's result is one float.
+        wrt: the inputs to differentiate by, by name; all that hold floats unless given.
+
+    Returns: a callable with the model's own arguments that gives (loss, {input: gradient}) (docs/training.md).
+
+    Raises InputError for a loss that is no scalar and for inputs that are no floats, UnsupportedOpError naming all ops
+    that have no reverse rule, and what `compile` raises.
+    """
+    from ingot.differentiated import differentiate  # as above
+
+    return differentiate(model, example_inputs, wrt, dynamic, threads)
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

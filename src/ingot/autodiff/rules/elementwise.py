@@ -1,0 +1,143 @@
+"""One derivative a function: d y / d x of each operand, times the cotangent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ingot import ops
+from ingot.autodiff.table import constant_everywhere, reverse
+from ingot.ir.node import Node, Op
+from ingot.ops import add, div, mul, sub
+
+constant_everywhere(
+    ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway, ops.Not, ops.PopulationCount, ops.CountLeadingZeros,
+    ops.IsFinite, ops.IsNan, ops.And, ops.Or, ops.Xor, ops.ShiftLeft, ops.ShiftRightArithmetic, ops.ShiftRightLogical,
+    ops.Compare, ops.BitcastConvert,
+)  # fmt: skip
+
+Partial = Callable[[Node, Node], Node]  # (y, x) -> dy/dx
+
+
+def _times(f: Partial) -> Callable[[Node, Node], list[Node]]:
+    return lambda node, g: [mul(g, f(node, node.inputs[0]))]
+
+
+def _square(x: Node) -> Node:
+    return mul(x, x)
+
+
+# d y / d x from y and x, whichever is cheaper and more exact
+_UNARY: dict[type[Op], Partial] = {
+    ops.Abs: lambda y, x: ops.Sign()(x),
+    ops.Neg: lambda y, x: ops.full(x.shape, -1, x.dtype),
+    ops.Sqrt: lambda y, x: div(0.5, y),
+    ops.Rsqrt: lambda y, x: mul(-0.5, div(y, x)),
+    ops.Cbrt: lambda y, x: div(1 / 3, _square(y)),
+    ops.Exp: lambda y, x: y,
+    ops.Expm1: lambda y, x: add(y, 1),
+    ops.Log: lambda y, x: div(1, x),
+    ops.Log1p: lambda y, x: div(1, add(x, 1)),
+    ops.Logistic: lambda y, x: mul(y, ops.Logistic()(ops.Neg()(x))),
+    ops.Tanh: lambda y, x: sub(1, _square(y)),
+    ops.Sin: lambda y, x: ops.Cos()(x),
+    ops.Cos: lambda y, x: ops.Neg()(ops.Sin()(x)),
+    ops.Tan: lambda y, x: add(1, _square(y)),
+    ops.Asin: lambda y, x: ops.Rsqrt()(mul(sub(1, x), add(1, x))),
+    ops.Acos: lambda y, x: ops.Neg()(ops.Rsqrt()(mul(sub(1, x), add(1, x)))),
+    ops.Atan: lambda y, x: div(1, add(1, _square(x))),
+    ops.Sinh: lambda y, x: ops.Cosh()(x),
+    ops.Cosh: lambda y, x: ops.Sinh()(x),
+    ops.Asinh: lambda y, x: ops.Rsqrt()(add(_square(x), 1)),
+    ops.Acosh: lambda y, x: ops.Rsqrt()(mul(sub(x, 1), add(x, 1))),
+    ops.Atanh: lambda y, x: div(1, mul(sub(1, x), add(1, x))),
+    ops.Erf: lambda y, x: mul(2 / math.sqrt(math.pi), ops.Exp()(ops.Neg()(_square(x)))),
+}
+for _op, _partial in _UNARY.items():
+    reverse(_op)(_times(_partial))
+
+
+@reverse(ops.Convert)
+def _convert(node: Node, g: Node) -> list[Node | None]:
+    (x,) = node.inputs
+    return [ops.cast(g, x.dtype) if x.dtype.is_float and node.dtype.is_float else None]
+
+
+@reverse(ops.Add)
+def _add(node: Node, g: Node) -> list[Node]:
+    return [g, g]
+
+
+@reverse(ops.Sub)
+def _sub(node: Node, g: Node) -> list[Node]:
+    return [g, ops.Neg()(g)]
+
+
+@reverse(ops.Mul)
+def _mul(node: Node, g: Node) -> list[Node]:
+    a, b = node.inputs
+    return [mul(g, b), mul(g, a)]
+
+
+@reverse(ops.Div)
+def _div(node: Node, g: Node) -> list[Node]:
+    _, b = node.inputs
+    return [div(g, b), ops.Neg()(mul(g, div(node, b)))]
+
+
+@reverse(ops.Rem)
+def _rem(node: Node, g: Node) -> list[Node]:
+    a, b = node.inputs
+    # a = b * whole + rest
+    whole = ops.RoundEven()(div(sub(a, node), b))
+    return [g, ops.Neg()(mul(g, whole))]
+
+
+@reverse(ops.Max, ops.Min)
+def _extreme(node: Node, g: Node) -> list[Node]:
+    """Operands that are equal get half each, as in PyTorch and JAX."""
+    a, b = node.inputs
+    zero = ops.full(g.shape, 0, g.dtype)
+    of_a = ops.where(ops.compare("EQ", a, b), mul(g, 0.5), ops.where(ops.compare("EQ", a, node), g, zero))
+    return [of_a, sub(g, of_a)]
+
+
+@reverse(ops.Pow)
+def _pow(node: Node, g: Node) -> list[Node]:
+    a, b = node.inputs
+    zero = ops.full(g.shape, 0, g.dtype)
+    of_a = mul(b, ops.pow(a, sub(b, 1)))
+    of_b = mul(node, ops.Log()(a))
+    # x^0 is constant, and 0^b is where b > 0
+    constant = ops.and_(ops.compare("EQ", a, 0), ops.compare("GE", b, 0))
+    return [
+        mul(g, ops.where(ops.compare("EQ", b, 0), zero, of_a)),
+        mul(g, ops.where(constant, zero, of_b)),
+    ]
+
+
+@reverse(ops.Atan2)
+def _atan2(node: Node, g: Node) -> list[Node]:
+    a, b = node.inputs
+    share = div(g, add(_square(a), _square(b)))
+    return [mul(share, b), ops.Neg()(mul(share, a))]
+
+
+@reverse(ops.Select)
+def _select(node: Node, g: Node) -> list[Node | None]:
+    chosen, *_ = node.inputs
+    zero = ops.full(g.shape, 0, g.dtype)
+    return [None, ops.where(chosen, g, zero), ops.where(chosen, zero, g)]
+
+
+@reverse(ops.Clamp)
+def _clamp(node: Node, g: Node) -> list[Node]:
+    low, x, high = node.inputs
+    zero = ops.full(g.shape, 0, g.dtype)
+    # min(max(x, low), high): at a bound the value still counts as within
+    over, under = ops.compare("GT", x, high), ops.compare("LT", x, low)
+    return [
+        ops.where(ops.and_(under, ops.compare("LE", low, high)), g, zero),
+        ops.where(ops.or_(over, under), zero, g),
+        ops.where(ops.or_(over, ops.and_(under, ops.compare("GT", low, high))), g, zero),
+    ]

@@ -1,0 +1,107 @@
+"""Sums of products: each operand's cotangent is a sum of products of the cotangent with the other operand."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.autodiff.table import reverse
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+
+
+@reverse(ops.DotGeneral)
+def _dot_general(node: Node, g: Node) -> list[Node]:
+    op, (a, b) = node.op, node.inputs
+    assert isinstance(op, ops.DotGeneral)
+    free_a, free_b = op.free(len(a.shape), len(b.shape))
+    batch = tuple(range(len(op.batch[0])))
+    at_a = tuple(range(len(batch), len(batch) + len(free_a)))
+    at_b = tuple(range(len(batch) + len(free_a), len(g.shape)))
+    (batch_a, batch_b), (summed_a, summed_b) = op.batch, op.contract
+    return [
+        _operand(g, b, batch, (batch_b, batch_a), (at_b, free_b), free_a, (summed_b, summed_a), a),
+        _operand(g, a, batch, (batch_a, batch_b), (at_a, free_a), free_b, (summed_a, summed_b), b),
+    ]
+
+
+def _operand(
+    g: Node,
+    other: Node,
+    batch: tuple[int, ...],
+    batches: tuple[tuple[int, ...], tuple[int, ...]],
+    contract: tuple[tuple[int, ...], tuple[int, ...]],
+    free: tuple[int, ...],
+    summed: tuple[tuple[int, ...], tuple[int, ...]],
+    like: Node,
+) -> Node:
+    """The cotangent of `like`. batches, summed: pairs of axes, of the other operand and of this one."""
+    of_other, of_this = summed
+    product = ops.DotGeneral((batch, batches[0]), contract, like.dtype)(g, other)
+    # the axes of `like` as the product has them: batch, g's free ones, the other's in ascending order
+    left = sorted(of_other)
+    order = [*batches[1], *free, *(of_this[of_other.index(d)] for d in left)]
+    return ops.Transpose(tuple(order.index(d) for d in range(len(order))))(product)
+
+
+@reverse(ops.Convolution)
+def _convolution(node: Node, g: Node) -> list[Node]:
+    """Both are convolutions: of the cotangent with the kernel turned around, and of the image with the cotangent, where
+    batch and channels change places."""
+    op, (x, w) = node.op, node.inputs
+    assert isinstance(op, ops.Convolution)
+    if op.batch_groups > 1:
+        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", "no reverse rule for batch groups")])
+    letters = op.spatial
+    image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in "NC" + letters))(x)
+    kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in "OI" + letters))(w)
+    out = ops.Transpose(tuple(op.out_layout.index(c) for c in "NC" + letters))(g)
+    of_image, of_kernel = _of_image(op, image, kernel, out), _of_kernel(op, image, kernel, out)
+    return [
+        ops.Transpose(tuple(("NC" + letters).index(c) for c in op.lhs_layout))(of_image),
+        ops.Transpose(tuple(("OI" + letters).index(c) for c in op.rhs_layout))(of_kernel),
+    ]
+
+
+def _dilated(size: DimLike, step: int) -> DimLike:
+    return (size - 1) * step + 1
+
+
+def _of_image(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
+    groups, (outs, ins), window = op.feature_groups, kernel.shape[:2], kernel.shape[2:]
+    turned = ops.flip(kernel, tuple(range(2, len(kernel.shape))))
+    parts = ops.Reshape((groups, outs // groups, ins, *window))(turned)
+    back = ops.Reshape((groups * ins, outs // groups, *window))(ops.swap_axes(parts, 1, 2))
+    padding = []
+    for i, (size, taps, count) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
+        reach = _dilated(taps, op.rhs_dilation[i])
+        low = reach - 1 - op.padding[i][0]
+        high = _dilated(size, op.lhs_dilation[i]) + reach - 1 - _dilated(count, op.strides[i]) - low
+        padding.append((low, high))
+    steps = op.lhs_dilation, tuple(padding), op.strides, op.rhs_dilation
+    return _convolved(op, steps, g, back, groups, image)
+
+
+def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
+    groups, window = op.feature_groups, kernel.shape[2:]
+    batch, channels = image.shape[:2]
+    parts = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
+    rest = range(3, len(parts.shape))
+    turned = ops.Transpose((2, 1, 0, *rest))(parts)
+    lines = ops.Reshape((channels // groups, groups * batch, *image.shape[2:]))(turned)
+    padding = []
+    for i, (size, taps, count) in enumerate(zip(image.shape[2:], window, g.shape[2:], strict=True)):
+        low = op.padding[i][0]
+        more = _dilated(count, op.strides[i]) + _dilated(taps, op.rhs_dilation[i]) - _dilated(size, op.lhs_dilation[i])
+        padding.append((low, more - 1 - low))
+    steps = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
+    found = _convolved(op, steps, lines, ops.swap_axes(g, 0, 1), groups, kernel)
+    return ops.swap_axes(found, 0, 1)
+
+
+def _convolved(op: ops.Convolution, steps: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:
+    letters = op.spatial
+    strides, padding, lhs_dilation, rhs_dilation = steps
+    return ops.Convolution(
+        strides, padding, lhs_dilation, rhs_dilation, "NC" + letters, "OI" + letters, "NC" + letters, groups,
+        dtype=like.dtype,
+    )(image, kernel)  # fmt: skip

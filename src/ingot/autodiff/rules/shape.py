@@ -1,0 +1,123 @@
+"""What moves elements: the cotangents move back, and are added where an element went to several places."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.autodiff.table import constant_everywhere, reverse
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node
+
+constant_everywhere(ops.Iota, ops.DimValue)
+
+
+@reverse(ops.BroadcastInDim)
+def _broadcast(node: Node, g: Node) -> list[Node]:
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, ops.BroadcastInDim)
+    kept = [d for axis, d in enumerate(op.dims) if x.shape[axis] == node.shape[d]]
+    gone = [d for d in range(len(node.shape)) if d not in kept]
+    summed = ops.reduce_sum(g, gone) if gone else g
+    left = sorted(kept)
+    order = [left.index(d) for d in kept]
+    moved = summed if order == sorted(order) else ops.Transpose(tuple(order))(summed)
+    return [moved if moved.shape == x.shape else ops.Reshape(x.shape)(moved)]
+
+
+@reverse(ops.Reshape)
+def _reshape(node: Node, g: Node) -> list[Node]:
+    return [ops.Reshape(node.inputs[0].shape)(g)]
+
+
+@reverse(ops.Transpose)
+def _transpose(node: Node, g: Node) -> list[Node]:
+    assert isinstance(node.op, ops.Transpose)
+    back = node.op.permutation
+    return [ops.Transpose(tuple(back.index(d) for d in range(len(back))))(g)]
+
+
+def spread(g: Node, starts: tuple[DimLike, ...], steps: tuple[int, ...], shape: tuple[DimLike, ...]) -> Node:
+    """Zeros of `shape` with g's elements `steps` apart from `starts` on."""
+    if any(d == 0 for d in g.shape):
+        return ops.full(shape, 0, g.dtype)
+    ends = tuple(lo + (n - 1) * step + 1 for lo, n, step in zip(starts, g.shape, steps, strict=True))
+    high = tuple(size - end for size, end in zip(shape, ends, strict=True))
+    return ops.Pad(starts, high, tuple(step - 1 for step in steps))(g, ops.scalar(0, g.dtype))
+
+
+@reverse(ops.Slice)
+def _slice(node: Node, g: Node) -> list[Node]:
+    assert isinstance(node.op, ops.Slice)
+    return [spread(g, node.op.start, node.op.strides, node.inputs[0].shape)]
+
+
+@reverse(ops.Windows)
+def _windows(node: Node, g: Node) -> list[Node]:
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, ops.Windows)
+    total: Node | None = None
+    for tap in range(op.size):
+        part = ops.index_axis(g, op.dim + 1, tap)
+        starts = tuple(tap * op.dilation if d == op.dim else 0 for d in range(len(x.shape)))
+        steps = tuple(op.step if d == op.dim else 1 for d in range(len(x.shape)))
+        moved = spread(part, starts, steps, x.shape)
+        total = moved if total is None else ops.Add()(total, moved)
+    assert total is not None
+    return [total]
+
+
+@reverse(ops.Pad)
+def _pad(node: Node, g: Node) -> list[Node]:
+    op, (x, _) = node.op, node.inputs
+    assert isinstance(op, ops.Pad)
+    zero = ops.scalar(0, g.dtype)
+    if any(d == 0 for d in x.shape):
+        return [ops.full(x.shape, 0, g.dtype), ops.reduce_sum(g)]
+    rank = len(x.shape)
+    inside = ops.Pad(tuple(-d for d in op.low), tuple(-d for d in op.high), (0,) * rank)(g, zero)
+    steps = tuple(i + 1 for i in op.interior)
+    of_x = inside if set(steps) <= {1} else ops.Slice((0,) * rank, inside.shape, steps)(inside)
+    return [of_x, ops.sub(ops.reduce_sum(g), ops.reduce_sum(of_x))]
+
+
+@reverse(ops.Concat)
+def _concat(node: Node, g: Node) -> list[Node]:
+    assert isinstance(node.op, ops.Concat)
+    axis = node.op.dimension
+    return list(ops.split(g, [x.shape[axis] for x in node.inputs], axis))
+
+
+@reverse(ops.Reverse)
+def _reverse(node: Node, g: Node) -> list[Node]:
+    return [node.op(g)]
+
+
+@reverse(ops.DynamicSlice)
+def _dynamic_slice(node: Node, g: Node) -> list[Node | None]:
+    x, *starts = node.inputs
+    zeros = ops.full(x.shape, 0, g.dtype)
+    return [ops.DynamicUpdateSlice()(zeros, g, *starts), *(None for _ in starts)]
+
+
+@reverse(ops.DynamicUpdateSlice)
+def _dynamic_update_slice(node: Node, g: Node) -> list[Node | None]:
+    _, update, *starts = node.inputs
+    zeros = ops.full(update.shape, 0, g.dtype)
+    of_update = ops.DynamicSlice(update.shape)(g, *starts)
+    return [ops.DynamicUpdateSlice()(g, zeros, *starts), of_update, *(None for _ in starts)]
+
+
+def moved_last(x: Node, axes: tuple[int, ...]) -> Node:
+    """x with `axes` joined to one, the last."""
+    kept = [d for d in range(len(x.shape)) if d not in axes]
+    turned = ops.Transpose((*kept, *axes))(x)
+    return ops.flatten(turned, len(kept), -1) if axes else ops.expand_dims(turned, -1)
+
+
+def moved_back(x: Node, axes: tuple[int, ...], like: Node) -> Node:
+    """The way back from `moved_last`, to the shape of `like`."""
+    kept = [d for d in range(len(like.shape)) if d not in axes]
+    order = (*kept, *axes)
+    split = ops.Reshape(tuple(like.shape[d] for d in order))(x)
+    return ops.Transpose(tuple(order.index(d) for d in range(len(order))))(split)
+
+

@@ -1,0 +1,32 @@
+"""The reverse rules, by the class of their op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot.ir.node import Node, Op
+
+# (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
+Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
+RULES: dict[type[Op], Rule] = {}
+
+
+def reverse(*classes: type[Op]) -> Callable[[Callable[..., Sequence[Node | None]]], Rule]:
+    """Register `f(node, cotangent)` for ops of one result."""
+
+    def register(f: Callable[..., Sequence[Node | None]]) -> Rule:
+        def rule(node: Node, cotangents: Sequence[Node | None]) -> Sequence[Node | None]:
+            (g,) = cotangents
+            return [None] * len(node.inputs) if g is None else f(node, g)
+
+        for c in classes:
+            RULES[c] = rule
+        return rule
+
+    return register
+
+
+def constant_everywhere(*classes: type[Op]) -> None:
+    """Ops whose derivative is 0 where they have one: comparisons, roundings, positions."""
+    for c in classes:
+        RULES[c] = lambda node, cotangents: [None] * len(node.inputs)

@@ -1,0 +1,77 @@
+"""A model whose result is a loss, compiled together with its gradients: one program gives both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingot import ops
+from ingot.autodiff import value_and_gradients
+from ingot.compiler import opened
+from ingot.pipeline.build import build_native
+from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import InputError
+
+if TYPE_CHECKING:
+    from ingot.compiler import Opened
+    from ingot.ir.node import Graph, Node
+
+
+class DifferentiatedModel:
+    """Called as the model is: gives (loss, {input: gradient}), arrays of the inputs' types and shapes.
+
+    program: the compiled graph, over the model's flat inputs; it can be saved and loaded as any other.
+    """
+
+    def __init__(self, read: Opened, program: CompiledModel, wrt: Sequence[str]) -> None:
+        self.program, self.wrt = program, tuple(wrt)
+        self._flatten = read.flatten
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        if self._flatten is not None:
+            args, kwargs = tuple(self._flatten(args, kwargs)), {}
+        found: Any = self.program(*args, **kwargs)
+        loss, *gradients = found
+        return loss, dict(zip(self.wrt, gradients, strict=True))
+
+    def __repr__(self) -> str:
+        return f"DifferentiatedModel(by {', '.join(self.wrt)})"
+
+
+def differentiate(
+    model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, threads: int | None
+) -> DifferentiatedModel:
+    """See `ingot.value_and_grad`."""
+    read = opened(model, example_inputs, dynamic)
+    graph = read.graph
+    if len(graph.results) != 1:
+        raise InputError("the model", expected="one result, the loss", got=f"{len(graph.results)} results")
+    labels = [x.op.label for x in graph.inputs]  # type: ignore[attr-defined]
+    chosen = _chosen(graph, labels, wrt)
+    differentiated = value_and_gradients(graph, lambda results: _scalar(results[0]), chosen)
+    count = thread_count(threads)
+    program = CompiledModel(build_native(differentiated, count), threads=count)
+    return DifferentiatedModel(read, program, [labels[i] for i in chosen])
+
+
+def _scalar(loss: Node) -> Node:
+    """A result of one element as the scalar that it is."""
+    if loss.shape and all(d == 1 for d in loss.shape):
+        return ops.reshape(loss, ())
+    return loss
+
+
+def _chosen(graph: Graph, labels: Sequence[str], wrt: str | Sequence[str] | None) -> list[int]:
+    floats = [i for i, x in enumerate(graph.inputs) if x.dtype.is_float]
+    if wrt is None:
+        if not floats:
+            raise InputError("the model", expected="an input of floats", got=[str(x.type) for x in graph.inputs])
+        return floats
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    if unknown := [n for n in names if n not in labels]:
+        raise InputError("wrt", expected=f"some of {', '.join(labels)}", got=unknown)
+    at = [labels.index(n) for n in names]
+    if whole := [labels[i] for i in at if i not in floats]:
+        raise InputError("wrt", expected="inputs of floats", got=whole, fix="leave integers out")
+    return at

@@ -1,0 +1,83 @@
+"""Every reverse rule against central differences in float64, on the shapes and attributes of the op's own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.autodiff import gradients
+from ingot.autodiff.rules import RULES
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, Op, const
+from ingot.ir.types import TensorType, dtype_of
+from ingot.support.errors import ShapeError, UnsupportedOpError
+
+STEP = 1e-5
+REFUSED = {ops.CumReduce, ops.ReduceWindow, ops.Scatter, ops.Convolution}  # in some of their kinds
+# where functions are defined; the others take any numbers
+DOMAINS: dict[type[Op], tuple[float, float]] = {
+    ops.Sqrt: (0.5, 2), ops.Rsqrt: (0.5, 2), ops.Log: (0.5, 2), ops.Log1p: (-0.5, 2), ops.Asin: (-0.8, 0.8),
+    ops.Acos: (-0.8, 0.8), ops.Atanh: (-0.8, 0.8), ops.Acosh: (1.5, 3), ops.Pow: (0.5, 2), ops.Div: (0.5, 2),
+    ops.Cbrt: (0.3, 2), ops.Tan: (-1, 1), ops.Atan2: (0.5, 2), ops.Rem: (1.1, 2.9),
+}  # fmt: skip
+
+
+def cases() -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
+    """Ops with float operands in float64, on random numbers."""
+    rng = np.random.default_rng(0)
+    for cls in sorted(RULES, key=lambda c: c.name):
+        low, high = DOMAINS.get(cls, (-2, 2))
+        seen = set()
+        for op, arrays in cls.samples():
+            given = tuple(
+                rng.uniform(low, high, a.shape) if dtype_of(a).is_float else a for a in map(np.asarray, arrays)
+            )
+            types = tuple(TensorType(dtype_of(a), a.shape) for a in given)
+            try:
+                made = op.infer(*types)
+            except ShapeError:
+                continue  # operands of several float types, which are one here
+            results = made if isinstance(made, tuple) else (made,)
+            finite = all(np.isfinite(y).all() for y in _arrays(op.reference(*given)) if y.dtype.kind == "f")
+            if (op, types) not in seen and finite and any(r.dtype.is_float and r.dtype.bits == 64 for r in results):
+                seen.add((op, types))
+                yield op, given
+
+
+def _arrays(found: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize(("op", "arrays"), CASES, ids=lambda v: v.name if isinstance(v, Op) else "")
+def test_central_differences(op: Op, arrays: tuple[np.ndarray, ...]) -> None:
+    rng = np.random.default_rng(1)
+    inputs = tuple(Input(f"x{i}", TensorType(dtype_of(a), a.shape))() for i, a in enumerate(arrays))
+    loss: Node | None = None
+    for r in (r for r in op(*inputs).results if r.dtype.is_float):
+        seed = const(rng.standard_normal([int(d) for d in r.shape]))
+        part = ops.reduce_sum(ops.mul(r, seed))
+        loss = part if loss is None else ops.add(loss, part)
+    assert loss is not None
+    by = [x for x in inputs if x.dtype.is_float]
+    try:
+        found = gradients(loss, by)
+    except UnsupportedOpError as e:
+        assert type(op) in REFUSED and "no reverse rule" in str(e)
+        return
+    got = interpret(Graph(inputs, tuple(found)), list(arrays))
+    for x, g in zip(by, got, strict=True):
+        i = inputs.index(x)
+        assert g.shape == arrays[i].shape and g.dtype == arrays[i].dtype
+        direction = rng.standard_normal(arrays[i].shape)
+        sides = []
+        for sign in (1, -1):
+            moved = [a + sign * STEP * direction if j == i else a for j, a in enumerate(arrays)]
+            sides.append(float(interpret(Graph(inputs, (loss,)), moved)[0]))
+        want = (sides[0] - sides[1]) / (2 * STEP)
+        assert float((g * direction).sum()) == pytest.approx(want, rel=1e-6, abs=1e-6)
