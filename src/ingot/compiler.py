@@ -187,6 +187,7 @@ class _Options:
 _OTHERS = {
     "artifact": Format("a compiled program", "ingot.load(path)"),
     "torch": Format("an exported program", "ingot.compile(torch.export.load(path))"),
+    "torchscript": Format("a TorchScript archive", "ingot.compile(path, example_inputs)"),
 }
 
 

@@ -140,3 +140,19 @@ def test_weights_that_would_not_be_finite_stay(bad: float, groups: int) -> None:
     assert count(fold_batch_norm(graph(ops.Mul()(y, spread(factor, y)))), ops.Mul) == (0 if bad == 1e38 else 1)
     factor = const(np.array([1, 1, 1, 1, 1, 10], np.float32))
     assert count(fold_batch_norm(graph(ops.Mul()(y, spread(factor, y)))), ops.Mul) == 1
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (1, 0, 2, 3)])
+def test_scales_behind_a_transpose(order: tuple[int, ...]) -> None:
+    y = ops.Transpose(order)(conv(X, 3))
+    place = order.index(1)
+    y = ops.Add()(ops.Mul()(y, spread(values(3), y, place)), spread(values(3), y, place))
+    g = graph(ops.Relu()(y))
+    out = fold_batch_norm(g)
+    assert count(out, ops.Mul) == 0 and count(out, ops.Transpose) == 1
+    same_values(g, out, 1e-4)
+
+
+def test_a_norm_behind_a_transpose_is_of_other_channels() -> None:
+    g = graph(norm(ops.Transpose((0, 2, 1, 3))(conv(X, 5)), 5))
+    assert count(fold_batch_norm(g), ops.BatchNorm) == 1

@@ -72,6 +72,8 @@ def fields(data: memoryview, start: int, end: int, source: Source) -> Iterator[t
 
 def varint(data: memoryview, at: int, end: int, source: Source) -> tuple[int, int]:
     """The number at `at`, and where it ends."""
+    if at < end and data[at] < 0x80:  # most are of one byte
+        return data[at], at + 1
     value = 0
     for i in range(_MAX_VARINT):
         if at + i >= end:

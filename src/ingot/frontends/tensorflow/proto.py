@@ -134,11 +134,15 @@ class NodeDef:
     name: str
     op: str
     inputs: tuple[str, ...]
-    attributes: Mapping[str, Message]
+    message: Message
 
     @staticmethod
     def read(m: Message) -> NodeDef:
-        return NodeDef(m.text(1), m.text(2), tuple(m.texts(3)), m.table(5))
+        return NodeDef(m.text(1), m.text(2), tuple(m.texts(3)), m)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Message]:
+        return self.message.table(5)
 
     @property
     def data_inputs(self) -> tuple[str, ...]:
@@ -151,23 +155,36 @@ class NodeDef:
 
 @dataclass(frozen=True, eq=False)
 class FunctionDef:
-    """results: name -> which value of the body; effects: nodes that run for what they do; listed: results that are
-    lists or one tensor each, by name, in order."""
+    """A function, read where it is called: a model has many that nobody calls."""
 
     name: str
-    arguments: tuple[str, ...]
-    outputs: tuple[str, ...]
-    nodes: Mapping[str, NodeDef]
-    results: Mapping[str, str]
-    effects: tuple[str, ...]
+    message: Message
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(a.text(1) for a in self.message.message(1).messages(2))
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(a.text(1) for a in self.message.message(1).messages(3))
+
+    @cached_property
+    def nodes(self) -> Mapping[str, NodeDef]:
+        return _nodes(self.message.messages(3))
+
+    @cached_property
+    def results(self) -> Mapping[str, str]:
+        """Name of an output -> which value of the body it is."""
+        return self.message.names(4)
+
+    @cached_property
+    def effects(self) -> tuple[str, ...]:
+        """Nodes that run for what they do."""
+        return tuple(self.message.names(6).values())
 
     @staticmethod
     def read(m: Message) -> FunctionDef:
-        signature = m.message(1)
-        arguments = tuple(a.text(1) for a in signature.messages(2))
-        outputs = tuple(a.text(1) for a in signature.messages(3))
-        effects = tuple(m.names(6).values())
-        return FunctionDef(signature.text(1), arguments, outputs, _nodes(m.messages(3)), m.names(4), effects)
+        return FunctionDef(m.message(1).text(1), m)
 
 
 def _nodes(messages: Sequence[Message]) -> dict[str, NodeDef]:

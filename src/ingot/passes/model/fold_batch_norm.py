@@ -3,6 +3,7 @@
     batch_norm(conv(x, w) + b, scale, bias, mean, var)  ->  conv(x, w * s) + ((b - mean) * s + bias),
                                                             s = scale / sqrt(var + eps)
     conv(x, w) * s[C] + t[C]                            ->  conv(x, w * s) + t                (a decomposed norm)
+    transpose(conv(x, w)) * s[C] + t[C]                 ->  transpose(conv(x, w * s) + t)     (channels last)
 
 The same for transposed convolutions, and for matmuls with their last axis as the channels.
 """
@@ -47,14 +48,21 @@ def fold_batch_norm(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Chain:
-    """scale[C] * contraction + shift[C]: the affine ops from `anchor` (the contraction) to `last`."""
+    """scale[C] * contraction + shift[C]: the affine ops from `anchor` (the contraction) to `last`. order: of the
+    anchor's axes in `last`, as transposes between them leave it."""
 
     anchor: Node
     axis: int
     scale: np.ndarray
     shift: np.ndarray
     last: Node
+    order: tuple[int, ...]
     scaled: bool = False
+
+    @property
+    def place(self) -> int:
+        """The channels' axis in `last`."""
+        return self.order.index(self.axis)
 
 
 def _longer(n: Node, chains: Mapping[Node, _Chain], uses: Mapping[Node, int]) -> _Chain | None:
@@ -81,7 +89,7 @@ def _anchor(n: Node, uses: Mapping[Node, int]) -> _Chain | None:
     channels = n.shape[axis]
     if not isinstance(channels, int):
         return None
-    return _Chain(n, axis, np.ones(channels), np.zeros(channels), n)
+    return _Chain(n, axis, np.ones(channels), np.zeros(channels), n, tuple(range(len(n.shape))))
 
 
 def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
@@ -109,7 +117,7 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     if shift.any():
         spread_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
         y = ops.Add()(y, spread_shift, loc=chain.last.loc or anchor.loc)
-    return ops.cast(y, chain.last.dtype)
+    return ops.cast(ops.transpose(y, chain.order), chain.last.dtype)
 
 
 def _channels(anchor: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -132,9 +140,11 @@ def _extended(chain: _Chain, n: Node, at: int) -> _Chain | None:
         return _norm(chain, n, n.op.eps) if at == 0 else None
     if isinstance(n.op, ops.Convert) and chain.anchor.dtype.bits > n.dtype.bits and n.dtype.is_float:
         return replace(chain, last=n)  # sums are wider than what is stored
+    if isinstance(n.op, ops.Transpose):
+        return replace(chain, last=n, order=tuple(chain.order[p] for p in n.op.permutation))
     if not isinstance(n.op, ops.Add | ops.Sub | ops.Mul | ops.Div):
         return None
-    v = channel_vector(n.inputs[1 - at], chain.axis, len(chain.scale))
+    v = channel_vector(n.inputs[1 - at], chain.place, len(chain.scale))
     if v is None:
         return None
     match n.op:
@@ -153,7 +163,7 @@ def _extended(chain: _Chain, n: Node, at: int) -> _Chain | None:
 
 def _norm(chain: _Chain, n: Node, eps: float) -> _Chain | None:
     parameters = [i.op.value.astype(np.float64) for i in n.inputs[1:] if isinstance(i.op, Const)]
-    if len(parameters) != 4 or chain.axis != 1:
+    if len(parameters) != 4 or chain.place != 1:
         return None
     scale, bias, mean, var = parameters
     with np.errstate(all="ignore"):
