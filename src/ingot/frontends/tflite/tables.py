@@ -109,6 +109,35 @@ def radius(bits: int, shift: int, total: int = 31) -> int:
     return int(np.floor(((1 << bits) - 1) * (1 << (total - bits)) / (1 << shift))) if shift >= 0 else ONE
 
 
+def _high16(a: Array, b: int) -> Array:
+    """a * b / 2^15, ties up."""
+    return np.minimum((a * b + (1 << 14)) >> 15, (1 << 15) - 1)
+
+
+def _narrow(x: Array) -> Array:
+    return np.clip(x, -(1 << 15), (1 << 15) - 1)
+
+
+def _fixed16(scale: np.float32) -> tuple[int, int]:
+    m, shift = fixed(float(scale))
+    return min((m + (1 << 15)) >> 16, (1 << 15) - 1), shift
+
+
+def hard_swish(q: Array, given: float, out: float) -> Array:
+    """x * min(max(x + 3, 0), 6) / 6 in 16 bits, of levels less their zero; the result is one too."""
+    fine = np.float32(1 / 128) * np.float32(given)
+    m, shift = _fixed16(fine / np.float32(out))
+    relu_m, relu_shift = _fixed16(fine / np.float32(3 / 32768))
+    x = q * 128
+    value = _high16(x, m)
+    gate = _narrow(x << (relu_shift - 1)) if relu_shift > 0 else x
+    gate = _high16(gate, relu_m)
+    gate = _narrow(gate * 2) if relu_shift > 0 else halved(gate, -relu_shift)
+    product = ((gate + (1 << 15)) >> 1) * value
+    # towards zero, against the bias of the products before
+    return halved(np.sign(product) * (np.abs(product) >> 15), -shift)
+
+
 def of_real(fn: Callable[[Array], Array], dtype: T.DType, given: Quantization, out: Quantization) -> Array:
     """A function of the numbers that levels stand for, in f32, rounded to the result's levels."""
     x = np.float32(given.scale) * (levels_of(dtype) - given.zero).astype(np.float32)

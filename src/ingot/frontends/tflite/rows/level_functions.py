@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ingot import ops
@@ -35,6 +37,36 @@ def squashed(c: Call) -> Node:
         y = tables.halved(tables.tanh(inner, _BITS), 24) + (low + high + 1) // 2
     y = np.where(q <= -reach, low, np.where(q >= reach, high, np.clip(y, low, high)))
     return tables.lookup(x, y.astype(x.dtype.numpy))
+
+
+@on_levels("HARD_SWISH")
+def hard_swish(c: Call) -> Node:
+    x, given, out = c.x(), c.levels(), c.out_levels()
+    if x.dtype.bits != 8 or fixed(given.scale / 128 / out.scale)[1] > 0:
+        raise Unsupported(f"of {x.dtype} with scales {given.scale} and {out.scale}")
+    y = tables.hard_swish(tables.levels_of(x.dtype) - given.zero, given.scale, out.scale) + out.zero
+    return tables.lookup(x, np.clip(y, *x.dtype.range).astype(x.dtype.numpy))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return np.array([0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x.tolist()])
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+_REAL = {"ELU": lambda x: np.where(x < 0, np.expm1(x), x), "EXP": np.exp}
+
+
+@on_levels("ELU", "EXP", "GELU")
+def by_numbers(c: Call) -> Node:
+    """Functions that the kernels, too, look up in tables made of floats."""
+    x = c.x()
+    if x.dtype.bits != 8:
+        raise Unsupported(f"of {x.dtype}")
+    fn = _REAL.get(c.op.name, _gelu_tanh if c.flag("approximate") else _gelu)
+    return tables.lookup(x, tables.of_real(fn, x.dtype, c.levels(), c.out_levels()))
 
 
 @on_levels("SOFTMAX")
