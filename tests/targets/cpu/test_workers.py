@@ -7,14 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ingot.support.errors import CompileError
+from ingot.targets import pool as processes
 from ingot.targets.cpu import workers
 from ingot.targets.cpu.codegen import emit
-from ingot.targets.cpu.workers import host_features, submit
+from ingot.targets.cpu.workers import LLVM, host_features, submit
+from ingot.targets.pool import Pool
 
 HOST = host_features()
 
@@ -25,23 +28,19 @@ def module(number: int, lines: int = 1) -> str:
 
 
 @pytest.fixture
-def pool() -> Iterator[workers._Workers]:
-    made = workers._Workers(2)
+def pool() -> Iterator[Pool]:
+    made = Pool(LLVM, 2)
     yield made
     made.kill()
 
 
-def job(text: str) -> workers._Job:
-    return workers._Job(text, HOST, assembly=False)
-
-
-def begin(pool: workers._Workers, text: str) -> Future[bytes]:
-    asked = job(text)
+def begin(pool: Pool, text: str) -> Future[bytes]:
+    asked = workers.module(text, HOST)
     pool.submit(asked)
     return asked.future
 
 
-def alive(pool: workers._Workers) -> list[int]:
+def alive(pool: Pool) -> list[int]:
     return [c.process.pid for c in pool._children if c.process.poll() is None]
 
 
@@ -71,16 +70,16 @@ def test_what_llvm_refuses_fails_alone(monkeypatch: pytest.MonkeyPatch, count: s
         results[1].result()
 
 
-def test_many_jobs_of_all_sizes(pool: workers._Workers):
+def test_many_jobs_of_all_sizes(pool: Pool):
     # texts and objects larger than a pipe holds, both ways at once
     results = {i: begin(pool, module(i, 1 + (i % 4) * 4000)) for i in range(12)}
     assert all(f.result() == emit(module(i, 1 + (i % 4) * 4000), HOST) for i, f in results.items())
     assert len(alive(pool)) == 2
 
 
-def test_a_killed_process_is_replaced(pool: workers._Workers):
+def test_a_killed_process_is_replaced(pool: Pool):
     pool.start()
-    assert pool.core_name() == HOST.cpu
+    assert pool.greeting() == HOST.cpu
     until(lambda: len(alive(pool)) == 2)
     results = [begin(pool, module(i, 3000)) for i in range(6)]
     for pid in alive(pool):
@@ -88,11 +87,11 @@ def test_a_killed_process_is_replaced(pool: workers._Workers):
     assert all(f.result() == emit(module(i, 3000), HOST) for i, f in enumerate(results))
 
 
-def test_a_job_that_kills_its_process_fails_alone(pool: workers._Workers, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_kills_its_process_fails_alone(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     deadly = "import os; import ingot.targets.cpu.codegen as c; real = c.emit\n"
     deadly += "def emit(text, *rest): return os.abort() if 'deadly' in text else real(text, *rest)\nc.emit = emit\n"
-    before = "from ingot.targets.cpu.worker import main"
-    monkeypatch.setattr(workers, "_BOOT", workers._BOOT.replace(before, deadly + before))
+    before = "import_module(sys.argv[2])"
+    monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace(before, deadly + before))
     results = [begin(pool, text) for text in (module(1), "; deadly\n" + module(2), module(3), module(4))]
     with pytest.raises(CompileError, match="died twice, with exit code -6"):
         results[1].result()
@@ -100,25 +99,39 @@ def test_a_job_that_kills_its_process_fails_alone(pool: workers._Workers, monkey
 
 
 def test_without_a_process_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    pool = workers._Workers(2)
+    pool = Pool(LLVM, 2)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    for wait in (lambda: begin(pool, module(1)).result(), pool.core_name):
+    for wait in (lambda: begin(pool, module(1)).result(), pool.greeting):
         with pytest.raises(CompileError, match=r"/nowhere/python.*INGOT_WORKERS=0"):
             wait()
     monkeypatch.undo()
-    monkeypatch.setattr(workers, "_BOOT", "raise SystemExit(3)")
+    monkeypatch.setattr(processes, "_BOOT", "raise SystemExit(3)")
     with pytest.raises(CompileError, match="exit code 3"):
-        pool.core_name()
+        pool.greeting()
     monkeypatch.undo()
-    assert pool.core_name() == HOST.cpu  # a failure is not remembered
+    assert pool.greeting() == HOST.cpu  # a failure is not remembered
     pool.kill()
 
 
-def test_idle_processes_go_and_come_back(pool: workers._Workers, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "_IDLE_SECONDS", 0.05)
+def test_a_job_that_takes_too_long_costs_its_process(monkeypatch: pytest.MonkeyPatch):
+    slow = "import time; import ingot.targets.cpu.codegen as c; real = c.emit\n"
+    slow += "def emit(text, *rest): time.sleep(60 * ('endless' in text)); return real(text, *rest)\nc.emit = emit\n"
+    before = "import_module(sys.argv[2])"
+    monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace(before, slow + before))
+    pool = Pool(replace(LLVM, seconds=2.0, tries=1), 1)
+    results = [begin(pool, text) for text in ("; endless\n" + module(1), module(2))]
+    with pytest.raises(CompileError, match="exit code -9"):
+        results[0].result()
+    assert results[1].result() == emit(module(2), HOST)
+    pool.kill()
+
+
+def test_idle_processes_go_and_come_back():
+    pool = Pool(replace(LLVM, idle=0.05), 2)
     assert begin(pool, module(1)).result()
     until(lambda: not pool._children and not pool._threads)
     assert begin(pool, module(2)).result() == emit(module(2), HOST)
+    pool.kill()
 
 
 CHILD = """
