@@ -6,7 +6,8 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ from ingot.support.errors import InputError
 
 HELD = 0.3  # of the samples: not seen by the search
 NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
-_ON_SENSITIVITY = 0.35  # of the budget
+_ON_SENSITIVITY, _ON_SCORES = 0.35, 0.2  # of the budget
+_SCORES, _LEAST_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,8 @@ class _Work:
         points: list[Point] = []
         for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
             formats = {g.name: form for g in self.groups if form in self._offered(g)}
-            if form != FLOAT and not formats:
+            enough = self._late() and self.best is not None and self.best[0].name != FLOAT
+            if form != FLOAT and (not formats or enough):
                 continue
             progress.report(f"measure {form}")
             built = self.bench.exact if form == FLOAT else self.bench.build(formats)
@@ -202,7 +205,9 @@ class _Work:
         """Each group in each of its formats: time from the uniform models, error from a simulation of it alone."""
         self.simulator = Simulator(self.graph, self.groups, self.threads, "bfloat16" in self.formats)
         pairs = [(g, f) for g in self.groups for f in self._offered(g) if f != FLOAT and f in self.times]
-        calls = self._calls_for(len(pairs))
+        once = self._simulated_seconds()
+        calls = self._calls(once * len(pairs), _ON_SENSITIVITY, 1)
+        self.scored = int(self.table.get("calls", lambda: float(self._calls(once * _SCORES, _ON_SCORES, _LEAST_CALLS))))
         judge = self.judges[0]
         out = {
             g.name: [Option(FLOAT, self.times[FLOAT].get(g.name, 0.0), 0.0, stored_bytes(g, FLOAT))]
@@ -220,24 +225,31 @@ class _Work:
             out[group.name].append(Option(form, seconds, error, stored_bytes(group, form)))
         return out
 
-    def _calls_for(self, runs: int) -> int:
-        """How many calls a sensitivity can be measured on in its part of the budget."""
+    def _simulated_seconds(self) -> float:
+        """Of one call."""
         first = self.seen_samples.calls[:1]
         began = time.monotonic()
         for _ in self.simulator.run(first, self.recipe, {}):
             pass
-        once = time.monotonic() - began
-        return int(
-            np.clip(self.asked.seconds * _ON_SENSITIVITY / max(1, runs) / max(once, 1e-6), 1, len(self.seen_samples))
-        )
+        return time.monotonic() - began
+
+    def _calls(self, once: float, part: float, least: int) -> int:
+        """On how many calls something that takes `once` seconds for each can be found in a part of the budget."""
+        most = len(self.seen_samples)
+        return min(most, max(least, int(self.asked.seconds * part / max(once, 1e-6))))
 
     def _simulated(self, formats: Formats) -> float:
+        """The score on some of the calls, beside the float model's on these, as if it were on all."""
         progress.report("simulate")
+        judge = self._judge_of_some
+        score = partial(self.simulator.run, judge.samples.calls, self.recipe, formats)
+        key = f"score {len(judge.exact)} {_told(formats)}"
+        return self.exact[0] + self.table.get(key, lambda: judge.score(score())) - judge.score(judge.exact)
+
+    @cached_property
+    def _judge_of_some(self) -> Judge:
         judge = self.judges[0]
-        return self.table.get(
-            f"score {_told(formats)}",
-            lambda: judge.score(self.simulator.run(judge.samples.calls, self.recipe, formats)),
-        )
+        return replace(judge, samples=judge.samples.pick(range(self.scored)), exact=judge.exact[: self.scored])
 
     def _measure(self, name: str, formats: Formats) -> Point:
         progress.report(f"measure {name}")
