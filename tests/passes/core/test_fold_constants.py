@@ -90,3 +90,13 @@ def test_what_would_be_a_kernel_of_its_own_may_grow() -> None:
     assert isinstance(out.outputs[0].op, Const)
     assert not isinstance(out.outputs[1].op, Const)
     same_values(g, out)
+
+
+def test_what_costs_more_than_to_be_read_may_grow() -> None:
+    """A filter's table of sines, of a row and a column, is no step of each run."""
+    x, row, column = arg("x", 200, 300), np.arange(300, dtype=np.float32), np.arange(200, dtype=np.float32)
+    table = ops.Sin()(ops.sub(ops.reshape(const(row), (1, 300)), ops.reshape(const(column), (200, 1))))
+    g = graph(ops.mul(x, ops.mul(table, 2.0)))
+    out = fold_constants(g)
+    assert count(out, ops.Sin) == 0 and count(out, ops.Mul) == 1
+    same_values(g, out)

@@ -8,13 +8,15 @@ from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
 from ingot.ops.core.base import Category, category
+from ingot.ops.core.elementwise import Transcendental
 from ingot.passes.constants import results_of, value_of
 
 # A result of this size may always be kept: shape arithmetic, position ids.
 SMALL = 4096
 # What repeats one value is cheaper as an immediate than as memory, unless it is as small as a shape.
 TINY = 64
-# What would be a kernel of its own (a lookup, a product, a scatter) may grow this large: each run would repeat it.
+# What would be a kernel of its own (a lookup, a product, a scatter), or costs more than to be read (a sine), may grow
+# this large: each run would repeat it.
 TABLE = 1 << 22
 # The most that one evaluation may put into temporary arrays, and that a pass may add to the model.
 TEMPORARY = 1 << 26
@@ -30,8 +32,9 @@ def fold_constants(graph: Graph) -> Graph:
     """multiply(const, const) -> const
 
     A result is kept where it is no larger than the constants that it comes from (twice that for a wider dtype), or
-    small: pointwise ops and views that make something big of something small stay; lookups, products and scatters may
-    grow up to TABLE. One pass adds at most ADDED bytes and the size of the model's own constants.
+    small: pointwise ops and views that make something big of something small stay; lookups, products, scatters and
+    transcendental functions may grow up to TABLE. One pass adds at most ADDED bytes and the size of the model's own
+    constants.
     """
     budget = ADDED + sum(n.op.array.nbytes for n in graph.nodes() if isinstance(n.op, Const))
     return rewrite(graph, rules(Rule("fold-constants", Op, _Folder(budget).fold)))
@@ -72,7 +75,7 @@ class _Folder:
             return False
         if isinstance(n.op, ops.BroadcastInDim) and n.type.size != n.inputs[0].type.size:
             return size <= TINY
-        own = category(n.op) not in (*_FUSED, Category.OPAQUE)
+        own = category(n.op) not in (*_FUSED, Category.OPAQUE) or isinstance(n.op, Transcendental)
         wider = isinstance(n.op, ops.Convert)
         return size <= max(TABLE if own else SMALL, read * (2 if wider else 1))
 
