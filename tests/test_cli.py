@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -142,6 +143,30 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path):
 def test_wrong_dims(model: Path):
     assert "NAME=SIZE" in refused(2, "compile", model, "--dim", "batch")
     assert "batch" in refused(2, "compile", model, "--dim", "batsh=1")
+
+
+def test_values_that_decide_are_given_ahead(tmp_path: Path):
+    """Axes that are an input, and sizes by input and axis, as the file has no names for them."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, None, 4])
+    axes = onnx.helper.make_tensor_value_info("axes", onnx.TensorProto.INT64, [1])
+    z = onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None)
+    node = onnx.helper.make_node("ReduceSum", ["x", "axes"], ["z"], keepdims=0)
+    graph = onnx.helper.make_graph([node], "g", [x, axes], [z])
+    model = tmp_path / "sum.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), model)
+    assert "--constant axes=VALUE" in refused(2, "compile", model)
+    facts = told(call("compile", model, "--constant", "axes=[1]", "--dim", "x:0=2:9", "--json"))
+    assert facts["inputs"] == ["x: f32[x_0, x_1, 4]"] and facts["outputs"] == ["z: f32[x_0, 4]"]
+    ran = told(call("run", facts["output"], "--random", "--size", "x:0=3,x:1=5", "--json"))
+    assert ran["outputs"][0]["shape"] == [3, 4]
+    assert "<= 9, got 10" in refused(2, "run", facts["output"], "--random", "--size", "x:0=10")
+    assert "an open axis" in refused(2, "run", facts["output"], "--random", "--size", "x:2=4")
+    np.save(tmp_path / "axes.npy", np.array([0]))
+    facts = told(call("compare", model, "--constant", f"axes={tmp_path / 'axes.npy'}", "--json"))
+    assert facts["ok"]
+    assert "what int64 holds" in refused(2, "compile", model, "--constant", "axes=[0.5]")
+    assert "['x', 'axes']" in refused(2, "compile", model, "--constant", "axis=[0]")
+    assert "nested lists" in refused(2, "compile", model, "--constant", "axes=one")
 
 
 def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

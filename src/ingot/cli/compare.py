@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
+from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source, parse_dims
@@ -26,6 +26,7 @@ def compare(
         bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
     ] = True,
     dim: Dims = None,
+    constant: Constants = None,
     threads: Threads = None,
     target: Target = "native",
     precision: Precision = "float32",
@@ -47,7 +48,7 @@ def compare(
     ingot compare model.onnx --program model.ingot
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, parse_dims(dim or []), constant or [])
         found = comparing.compare(
             source, program=program, threads=threads, fast_math=fast_math, precision=precision,
             sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter, seed=seed,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Target, Threads, Uncompiled
+from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Target, Threads, Uncompiled
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source, parse_dims
 from ingot.runtime.executor import CompiledProgram
@@ -24,6 +24,7 @@ def compile_(
     ] = None,
     threads: Threads = None,
     dim: Dims = None,
+    constant: Constants = None,
     target: Target = "native",
     weights: Annotated[
         Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
@@ -46,7 +47,7 @@ def compile_(
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, parse_dims(dim or []), constant or [])
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
         suffix = ".c" if target.partition(":")[0] == "c" else ".ingot"

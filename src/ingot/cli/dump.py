@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Dims, FastMath, Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
@@ -28,6 +28,7 @@ def dump(
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
     dim: Dims = None,
+    constant: Constants = None,
     size: Sizes = None,
     threads: Threads = None,
     target: Target = "native",
@@ -52,7 +53,7 @@ def dump(
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, parse_dims(dim or []), constant or [])
         built = None
         if source.kind != "artifact":
             built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision, target=target)

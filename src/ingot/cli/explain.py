@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
+from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
@@ -27,6 +27,7 @@ def explain(
     size: Sizes = None,
     threads: Threads = None,
     dim: Dims = None,
+    constant: Constants = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page: graph, timeline, memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
@@ -47,7 +48,7 @@ def explain(
     ingot explain quantized.ingot                   which op computes in which format, and what it costs
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, parse_dims(dim or []), constant or [])
         for path in (html, trace):
             if path is not None:
                 writable(path)

@@ -16,7 +16,15 @@ Uncompiled = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Compile for one size (batch=1) or range (n=1:512). Repeatable."),
+    typer.Option(
+        "--dim", metavar="NAME=SIZE", help="Compile for one size (batch=1, x:2=48) or range (n=1:512). Repeatable."
+    ),
+]
+Constants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--constant", metavar="NAME=VALUE", help="An input that always is 16000, [1,2] or FILE.npy. Repeatable."
+    ),
 ]
 Sizes = Annotated[
     list[str] | None,

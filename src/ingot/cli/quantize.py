@@ -64,7 +64,7 @@ def quantize(
         read: Any = read_torch(source)[1] if source.kind == "torch" else source.path
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
-        dims = dict(source.dims) or None
+        dims = source.dynamic
         made = quantize_model(read, _read(samples), dynamic=dims, batch=batch, table=table, asked=asked)
         made.save(path)
         if onnx is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json
-from ingot.cli.options import Dims, Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import Constants, Dims, Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
@@ -33,6 +33,7 @@ def run(
     target: Target = "native",
     precision: Precision = "float32",
     dim: Dims = None,
+    constant: Constants = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     limit: Limit = None,
     as_json: Json = False,
@@ -44,7 +45,7 @@ def run(
     ingot run model.onnx --random --size batch=4
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, parse_dims(dim or []), constant or [])
         compiled = runnable(compile_source(source, threads=threads, cache=True, target=target, precision=precision))
         feeds = read_feeds(compiled.program, feed or [])
         if random:

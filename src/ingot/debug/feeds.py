@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -43,17 +44,18 @@ def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
 def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | None = None) -> dict[str, int]:
     """A size for every symbol: as given, else for case 0, 1, 2 a common or an odd size within the symbol's bounds.
 
-    Sizes are given as the inputs have them: 320 where an input is 32*h high, for h = 10. A symbol that some input has
-    as its first axis counts as a batch; others are lengths, or pixels where an input looks like an image. Raises
-    InputError for a name that is no symbol, and for a size that its input cannot have.
+    Sizes are given as the inputs have them, by symbol or by input and axis ("x:2"): 320 where an input is 32*h high,
+    for h = 10. A symbol that some input has as its first axis counts as a batch; others are lengths, or pixels where an
+    input looks like an image. Raises InputError for a name that is no symbol, and for a size that its input cannot
+    have.
     """
-    given = given or {}
-    names = [s.name for s in program.symbols]
+    names, steps = [s.name for s in program.symbols], _steps(program)
+    given = dict(_placed(program, name, size, steps) for name, size in (given or {}).items())
     if unknown := [name for name in given if name not in names]:
-        raise InputError("--size", expected=f"one of the model's symbols {names}", got=unknown)
+        raise InputError("--size", expected=f"one of the model's symbols {names}, or INPUT:AXIS", got=unknown)
     leading = [linear_in(spec.shape[0]) for spec in program.inputs if spec.shape]
     first = {found[0] for found in leading if found}
-    pixels, steps = _pixels(program), _steps(program)
+    pixels = _pixels(program)
     out: dict[str, int] = {}
     for s in program.symbols:
         step = steps[s.name]
@@ -68,6 +70,22 @@ def choose_sizes(program: Program, case: int = 0, given: Mapping[str, int] | Non
         size = size if s.hi is None else min(size, s.hi)
         out[s.name] = size
     return _allowed(program, out, given)
+
+
+def _placed(program: Program, name: str, size: int, steps: Mapping[str, int]) -> tuple[str, int]:
+    """The symbol that the axis INPUT:AXIS is made of, and what `choose_sizes` takes for it; others as they are."""
+    label, colon, axis = name.rpartition(":")
+    specs = [spec for spec in program.inputs if spec.name == label]
+    if not colon or not specs or not re.fullmatch(r"-?\d+", axis):
+        return name, size
+    (spec,), at = specs, int(axis)
+    line = linear_in(spec.shape[at]) if -len(spec.shape) <= at < len(spec.shape) else None
+    if line is None:
+        raise InputError(f"--size {name}", expected=f"an open axis of {spec}, of one symbol", got=axis)
+    symbol, slope, start = line
+    if (size - start) % slope:
+        raise InputError(f"--size {name}", expected=f"{start} and a multiple of {slope}", got=size)
+    return symbol, (size - start) // slope * steps[symbol]
 
 
 def _steps(program: Program) -> dict[str, int]:
@@ -199,11 +217,12 @@ def read_feeds(program: Program, texts: Sequence[str]) -> Feeds:
             name, path = names[0], text
         if name not in names:
             raise InputError("--input", expected=f"NAME=FILE.npy with a name of {names}", got=repr(text))
-        feeds[name] = _read_array(Path(path))
+        feeds[name] = read_array(Path(path))
     return feeds
 
 
-def _read_array(path: Path) -> np.ndarray:
+def read_array(path: Path) -> np.ndarray:
+    """The array in a .npy file. Raises InputError."""
     try:
         with open_regular(path) as file:
             array = np.load(file, allow_pickle=False)

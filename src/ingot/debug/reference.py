@@ -51,7 +51,8 @@ def _onnx_runtime(source: Source) -> Reference | None:
         import onnxruntime  # an extra
     except ImportError:
         return None
-    return Reference(f"ONNX Runtime {onnxruntime.__version__}", session(str(source.path)))
+    run = session(str(source.path))
+    return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.constants}))
 
 
 def session(model: str | bytes) -> Run:

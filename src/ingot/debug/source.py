@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ingot import compiler
+from ingot.debug.feeds import read_array
+from ingot.hosted import HostedModel
 from ingot.ir.node import Graph
 from ingot.model_file import Kind, kind_of
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.specialized import SpecializedModel
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, ImportModelError, InputError
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from ingot.frontends.torch import ImportedModel
 
 Bound = int | tuple[int, int | None]
+Dims = Mapping[str, Bound | Mapping[int, Bound]]
 
 # What torch.export.load raises on archives that are damaged or hold something else.
 _UNREADABLE = (
@@ -37,19 +44,28 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class Source:
-    """A readable model file and what was asked of its sizes."""
+    """A readable model file and what was asked of its sizes, by symbol and by input and axis. constants: inputs that
+    always have these values."""
 
     path: Path
     kind: Kind
     dims: Mapping[str, Bound]
+    axes: Mapping[str, Mapping[int, Bound]] = field(default_factory=dict)
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def dynamic(self) -> dict[str, Bound | Mapping[int, Bound]] | None:
+        """What was asked of the sizes, as frontends take it."""
+        return {**self.dims, **self.axes} or None
 
     @property
     def name(self) -> str:
         return self.path.stem
 
 
-def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
-    """Raises ImportModelError for a path that is no readable file, InputError for sizes asked of an artifact."""
+def open_source(path: Path, dims: Dims | None = None, constants: Sequence[str] = ()) -> Source:
+    """constants: as in `read_constants`. Raises ImportModelError for a path that is no readable file, InputError for
+    sizes or values that cannot be asked of its kind."""
     try:
         kind = kind_of(path)
     except OSError as error:
@@ -62,19 +78,67 @@ def open_source(path: Path, dims: Mapping[str, Bound] | None = None) -> Source:
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
-    return Source(path, kind, dict(dims or {}))
+    if constants and kind != "onnx":
+        raise InputError("--constant", expected="an ONNX file", got=str(path), fix="close over the values, and export")
+    sizes = {name: bound for name, bound in (dims or {}).items() if not isinstance(bound, Mapping)}
+    axes = {name: bound for name, bound in (dims or {}).items() if isinstance(bound, Mapping)}
+    if axes and kind not in ("onnx", "tensorflow"):
+        known = "the name of a size, which ingot compile --json tells"
+        raise InputError("--dim", expected=known, got=[f"{name}:{axis}" for name, own in axes.items() for axis in own])
+    return Source(path, kind, sizes, axes, read_constants(path, constants) if constants else {})
 
 
-def parse_dims(texts: Sequence[str]) -> dict[str, Bound]:
-    """["batch=1", "length=1:512", "frames=4:"] -> sizes and inclusive bounds by symbol. Raises InputError."""
-    dims: dict[str, Bound] = {}
+def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
+    """["batch=1", "length=1:512", "frames=4:", "x:2=48"] -> sizes and inclusive bounds, by symbol, or by input and
+    axis. Raises InputError."""
+    dims: dict[str, Bound | Mapping[int, Bound]] = {}
     for text in texts:
-        match = re.fullmatch(r"([^=]+)=(\d+)(?:(:)(\d*))?", text.strip())
+        match = re.fullmatch(r"([^=]+?)(?::(-?\d+))?=(\d+)(?:(:)(\d*))?", text.strip())
         if match is None:
-            raise InputError("--dim", expected="NAME=SIZE or NAME=LOW:HIGH", got=repr(text), fix="as in --dim batch=1")
-        name, low, ranged, high = match.groups()
-        dims[name] = (int(low), int(high) if high else None) if ranged else int(low)
+            wanted = "NAME=SIZE or NAME=LOW:HIGH, with a size's name or INPUT:AXIS"
+            raise InputError("--dim", expected=wanted, got=repr(text), fix="as in --dim batch=1 or --dim x:2=1:512")
+        name, axis, low, ranged, high = match.groups()
+        bound = (int(low), int(high) if high else None) if ranged else int(low)
+        if axis is None:
+            dims[name] = bound
+            continue
+        axes = dims.get(name, {})
+        dims[name] = {**(axes if isinstance(axes, Mapping) else {}), int(axis): bound}
     return dims
+
+
+def read_constants(path: Path, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """["axes=[1]", "rate=16000", "table=table.npy"] -> arrays in the types of an ONNX file's inputs. Raises InputError
+    for what is no such input, no value, or a value that the type does not hold."""
+    import onnx  # an extra; reading the file has asked for it
+
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except Exception as error:  # protobuf's errors have no other base
+        raise ImportModelError(f"not a readable ONNX file: {error}", where=str(path)) from error
+    types = {i.name: i.type.tensor_type.elem_type for i in graph.input}
+    out: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in types:
+            raise InputError("--constant", expected=f"NAME=VALUE with a name of {list(types)}", got=repr(text))
+        out[name] = _typed(name, value, onnx.helper.tensor_dtype_to_np_dtype(types[name]))
+    return out
+
+
+def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
+    if value.endswith(".npy"):
+        return read_array(Path(value))
+    try:
+        array = np.asarray(json.loads(value))
+    except ValueError as error:
+        wanted = "a number, true, false, nested lists of them, or a file FILE.npy"
+        raise InputError(f"--constant {name}", expected=wanted, got=repr(value)) from error
+    held = array.astype(dtype) if array.dtype.kind in "bif" else array
+    rounds = array.dtype.kind == "f" and dtype.kind not in "biu"
+    if array.dtype.kind not in "bif" or not (rounds or np.array_equal(held, array)):
+        raise InputError(f"--constant {name}", expected=f"what {dtype} holds", got=repr(value))
+    return held
 
 
 def read_graph(source: Source) -> Graph:
@@ -98,14 +162,14 @@ def read_graph(source: Source) -> Graph:
     if source.kind == "tensorflow":
         from ingot.frontends.tensorflow import import_tensorflow
 
-        return import_tensorflow(source.path, dynamic=dict(source.dims) or None).graph
+        return import_tensorflow(source.path, dynamic=source.dynamic).graph
     if source.kind == "tflite":
         from ingot.frontends.tflite import import_tflite
 
         return import_tflite(source.path, dynamic=dict(source.dims) or None).graph
     from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
 
-    return import_onnx(source.path, dynamic=dict(source.dims) or None)
+    return import_onnx(source.path, dynamic=source.dynamic, constants=source.constants)
 
 
 def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
@@ -171,11 +235,21 @@ def compile_source(
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
     model = read_torch(source)[1] if source.kind == "torch" else source.path
-    dims = dict(source.dims) if source.kind != "torch" and source.dims else None
+    dims = source.dynamic if source.kind != "torch" else None
     compiled = compiler.compile_model(
         model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
-        fast_math=fast_math,
+        fast_math=fast_math, constants=source.constants,
     )  # fmt: skip
+    if isinstance(compiled, SpecializedModel):
+        values = [f"--constant {name}=VALUE" for name in compiled.deciding]
+        raise InputError(
+            f"{source.path} is a program for each value or size that decides ranks, axes or branches: {compiled}",
+            fix=" ".join(values) or "fix the sizes with --dim",
+        )
+    if isinstance(compiled, HostedModel):
+        raise InputError(
+            f"{source.path} has strings, images or sequences, which no one program holds", fix="ingot.compile in Python"
+        )
     return compiled if isinstance(compiled, CompiledProgram) else compiled.compiled
 
 
