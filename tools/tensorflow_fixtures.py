@@ -159,6 +159,20 @@ class Control(tf.Module):
         return {"mean": self.total / tf.cast(self.count, tf.float32)}
 
 
+def first_version(resource: bool) -> tuple[dict[str, bytes], list[tuple[dict, dict]]]:
+    """A SavedModel as TensorFlow 1 wrote it: variables that are references, or resources."""
+    v1 = tf.compat.v1
+    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        w = v1.get_variable("w", initializer=data(4, 3), use_resource=resource)
+        y = tf.nn.softmax(tf.matmul(x, w))
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, f"{folder}/model", {"x": x}, {"y": y})
+        files = {str(p.relative_to(folder)): p for p in Path(folder, "model").rglob("*") if p.is_file()}
+        given = data(5, 4)
+        return {k: p.read_bytes() for k, p in files.items()}, [({"x": given}, {"y": session.run(y, {x: given})})]
+
+
 class Words(tf.Module):
     """Strings and a table before numbers."""
 
@@ -193,6 +207,8 @@ def main(folder: Path) -> None:
     calls = [{"x": data(2, 3)}, {"x": -np.abs(data(2, 3))}, {"x": np.abs(data(4, 3)) + 0.5}]
     write(folder / "branch.zip", files, called(files, calls, "branch"))
     write(folder / "step.zip", files, called(files, [{"x": data(3)} for _ in range(4)], "step"))
+    for kind, resource in (("references", False), ("resources", True)):
+        write(folder / f"{kind}.zip", *first_version(resource))
     module = Words()
     files = saved(module, {"serving_default": module.embed})
     text = np.array([["A", "c"], ["b", "x"]], object)

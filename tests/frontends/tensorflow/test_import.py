@@ -17,6 +17,7 @@ from ingot.support.errors import InputError, UnsupportedOpError
 from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
 
 NETS = ("cnn", "rnn", "transformer")
+OLD = ("references", "resources")  # as TensorFlow 1 writes variables
 SIGNATURES = ("loop", "branch", "step")
 
 
@@ -37,7 +38,7 @@ def _check(imported: ImportedModel, read: Fixture) -> None:
             np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", (*NETS, *OLD))
 def test_nets(name: str, tmp_path: Path):
     read = fixture(name, tmp_path)
     _check(import_tensorflow(read.path), read)

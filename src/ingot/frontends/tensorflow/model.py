@@ -202,18 +202,30 @@ def read_program(path: Path, signature: str | None = None) -> Program:
 
 
 def graph_program(graph: GraphDef, where: str) -> Program:
-    """A graph without signatures: its placeholders, and the nodes that no other reads."""
+    """A graph without signatures: the nodes that no other reads, and the placeholders that these need."""
     if not graph.nodes:
         raise ImportModelError("a graph without nodes", where=where, fix="check that the file is a GraphDef")
+    read = {i.lstrip("^").split(":")[0] for n in graph.nodes.values() for i in n.inputs}
+    ends = [n for n in graph.nodes.values() if n.name not in read and n.op not in _SINKS]
+    outputs = [Endpoint(n.name, f"{n.name}:0") for n in ends]
+    needed = _ancestors(graph, ends)
     inputs = [
         Endpoint(n.name, f"{n.name}:0", n.attributes["dtype"].int(6), _declared(n))
         for n in graph.nodes.values()
-        if n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
+        if n.name in needed and n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
     ]
-    read = {i.lstrip("^").split(":")[0] for n in graph.nodes.values() for i in n.inputs}
-    outputs = [Endpoint(n.name, f"{n.name}:0") for n in graph.nodes.values() if n.name not in read | _SINKS]
-    outputs = [o for o in outputs if graph.nodes[o.name].op not in _SINKS]
     return Program(graph, tuple(inputs), tuple(outputs), where)
+
+
+def _ancestors(graph: GraphDef, ends: Sequence[NodeDef]) -> set[str]:
+    """The nodes that these read, and they themselves."""
+    found, stack = {n.name for n in ends}, list(ends)
+    while stack:
+        names = (i.split(":")[0] for i in stack.pop().data_inputs)
+        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in found]
+        found.update(n.name for n in new)
+        stack += new
+    return found
 
 
 def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:

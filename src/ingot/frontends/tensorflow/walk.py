@@ -143,8 +143,9 @@ class Walk:
             begun.add(name)
             needs = self._needs(node, frame)
             if any(n in begun and n not in frame.values for n in needs):
-                self._refuse(node, frame, "a loop of TensorFlow 1's control flow")
-                frame.values[name] = Missing()
+                if not any(n.op in _OLD_CONTROL_FLOW for n in frame.nodes.values()):
+                    raise ImportModelError("a node reads its own result", where=frame.prefix + name)
+                frame.values[name] = Missing()  # what makes the loop is refused
                 continue
             stack += reversed([n for n in needs if n not in frame.values])
 
@@ -179,9 +180,9 @@ class Walk:
         try:
             if isinstance(row, FunctionDef):
                 return self.call(call, Function(node.op, node.attributes), operands)
-            values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
-            if node.op in _WRITES:
-                values = operands
+            values = operands
+            if node.op not in _WRITES:
+                values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
             if not row.any_kind and not all(isinstance(v, Node) for v in values):
                 raise Unsupported("an operand that is no tensor of numbers")
             made = row.fn(call, *values)
@@ -268,5 +269,5 @@ class Walk:
 
 def _reason(op: str) -> str:
     if op in _OLD_CONTROL_FLOW:
-        return "control flow of TensorFlow 1: save the model with control flow v2"
+        return "control flow of TensorFlow 1: freeze with lower_control_flow=False, or compile the SavedModel"
     return "of strings and tables" if any(word in op for word in _OF_TABLES) else ""
