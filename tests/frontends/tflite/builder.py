@@ -113,13 +113,15 @@ class Subgraph:
 
     def op(
         self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", custom: str = "",
-        **values: Any,
+        raw: bytes = b"", **values: Any,
     ) -> Sequence[int]:  # fmt: skip
         """options: the table of `values`."""
         entry: dict[str, Any] = {"opcode_index": self.model.code(name, custom), "inputs": inputs, "outputs": outputs}
         if options:
             entry["builtin_options_type"] = _OPTIONS[options]
             entry["builtin_options"] = {"table": options, **values}
+        if raw:
+            entry["custom_options"] = np.frombuffer(raw, np.uint8)
         self.operators.append(entry)
         return outputs
 

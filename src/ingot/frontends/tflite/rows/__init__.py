@@ -1,9 +1,10 @@
 """Rows, one per operator: tables by kind, joined."""
 
-from ingot.frontends.tflite.call import Rows, Table, merged
+from ingot.frontends.tflite.call import Rows, merged
 from ingot.frontends.tflite.rows import (
     contraction,
     control,
+    detection,
     elementwise,
     index,
     level_arithmetic,
@@ -21,5 +22,5 @@ ROWS = Rows(
         [m.row for m in (contraction, control, elementwise, index, quantize, recurrent, reduce, shape, window)]
     ),
     quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
-    custom=Table(),
+    custom=detection.custom,
 )

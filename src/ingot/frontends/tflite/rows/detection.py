@@ -1,0 +1,78 @@
+"""Boxes of detectors: TFLite_Detection_PostProcess, which LiteRT has among its own custom ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite.call import Call, Table, holds_levels
+from ingot.frontends.tflite.flexbuffer import numbers
+from ingot.frontends.tflite.levels import real
+from ingot.ir import types as T
+from ingot.ir.node import Node, const
+
+custom = Table()
+
+
+@custom("TFLite_Detection_PostProcess")
+def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
+    """Boxes [1, n, 4], classes and scores [1, n], how many [1], of the boxes that are left where those with better
+    classes overlap them ("fast" suppression: one for all classes). Operands: codes [1, a, 4], scores of classes
+    [1, a, k], anchors [a, 4]."""
+    options = numbers(c.op.raw.tobytes())
+    most, each = int(options.get("max_detections", 0)), int(options.get("max_classes_per_detection", 1))
+    if options.get("use_regular_nms"):
+        raise Unsupported("suppression class by class")
+    codes, scores, anchors = (_numbers(c, i) for i in range(3))
+    count, classes = anchors.shape[0], int(options.get("num_classes", 0))
+    offset = scores.shape[-1] - classes  # a class for the background comes first
+    if not isinstance(count, int) or not isinstance(offset, int) or offset < 0:
+        raise Unsupported(f"scores {scores.type} of {classes} classes")
+    if not (0 < most <= count and 0 < each <= classes):
+        raise Unsupported(f"{most} detections of {each} classes, of {count} anchors and {classes} classes")
+    scores = ops.slice_axis(ops.reshape(scores, (count, -1)), 1, offset)
+    scales = [np.float32(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
+    boxes = _decoded(ops.reshape(codes, (count, -1)), anchors, scales)
+
+    best, order = ops.TopK(count, 0)(ops.reduce_max(scores, 1), loc=c.loc).results
+    sorted_ = ops.transpose(ops.Take(0)(boxes, order))  # y1 x1 y2 x2, which overlap as x1 y1 x2 y2 do
+    threshold = const(np.float32(options.get("nms_score_threshold", 0.0)))
+    candidates = ops.reduce_sum(ops.cast(ops.compare("GE", best, threshold), T.i64), keepdims=True)
+    kept = ops.SuppressOverlaps(strict=True)(
+        ops.expand_dims(sorted_, 0), candidates, const(np.int64(most)),
+        const(np.float32(options.get("nms_iou_threshold", 0.0))), loc=c.loc,
+    )  # fmt: skip
+    kept = ops.reshape(kept, (count,))
+    # the kept ones first, in their order
+    places = ops.where(kept, ops.sub(count, ops.arange(count, T.i32)), 0)
+    rank, at = ops.TopK(most, 0)(places).results
+    there = ops.compare("GT", rank, 0)
+    chosen = ops.Take(0)(order, at)
+    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, chosen)).results
+
+    def spread(x: Node) -> Node:
+        """x[most, each, ...] as [1, most * each, ...], zeros where there is no box."""
+        mask = ops.reshape(there, (most, *(1,) * (len(x.shape) - 1)))
+        shown = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
+        return ops.reshape(shown, (1, most * each, *x.shape[2:]), c.loc)
+
+    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, chosen), 1), (most, each, 4))
+    number = ops.cast(ops.reduce_sum(ops.cast(kept, T.i32), keepdims=True), T.f32)
+    return spread(repeated), spread(ops.cast(labels, T.f32)), spread(values), number
+
+
+def _numbers(c: Call, i: int) -> Node:
+    return real(c.x(i), c.levels(i)) if holds_levels(c.tensors[i]) else c.x(i)
+
+
+def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
+    """y1 x1 y2 x2 [a, 4] of codes y x h w, by anchors y x h w."""
+    if not all(scales):
+        raise Unsupported("a scale of 0")
+    y, x, h, w = (ops.div(ops.index_axis(codes, 1, i), const(s)) for i, s in enumerate(scales))
+    ay, ax, ah, aw = (ops.index_axis(anchors, 1, i) for i in range(4))
+    middle = [ops.add(ops.mul(y, ah), ay), ops.add(ops.mul(x, aw), ax)]
+    half = [ops.mul(ops.mul(ops.Exp()(size), a), 0.5) for size, a in ((h, ah), (w, aw))]
+    ends = [op(m, s) for op in (ops.sub, ops.add) for m, s in zip(middle, half, strict=True)]
+    return ops.stack(ends, 1)
