@@ -151,12 +151,15 @@ def test_what_there_is_no_row_for_is_refused_by_name_all_at_once():
 
 
 def test_truncated_and_damaged_files_are_refused():
-    data = small().finish()
     rng = random.Random(0)
-    for n in range(0, len(data), 7):
-        _survives(data[:n])
-    for _ in range(600):
-        damaged = bytearray(data)
+    kernel = (feed((2, 3, 3, 2), np.int8), ([0.1, 0.2], [0, 0], 0))
+    levels = one_op("CONV_2D", [((1, 4, 4, 2), np.int8, (0.1, 3)), kernel], [((1,), np.int8, (0.2, 1))], "Conv2D")
+    files = [small().finish(), levels]
+    for data in files:
+        for n in range(0, len(data), 7):
+            _survives(data[:n])
+    for turn in range(600):
+        damaged = bytearray(files[turn % 2])
         for _ in range(rng.randrange(1, 6)):
             damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
         _survives(bytes(damaged))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterable, Mapping
@@ -156,12 +157,12 @@ class _Model:
         if not 0 <= table["buffer"] < max(len(self.buffers), 1):
             raise self.reader.malformed(f"buffer {table['buffer']} of {len(self.buffers)}, of tensor {name!r}")
         data = self.buffers[table["buffer"]] if self.buffers else None
-        quantization = self._quantization(table["quantization"], name, signature)
+        quantization = self._quantization(table["quantization"], name, signature, table["type"])
         return Tensor(
             name, table["type"], shape, signature, quantization, table["is_variable"], data, table["sparsity"]
         )
 
-    def _quantization(self, table: Table | None, name: str, shape: tuple[int, ...]) -> Quantization | None:
+    def _quantization(self, table: Table | None, name: str, shape: tuple[int, ...], type: int) -> Quantization | None:
         if table is None or not (len(table["scale"]) or table["details_type"]):
             return None
         scales, zeros = (tuple(table[key].tolist()) for key in ("scale", "zero_point"))
@@ -170,6 +171,10 @@ class _Model:
         fits = count == 1 or (0 <= axis < len(shape) and shape[axis] in (count, -1))
         if not table["details_type"] and not (fits and len(zeros) == count):
             raise self.reader.malformed(f"{count} scales and {len(zeros)} zeros along axis {axis} of tensor {name!r}")
+        dtype = schema.dtype(type)
+        low, high = dtype.range if dtype is not None and dtype.is_integer else (0, 0)
+        if min(zeros, default=0) < low or max(zeros, default=0) > high or not all(0 <= s < math.inf for s in scales):
+            raise self.reader.malformed(f"scales or zeros of tensor {name!r} out of range")
         return Quantization(scales, zeros, axis, table["details_type"])
 
     def _operator(self, table: Table, tensors: int) -> Operator:

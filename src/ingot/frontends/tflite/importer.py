@@ -20,6 +20,8 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, in_time, spend_node
 
+# what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
+_ILL_FITTING = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
 _DEEPEST = 32  # subgraphs that hold subgraphs
 
 
@@ -155,6 +157,11 @@ class Importer:
                 values[i] = self._checked(result, graph.tensors[i])
         except Unsupported as e:
             self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
+            values.update((i, Missing()) for i in op.outputs)
+        except _ILL_FITTING as e:
+            self.refused.append(
+                UnsupportedOp(op.custom or op.name, loc, f"operands or options that do not fit it: {e}")
+            )
             values.update((i, Missing()) for i in op.outputs)
         except ShapeError as e:
             if e.sizes is not None or " at " in str(e):
