@@ -27,7 +27,7 @@ from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.program import Program
 from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
-from ingot.support.cache import DiskCache, cache_key
+from ingot.support.cache import DiskCache, cache_key, sharing
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, NeedsValues
 from ingot.support.formats import Format
@@ -379,7 +379,8 @@ def _cached(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, artifact.load)
     if program is None:
-        program = build()
+        with sharing(disk):
+            program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return program
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 
 from ingot.ir.kernel import Kernel
@@ -22,6 +21,7 @@ from ingot.support.native import Code, Features
 from ingot.targets.cpu import workers
 from ingot.targets.cpu.assemble import Assembly
 from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.objects import KERNEL, Object, compiled
 from ingot.targets.cpu.workers import host_features, submit
 
 POLICY = FusionPolicy()
@@ -98,11 +98,11 @@ class KernelAssembler:
     def add(self, kernel: Kernel) -> None:
         self.include(self.begin(kernel))
 
-    def begin(self, kernel: Kernel) -> Future[bytes]:
+    def begin(self, kernel: Kernel) -> Object:
         features = self._assembly.features
-        return submit(print_module([kernel], features), features)
+        return compiled(print_module([replace(kernel, name=KERNEL)], features), features, kernel.name)
 
-    def include(self, part: Future[bytes]) -> None:
+    def include(self, part: Object) -> None:
         self._assembly.include(part)
 
     def finish(self) -> Code:

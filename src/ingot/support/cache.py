@@ -11,7 +11,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,6 +75,16 @@ class DiskCache:
 
     def store(self, key: str, write: Callable[[Path], None]) -> bool:
         """Let `write(path)` make the entry (it must write atomically), then trim the cache. False if it could not."""
+        return self.store_all({key: write})
+
+    def store_all(self, entries: Mapping[str, Callable[[Path], None]]) -> bool:
+        """Many as one does: the cache is trimmed once."""
+        stored = [self._store(key, write) for key, write in entries.items()]
+        if any(stored):
+            self.trim()
+        return all(stored)
+
+    def _store(self, key: str, write: Callable[[Path], None]) -> bool:
         path = self.path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +92,11 @@ class DiskCache:
         except (OSError, ArtifactError) as error:
             _log.warning("cache: cannot keep %s: %s", path, error)
             return False
-        self.trim()
         return True
+
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry, which nobody has looked into."""
+        return os.path.exists(self.path(key))
 
     def discard(self, key: str) -> None:
         try:
@@ -110,6 +125,24 @@ class DiskCache:
             # Whoever has the file mapped keeps it: unlinking only takes its name.
             _remove(path)
             total -= size
+
+
+_shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
+
+
+@contextmanager
+def sharing(disk: DiskCache) -> Iterator[None]:
+    """Within it, parts of programs are kept in `disk` and taken from there."""
+    token = _shared.set(disk)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def shared() -> DiskCache | None:
+    """Where parts of programs are kept; None: nowhere."""
+    return _shared.get()
 
 
 def _remove(path: Path) -> None:

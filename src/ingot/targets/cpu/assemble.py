@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from ingot.support import progress
 from ingot.support.native import Code, Features
 from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
-from ingot.targets.cpu.workers import host_features, submit
+from ingot.targets.cpu.objects import KERNEL, Object, compiled, keep
+from ingot.targets.cpu.workers import host_features
 
-_drivers: dict[Features, Future[bytes]] = {}
+_drivers: dict[Features, Object] = {}
 
 
-def _driver(features: Features) -> Future[bytes]:
+def _driver(features: Features) -> Object:
     known = _drivers.get(features)
-    if known is None or (known.done() and known.exception()):
-        known = _drivers[features] = submit(driver_ir(features.arch), features)
+    if known is None or (known.code.done() and known.code.exception()):
+        known = _drivers[features] = compiled(driver_ir(features.arch), features)
     return known
 
 
@@ -30,11 +30,11 @@ class Assembly:
 
     def add(self, text: str) -> None:
         """Begin to compile a module of LLVM IR text."""
-        self.include(submit(text, self.features))
+        self.include(compiled(text, self.features))
 
-    def include(self, compiled: Future[bytes]) -> None:
-        """Add what `submit` was asked for elsewhere."""
-        self._objects.append(compiled)
+    def include(self, part: Object) -> None:
+        """Add what was begun elsewhere."""
+        self._objects.append(part)
 
     def finish(self) -> Code:
         """Wait for all modules, and link them and the driver.
@@ -42,10 +42,12 @@ class Assembly:
         Raises CompileError for malformed IR, undefined or doubly defined symbols and mutable globals.
         """
         objects: list[bytes] = []
-        for compiled in self._objects:
+        for part in self._objects:
             progress.report("machine code", len(objects), len(self._objects))
-            objects.append(compiled.result())
-        return link(objects, self.features)
+            objects.append(part.code.result())
+        code = link(objects, self.features, [{KERNEL: part.name} if part.name else {} for part in self._objects])
+        keep(self._objects)
+        return code
 
 
 def assemble(texts: Sequence[str], features: Features | None = None) -> Code:

@@ -11,7 +11,7 @@ direct ones (AMD64 supplement B.2; AAELF64 5.7.11), because every symbol is in t
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
@@ -55,13 +55,14 @@ class _Object:
     symbols: list[_Symbol]
 
 
-def link(objects: Sequence[bytes], features: Features) -> Code:
-    """Link ELF64 little-endian relocatable objects of one machine, which has `features`.
+def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[str, str]] = ()) -> Code:
+    """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: new ones for symbols of
+    each object.
 
     Raises CompileError, naming the symbol, for an undefined or doubly defined symbol, for writable data
     (the blob is mapped read-only) and for a relocation that cannot be resolved inside the blob.
     """
-    parsed = [_read(data) for data in objects]
+    parsed = [_read(data, new) for data, new in zip(objects, names or [{}] * len(objects), strict=True)]
     if len({obj.machine for obj in parsed}) > 1:
         raise CompileError("link: objects of different machines", got=sorted({obj.machine for obj in parsed}))
     blob = bytearray()
@@ -213,7 +214,7 @@ def _adr(word: int, immediate: int) -> int:
     return word & ~(0x3 << 29 | 0x7FFFF << 5) | (immediate & 0x3) << 29 | (immediate >> 2 & 0x7FFFF) << 5
 
 
-def _read(data: bytes) -> _Object:
+def _read(data: bytes, renamed: Mapping[str, str]) -> _Object:
     if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
         raise CompileError("link", expected="an ELF64 little-endian object", got=repr(data[:6]))
     kind, machine = struct.unpack_from("<HH", data, 16)
@@ -234,7 +235,8 @@ def _read(data: bytes) -> _Object:
             continue
         text = sections[section.link].data
         for name, info, _, where, value, _ in struct.iter_unpack("<IBBHQQ", section.data):
-            symbols.append(_Symbol(_string(text, name), value, where, info >> 4, info & 15))
+            given = _string(text, name)
+            symbols.append(_Symbol(renamed.get(given, given), value, where, info >> 4, info & 15))
     return _Object(_EM[machine], sections, symbols)
 
 
