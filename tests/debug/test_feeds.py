@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from ingot.debug.build import build
@@ -90,3 +91,19 @@ def test_files_that_are_no_models(tmp_path: Path):
     junk.write_bytes(b"\x0a\xffjunk")
     with pytest.raises(ImportModelError):
         read_graph(open_source(junk))
+
+
+def test_names_and_types_suggest_ranges(tmp_path: Path) -> None:
+    F, I, U = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.UINT8
+    given = [("x", F, ["b", "n"]), ("x_lens", I, ["b"]), ("sr", I, [])]
+    given += [("image", U, ["b", 3, 4, 4]), ("mask", I, ["b", 5])]
+    values = [onnx.helper.make_tensor_value_info(*v) for v in given]
+    results = [onnx.helper.make_tensor_value_info(f"y{i}", kind, None) for i, (_, kind, _) in enumerate(given)]
+    nodes = [onnx.helper.make_node("Identity", [name], [f"y{i}"]) for i, (name, *_) in enumerate(given)]
+    graph = onnx.helper.make_graph(nodes, "g", values, results)
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    feeds = random_feeds(build(read_graph(open_source(path)), threads=1).program, {"b": 40, "n": 100})
+    assert 50 <= feeds["x_lens"].min() < feeds["x_lens"].max() <= 100
+    assert feeds["sr"].shape == () and feeds["sr"] == 16000
+    assert feeds["image"].max() > 200 and set(np.unique(feeds["mask"])) == {0, 1}

@@ -172,7 +172,8 @@ def _limits(node: Node, users: Mapping[Node, Sequence[Node]]) -> list[int]:
 def random_feeds(
     program: Program, sizes: Mapping[str, int], limits: Mapping[str, int] | None = None, seed: int = 0
 ) -> Feeds:
-    """Arrays for every input: normal floats; integers below the input's limit, else 0 and 1 as in a mask.
+    """Arrays for every input: normal floats; integers below the input's limit, else as their name and type suggest:
+    lengths up to the largest size, a sampling rate, pixels of bytes; else 0 and 1 as in a mask.
 
     The first of a row of integers from {0, 1} is 1, so that no row is masked as a whole. The same seed gives an input
     of the same name the same values. Raises MemoryError for more bytes than can be addressed.
@@ -187,8 +188,27 @@ def random_feeds(
             feeds[spec.name] = np.array(told, numpy_dtype(spec.dtype)).reshape(shape)
             continue
         random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
-        feeds[spec.name] = _random(random, spec, shape, (limits or {}).get(spec.name))
+        limit = (limits or {}).get(spec.name)
+        suggested = _suggested(spec, shape, sizes) if limit is None else None
+        if suggested is None:
+            feeds[spec.name] = _random(random, spec, shape, limit)
+        else:
+            feeds[spec.name] = random.integers(*suggested, shape, endpoint=True).astype(numpy_dtype(spec.dtype))
     return feeds
+
+
+_RATE = 16000  # of speech, in samples a second
+
+
+def _suggested(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, int] | None:
+    """The least and the largest number that an input of integers is likely to take."""
+    words = set(re.split(r"[^a-z]+", spec.name.lower()))
+    if spec.dtype in ("i32", "i64") and sizes and words & {"len", "lens", "length", "lengths"}:
+        most = max(sizes.values())
+        return -(-most // 2), most
+    if spec.dtype in ("i32", "i64") and words & {"sr", "rate"} and math.prod(shape) == 1:
+        return _RATE, _RATE
+    return (0, 255) if spec.dtype == "u8" and len(shape) >= 3 else None
 
 
 def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], limit: int | None) -> np.ndarray:
