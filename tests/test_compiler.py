@@ -10,8 +10,8 @@ import pytest
 import ingot
 from ingot.support.errors import InputError
 
-FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.h5": b"\x89HDF\r\n\x1a\n", "m.gguf": b"GGUF\x03"}
-FIXES = {"m.ingot": r"ingot\.load", "m.h5": "ONNX", "m.gguf": "ONNX"}
+FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.gguf": b"GGUF\x03"}
+FIXES = {"m.ingot": r"ingot\.load", "m.gguf": "ONNX"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -43,7 +43,8 @@ LAZY = {
     ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite"}  # frontends: imported where they are used
+# frontends: imported where they are used
+EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras"}
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {
@@ -51,6 +52,7 @@ THIRD_PARTY = {
     "quantization/onnx_model": {"onnx"},
     "frontends/torch": {"torch", "sympy"},
     "frontends/jax": {"jax"},
+    "frontends/keras": {"jax", "keras", "h5py"},
     "cli": {"typer", "rich"},
 }
 

@@ -54,9 +54,10 @@ def compile(
 
     Args:
         model: a path of an ONNX file, a StableHLO program (text, or portable bytecode) or a TFLite model, an
-            `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` in eval mode (with `example_inputs`);
+            `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` (with `example_inputs`);
             a TorchScript archive's path, or a ScriptModule (with `example_inputs`);
             or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one;
+            or a `.keras` or HDF5 file of Keras, or a `keras.Model`;
             or TensorFlow's: a SavedModel's folder, a frozen GraphDef's file, a `tf.function` or a concrete one.
         example_inputs: for a module, an archive or a function, a tuple of positional or a dict of keyword arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all that it has; "cpu:x86-64-v3", "cpu:znver4",

@@ -77,6 +77,10 @@ def compile_model(
         return _compile_tflite(path, dynamic, signature, options)
     if signature is not None:
         raise InputError("signature", expected="a TensorFlow or TFLite model, which has them", got="another")
+    if kind == "keras" or _is_keras(model):
+        if weights is not None or constants:
+            raise InputError("weights and constants", expected="none: a Keras model holds its own", got="some")
+        return _compile_keras(path or model, example_inputs, dynamic, options)
     if kind == "stablehlo":
         return _compile_stablehlo(model, dynamic, weights, options)
     if _is_jax(model):
@@ -136,6 +140,11 @@ def opened(model: Any, example_inputs: Any = None, dynamic: Any = None, weights:
         from ingot.frontends.tflite import import_tflite
 
         return _stateless(import_tflite(path, dynamic=dynamic))
+    if kind == "keras" or _is_keras(model):
+        from ingot.frontends.keras import import_keras
+
+        graph = import_keras(path or model, dynamic=dynamic, example_inputs=example_inputs)
+        return Opened(graph, lambda compiled: compiled)
     if _is_jax(model):
         from ingot.frontends.jax import import_jax
 
@@ -254,6 +263,24 @@ def _compile_tflite(path: Path, dynamic: Any, signature: str | None, options: _O
     progress.report("read")
     imported = import_tflite(path, dynamic=dynamic, signature=signature)
     return _compiled(_program(imported.graph, options).with_state(imported.state), options)
+
+
+def _is_keras(model: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def _compile_keras(source: Any, example_inputs: Any, dynamic: Any, options: _Options) -> CompiledProgram:
+    from ingot.frontends.keras import import_keras
+
+    def graph() -> Graph:
+        progress.report("read")
+        return import_keras(source, dynamic=dynamic, example_inputs=example_inputs)
+
+    digest = _digest(source) if isinstance(source, Path) and options.cache else None
+    if digest is None:
+        return _compiled(_program(graph(), options), options)
+    return _compiled(_cached(_key(options, digest, repr(dynamic).encode()), lambda: _build(graph, options)), options)
 
 
 def _is_jax(model: Any) -> bool:

@@ -43,6 +43,10 @@ def read(model: Any, example_inputs: Any, dynamic: Any, weights: Any) -> Graph:
         from ingot.frontends.tflite import import_tflite
 
         return import_tflite(model, dynamic=dynamic).graph
+    if kind == "keras":
+        from ingot.frontends.keras import import_keras
+
+        return import_keras(model, dynamic=dynamic)
     if kind == "onnx" or type(model).__module__.startswith("onnx"):
         from ingot.frontends.onnx import import_onnx
 

@@ -11,13 +11,15 @@ from ingot.runtime import artifact
 from ingot.support.files import open_regular
 from ingot.support.formats import SCRIPT, Format, foreign
 
-Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "artifact"]
+Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "artifact"]
 # MLIR: bytecode, or text that begins with a module, a function or an alias, comments before it
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
 _HEAD = 4096
 # a GraphDef, which begins with a node, or a SavedModel of schema 1, which goes on with a graph and its description
 _TENSORFLOW = re.compile(rb"\x0a[\x80-\xff]*[\x00-\x7f]\x0a|\x08\x01\x12[\x80-\xff]*[\x00-\x7f]\x0a", re.DOTALL)
 _SAVED_MODEL = "saved_model.pb"
+_HDF5 = b"\x89HDF\r\n"
+_WEIGHTS_OF_KERAS = "model.weights.h5"
 _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
@@ -37,8 +39,13 @@ def kind_of(path: Path) -> Kind | Format:
         return "stablehlo"
     if _TENSORFLOW.match(head):
         return "tensorflow"
+    if head.startswith(_HDF5):
+        return "keras"
     if not head.startswith(_ZIP):
         return "onnx"
     with zipfile.ZipFile(path) as archive:
-        scripted = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in archive.namelist())
+        names = archive.namelist()
+    if _WEIGHTS_OF_KERAS in names:
+        return "keras"
+    scripted = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in names)
     return "torchscript" if scripted else "torch"

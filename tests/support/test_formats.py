@@ -15,7 +15,6 @@ from ingot.support.formats import foreign
 
 HEADS = {
     "a GGUF file": b"GGUF\x03\0\0\0",
-    "an HDF5 file, as old Keras writes": b"\x89HDF\r\n\x1a\n",
     "a pickle, which is a program": b"\x80\x04\x95",
     "a web page": b"\n<!DOCTYPE html><html>",
     "a pointer of Git LFS, not the file itself": b"version https://git-lfs.github.com/spec/v1\n",
@@ -53,7 +52,6 @@ def _archive(path: Path, *names: str) -> Path:
 def test_archives(tmp_path: Path) -> None:
     cases = {
         "a module or its weights, as torch.save writes, not a program": ("net/data.pkl", "net/data/0", "net/version"),
-        "a Keras file": ("config.json", "metadata.json", "model.weights.h5"),
         "a zip archive": ("readme.txt",),
     }
     for name, names in cases.items():

@@ -1,4 +1,4 @@
-"""A model file, whatever it holds: ONNX, a saved ExportedProgram, StableHLO, TFLite, or an artifact of Ingot's own."""
+"""A model file, whatever it holds: ONNX, an ExportedProgram, StableHLO, TFLite, Keras, or a compiled artifact."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def open_source(path: Path, dims: Dims | None = None, constants: Sequence[str] =
         fix = "ingot.compile(path, example_inputs) in Python"
         raise InputError(f"model {path}", expected="example inputs", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite or .ingot file"
+        known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite, Keras or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
@@ -167,6 +167,10 @@ def read_graph(source: Source) -> Graph:
         from ingot.frontends.tflite import import_tflite
 
         return import_tflite(source.path, dynamic=dict(source.dims) or None).graph
+    if source.kind == "keras":
+        from ingot.frontends.keras import import_keras
+
+        return import_keras(source.path, dynamic=dict(source.dims) or None)
     from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
 
     return import_onnx(source.path, dynamic=source.dynamic, constants=source.constants)

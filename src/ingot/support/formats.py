@@ -21,7 +21,6 @@ _TO_ONNX = "export the model to ONNX from where it was trained"
 _EXPORT = "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
 _TRUSTED = f"in a process that you trust: {_EXPORT}"
 _WEIGHTS = "it holds weights and no model: load them into the PyTorch module, and ingot.compile(net, (x,))"
-_KERAS = "keras.models.load_model(path).export('model.onnx', format='onnx')"
 _HUB = "compile the module: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
 _SOURCE = "compile the ONNX file that it was made from"
 _UNPACK = "unpack it first"
@@ -54,7 +53,6 @@ _OF_FILES: tuple[tuple[Callable[[bytes], bool], Format], ...] = (
     (_is_text(b"<!doctype html", b"<html"), Format("a web page", "download the model again")),
     (_is_safetensors, Format("a safetensors file", _WEIGHTS)),
     (_starts(b"GGUF", b"ggjt", b"ggml", b"lmgg", b"tjgg"), Format("a GGUF file", _TO_ONNX)),
-    (_starts(b"\x89HDF\r\n"), Format("an HDF5 file, as old Keras writes", _KERAS)),
     (_starts(*(bytes((0x80, version)) for version in range(2, 6))), Format("a pickle, which is a program", _TRUSTED)),
     (_starts(b"\x93NUMPY"), Format("a numpy array", _ARRAYS)),
     (_is_text(b"<?xml", b"<net "), Format("an XML file, as OpenVINO writes", _TO_ONNX)),
@@ -71,7 +69,6 @@ SCRIPT = "constants.pkl"  # at the top of a TorchScript archive
 # of a zip archive: a file at its top, and what it says
 _OF_ARCHIVES: tuple[tuple[str, Format], ...] = (
     ("data.pkl", Format("a module or its weights, as torch.save writes, not a program", _TRUSTED)),
-    ("model.weights.h5", Format("a Keras file", _KERAS)),
     ("MANIFEST.MF", Format("a Java archive", _TO_ONNX)),
 )
 

@@ -104,6 +104,12 @@ def spend_node(where: str) -> None:
         raise LimitError("nodes", budget.limits.nodes, what, where=where)
 
 
+def seconds_left() -> float:
+    """Until the time is up."""
+    budget = _budget.get()
+    return _DEFAULT.seconds if budget is None else max(0.0, budget.end - time.monotonic())
+
+
 def in_time(where: str) -> None:
     """Raise LimitError where the time is up."""
     budget = _budget.get()

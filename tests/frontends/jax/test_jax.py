@@ -146,7 +146,7 @@ def test_what_is_refused_says_where():
         import_jax(f, (_data(3),))
 
     def g(x: Any) -> Any:
-        return jax.lax.rng_uniform(x[0], x[1], (3,))
+        return jax.lax.rng_uniform(x[0].astype("float8_e4m3fn"), x[1].astype("float8_e4m3fn"), (3,))
 
     with pytest.raises(UnsupportedOpError, match=r"stablehlo.rng .*test_jax.py:\d+"):
         import_jax(g, (_data(3),))

@@ -136,7 +136,7 @@ def _function(
 
     flattened.__name__ = getattr(fn, "__name__", "function")
     scope, specs = _specs([(paths[i], leaves[i]) for i in arrays], names, dynamic)
-    exported = _export(flattened, specs)
+    exported = export_function(flattened, specs)
     constants = {k: np.asarray(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
     told = tuple(
         (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
@@ -239,7 +239,11 @@ def _bounds(name: str, bound: Any) -> tuple[int, int | None]:
             raise InputError(f"dynamic[{name!r}]", expected="a size, or (low, high)", got=repr(bound))
 
 
-def _export(fn: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct]) -> export.Exported:
+def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Exported:
+    """`fn` for arguments of trees of these shapes, exported for TPUs, where linear algebra stays StableHLO.
+
+    Raises ImportModelError for what JAX cannot export.
+    """
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CALLS]
     jitted = jax.jit(fn)
     jitted.trace(*specs)  # errors of the function's own stay what they are
@@ -289,7 +293,7 @@ def _imported(
     """constants: of the arrays, by their index, those that are no inputs."""
     kept = exported.module_kept_var_idx
     names = [paths[i] for i in kept]
-    shapes = [tuple(map(_size, exported.in_avals[i].shape)) for i in kept]
+    shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept]
     values = {paths[i]: constants[i] for i in kept if i in constants}
     text = text_of(exported.mlir_module_serialized)
     program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
@@ -302,7 +306,7 @@ def _imported(
 _FUNCTIONS = (("floordiv", "//"), ("mod", "%"))
 
 
-def _size(d: Any) -> DimLike:
+def size_of(d: Any) -> DimLike:
     """JAX's symbolic size as Ingot's."""
     if isinstance(d, int | np.integer):
         return int(d)

@@ -1,0 +1,159 @@
+"""What a Keras file says of its layers, looked at before Keras makes anything of it: the file is untrusted.
+
+A configuration may name code (Lambda layers), other packages, and what only TensorFlow computes. All that is refused
+together, by name. Configurations of Keras 1 and 2 lose the arguments that Keras 3 does not know, where these say
+nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
+
+_CODE = "it is code, which is not run: write it as a layer of Keras"
+_STRINGS = "of strings and tables: do it before the model, on the host"
+_OTHERS = "another framework's model inside: compile that one"
+_OLD = "an operation of TensorFlow itself: write it as keras.ops in Keras 3"
+_REFUSED = {
+    **dict.fromkeys(("Lambda", "__lambda__"), _CODE),
+    **dict.fromkeys(
+        ("TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "HashedCrossing", "FeatureSpace"), _STRINGS
+    ),
+    **dict.fromkeys(("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer"), _OTHERS),
+    **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "TensorFlowOpLayer"), _OLD),
+}
+# the modules whose classes a model is made of; others of Keras download, write files and call functions
+_ROOMS = (
+    "layers|models|initializers|regularizers|constraints|activations|dtype_policies|ops|quantizers|random|saving|engine"
+)
+_OWN = re.compile(rf"keras(\.src)?\.({_ROOMS})(\.\w+)*")
+# in the module keras itself
+_TOP = ("Sequential", "Functional", "Model", "DTypePolicy", "FloatDTypePolicy", "QuantizedDTypePolicy")
+_MOST_TEXT = 64 << 20
+# deflate makes at most so many bytes of one
+_DEFLATED = 1032
+
+
+def archived(path: Path) -> dict[str, Any]:
+    """The configuration in a `.keras` file. Raises ImportModelError for an archive that is damaged or hostile."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for item in archive.infolist():
+                name = item.filename
+                if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or ":" in name:
+                    raise _damaged(path, f"a member {name!r} outside of it")
+                if item.file_size > _DEFLATED * item.compress_size + 4096:
+                    raise _damaged(path, f"a member {name!r} that nothing inflates to")
+            if archive.getinfo("config.json").file_size > _MOST_TEXT:
+                raise _damaged(path, "a configuration of more than 64 MB")
+            config = json.loads(archive.read("config.json"))
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError) as e:
+        raise _damaged(path, f"no configuration ({e})") from e
+    return _mapping(path, config)
+
+
+def legacy(path: Path) -> dict[str, Any]:
+    """The configuration in an HDF5 file of Keras 1 and 2. Raises ImportModelError where there is none."""
+    import h5py  # an extra
+
+    with h5py.File(path, "r") as file:
+        text = file.attrs.get("model_config")
+    if text is None:
+        fix = "save the whole model: model.save('model.keras')"
+        raise ImportModelError("weights without a model", where=str(path), fix=fix)
+    try:
+        return _mapping(path, json.loads(text))
+    except (ValueError, RecursionError, TypeError) as e:
+        raise _damaged(path, f"no configuration ({e})") from e
+
+
+def _mapping(path: Path, config: object) -> dict[str, Any]:
+    if not isinstance(config, dict):
+        raise _damaged(path, "a configuration that is no object")
+    config.pop("compile_config", None)
+    return config
+
+
+def _damaged(path: Path, got: str) -> ImportModelError:
+    return ImportModelError("not a readable Keras file", got=got, where=str(path), fix="save the model again")
+
+
+def check(config: Mapping[str, Any], path: str) -> None:
+    """Raises UnsupportedOpError that names every layer which is code, a stranger or of TensorFlow alone."""
+    found: list[UnsupportedOp] = []
+    for node in _nodes(config):
+        name, module = node.get("class_name"), node.get("module")
+        inner = node.get("config")
+        where = inner.get("name", "") if isinstance(inner, Mapping) else ""
+        reason = _REFUSED.get(name, "") if isinstance(name, str) else "a class without a name"
+        if not reason and module is not None and not _is_own(module, name):
+            reason = f"of {module}, not of Keras: its code is not in the file"
+        registered = node.get("registered_name")
+        if not reason and isinstance(registered, str) and ">" in registered:
+            reason = f"registered as {registered}: its code is not in the file"
+        if reason:
+            found.append(UnsupportedOp(str(name), f"layer {where}" if where else "", reason))
+    if found:
+        raise UnsupportedOpError(found, model=path, fix="leave these layers out of the model that is saved")
+
+
+def _is_own(module: object, name: object) -> bool:
+    if module == "builtins":
+        return name == "function"  # an activation, by its name
+    if module == "keras":
+        return name in _TOP
+    return isinstance(module, str) and _OWN.fullmatch(module) is not None
+
+
+def _nodes(config: object) -> Iterator[Mapping[str, Any]]:
+    """Every object of the configuration that stands for a class."""
+    stack = [config]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            if "class_name" in value:
+                yield value
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
+
+
+def modernized(config: Mapping[str, Any], layers: Any) -> None:
+    """Take arguments that no class of `layers` (keras.layers) has out of an old configuration, in place.
+
+    Only None, False and 1 are taken out, which old versions wrote for what was not used: DepthwiseConv2D's groups,
+    recurrences' time_major. Others are Keras's to refuse.
+    """
+    for node in _nodes(config):
+        cls = getattr(layers, str(node["class_name"]), None)
+        inner = node.get("config")
+        if not inspect.isclass(cls) or not isinstance(inner, dict):
+            continue
+        policy = inner.get("dtype")
+        if isinstance(policy, Mapping) and policy.get("class_name") == "Policy" and "module" not in policy:
+            inner["dtype"] = policy.get("config", {}).get("name", "float32")
+        known = {name for base in cls.__mro__ for name in _parameters(base)} | _OF_EVERY_LAYER
+        for name in [n for n, v in inner.items() if n not in known and _says_nothing(v)]:
+            del inner[name]
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value is False or (type(value) is int and value == 1)
+
+
+_OF_EVERY_LAYER = {"name", "dtype", "trainable", "autocast", "batch_input_shape", "batch_shape", "input_shape",
+                   "input_dim", "implementation", "layers", "build_input_shape"}  # fmt: skip
+
+
+def _parameters(cls: type) -> list[str]:
+    try:
+        return list(inspect.signature(cls.__init__).parameters)
+    except (TypeError, ValueError):
+        return []

@@ -1,0 +1,103 @@
+"""Keras models as graphs: `.keras` and `.h5` files, and models in memory.
+
+A file goes through `worker`, in a process with Keras on JAX, which leaves a program without Keras. A model in memory is
+exported where it is if its Keras computes by JAX; else it is saved, and its file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.frontends.shared import safetensors
+from ingot.frontends.stablehlo import import_stablehlo
+from ingot.ir.dims import parse_dim
+from ingot.ir.node import Graph
+from ingot.support import errors
+from ingot.support.errors import ImportModelError, LimitError, UnsupportedOp, UnsupportedOpError
+from ingot.support.limits import seconds_left
+
+
+def is_keras(model: Any) -> bool:
+    """Whether it is a Keras model in memory."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None) -> Graph:
+    """A Keras model in inference as a graph with the model's inputs, in its order and by its names.
+
+    source: the path of a `.keras` file or of an HDF5 file, or a `keras.Model`.
+    dynamic: of the sizes that the model leaves open, which are `batch` and `<input>_<axis>`: a size or bounds by symbol
+        ({"batch": 1}, {"batch": (1, 64)}), a size or a name by axis ({"tokens": {1: "length"}}); False: there are none.
+    example_inputs: of a `keras.Model` that declares no inputs, arrays.
+
+    Raises UnsupportedOpError naming the layers that are code, strings or not of Keras, ImportModelError for files that
+    cannot be read, InputError for sizes that do not fit, LimitError where time is up.
+    """
+    if not is_keras(source):
+        return _read(Path(source), dynamic)
+    keras = sys.modules["keras"]
+    if keras.backend.backend() == "jax":
+        from ingot.frontends.keras.program import program_of
+
+        examples = example_inputs
+        if examples is not None:
+            examples = list(examples) if isinstance(examples, tuple | list) else [examples]
+        made = program_of(source, dynamic, examples)
+        return _graph(made.text, made.names, made.shapes, made.outputs, made.bounds, made.weights, source.name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        source.save(path)
+        return _read(path, dynamic)
+
+
+def _read(path: Path, dynamic: Any) -> Graph:
+    package = Path(__file__).parents[3]
+    env = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    env["PYTHONPATH"] = os.pathsep.join([str(package), *filter(None, [env.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        # -P: what lies in the working folder is not imported
+        command = [sys.executable, "-P", "-m", "ingot.frontends.keras.worker", str(path.absolute()), made]
+        seconds = seconds_left()
+        try:
+            asked = json.dumps(dynamic)
+            done = subprocess.run(command, input=asked, env=env, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired as e:
+            raise LimitError("seconds", seconds, "Keras takes too long to load the model", where=str(path)) from e
+        if (told := folder / "error.json").is_file():
+            raise _error(json.loads(told.read_text()), str(path))
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ImportModelError(f"Keras cannot read the model: {last[:500]}", where=str(path))
+        form = json.loads((folder / "form.json").read_text())
+        text = (folder / "program.mlir").read_text()
+        # in memory: the folder goes
+        weights = {k: np.array(v) for k, v in safetensors.read(folder / "weights.safetensors").items()}
+    return _graph(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
+
+
+def _error(told: Mapping[str, Any], path: str) -> Exception:
+    if "unsupported" in told:
+        return UnsupportedOpError([UnsupportedOp(*op) for op in told["unsupported"]], model=path, fix=told["fix"])
+    return getattr(errors, told["kind"])(told["text"], where=None if path in told["text"] else path)
+
+
+def _graph(
+    text: str, names: Sequence[str], shapes: Sequence[Sequence[str]], outputs: Sequence[str],
+    bounds: Mapping[str, Any], weights: Mapping[str, np.ndarray], where: str,
+) -> Graph:  # fmt: skip
+    sizes = [tuple(int(d) if d.isdigit() else parse_dim(d) for d in shape) for shape in shapes]
+    spans = {name: tuple(span) for name, span in bounds.items()}
+    graph = import_stablehlo(text, names=names, shapes=sizes, weights=weights, dynamic=spans, where=where).graph
+    return replace(graph, output_names=tuple(outputs))

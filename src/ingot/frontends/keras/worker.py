@@ -1,0 +1,124 @@
+"""A Keras file to a StableHLO program, in a process of its own: `python -m ingot.frontends.keras.worker FILE FOLDER`.
+
+Keras settles its backend when it is imported, and a file is untrusted. FOLDER gets program.mlir, weights.safetensors
+and form.json, or error.json with what is wrong; stdin has the sizes asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from ingot.frontends.keras import config
+from ingot.frontends.shared import safetensors
+from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpError
+
+# bytes that a byte of a dataset may stand for
+_INFLATED = 1032
+
+
+def main(source: Path, folder: Path, dynamic: Any) -> None:
+    program = _program(source, folder, dynamic)
+    (folder / "program.mlir").write_text(program.text)
+    safetensors.write(folder / "weights.safetensors", program.weights)
+    form = {"names": program.names, "shapes": program.shapes, "outputs": program.outputs, "bounds": program.bounds}
+    (folder / "form.json").write_text(json.dumps(form))
+
+
+def _program(source: Path, folder: Path, dynamic: Any) -> Any:
+    with source.open("rb") as file:
+        old = file.read(4) == b"\x89HDF"
+    described = config.legacy(_checked_hdf5(source)) if old else config.archived(source)
+    config.check(described, str(source))
+    import keras
+
+    from ingot.frontends.keras.program import program_of
+
+    if old:
+        source = _modern(source, folder, described, keras)
+    else:
+        _check_weights(source)
+    try:
+        model = keras.models.load_model(source, compile=False, safe_mode=True)
+    except Exception as e:  # of many kinds, as damaged files lead anywhere
+        raise ImportModelError(f"Keras cannot load the model: {e}", fix="load and save it with Keras 3") from e
+    return program_of(model, dynamic)
+
+
+def _modern(source: Path, folder: Path, described: dict[str, Any], keras: Any) -> Path:
+    """A copy of an old file whose configuration Keras 3 understands."""
+    import h5py
+
+    config.modernized(described, keras.layers)
+    copy = folder / "model.h5"
+    shutil.copyfile(source, copy)
+    with h5py.File(copy, "r+") as file:
+        file.attrs["model_config"] = json.dumps(described)
+    return copy
+
+
+def _check_weights(source: Path) -> None:
+    import io
+    import zipfile
+
+    with zipfile.ZipFile(source) as archive:
+        for name in archive.namelist():
+            if name.endswith(".h5"):
+                _checked_hdf5(io.BytesIO(archive.read(name)))
+
+
+def _checked_hdf5(source: Any) -> Any:
+    """`source`, unless it reads other files or claims more than it holds."""
+    import h5py
+
+    try:
+        with h5py.File(source, "r") as file:
+            _check_group(file)
+    except (OSError, RuntimeError, KeyError, ValueError) as e:
+        raise ImportModelError(f"not a readable HDF5 file: {e}", fix="save the model again") from e
+    return source
+
+
+def _check_group(file: Any) -> None:
+    import h5py
+    from h5py import h5o
+
+    stack, seen = [file], set()
+    while stack:
+        group = stack.pop()
+        where = h5o.get_info(group.id).addr
+        if where in seen:
+            continue
+        seen.add(where)
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"{name!r} is a link")
+            item = group[name]
+            if isinstance(item, h5py.Group):
+                stack.append(item)
+            elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+                raise ValueError(f"{name!r} reads another file")
+            elif isinstance(item, h5py.Dataset) and item.nbytes > _INFLATED * item.id.get_storage_size() + 4096:
+                raise ValueError(f"{name!r} is of {item.nbytes} bytes, which the file does not hold")
+
+
+def _told(error: IngotError) -> dict[str, Any]:
+    if isinstance(error, UnsupportedOpError):
+        return {"unsupported": [[op.name, op.where, op.reason] for op in error.ops], "fix": error.fix}
+    return {"kind": type(error).__name__, "text": str(error)}
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[2])
+    try:
+        try:
+            main(Path(sys.argv[1]), target, json.loads(sys.stdin.read() or "null"))
+        except ImportError as e:  # extras
+            fix = "pip install 'ingot-compiler[keras]'"
+            raise ImportModelError(f"reading Keras files needs keras, h5py and jax: {e}", fix=fix) from e
+    except IngotError as e:
+        (target / "error.json").write_text(json.dumps(_told(e)))
+        sys.exit(1)
