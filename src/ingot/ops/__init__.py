@@ -132,7 +132,7 @@ from ingot.ops.core.shape import (
 )
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
-from ingot.ops.linalg import LU, Cholesky, TriangularSolve
+from ingot.ops.linalg import LU, SVD, Cholesky, Eigh, HouseholderQR, Reflect, TriangularSolve
 from ingot.ops.nn import (
     GRU,
     LSTM,

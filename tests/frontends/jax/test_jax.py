@@ -167,3 +167,19 @@ def test_jit_caches_by_kind_and_runs_inside_jax():
     f(x[:2], y=y[:2])
     assert len(calls) == 2
     _agree(jax.jit(lambda x, y: f(x, y)["product"] * 2)(x, y), x * y * 2)
+
+
+@pytest.mark.parametrize("name", ["inv", "slogdet", "cholesky", "qr", "eigvalsh", "expm", "lstsq"])
+def test_linear_algebra(name: str):
+    x = _data(5, 5)
+    positive = (x @ x.T + np.eye(5)).astype(np.float32)
+    found = {"expm": lambda a: jax.scipy.linalg.expm(a / 4), "lstsq": lambda a: jnp.linalg.lstsq(a[:, :3], a)[0]}
+    f = found.get(name) or getattr(jnp.linalg, name)
+    _agree(_interpreted(f, positive)(positive), f(positive))
+
+
+def test_eigenvectors():
+    x = _data(2, 5, 5)
+    w, v = _interpreted(lambda a: tuple(jnp.linalg.eigh(a, symmetrize_input=True)), x)(x)
+    symmetric = (x + x.swapaxes(-1, -2)) / 2
+    np.testing.assert_allclose((v * w[:, None]) @ v.swapaxes(-1, -2), symmetric, atol=1e-5)

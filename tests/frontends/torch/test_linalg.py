@@ -25,8 +25,29 @@ OF_A_MATRIX: dict[str, Callable[[torch.Tensor], object]] = {
     "determinant": torch.linalg.det,
     "log_determinant": torch.linalg.slogdet,
     "power": lambda a: torch.linalg.matrix_power(a, -2),
+    "qr": torch.linalg.qr,
+    "reflections": lambda a: torch.linalg.householder_product(*torch.geqrf(a)),
+    "singular_values": torch.linalg.svdvals,
+    "singular_vectors": lambda a: _joined(*torch.linalg.svd(a, full_matrices=False)),
+    "eigenvectors": lambda a: _of_eigenvectors(*torch.linalg.eigh(a)),
+    "upper_eigenvectors": lambda a: _of_eigenvectors(*torch.linalg.eigh(a, UPLO="U")),
+    "eigenvalues": torch.linalg.eigvalsh,
+    "pseudo_inverse": lambda a: (torch.linalg.pinv(a[..., :3]), torch.linalg.pinv(a, hermitian=True)),
+    "rank_and_condition": lambda a: (torch.linalg.matrix_rank(a), torch.linalg.cond(a)),
+    "norms": lambda a: [torch.linalg.matrix_norm(a, p) for p in (2, -2, "nuc", "fro", 1)],
+    "exponential": lambda a: torch.linalg.matrix_exp(a / 4),
     "info": lambda a: (torch.linalg.inv_ex(a), torch.linalg.cholesky_ex(a)),
 }
+
+
+def _joined(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
+    return (u * s[..., None, :]) @ vh
+
+
+def _of_eigenvectors(w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return w, (v * w[..., None, :]) @ v.mT
+
+
 OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "solve": torch.linalg.solve,
     "solve_right": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
@@ -35,6 +56,8 @@ OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "triangular_right": lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=True, left=False),
     "triangular_unit": lambda a, b: torch.linalg.solve_triangular(a / 9, b, upper=True, unitriangular=True),
     "triangular_transposed": lambda a, b: torch.triangular_solve(b, a, transpose=True),
+    "reflected": lambda a, b: torch.ormqr(*torch.geqrf(a), b.expand(2, 3, 5, 3)),
+    "reflected_right": lambda a, b: torch.ormqr(*torch.geqrf(a), b.mT.expand(2, 3, 3, 5), left=False, transpose=True),
     "cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a)),
     "cholesky_upper": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a, upper=True), upper=True),
     "lu": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
@@ -76,6 +99,7 @@ def test_what_raises_in_pytorch_is_nan() -> None:
     assert not inverse[2].isfinite().any()
 
 
+@pytest.mark.slow
 def test_under_torch_compile_with_any_size() -> None:
     solve = torch.compile(torch.linalg.solve, backend="ingot", dynamic=True)
     for n in (4, 7, 70):

@@ -3,7 +3,18 @@
 # ruff: noqa: F401 - this file is the flat face of the room
 
 from ingot.ops.linalg.cholesky import Cholesky
+from ingot.ops.linalg.jacobi import SVD, Eigh, singular_values
 from ingot.ops.linalg.lu import LU
+from ingot.ops.linalg.reflectors import HouseholderQR, Reflect
+from ingot.ops.linalg.spectra import (
+    completed,
+    exponential,
+    householder_product,
+    least_squares,
+    pseudo_inverse,
+    qr,
+    svd,
+)
 from ingot.ops.linalg.systems import (
     cholesky,
     cholesky_solve,
@@ -15,6 +26,7 @@ from ingot.ops.linalg.systems import (
     order_of,
     solve,
     solve_triangular,
+    symmetric,
     transposed,
     triangle,
 )

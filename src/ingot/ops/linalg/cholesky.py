@@ -60,9 +60,8 @@ class Cholesky(Op):
     @classmethod
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
-        for dtype, shape in ((np.float32, (2, 5, 5)), (np.float64, (1, 1)), (np.float32, (3, 0, 0))):
+        for dtype, shape in ((np.float32, (2, 5, 5)), (np.float32, (3, 0, 0))):
             yield cls(), (_positive(rng, shape, dtype),)
-        yield cls(), (_positive(rng, (67, 67), np.float32),)
         bad = _positive(rng, (3, 4, 4), np.float64)
         bad[0, 2, 2], bad[1, 1, 1], bad[2, 3, 0] = -1, 0, np.nan
         yield cls(), (bad,)

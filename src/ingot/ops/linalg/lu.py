@@ -94,10 +94,7 @@ class LU(Op):
     @classmethod
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
-        for dtype, shape in (
-            (np.float32, (2, 5, 5)), (np.float64, (4, 7)), (np.float32, (7, 4)), (np.float32, (3, 0, 2)),
-            (np.float32, (70, 67)),
-        ):  # fmt: skip
+        for dtype, shape in ((np.float32, (2, 4, 5)), (np.float64, (5, 3)), (np.float32, (3, 0, 2))):
             yield cls(), (rng.normal(size=shape).astype(dtype),)
         singular = rng.normal(size=(3, 4, 4))
         singular[0, :, 1] = 0

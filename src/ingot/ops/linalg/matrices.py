@@ -80,6 +80,11 @@ def strict_triangle(x: Term, upper: bool = False) -> Term:
     return where(column > row if upper else column < row, x, 0.0)
 
 
+def symmetric(x: Term) -> Term:
+    """The symmetric matrix whose lower triangle is x's."""
+    return triangle(x) + turned(strict_triangle(x))
+
+
 def diagonal(x: Term) -> Term:
     """[b, min(m, n)]."""
     k = dim_min(x.shape[1], x.shape[2])

@@ -30,6 +30,11 @@ def triangle(x: Node, upper: bool = False) -> Node:
     return m.triangle(m.as_batch(x), upper).reshape(x.shape).node
 
 
+def symmetric(x: Node) -> Node:
+    """The symmetric matrix whose lower triangle is x's."""
+    return m.symmetric(m.as_batch(x)).reshape(x.shape).node
+
+
 def solve_triangular(
     a: Node, b: Node, *, upper: bool = False, unit: bool = False, left: bool = True, transpose: bool = False
 ) -> Node:

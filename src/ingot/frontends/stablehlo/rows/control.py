@@ -114,7 +114,7 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         return ()
     if name in _IDENTITIES:
         return tuple(operands)
-    target = CUSTOM.rows.get(name)
+    target = CUSTOM.rows.get(f"target.{name}")
     if target is None:
         raise Unsupported(f"@{name}")
     results = target(c, *operands)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.values import Call, Complex, Table
 from ingot.ir.node import Node
+from ingot.ir.types import i32
 from ingot.ops import linalg
 
 row, on_complex = Table(), Table()
@@ -74,3 +76,30 @@ def triangular_solve(c: Call, a: Node, b: Node) -> Node:
         left=c.flag("left_side"),
         transpose=how in ("TRANSPOSE", "ADJOINT"),
     )
+
+
+# what JAX calls where it lowers for TPUs
+
+
+@CUSTOM("target.LuDecomposition")
+def lu(c: Call, x: Node) -> tuple[Node, ...]:
+    factors, pivots, order = ops.LU()(x).results
+    return factors, ops.cast(pivots, i32), ops.cast(order, i32)
+
+
+@CUSTOM("target.Qr")
+def qr(c: Call, x: Node) -> tuple[Node, ...]:
+    return ops.HouseholderQR()(x).results
+
+
+@CUSTOM("target.ProductOfElementaryHouseholderReflectors")
+def householder_product(c: Call, v: Node, tau: Node) -> Node:
+    k = tau.shape[-1]
+    return linalg.householder_product(ops.slice_axis(v, -1, 0, k), tau, v.shape[-1])
+
+
+@CUSTOM("target.Eigh")
+def eigh(c: Call, x: Node) -> tuple[Node, Node]:
+    upper = "lower=0" in c.text("backend_config")
+    w, v = ops.Eigh()(linalg.transposed(x) if upper else x).results
+    return v, w

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, cast, expand, i64
-from ingot.ir.dims import DimLike, dim_min
+from ingot.frontends.torch.values import Context, Number, Operand, Unsupported, cast, expand, i64
+from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
 from ingot.ir.types import i32
 from ingot.ops import linalg
@@ -166,3 +168,107 @@ def det(c: Context, a: Node) -> tuple[Node, ...]:
 def slogdet(c: Context, a: Node) -> tuple[Node, ...]:
     lu, pivots, _ = ops.LU()(a).results
     return *linalg.log_determinant(lu, pivots), lu, _counted(pivots)
+
+
+@aten("geqrf.default")
+def geqrf(c: Context, x: Node) -> tuple[Node, ...]:
+    return ops.HouseholderQR()(x).results
+
+
+@aten("linalg_qr.default")
+def qr(c: Context, x: Node, mode: str = "reduced") -> tuple[Node, Node]:
+    q, r = linalg.qr(x, mode == "complete")
+    return (filled((0,), 0, x.dtype) if mode == "r" else q), r
+
+
+@aten("linalg_householder_product.default", "orgqr.default")
+def householder_product(c: Context, v: Node, tau: Node) -> Node:
+    return linalg.householder_product(_with_columns(v, tau), tau, v.shape[-1])
+
+
+def _with_columns(v: Node, tau: Node) -> Node:
+    """The vectors that have factors."""
+    return slice_axis(v, v.type.rank - 1, 0, tau.shape[-1])
+
+
+@aten("ormqr.default")
+def ormqr(c: Context, v: Node, tau: Node, b: Node, left: bool = True, transpose: bool = False) -> Node:
+    v = _with_columns(v, tau)
+    if left:
+        return ops.Reflect(transpose)(v, tau, b)
+    return linalg.transposed(ops.Reflect(not transpose)(v, tau, linalg.transposed(b)))
+
+
+@aten("_linalg_svd.default")
+def svd(
+    c: Context, x: Node, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Node, ...]:
+    if not compute_uv:
+        return tuple(
+            linalg.singular_values(x) if i == 1 else filled(t.shape, 0, t.dtype) for i, t in enumerate(c.results)
+        )
+    u, s, v = linalg.svd(x, full_matrices)
+    return u, s, linalg.transposed(v)
+
+
+@aten("_linalg_eigh.default")
+def eigh(c: Context, x: Node, UPLO: str = "L", compute_v: bool = True) -> tuple[Node, Node]:
+    w, v = ops.Eigh()(linalg.transposed(x) if UPLO.upper() == "U" else x).results
+    return w, (v if compute_v else filled(c.results[1].shape, 0, x.dtype))
+
+
+@aten("linalg_matrix_exp.default")
+def matrix_exp(c: Context, x: Node) -> Node:
+    return linalg.exponential(x)
+
+
+@aten("linalg_pinv.atol_rtol_tensor")
+def pinv(c: Context, x: Node, *, atol: Node | None = None, rtol: Node | None = None, hermitian: bool = False) -> Node:
+    if hermitian:
+        # its upper triangle is not read
+        x = linalg.symmetric(x)
+    return linalg.pseudo_inverse(x, _least(x, atol, rtol))
+
+
+def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
+    """Up to what singular values count as 0: atol, or rtol of the largest. Without both rtol is the machine's epsilon
+    times the larger size."""
+    batch = x.shape[:-2]
+
+    def spread(value: Operand) -> Node:
+        if isinstance(value, Number):
+            value = value.node
+        return expand(cast(value, x.dtype) if isinstance(value, Node) else ops.scalar(value, x.dtype), batch)
+
+    least = filled(batch, 0, x.dtype) if atol is None else spread(atol)
+    if rtol is None:
+        default = ops.mul(spread(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
+        zero = filled(batch, 0, x.dtype)
+        relative = default if atol is None else ops.where(ops.compare("GT", least, 0.0), zero, default)
+    else:
+        relative = spread(rtol)
+    if not x.shape[-1] or not x.shape[-2]:
+        return least
+    largest = ops.reduce_max(linalg.singular_values(x), -1)
+    return ops.maximum(least, ops.mul(relative, largest))
+
+
+@aten("linalg_lstsq.default")
+def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver: str | None = None) -> tuple[Node, ...]:
+    vector = b.type.rank + 1 == a.type.rank
+    sides = insert_axis(b, b.type.rank) if vector else b
+    a, sides = _batched(a, sides)
+    least = _least(a, None, rcond)
+    x, s = linalg.least_squares(a, sides, least)
+    kept = ops.compare("GT", s, ops.expand_dims(least, -1))
+    rank = ops.reduce_sum(cast(kept, i64), -1)
+    x = reshape(x, c.results[0].shape)
+    *_, residuals, ranks, values = c.results
+    rest: list[Node] = []
+    for found, wanted in ((None, residuals), (rank, ranks), (s, values)):
+        empty = any(d == 0 for d in wanted.shape)
+        if not empty and found is None:
+            error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], sides.shape[-1]))), sides)
+            found = ops.reduce_sum(ops.mul(error, error), -2)
+        rest.append(filled(wanted.shape, 0, wanted.dtype) if empty or found is None else found)
+    return x, *rest
