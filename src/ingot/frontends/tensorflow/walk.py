@@ -27,7 +27,9 @@ _DEEPEST_CALL = 64
 # they check and print: no value depends on them
 _IGNORED = frozenset(("Assert", "Print", "PrintV2"))
 _WRITES = frozenset(("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign"))
-_OLD_CONTROL_FLOW = frozenset(("Enter", "Exit", "Merge", "Switch", "NextIteration", "RefSwitch", "RefMerge"))
+_OLD_CONTROL_FLOW = frozenset((
+    "Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge",
+))  # fmt: skip
 _OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Sparse", "Substr", "Unicode", "Lookup")
 
 
