@@ -61,7 +61,7 @@ def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
     assert cosines.mean() > 0.997
     report = made.report
     assert {r.format for r in report.rows} == {"int8"}
-    assert report.scores[1] >= 0.998 * report.float_scores[1]
+    assert min(report.scores) >= 0.9984  # a fifth of the loss is kept in reserve
     assert report.samples == (7, 3)
     for text in (report.text(), report.to_html(), report.to_json()):
         assert "first" in text

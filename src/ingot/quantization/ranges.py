@@ -59,7 +59,7 @@ class Seen:
             lows, highs, total = np.minimum(self.lows, lows), np.maximum(self.highs, highs), self.total + total
             self.lows, self.highs, self.total = lows, highs, total
         self.low, self.high = float(lows.min()), float(highs.max())
-        if len(self.parts) < (PARTS if plain else PARTS // 2):
+        if len(self.parts) < (PARTS if plain else 1):
             entries = x if axis == 0 else x[:1]
             self.parts.append((rows[:: max(1, len(rows) // ROWS)][:ROWS] if plain else entries).copy())
         self.count += len(rows)

@@ -48,6 +48,7 @@ from ingot.support.errors import InputError
 
 HELD = 0.3  # of the samples: not seen by the search
 NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
+RESERVE = 0.2  # of the loss that is allowed: for what neither part of the samples shows
 _ON_SENSITIVITY, _ON_SCORES = 0.35, 0.2  # of the budget
 _SCORES, _LEAST_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
 
@@ -153,7 +154,7 @@ class _Work:
         known = self._uniform()
         options = self._options()
         del self.probe
-        search = Search(options, self.goals, self.exact[0], self._simulated, self._measure, self._late)
+        search = Search(options, self.goals, self._simulated, self._measure, self._late)
         chosen = search.run(known)
         return self._finished(chosen, search, options)
 
@@ -179,7 +180,8 @@ class _Work:
         if at_least is None and asked.latency_ms is None and asked.size_mb is None:
             at_least = NEAR if asked.metric else NEAR_COSINE
         self.at_least = at_least
-        least = None if at_least is None else (allowed(self.exact[0], at_least), allowed(self.exact[1], at_least))
+        kept = None if at_least is None else at_least + RESERVE * (1 - at_least)
+        least = None if kept is None else (allowed(self.exact[0], kept), allowed(self.exact[1], kept))
         seconds = None if asked.latency_ms is None else asked.latency_ms / 1e3
         return Goals(least, seconds, None if asked.size_mb is None else int(asked.size_mb * 1e6))
 

@@ -16,7 +16,6 @@ from ingot.quantization.formats import FLOAT, Formats
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, message
 
-_KEPT = 0.8  # of the error that is allowed, for what the search sees: the rest is for what it does not
 PROMISED = 0.95  # of a latency that is asked for: what the measured one must be below
 _MOST_BUILT = 6
 _PER_BYTE = (
@@ -119,12 +118,11 @@ class Search:
         self,
         options: Mapping[str, Sequence[Option]],
         goals: Goals,
-        exact: float,
         simulate: Callable[[Formats], float],
         measure: Callable[[str, Formats], Point],
         out_of_time: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.options, self.goals, self.exact = options, goals, exact
+        self.options, self.goals = options, goals
         self._simulate, self._measure, self._out_of_time = simulate, measure, out_of_time
         self.points: list[Point] = []
 
@@ -171,13 +169,13 @@ class Search:
         return sum(o.nbytes for o in self._of(formats))
 
     def _start(self, rungs: Sequence[dict[str, str]]) -> int:
-        """The last rung whose simulated score leaves a reserve; without a goal for it, the first in time."""
+        """The last rung whose simulated score is good enough; without a goal for it, the first in time."""
         least, last = self.goals.least, len(rungs) - 1
         if least is None:
             fixed = self.points[0].seconds - self._seconds(self._float())
             most = PROMISED * (self.goals.seconds or float("inf")) - fixed
             return next((i for i, r in enumerate(rungs) if self._seconds(r) <= most), last)
-        needed = self.exact - _KEPT * (self.exact - least[0])
+        needed = least[0]
         if self._simulate(rungs[last]) >= needed:
             return last
         low, high = 0, last
