@@ -11,6 +11,7 @@ from ingot.frontends.stablehlo.out import emit
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir.node import Graph
 from ingot.model_file import kind_of
+from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
 
@@ -21,8 +22,9 @@ def export_model(model: Any, path: Path, example_inputs: Any, dynamic: Any, weig
 
 
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
-    """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any."""
-    emitted = emit(lower_model_ops(graph), inline)
+    """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
+    numbers takes and gives the state that they come from, (seed, calls)."""
+    emitted = emit(lower_model_ops(seeded(graph)), inline)
     path.write_text(show(emitted.module))
     if not emitted.weights:
         return None

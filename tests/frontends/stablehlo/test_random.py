@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from ingot import ops
+from ingot.exporter import write
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32
+from ingot.ops import sampling
 
 jax = pytest.importorskip("jax")
 
@@ -71,3 +78,14 @@ def test_jaxs_numbers(name: str) -> None:
     (got,) = interpret(imported.graph, [np.asarray(key)])
     want = np.asarray(draw(key))
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-7)
+
+
+def test_a_program_that_draws_is_exported_with_its_state(tmp_path: Path) -> None:
+    x = Input("x", TensorType(f32, (5, 7)))()
+    graph = Graph((x,), (sampling.dropout(ops.RandomKey(0)(), x, 0.4)[0],))
+    write(graph, tmp_path / "net.mlir")
+    again = import_stablehlo(tmp_path / "net.mlir").graph
+    data = np.arange(1, 36, dtype=np.float32).reshape(5, 7)
+    after, y = interpret(again, (data, np.asarray([0, 0])))
+    np.testing.assert_array_equal(y, interpret(graph, (data,))[0])
+    assert after.tolist() == [0, 1] and (interpret(again, (data, after))[1] != y).any()

@@ -84,15 +84,13 @@ def _checked_hdf5(source: Any) -> Any:
 
 def _check_group(file: Any) -> None:
     import h5py
-    from h5py import h5o
 
     stack, seen = [file], set()
     while stack:
         group = stack.pop()
-        where = h5o.get_info(group.id).addr
-        if where in seen:
+        if group.id in seen:  # equal for one object under several names
             continue
-        seen.add(where)
+        seen.add(group.id)
         for name in group:
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise ValueError(f"{name!r} is a link")
