@@ -144,6 +144,21 @@ def test_scalar_rule_is_the_reference(cls: type[ops.Elementwise]) -> None:
             np.testing.assert_allclose(*wide, rtol=1.01 * eps, atol=1e-30, err_msg=str(op))
 
 
+VIEWS = (ops.BroadcastInDim, ops.Transpose, ops.Slice, ops.Windows, ops.Reverse)
+
+
+@pytest.mark.parametrize("cls", VIEWS, ids=lambda c: c.name)
+def test_a_view_reads_where_its_index_map_says(cls: type[ops.CoreOp]) -> None:
+    for op, (x,) in cls.samples():
+        assert isinstance(op, ops.CoreOp)
+        want = np.asarray(op.reference(x))
+        places = op.index_map(x.shape, want.shape)
+        assert places is not None and len(places) == x.ndim
+        index = np.indices(want.shape)
+        at = [np.full(want.shape, p.offset) + sum(index[axis] * step for axis, step in p.terms) for p in places]
+        assert_same(x[tuple(at)] if at else np.broadcast_to(x, want.shape), want, str(op))
+
+
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
 def test_permuted_operands_give_the_permuted_result(cls: type[Op]) -> None:
     for op, inputs in cls.samples():

@@ -10,6 +10,18 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a view reads along one axis of its operand: for element i of the view at offset + the sum of step * i[axis]
+    over `terms`, which are (axis, step)."""
+
+    offset: DimLike
+    terms: tuple[tuple[int, int], ...]
+
+
+IndexMap = tuple[Place, ...]  # one for each axis of the operand
+
+
+@dataclass(frozen=True)
 class Layout:
     """Element i0, i1, ... of a value lies at `offset + sum(i * stride)`, counted in elements from the buffer's start.
 
@@ -42,6 +54,16 @@ class Layout:
         """Elements from the buffer's start to the end of the last row, for row-major strides with or without gaps."""
         return self.offset + (self.strides[0] * self.shape[0] if self.shape else 1)
 
+    def viewed(self, shape: Shape, places: IndexMap) -> Layout:
+        """The layout of a view of this value."""
+        strides: list[DimLike] = [0] * len(shape)
+        offset = self.offset
+        for own, place in zip(self.strides, places, strict=True):
+            offset = offset + own * place.offset
+            for axis, step in place.terms:
+                strides[axis] = strides[axis] + own * step
+        return Layout(shape, tuple(strides), offset)
+
     def slice(self, start: tuple[DimLike, ...], shape: Shape, steps: tuple[int, ...] | None = None) -> Layout:
         """The box of `shape` at `start`, every `steps`-th element."""
         offset = self.offset
@@ -63,11 +85,6 @@ class Layout:
             if self.shape[own] == shape[d]:
                 strides[d] = self.strides[own]
         return Layout(shape, tuple(strides), self.offset)
-
-    def windows(self, shape: Shape, dim: int, step: int, dilation: int) -> Layout:
-        """Windows along `dim`, which overlap where the step is short: an axis for them, one behind it inside each."""
-        own = self.strides[dim]
-        return Layout(shape, (*self.strides[:dim], own * step, own * dilation, *self.strides[dim + 1 :]), self.offset)
 
     def reshape(self, shape: Shape) -> Layout | None:
         """The same elements in row-major order under another shape, or None where no strides express it."""

@@ -22,19 +22,10 @@ def base_of(node: Node, kinds: tuple[type[Op], ...] = VIEWS) -> Node:
 
 def view_layout(node: Node, layout: Layout) -> Layout | None:
     """The layout of a view `node` of a value that lies at `layout`; None where no strides express it."""
-    op = node.op
-    match op:
-        case Transpose():
-            return layout.transpose(op.permutation)
-        case BroadcastInDim():
-            return layout.broadcast(node.shape, op.dims)
-        case Slice():
-            return layout.slice(op.start, node.shape, op.strides)
-        case Reshape():
-            return layout.reshape(node.shape)
-        case Windows():
-            return layout.windows(node.shape, op.dim, op.step, op.dilation)
-    return None
+    if isinstance(node.op, Reshape):
+        return layout.reshape(node.shape)
+    places = node.op.index_map(node.inputs[0].shape, node.shape) if isinstance(node.op, VIEWS) else None
+    return None if places is None else layout.viewed(node.shape, places)
 
 
 def strided(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] | None:

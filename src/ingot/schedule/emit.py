@@ -16,7 +16,7 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
-from ingot.ir.layout import Layout, reshape_groups
+from ingot.ir.layout import Layout, Place, reshape_groups
 from ingot.ir.node import Const, Node
 from ingot.ir.types import Shape, bf16, boolean, f32, f64, i64
 from ingot.ops.core.base import Category, category
@@ -185,12 +185,24 @@ def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
     return Lit(node.dtype, 1, bool(v) if node.dtype == boolean else int(v) if node.dtype.is_integer else float(v))
 
 
-def _broadcast(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.BroadcastInDim)
+def _view(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    at = tuple(ZERO if x.shape[own] == 1 and node.shape[d] != 1 else index[d] for own, d in enumerate(op.dims))
-    return em.value(block, x, at, mask)
+    assert isinstance(node.op, ops.CoreOp)
+    places = node.op.index_map(x.shape, node.shape)
+    assert places is not None
+    return em.value(block, x, tuple(_along(place, index) for place in places), mask)
+
+
+def _along(place: Place, index: Index) -> Expr:
+    at: Expr | None = None
+    for axis, step in place.terms:
+        own = ix.mul(index[axis], integer(step))
+        at = own if at is None else ix.add(at, own)
+    offset = dim_expr(place.offset)
+    if at is None:
+        return offset
+    backwards = place.terms[0][1] < 0
+    return ix.add(offset, at) if backwards else ix.add(at, offset)
 
 
 def _reshape(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -258,39 +270,6 @@ def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ..
         for d, e in zip(olds, ix.delinearize(flat, tuple(old[d] for d in olds), block.multiples), strict=True):
             out[d] = block.let(e, "i") if len(olds) > 1 else e
     return tuple(out)
-
-
-def _transpose(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.Transpose)
-    (x,) = node.inputs
-    at: list[Expr] = [ZERO] * len(index)
-    for out, own in enumerate(op.permutation):
-        at[own] = index[out]
-    return em.value(block, x, tuple(at), mask)
-
-
-def _slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.Slice)
-    at = tuple(ix.add(ix.mul(i, integer(n)), dim_expr(s)) for i, s, n in zip(index, op.start, op.strides, strict=True))
-    return em.value(block, node.inputs[0], at, mask)
-
-
-def _windows(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.Windows)
-    d = op.dim
-    at = ix.add(ix.mul(index[d], integer(op.step)), ix.mul(index[d + 1], integer(op.dilation)))
-    return em.value(block, node.inputs[0], (*index[:d], at, *index[d + 2 :]), mask)
-
-
-def _reverse(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.Reverse)
-    (x,) = node.inputs
-    at = tuple(ix.sub(dim_expr(x.shape[d] - 1), e) if d in op.dims else e for d, e in enumerate(index))
-    return em.value(block, x, at, mask)
 
 
 def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -456,12 +435,12 @@ _RULES: dict[type, Rule] = {
     ops.Log1p: _log_one_plus,
     ops.Mul: _product,
     ops.Convert: _rounded,
-    ops.BroadcastInDim: _broadcast,
+    ops.BroadcastInDim: _view,
     ops.Reshape: _reshape,
-    ops.Transpose: _transpose,
-    ops.Slice: _slice,
-    ops.Windows: _windows,
-    ops.Reverse: _reverse,
+    ops.Transpose: _view,
+    ops.Slice: _view,
+    ops.Windows: _view,
+    ops.Reverse: _view,
     ops.Pad: _pad,
     ops.Concat: concat_at,
     ops.Iota: _iota,

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
-from ingot.ir.layout import reshape_groups
+from ingot.ir.layout import IndexMap, Place, reshape_groups
 from ingot.ir.node import Const, Cropped, Node, Op
 from ingot.ir.types import DTYPES, Box, Shape, TensorType, i64
 from ingot.ops.core.base import (
@@ -120,6 +120,9 @@ class BroadcastInDim(CoreOp):
             form[self.dims[axis]] = x.shape[axis]
         return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
 
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        return tuple(Place(0, ((d, 1),) if size == shape[d] else ()) for size, d in zip(x, self.dims, strict=True))
+
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         """The result in the operand's order, new dimensions behind the ones that they stand behind."""
         dims = permute(self.dims, perm)
@@ -213,6 +216,9 @@ class Transpose(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return inputs[0].transpose(self.permutation)
 
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        return tuple(Place(0, ((d, 1),)) for d in inverse(self.permutation))
+
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         back = inverse(perm)
         return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
@@ -264,6 +270,9 @@ class Slice(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         parts = zip(self.start, self.limit, self.strides, strict=True)
         return inputs[0][tuple(slice(int(lo), int(hi), step) for lo, hi, step in parts)].copy()
+
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        return tuple(Place(lo, ((d, step),)) for d, (lo, step) in enumerate(zip(self.start, self.strides, strict=True)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
@@ -319,6 +328,11 @@ class Windows(CoreOp):
         count = (x.shape[self.dim] - self.dilation * (self.size - 1) - 1) // self.step + 1
         at = np.arange(count)[:, None] * self.step + np.arange(self.size) * self.dilation
         return np.take(x, at, self.dim)
+
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        places = [Place(0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
+        places[self.dim] = Place(0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
+        return tuple(places)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -472,6 +486,9 @@ class Reverse(CoreOp):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return np.flip(inputs[0], self.dims).copy()
+
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        return tuple(Place(n - 1, ((d, -1),)) if d in self.dims else Place(0, ((d, 1),)) for d, n in enumerate(x))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, bounds, dim_max, dim_min, product
-from ingot.ir.layout import reshape_groups
+from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import DType, Shape, boolean, i64
@@ -325,16 +325,13 @@ def _dim_form(p: Positions, n: Node, depth: int) -> Affine | None:
     return Affine(n.op.dim, ())
 
 
-def _broadcast_form(p: Positions, n: Node, depth: int) -> Affine | None:
-    op, (x,) = n.op, n.inputs
-    assert isinstance(op, ops.BroadcastInDim)
-    form = p.form(x, depth)
-    if form is None:
+def _view_form(p: Positions, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, ops.CoreOp)
+    form, places = p.form(n.inputs[0], depth), n.op.index_map(n.inputs[0].shape, n.shape)
+    if form is None or places is None:
         return None
-    steps: list[DimLike] = [0] * n.type.rank
-    for own, d in enumerate(op.dims):
-        steps[d] = form.steps[own] if x.shape[own] == n.shape[d] else 0
-    return Affine(form.constant, tuple(steps))
+    at = Layout(n.inputs[0].shape, form.steps, form.constant).viewed(n.shape, places)
+    return Affine(at.offset, at.strides)
 
 
 def _reshape_form(p: Positions, n: Node, depth: int) -> Affine | None:
@@ -354,24 +351,6 @@ def _reshape_form(p: Positions, n: Node, depth: int) -> Affine | None:
             steps[d] = step
             step = step * n.shape[d]
     return Affine(form.constant, tuple(steps))
-
-
-def _transpose_form(p: Positions, n: Node, depth: int) -> Affine | None:
-    assert isinstance(n.op, ops.Transpose)
-    form = p.form(n.inputs[0], depth)
-    return None if form is None else Affine(form.constant, tuple(form.steps[d] for d in n.op.permutation))
-
-
-def _slice_form(p: Positions, n: Node, depth: int) -> Affine | None:
-    op = n.op
-    assert isinstance(op, ops.Slice)
-    form = p.form(n.inputs[0], depth)
-    if form is None:
-        return None
-    constant = form.constant
-    for at, step in zip(op.start, form.steps, strict=True):
-        constant = constant + step * at
-    return Affine(constant, tuple(s * k for s, k in zip(form.steps, op.strides, strict=True)))
 
 
 def _convert_form(p: Positions, n: Node, depth: int) -> Affine | None:
@@ -438,10 +417,10 @@ _FORMS: dict[type, Callable[[Positions, Node, int], Affine | None]] = {
     Const: _const_form,
     ops.Iota: _iota_form,
     ops.DimValue: _dim_form,
-    ops.BroadcastInDim: _broadcast_form,
+    ops.BroadcastInDim: _view_form,
     ops.Reshape: _reshape_form,
-    ops.Transpose: _transpose_form,
-    ops.Slice: _slice_form,
+    ops.Transpose: _view_form,
+    ops.Slice: _view_form,
     ops.Convert: _convert_form,
     ops.Add: _sum_form,
     ops.Sub: _sum_form,
