@@ -188,3 +188,11 @@ def test_gelu_keeps_the_sign_of_what_vanishes() -> None:
     got = evaluate(k.call("gelu", k.var("x", DTYPES["f32"])), {"x": x})
     np.testing.assert_array_equal(got, np.asarray([-0.0, -0.0, -0.0, np.nan, 0.0, -0.0, np.inf, 7], np.float32))
     np.testing.assert_array_equal(np.signbit(got[:3]), True)
+
+
+@pytest.mark.parametrize(("name", "eps"), [("f32", 2.0**-23), ("f64", 2.0**-52)])
+def test_gelu_errs_by_little_of_its_operand(name: str, eps: float) -> None:
+    x = np.linspace(-9, 9, 20001).astype(DTYPES[name].numpy)
+    got = evaluate(k.call("gelu", k.var("x", DTYPES[name])), {"x": x})
+    want = np.asarray([0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x.astype(np.float64).tolist()])
+    assert (np.abs(got - want) <= 4 * eps * np.abs(x)).all()

@@ -163,7 +163,9 @@ def erf(x: Expr) -> Expr:
 def gelu(x: Expr, narrow: bool = False) -> Expr:
     """x P(x) of an f32, with the normal distribution P: max(x, 0) - |x| P(-|x|), where P(-|x|) is the fourth power of a
     polynomial and 0 from |x| = 5.8 on. NaN at -inf and -0 below -5.8, as from the formula by erf. `narrow`: x is of
-    bf16 and so will the result be, for which a sixteenth power of fewer terms is exact enough."""
+    bf16 and so will the result be, for which a sixteenth power of fewer terms is exact enough. Of f64 by erf."""
+    if x.dtype == f64:
+        return k.mul(scaled_by(x, 0.5), plus(erf(scaled_by(x, 0.5**0.5)), 1.0))
     a = absolute(x)
     p = polynomial(a, c.GELU_BF16 if narrow else c.GELU_F32)
     for _ in range(4 if narrow else 2):
