@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.conformance.native import HOST
 
 from ingot import ops
 from ingot.ir.dims import symbol
@@ -16,6 +15,7 @@ from ingot.ir.types import TensorType, dtype_of
 from ingot.ops import linalg
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
+from ingot.targets.cpu.workers import host_features
 
 RNG = np.random.default_rng(0)
 
@@ -111,7 +111,7 @@ def test_by_panels(open_sizes: bool) -> None:
     rows = symbol("n") if open_sizes else n
     types = TensorType(dtype_of(x), (2, rows, rows)), TensorType(dtype_of(b), (2, rows, 3))
     inputs = tuple(Input(f"x{i}", t)() for i, t in enumerate(types))
-    model = CompiledModel(build_program(Graph(inputs, _all_of_them(*inputs)), HOST, 2), threads=2)
+    model = CompiledModel(build_program(Graph(inputs, _all_of_them(*inputs)), host_features(), 2), threads=2)
     results = model(x, b)
     assert isinstance(results, tuple)
     factor, positive, lu, order, solved, q, r = results

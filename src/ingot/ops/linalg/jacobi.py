@@ -190,7 +190,7 @@ def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
     source = m.where(place < size, before, m.where(place < size * 2 - 1, place + 1, size - 1))
     source = m.where(place.equals(0), 0, source)
 
-    def turn(i: Term, x: Term, worst: Term, found: Term, least: Term, source: Term) -> list[Term]:
+    def turn(i: Term, x: Term, worst: Term, least: Term, source: Term) -> list[Term]:
         top, bottom = x.slice(1, 0, half), x.slice(1, half, 2 * half)
         p, q = top.slice(2, 0, width), bottom.slice(2, 0, width)
         a, b, g = (p * p).sum((2,)), (q * q).sum((2,)), (p * q).sum((2,))
@@ -208,16 +208,17 @@ def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
         sine = cosine * tangent
         turned = t.concat([top * cosine - bottom * sine, top * sine + bottom * cosine], 1)
         # matrices with a NaN have no end
-        largest = m.where(active, angle, 0.0).reduce("max", (0, 1, 2), keepdims=False)
         before = m.where(_every(i, rounds), 0.0, worst)
-        now = m.where(before > largest, before, largest)
-        ended = _every(i + 1, rounds)
-        return [t.take(turned, source, 1), now, m.where(ended, now, found)]
+        size = m.where(active, angle, 0.0)
+        now = m.where(size > before, size, before).reduce("max", (0, 1, 2), keepdims=False)
+        return [t.take(turned, source, 1), now]
 
-    def going(i: Term, x: Term, worst: Term, found: Term) -> Term:
-        return found > error * 8
+    def going(i: Term, x: Term, worst: Term) -> Term:
+        amid = t.mod(i, t.size(rounds))
+        assert isinstance(amid, Term)
+        return (amid > 0) | (worst > error * 8)
 
-    start = [turns, t.scalar(0.0, x.dtype), t.scalar(float("inf"), x.dtype)]
+    start = [turns, t.scalar(float("inf"), x.dtype)]
     turns = m.repeat(rounds * _SWEEPS, start, turn, [least, source], going)[0].slice(1, 0, n)
     return turns.slice(2, 0, width), turns.slice(2, width, turns.shape[2])
 

@@ -114,8 +114,8 @@ def put(x: Term, part: Term, axis: int, start: Term) -> Term:
 
 def rows_at(x: Term, index: Term) -> Term:
     """x[b, index[b, k], :]: [b, k, n]."""
-    if x.shape[1] == 0:
-        return x
+    if 0 in (x.shape[0], x.shape[1]):
+        return t.full((*index.shape, x.shape[2]), 0, x.dtype)
     sizes = (1, 1, x.shape[2])
     return Term(Gather((2,), (1,), (0,), (0,), (1,), 2, sizes)(x.node, index.node))
 
