@@ -40,6 +40,8 @@ SPECIAL = [
     np.ones((6, 6)),
     np.diag([1.0, -1.0, 1e-3, 0.0]),
     np.diag([1e150, -1.0, 1e-150]),
+    RNG.normal(size=(3, 2, 2)),
+    RNG.normal(size=(3, 3)),
     RNG.normal(size=(2, 7, 7)).astype(np.float32),
 ]
 

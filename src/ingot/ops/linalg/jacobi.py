@@ -187,7 +187,9 @@ def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
     place = t.iota((2 * half,), 0)
     size = t.as_term(t.size(half))
     before = m.where(place < 2, size * place, place - 1)
-    source = m.where(place < size, before, m.where(place < size * 2 - 1, place + 1, size - 1))
+    # of two rows both stay
+    last = m.where(size > 1, size - 1, 1)
+    source = m.where(place < size, before, m.where(place < size * 2 - 1, place + 1, last))
     source = m.where(place.equals(0), 0, source)
 
     def turn(i: Term, x: Term, worst: Term, least: Term, source: Term) -> list[Term]:
