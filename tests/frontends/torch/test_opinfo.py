@@ -43,6 +43,10 @@ class Call(nn.Module):
         return self.op(*args, **kwargs)
 
 
+def kinds(results: Any) -> list[Any]:
+    return [(t.dtype, t.shape) if isinstance(t, Tensor) else t for t in pytree.tree_leaves(results)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.formatted_name)
 def test_operator(op: Any) -> None:
@@ -66,7 +70,12 @@ def test_operator(op: Any) -> None:
             assert "out of bounds for storage" in str(e)  # the sample reads around its operand, which a clone ends at
             reasons.append("reads beyond its operand")
             continue
-        close(run(model, *tensors), expected, 1e-4)
+        got = run(model, *tensors)
+        if any(node.op.draws for node in model.graph.nodes()):
+            assert kinds(got) == kinds(expected)  # test_random.py judges the numbers
+        else:
+            # what is free, the signs of singular vectors, OpInfo takes out of results before it compares
+            close(sample.output_process_fn_grad(got), sample.output_process_fn_grad(expected), 1e-4)
         agreed += 1
     if not agreed:
         pytest.skip(reasons[0] if reasons else "no samples")
