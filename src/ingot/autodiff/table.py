@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot.ir.node import Node, Op
+from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 # (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
 Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
@@ -30,3 +31,8 @@ def constant_everywhere(*classes: type[Op]) -> None:
     """Ops whose derivative is 0 where they have one: comparisons, roundings, positions."""
     for c in classes:
         RULES[c] = lambda node, cotangents: [None] * len(node.inputs)
+
+
+def no_rule(node: Node, what: str) -> UnsupportedOpError:
+    """The error of an op that has a rule, but none for this kind of it."""
+    return UnsupportedOpError([UnsupportedOp(node.op.name, node.loc or "the graph", f"no reverse rule for {what}")])

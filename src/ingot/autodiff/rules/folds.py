@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.autodiff.rules.shape import moved_back, moved_last, spread
-from ingot.autodiff.table import constant_everywhere, reverse
+from ingot.autodiff.table import constant_everywhere, no_rule, reverse
 from ingot.ir.node import Node
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 constant_everywhere(ops.ArgReduce)
 
@@ -50,8 +49,7 @@ def _cumulative(node: Node, g: Node) -> list[Node]:
     op = node.op
     assert isinstance(op, ops.CumReduce)
     if op.kind != "sum":
-        reason = f"no reverse rule for a running {op.kind}"
-        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", reason)])
+        raise no_rule(node, f"a running {op.kind}")
     return [replace(op, reverse=not op.reverse)(g)]
 
 
@@ -62,8 +60,7 @@ def _reduce_window(node: Node, g: Node) -> list[Node]:
     if op.kind == "sum":
         return [_window_sums(op, x, g)]
     if op.kind == "prod" or set(op.base_dilation) > {1}:
-        reason = f"no reverse rule for a window's {op.kind}" + " with holes" * (op.kind != "prod")
-        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", reason)])
+        raise no_rule(node, f"a window's {op.kind}" + " with holes" * (op.kind != "prod"))
     return [_window_extremes(op, x, node, g)]
 
 

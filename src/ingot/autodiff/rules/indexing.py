@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.table import RULES, reverse
+from ingot.autodiff.table import RULES, no_rule, reverse
 from ingot.ir.node import Node, Project
 from ingot.ir.types import TensorType, i64
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 
 @reverse(ops.Gather)
@@ -47,8 +46,7 @@ def _scatter(node: Node, g: Node) -> list[Node | None]:
     if op.kind == "add":
         return [g, None, _read(op, g, indices, updates)]
     if op.kind != "set":
-        reason = f"no reverse rule for a scatter's {op.kind}"
-        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", reason)])
+        raise no_rule(node, f"a scatter's {op.kind}")
     # the last of several updates of one place wins: each is known by its number
     numbers = ops.Reshape(updates.shape)(ops.arange(updates.type.size, i64))
     winners = op(ops.full(x.shape, -1, i64), indices, numbers)

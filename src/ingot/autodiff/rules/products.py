@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.autodiff.table import reverse
+from ingot.autodiff.table import no_rule, reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
-from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
 
 @reverse(ops.DotGeneral)
@@ -50,7 +49,7 @@ def _convolution(node: Node, g: Node) -> list[Node]:
     op, (x, w) = node.op, node.inputs
     assert isinstance(op, ops.Convolution)
     if op.batch_groups > 1:
-        raise UnsupportedOpError([UnsupportedOp(op.name, node.loc or "the graph", "no reverse rule for batch groups")])
+        raise no_rule(node, "batch groups")
     letters = op.spatial
     image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in "NC" + letters))(x)
     kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in "OI" + letters))(w)
