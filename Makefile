@@ -48,6 +48,7 @@ test-zoo: $(VENV)/models
 # with PyTorch, so that the types of its frontend are known
 lint: $(VENV)/torch
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
 
 bench: $(VENV)/bench

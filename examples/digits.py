@@ -38,9 +38,7 @@ def load() -> Data:
     """1797 real digits, a quarter of them kept for testing; the split is fixed."""
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 1, SIDE, SIDE) / 16).astype(np.float32)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=0.25, random_state=0, stratify=labels
-    )
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
     return Data(train_x, train_y, test_x, test_y)
 
 

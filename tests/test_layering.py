@@ -96,7 +96,7 @@ def imports() -> list[Import]:
 
 
 def _layer(module: str) -> str:
-    """"ingot.ops.core.base" -> "ops"; names of the package itself (ingot.__version__) -> "__init__"."""
+    """ "ingot.ops.core.base" -> "ops"; names of the package itself (ingot.__version__) -> "__init__"."""
     part = [*module.split("."), ""][1]
     return part if part in LAYERS or part in TOP else "__init__"
 
@@ -153,7 +153,7 @@ APART = {
 
 
 def _room(path: str) -> str:
-    """"schedule/cpu/rows/loops" -> "schedule/cpu": the room of `APART` that a file is in."""
+    """ "schedule/cpu/rows/loops" -> "schedule/cpu": the room of `APART` that a file is in."""
     return max((room for room in APART if f"{path}/".startswith(f"{room}/")), key=len, default="")
 
 

@@ -1,6 +1,6 @@
 """docs/api.md: the public classes and functions, written from their signatures and docstrings.
 
-    python tools/api_reference.py          # writes it; tests/tools/test_api_reference.py checks that it is up to date
+python tools/api_reference.py          # writes it; tests/tools/test_api_reference.py checks that it is up to date
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ def run_c(graph: Graph, arrays: Sequence[np.ndarray], folder: Path) -> list[np.n
     program = build_program(graph, TARGET.features(""), 1)
     TARGET.export(program, folder / "net.c")
     library = built(folder, folder / "net.c")
-    outputs = [
-        np.zeros(tuple(d for d in s.shape if isinstance(d, int)), numpy_dtype(s.dtype)) for s in program.outputs
-    ]
+    outputs = [np.zeros(tuple(d for d in s.shape if isinstance(d, int)), numpy_dtype(s.dtype)) for s in program.outputs]
     held = [np.ascontiguousarray(a) for a in arrays]
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, *outputs)]
     assert library.net_run(*pointers) == 0

@@ -57,9 +57,6 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
             continue
         kernel = kernels[step.kernel]
         verify_kernel(kernel, "schedule")
-        buffers = {
-            p.name: memory[i].view(p.dtype.numpy)
-            for p, (i, _) in zip(kernel.params, step.args, strict=True)
-        }
+        buffers = {p.name: memory[i].view(p.dtype.numpy) for p, (i, _) in zip(kernel.params, step.args, strict=True)}
         run_kernel(kernel, buffers, {v.name: binding.values[v.name] for v in kernel.dims})
     return tuple(outputs[len(state) :])

@@ -245,7 +245,8 @@ def concat(d: Dag) -> Node | None:
     axis = int(d.rng.integers(x.type.rank))
     rest = x.shape[:axis] + x.shape[axis + 1 :]
     same = [
-        v for v in d.values
+        v
+        for v in d.values
         if v.dtype == x.dtype and v.type.rank == x.type.rank and v.shape[:axis] + v.shape[axis + 1 :] == rest
     ]
     parts = [x, *(d.pick(same) for _ in range(int(d.rng.integers(1, 5))))]

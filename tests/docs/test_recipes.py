@@ -1,8 +1,8 @@
 """The pages "Add an op", "Add a pass" and "Add a target", followed to the letter on a copy of the tree.
 
-    <!-- new: FILE -->                 the block below is a new file
-    <!-- edit: FILE after: LINE -->    it goes behind (`before`, `replace`) the line that is LINE when stripped
-    <!-- run -->                       it is a command that must succeed
+<!-- new: FILE -->                 the block below is a new file
+<!-- edit: FILE after: LINE -->    it goes behind (`before`, `replace`) the line that is LINE when stripped
+<!-- run -->                       it is a command that must succeed
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """docs/walkthrough.md: each text in it that the compiler made is what the compiler makes.
 
-    <!-- made: core -->        the name of a function below
-    ```                        what it returns; pytest --update-golden writes it
-    graph(...) {
+<!-- made: core -->        the name of a function below
+```                        what it returns; pytest --update-golden writes it
+graph(...) {
 """
 
 from __future__ import annotations

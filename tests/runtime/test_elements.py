@@ -26,7 +26,6 @@ def tiled() -> Graph:
     return Graph((x, shape), (ops.mul(rows, ops.cast(ops.DimValue(M)(), T.f32)),), ("y",), (("shape.1", None, 9),))
 
 
-
 X = np.arange(3, dtype=np.float32)
 
 

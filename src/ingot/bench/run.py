@@ -54,7 +54,7 @@ def start(engine: str, model: Path, feeds: Path, threads: int, precision: str) -
 
 
 def engines(text: str) -> list[str]:
-    """"ort,openvino" -> the engines beside Ingot. Raises InputError for one that does not exist."""
+    """ "ort,openvino" -> the engines beside Ingot. Raises InputError for one that does not exist."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in ENGINES]:
         raise InputError("--against", expected=f"engines of {', '.join(list(ENGINES)[1:])}", got=unknown)

@@ -37,9 +37,7 @@ def quantize(
         Path | None, typer.Option(help="A file that keeps what was measured, to go on or to repeat.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one self-contained page.")] = None,
-    onnx: Annotated[
-        Path | None, typer.Option(help="Write the ONNX model with its formats, too.")
-    ] = None,
+    onnx: Annotated[Path | None, typer.Option(help="Write the ONNX model with its formats, too.")] = None,
     threads: Threads = None,
     dim: Dims = None,
     limit: Limit = None,

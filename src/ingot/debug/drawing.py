@@ -102,9 +102,7 @@ def timeline(e: Explanation) -> str:
             f'<g data-row="{r.index}">{_tip(r)}<rect class="{kind_class(r.kind)}" x="{x:.3f}" y="0" '
             f'width="{max(w, 0.05):.3f}" height="44"/></g>'
         )
-    ticks = "".join(
-        f'<span style="left:{10 * n}%">{time_text(total * n / 10) if n else "0"}</span>' for n in range(11)
-    )
+    ticks = "".join(f'<span style="left:{10 * n}%">{time_text(total * n / 10) if n else "0"}</span>' for n in range(11))
     return (
         f'<div class="track"><svg class="timeline" viewBox="0 0 1000 44" preserveAspectRatio="none" role="img" '
         f'aria-label="timeline">{"".join(parts)}</svg><div class="ticks">{ticks}</div></div>'

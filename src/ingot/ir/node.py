@@ -466,6 +466,7 @@ class Graph:
         """This graph for given sizes: symbols in types and attributes replaced. Raises ShapeError for sizes that break
         a condition.
         """
+
         def known(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
             return n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)

@@ -63,9 +63,7 @@ class _Printer:
         for n in graph.inputs:
             refs[n] = f"%{len(refs)}"
         inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}{_told(n)}" for n in graph.inputs)  # type: ignore[attr-defined]
-        spans = ", ".join(
-            f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds
-        )
+        spans = ", ".join(f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
         conditions = ", ".join(map(str, graph.conditions))
         limits = (f" [{spans}]" if spans else "") + (f" nonnegative [{conditions}]" if conditions else "")
         lines = [f"graph({inputs}){limits} {{"]

@@ -156,8 +156,8 @@ def draws(graph: Graph) -> bool:
 def seeded(graph: Graph) -> Graph:
     """A graph that draws, with its state, (seed, calls), as its last input and its first output.
 
-        bits = random_bits(random_key(0))     ->     bits = random_bits(fold_in(threefry(seed, calls), 0))
-                                                     next = (seed, calls + 1)
+    bits = random_bits(random_key(0))     ->     bits = random_bits(fold_in(threefry(seed, calls), 0))
+                                                 next = (seed, calls + 1)
     """
     if not draws(graph):
         return graph

@@ -1,6 +1,6 @@
 """Optimizing the graphs inside control flow, once the graph around it is fused.
 
-    group{while(cond, body)}   ->   group{while(run(cond), run(body))}
+group{while(cond, body)}   ->   group{while(run(cond), run(body))}
 """
 
 from __future__ import annotations

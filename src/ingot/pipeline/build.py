@@ -1,7 +1,7 @@
 """Compile a graph for a target: its passes, then kernels, plan and code.
 
-    frontend -> MODEL graph -> CORE graph -> fused groups -> kernel IR -> code -> Program
-                `-------- the target's passes -------'   `- its schedules, its assembler
+frontend -> MODEL graph -> CORE graph -> fused groups -> kernel IR -> code -> Program
+            `-------- the target's passes -------'   `- its schedules, its assembler
 """
 
 from __future__ import annotations

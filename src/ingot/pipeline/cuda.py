@@ -50,7 +50,7 @@ class CudaTarget:
     lower = staticmethod(lower)
 
     def features(self, asked: str) -> Features:
-        """"sm_90a", or several with commas, the first of which schedules are made for."""
+        """ "sm_90a", or several with commas, the first of which schedules are made for."""
         archs = [a.strip() for a in (asked or PLAINEST).split(",")]
         unknown = [a for a in archs if a not in ARCHS]
         if unknown:

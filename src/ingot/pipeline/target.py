@@ -126,7 +126,7 @@ def target_of(features: Features) -> Target[Any]:
 
 
 def named(text: str) -> tuple[Target[Any], str]:
-    """"cpu:znver4" -> the target, and the features asked of it; "native": this machine's CPU. Raises InputError."""
+    """ "cpu:znver4" -> the target, and the features asked of it; "native": this machine's CPU. Raises InputError."""
     name, _, asked = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
         raise InputError("target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text))
@@ -134,7 +134,7 @@ def named(text: str) -> tuple[Target[Any], str]:
 
 
 def features_of(text: str) -> Features:
-    """"cpu:znver4" -> the features of that machine; "native": this machine's CPU with all that it has.
+    """ "cpu:znver4" -> the features of that machine; "native": this machine's CPU with all that it has.
 
     Raises InputError that lists the names there are.
     """

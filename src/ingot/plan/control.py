@@ -76,9 +76,7 @@ class _Control:
             return
         ins = tuple(layout for _, layout in sources)
         low = self.plan.lower(Group(graph, "pointwise"), ins, (target[1],), (False,) * len(ins))
-        self.plan.append(
-            low, lambda a: sources[a.index][0] if a.kind == "in" else target[0], (), self.anchor.op.name
-        )
+        self.plan.append(low, lambda a: sources[a.index][0] if a.kind == "in" else target[0], (), self.anchor.op.name)
 
     def _copy(self, value: Node, source: Place, target: Place) -> None:
         p = Input("p", value.type)()

@@ -366,8 +366,17 @@ def link(
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     buffers = tuple(
         rt.Buffer(
-            i, b.kind, expression(b.nbytes), b.first or 0, b.last, b.offset, b.index, b.halo, b.fill,
-            name=b.name, device=device,
+            i,
+            b.kind,
+            expression(b.nbytes),
+            b.first or 0,
+            b.last,
+            b.offset,
+            b.index,
+            b.halo,
+            b.fill,
+            name=b.name,
+            device=device,
         )
         for i, b in enumerate(linker.buffers)
     )

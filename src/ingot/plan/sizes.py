@@ -1,8 +1,8 @@
 """Sizes that the run finds, in the plan: each has a step behind those that write it.
 
-    count = sum(mask)      ->      steps that write count
-                                   sizes: dims, chunks and rounds that follow from it go into the tables of the steps
-                                          behind;  jump to the end if it is beyond its bounds
+count = sum(mask)      ->      steps that write count
+                               sizes: dims, chunks and rounds that follow from it go into the tables of the steps
+                                      behind;  jump to the end if it is beyond its bounds
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ class FoundSizes:
     @property
     def specs(self) -> tuple[rt.Size, ...]:
         """As the program has them, in the order in which they become known."""
-        return tuple(
-            rt.Size(name, low, expression(most), high) for name, (low, most, high) in self.bounds.items()
-        )
+        return tuple(rt.Size(name, low, expression(most), high) for name, (low, most, high) in self.bounds.items())
 
     def declare(self, graph: Graph) -> None:
         """Have memory for the sizes of a graph. One that another graph gives too is the same."""

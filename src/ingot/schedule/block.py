@@ -69,7 +69,14 @@ class Block:
         return v
 
     def alloc(
-        self, hint: str, dtype: DType, size: int, *, lanes: int = 1, stack: bool = False, scratch: int | None = None,
+        self,
+        hint: str,
+        dtype: DType,
+        size: int,
+        *,
+        lanes: int = 1,
+        stack: bool = False,
+        scratch: int | None = None,
         tile: Tile | None = None,
     ) -> Buffer:
         """A register buffer of `size` values of `lanes`; a stack array; or scratch memory at a byte offset."""

@@ -1,6 +1,6 @@
 """A contraction's loops: the op's dimension numbers as axes with the strides of both operands.
 
-    dot [b, s, k] . [k, n]   ->   rows (b * s: k of A), cols (n), reduce (k)     no axes of extent 1, rows joined
+dot [b, s, k] . [k, n]   ->   rows (b * s: k of A), cols (n), reduce (k)     no axes of extent 1, rows joined
 """
 
 from __future__ import annotations

@@ -27,8 +27,14 @@ def bind_result(em: Emitter, block: Block, anchor: Node, value: Expr) -> None:
 
 
 def store_results(
-    em: Emitter, block: Block, body: Graph, outs: tuple[Buffer, ...], layouts: tuple[Layout, ...], index: Index,
-    mask: Expr | None, stream: bool = False,
+    em: Emitter,
+    block: Block,
+    body: Graph,
+    outs: tuple[Buffer, ...],
+    layouts: tuple[Layout, ...],
+    index: Index,
+    mask: Expr | None,
+    stream: bool = False,
 ) -> None:
     """Evaluate the group's results at `index` and store them."""
     for root, buffer, layout in zip(body.outputs, outs, layouts, strict=True):

@@ -92,9 +92,7 @@ class CompileError(IngotError):
 class LimitError(IngotError):
     """A model grows beyond a budget of `Limits` while it is compiled: `limit` names it, and the user may raise it."""
 
-    def __init__(
-        self, limit: str, most: float, what: str, *, got: object = None, where: str | None = None
-    ) -> None:
+    def __init__(self, limit: str, most: float, what: str, *, got: object = None, where: str | None = None) -> None:
         self.limit = limit
         raised = f"limits=ingot.Limits({limit}={most * 10}), or --limit {limit}={most * 10}"
         super().__init__(what, expected=f"at most {most}", got=got, where=where, fix=f"to go on, raise it: {raised}")
@@ -133,9 +131,7 @@ class UnsupportedOpError(IngotError):
 
     fix = "rewrite the model without them, or ask for them at the project's tracker"
 
-    def __init__(
-        self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None, fix: str | None = None
-    ) -> None:
+    def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None, fix: str | None = None) -> None:
         self.fix = fix or self.fix
         self.ops: tuple[UnsupportedOp, ...] = tuple(UnsupportedOp(op) if isinstance(op, str) else op for op in ops)
         kinds: dict[tuple[str, str], list[UnsupportedOp]] = {}

@@ -98,7 +98,6 @@ def test_an_lstm_of_opset_1() -> None:
     np.testing.assert_array_equal(old, new)
 
 
-
 @pytest.mark.parametrize("batch", [1, 3])
 def test_scans_of_opset_8_have_a_batch(batch: int) -> None:
     """Sums along two inputs, one of them backwards, for each entry of the batch."""

@@ -92,8 +92,6 @@ def test_a_squeeze_of_an_open_axis_asks_for_1() -> None:
         interpret(graph, {"x": np.ones((3, 2), np.float32)})
 
 
-
-
 def test_a_branch_knows_its_condition() -> None:
     """What `x.squeeze(1)` is exported as: two programs, by what the size is."""
 

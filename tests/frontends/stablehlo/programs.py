@@ -29,8 +29,6 @@ def _main(arguments: str, result: str, body: str, more: str = "") -> str:
     return f"func.func public @main({arguments}) -> {result} {{\n{body}\n}}\n{more}"
 
 
-
-
 PROGRAMS = (
     Program("compare_select", _main("%arg0: tensor<3x4xf32>, %arg1: tensor<3x4xf32>", "tensor<3x4xf32>", """
   %0 = stablehlo.compare  LT, %arg0, %arg1,  FLOAT : (tensor<3x4xf32>, tensor<3x4xf32>) -> tensor<3x4xi1>

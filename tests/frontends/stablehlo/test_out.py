@@ -124,4 +124,3 @@ def test_the_reference_interpreter_computes_the_same(cls: type[Op]):
         results = [np.asarray(r) for r in dialect.eval_module(module, values)]
     for got, expected in zip(results, interpret(graph, arrays), strict=True):
         np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
-

@@ -24,13 +24,17 @@ def test_what_is_printed_is_read_as_the_same(program: Program):
 
 
 def test_attributes_keep_their_types():
-    (op, _) = parse("""module @m {
+    (op, _) = (
+        parse("""module @m {
   func.func @main() -> tensor<2xi32> {
     %0 = "stablehlo.iota"() <{iota_dimension = 0 : i64, a = "x\\0A\\22", b = [1 : i8, true], c = {d, e = @f::@g},
       k = array<i1: true, false>, t = tensor<?xf32, #stablehlo.bounds<3>>}> : () -> tensor<2xi32> loc("a.py":3:1)
     return %0 : tensor<2xi32>
   }
-}""").functions["main"].body.operations
+}""")
+        .functions["main"]
+        .body.operations
+    )
     assert op.attributes["iota_dimension"] == Number("0", "i64")
     assert op.attributes["a"] == 'x\n"'
     assert op.attributes["c"] == {"d": None, "e": op.attributes["c"]["e"]}  # type: ignore[index]

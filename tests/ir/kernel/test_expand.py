@@ -21,7 +21,6 @@ def kernel(*body: k.Stmt) -> Kernel:
     return Kernel("k", (X, OUT), (), k.var("chunk"), integer(1), body)
 
 
-
 def called(kernel: Kernel) -> set[str]:
     """The functions that a kernel's text names."""
     return set(re.findall(r"\w+(?=\()", show_kernel(kernel))) & set(k.FUNCTIONS)

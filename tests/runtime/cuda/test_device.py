@@ -175,9 +175,7 @@ def test_a_model_that_cannot_be_loaded_keeps_nothing(
 
 
 @pytest.mark.parametrize("name", ["add_kernel", "instantiate"])
-def test_graphs_that_cannot_be_made_leave_nothing(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_graphs_that_cannot_be_made_leave_nothing(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     loaded = Loaded(until_100())
     real, calls = getattr(fake, name), iter(range(100))
 

@@ -119,5 +119,3 @@ def moved_back(x: Node, axes: tuple[int, ...], like: Node) -> Node:
     order = (*kept, *axes)
     split = ops.Reshape(tuple(like.shape[d] for d in order))(x)
     return ops.Transpose(tuple(order.index(d) for d in range(len(order))))(split)
-
-

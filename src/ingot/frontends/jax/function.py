@@ -1,6 +1,6 @@
 """A JAX function: exported for TPUs, where linear algebra and random numbers stay StableHLO, and read as a program.
 
-    fn(params, x)   ->   leaves of (params, x)  ->  main(%0, %1, ...)  ->  graph  ->  leaves of the result  ->  its tree
+fn(params, x)   ->   leaves of (params, x)  ->  main(%0, %1, ...)  ->  graph  ->  leaves of the result  ->  its tree
 """
 
 from __future__ import annotations

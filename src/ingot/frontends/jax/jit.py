@@ -44,4 +44,3 @@ def _kind(leaf: Any) -> object:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(leaf.shape), np.dtype(leaf.dtype)
     return type(leaf), leaf
-

@@ -1,8 +1,8 @@
 """Ingot as ONNX's own runners call a backend (`onnx.backend.base`).
 
-    from onnx.backend.test import BackendTest
-    from ingot.frontends.onnx import backend
-    tests = BackendTest(backend.IngotBackend, __name__)
+from onnx.backend.test import BackendTest
+from ingot.frontends.onnx import backend
+tests = BackendTest(backend.IngotBackend, __name__)
 """
 
 from __future__ import annotations

@@ -84,17 +84,13 @@ def import_onnx(
             names += [f"{info.name}.{i}" for i in range(len(v.items))]
     wishes = walk.wishes
     if walk.refused and (wishes.values or wishes.sizes):
-        raise NeedsValues(
-            walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where
-        )
+        raise NeedsValues(walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where)
     if walk.refused:
         raise UnsupportedOpError(walk.refused, model=where)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
     values, found = [node for node, _ in walk.sizes.values()], [(s, most) for s, (_, most) in walk.sizes.items()]
-    graph = Graph(
-        tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found)
-    )
+    graph = Graph(tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found))
     check_sizes(graph, where)
     return graph
 

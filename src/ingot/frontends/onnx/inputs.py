@@ -154,9 +154,7 @@ def _shape(info: onnx.ValueInfoProto, asked: Sequence[int | str] | None) -> Shap
     return tuple(d if isinstance(d, int) else dim_of_name(d) for d in asked)
 
 
-def _sizes(
-    walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]
-) -> dict[str, DimLike]:
+def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]) -> dict[str, DimLike]:
     """What the model's symbols, `names`, stand for. The bounds asked for become the walk's."""
     sizes: dict[str, DimLike] = dict(requests.equations)
     ranges: list[tuple[str, tuple[int, int | None], DimLike]] = []

@@ -1,7 +1,7 @@
 """Nodes of opsets 1 to 6 as opset 7 writes them, so that rows and folding rules know one form.
 
-    Add(a, b, axis=1, broadcast=1)   ->   Add(a, b reshaped to [C, 1, 1])
-    Reshape(x, shape=[2, 3])         ->   Reshape(x, [2, 3])
+Add(a, b, axis=1, broadcast=1)   ->   Add(a, b reshaped to [C, 1, 1])
+Reshape(x, shape=[2, 3])         ->   Reshape(x, [2, 3])
 """
 
 from __future__ import annotations

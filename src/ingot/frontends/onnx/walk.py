@@ -1,8 +1,8 @@
 """One walk over the nodes of a model: values by name, an op's row or function for each node.
 
-    initializers, inputs  ->  values by name
-    node                  ->  a symbolic value (rules in `fold`), the row of its op (tables in `rows`), or its
-                              function's body: a local function, or the one that ONNX defines the op by
+initializers, inputs  ->  values by name
+node                  ->  a symbolic value (rules in `fold`), the row of its op (tables in `rows`), or its
+                          function's body: a local function, or the one that ONNX defines the op by
 """
 
 from __future__ import annotations

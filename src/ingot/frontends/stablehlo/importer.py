@@ -150,9 +150,7 @@ def _inputs(
 def named_sizes(label: str, type: Tensor, names: Mapping[int, str] | None = None) -> tuple[DimLike, ...]:
     """The type's sizes, those that it leaves open as symbols: `names` by axis, else <label>_<axis>."""
     given = names or {}
-    return tuple(
-        symbol(given.get(i, f"{_word(label)}_{i}")) if d is None else d for i, d in enumerate(type.shape)
-    )
+    return tuple(symbol(given.get(i, f"{_word(label)}_{i}")) if d is None else d for i, d in enumerate(type.shape))
 
 
 def _value(
@@ -393,4 +391,3 @@ def _partwise(c: Call, row: Row, operands: Sequence[AnyValue]) -> tuple[AnyValue
 
     pairs = zip(of(0), of(1), strict=True)
     return tuple(Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in pairs)
-

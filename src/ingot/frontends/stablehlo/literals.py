@@ -140,4 +140,3 @@ def _written(array: np.ndarray, one: Callable[[Any], str]) -> str:
     if array.ndim == 0:
         return one(array[()])
     return f"[{', '.join(_written(a, one) for a in array)}]"
-

@@ -1,6 +1,6 @@
 """Where in the user's program an operation comes from, of MLIR's location texts.
 
-    callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
+callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
 """
 
 from __future__ import annotations

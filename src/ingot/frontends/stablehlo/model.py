@@ -210,5 +210,3 @@ def _shape(
         if not 0 <= axis < len(type.shape) or type.shape[axis] is not None:
             raise InputError(f"dynamic[{label!r}]", expected=f"axes that {text} leaves open", got=axis)
     return named_sizes(label, type, axes)
-
-

@@ -280,7 +280,7 @@ class Parser:
         )  # fmt: skip
 
     def generic_function(self) -> Function:
-        """"func.func"() <{function_type = ..., sym_name = "main"}> ({ ^bb0(...): ... }) : () -> ()"""
+        """ "func.func"() <{function_type = ..., sym_name = "main"}> ({ ^bb0(...): ... }) : () -> ()"""
         _, _, attributes, regions, _ = self.generic("func.func", 0)
         name, signature = attributes.get("sym_name"), attributes.get("function_type")
         if not isinstance(name, str) or not isinstance(signature, Raw) or len(regions) > 1:

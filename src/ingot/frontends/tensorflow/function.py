@@ -1,6 +1,6 @@
 """A function of TensorFlow's, in a process that has imported it: its graph, and what it captured.
 
-    fn(args)  ->  concrete function  ->  GraphDef, whose placeholders are arguments, variables and constants
+fn(args)  ->  concrete function  ->  GraphDef, whose placeholders are arguments, variables and constants
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A SavedModel's folder or a frozen graph: its signature, its variables, what is asked for about its inputs.
 
-    folder  ->  saved_model.pb: nodes, functions, signatures;  variables/: a checkpoint
-    inputs, outputs  ->  the part of the graph between them
+folder  ->  saved_model.pb: nodes, functions, signatures;  variables/: a checkpoint
+inputs, outputs  ->  the part of the graph between them
 """
 
 from __future__ import annotations
@@ -354,9 +354,7 @@ def _result_type(node: NodeDef, index: int) -> int:
     return 0
 
 
-def _asked(
-    program: Program, dynamic: Dynamic
-) -> tuple[dict[str, DimLike], dict[str, tuple[int, int | None]]]:
+def _asked(program: Program, dynamic: Dynamic) -> tuple[dict[str, DimLike], dict[str, tuple[int, int | None]]]:
     """Sizes and bounds by symbol."""
     fixed: dict[str, DimLike] = {}
     ranges: dict[str, tuple[int, int | None]] = {}
@@ -383,9 +381,7 @@ def _asked(
     return {k: substitute(v, {n: w for n, w in fixed.items() if n != k}) for k, v in fixed.items()}, ranges
 
 
-def _note(
-    name: str, wanted: object, fixed: dict[str, DimLike], ranges: dict[str, tuple[int, int | None]]
-) -> None:
+def _note(name: str, wanted: object, fixed: dict[str, DimLike], ranges: dict[str, tuple[int, int | None]]) -> None:
     match wanted:
         case bool():
             pass
@@ -431,5 +427,3 @@ def _inputs(
 
 def _full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
-
-

@@ -1,7 +1,7 @@
 """One walk over the nodes that the outputs need: values by name, a row or a function for each node.
 
-    given tensors (inputs, cuts)  ->  values by name
-    node                          ->  its row's results, or those of its function's body in its place
+given tensors (inputs, cuts)  ->  values by name
+node                          ->  its row's results, or those of its function's body in its place
 """
 
 from __future__ import annotations

@@ -59,9 +59,7 @@ def _of_weight(
     rest = range(3, 3 + rank)
     grouped = wide.reshape(batch, groups, channels // groups, *wide.shape[2:]).permute(2, 1, 0, *rest)
     image = grouped.reshape(channels // groups, groups * batch, *wide.shape[2:])
-    found = _aten.convolution(
-        image, narrow.transpose(0, 1), None, dilation, padding, stride, False, [0] * rank, groups
-    )
+    found = _aten.convolution(image, narrow.transpose(0, 1), None, dilation, padding, stride, False, [0] * rank, groups)
     # rows that no window began at give more than the kernel has
     return _cut(found, shape[2:]).transpose(0, 1)
 

@@ -90,9 +90,9 @@ def equations(
 ) -> dict[sympy.Basic, sympy.Basic]:
     """Sizes -> what they equal wherever `guards` hold, so that both are written alike. `known`: sizes and their values.
 
-        Eq(8 * s1 // s0, 8)               ->   8 * s1 // s0: 8
-        Eq(s0 + Max(0, 128 - s0), 128)    ->   Max(0, 128 - s0): 128 - s0
-        Eq(((s0 - 1) // 16 + 1)**2, 196)  ->   (s0 - 1) // 16: 13
+    Eq(8 * s1 // s0, 8)               ->   8 * s1 // s0: 8
+    Eq(s0 + Max(0, 128 - s0), 128)    ->   Max(0, 128 - s0): 128 - s0
+    Eq(((s0 - 1) // 16 + 1)**2, 196)  ->   (s0 - 1) // 16: 13
     """
     known = known or {}
     found: dict[sympy.Basic, sympy.Basic] = {
@@ -137,9 +137,7 @@ def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
     return found
 
 
-def conditions(
-    guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]
-) -> tuple[Dim, ...]:
+def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]) -> tuple[Dim, ...]:
     """What `guards` say of several symbols of `limits` together, what they equate or tell apart, and what `sizes`
     requires: all as sizes that are not negative.
 

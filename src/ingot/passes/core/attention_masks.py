@@ -1,9 +1,9 @@
 """Masks that only compare positions become attributes of attention, which then skips what they hide.
 
-    attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
-    attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
-    attention(q, k, v, select(row >= col, 0, -inf) + m)      ->   attention{causal}(q, k, v, m)
-    attention(q, k, v, 0)                                    ->   attention(q, k, v)
+attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
+attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
+attention(q, k, v, select(row >= col, 0, -inf) + m)      ->   attention{causal}(q, k, v, m)
+attention(q, k, v, 0)                                    ->   attention(q, k, v)
 """
 
 from __future__ import annotations

@@ -193,6 +193,7 @@ def _apply(p: Apply) -> Matcher:
     rank = {Literal: 0, Apply: 1, Variable: 2}
     sequence = sorted(range(count), key=lambda i: rank[type(p.operands[i])])
     op, cls = p.op, type(p.op)
+
     def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
         if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
             return ()

@@ -1,6 +1,6 @@
 """Epilogues: the pointwise ops behind an anchor that it applies to its result before storing it.
 
-    c = conv(x, w);  y = c * sigmoid(c + b)   ->   add, sigmoid and multiply belong to conv
+c = conv(x, w);  y = c * sigmoid(c + b)   ->   add, sigmoid and multiply belong to conv
 """
 
 from __future__ import annotations

@@ -52,8 +52,10 @@ def _scalars(body: Graph) -> list[Node]:
 
     def plain(n: Node) -> bool:
         read = users.get(n, ())
-        return bool(read) and n not in body.outputs and all(
-            plain(u) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read
+        return (
+            bool(read)
+            and n not in body.outputs
+            and all(plain(u) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read)
         )
 
     constants = (n for n in body.nodes() if isinstance(n.op, Const) and n.type.size == 1)

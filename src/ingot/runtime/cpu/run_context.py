@@ -17,6 +17,7 @@ _run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # Bound shapes kept at a time; each holds only its tables, the arena is shared.
 MAX_INSTANCES = 16
 
+
 class RunContext:
     """Threads, an arena, scratch, and the program bound to the latest shapes. For whoever holds the pool's lock."""
 

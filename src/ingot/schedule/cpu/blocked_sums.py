@@ -42,7 +42,11 @@ class LongSums:
 
     @staticmethod
     def of(
-        block: Block, sums: Sequence[Buffer], extents: Sequence[DimLike], step: int = 1, apart: int = 1,
+        block: Block,
+        sums: Sequence[Buffer],
+        extents: Sequence[DimLike],
+        step: int = 1,
+        apart: int = 1,
         most: int = MOST,
     ) -> LongSums:
         """Parts of `most` terms; of more only where there would be more parts than that. `step`: that of the innermost
@@ -65,7 +69,13 @@ class LongSums:
         return made
 
     def loop(
-        self, block: Block, level: int, hint: str, begin: DimLike | Expr, end: DimLike | Expr, step: int,
+        self,
+        block: Block,
+        level: int,
+        hint: str,
+        begin: DimLike | Expr,
+        end: DimLike | Expr,
+        step: int,
         body: Callable[[Block, Expr], None],
     ) -> None:
         """What `block.loop` prints, in parts where it is the loop of their level."""

@@ -37,7 +37,11 @@ CHAIN = 8  # registers that each vector may take
 
 
 def vectors_to_interleave(
-    home: Block, dims: Sequence[int], axis: int, lanes: int, machine: Machine,
+    home: Block,
+    dims: Sequence[int],
+    axis: int,
+    lanes: int,
+    machine: Machine,
     emit: Callable[[Block, Mapping[int, Expr]], None],
 ) -> int:
     """For what `emit` does, on trial, with a vector of `lanes` along `axis`, at any place in the other `dims`: 1 where

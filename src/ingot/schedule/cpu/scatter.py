@@ -42,9 +42,7 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
 
 
 class _Scattering:
-    def __init__(
-        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-    ):
+    def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
         op = anchor.op
         assert isinstance(op, Scatter)
         self.op, self.anchor, self.body, self.machine = op, anchor, body, machine

@@ -136,9 +136,7 @@ class _Heap:
 
 
 class _Sorting:
-    def __init__(
-        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-    ):
+    def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
         op = anchor.op
         assert isinstance(op, Sort)
         self.op, self.anchor, self.body, self.ins, self.outs = op, anchor, body, ins, outs

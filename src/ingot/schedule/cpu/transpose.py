@@ -1,6 +1,6 @@
 """Transposing square blocks of vectors in registers, and folding many vectors at once.
 
-    4 rows of 4 lanes   ->   2 stages of pairwise shuffles   ->   4 columns of 4 lanes
+4 rows of 4 lanes   ->   2 stages of pairwise shuffles   ->   4 columns of 4 lanes
 """
 
 from __future__ import annotations

@@ -89,7 +89,13 @@ def leaf(buffer: Buffer, layout: Layout, bounds: Bounds = ()) -> Leaf:
 
 
 def write(
-    block: Block, em: Emitter, root: Node, buffer: Buffer, layout: Layout, index: Index, mask: Expr | None,
+    block: Block,
+    em: Emitter,
+    root: Node,
+    buffer: Buffer,
+    layout: Layout,
+    index: Index,
+    mask: Expr | None,
     live: Expr | None = None,
 ) -> None:
     """Evaluate a result at `index`, what is read under `mask`, and store it where it is also `live`."""
@@ -131,7 +137,13 @@ class Group:
         return zip(self.body.outputs, self.operands.outs, self.outs, strict=True)
 
     def step(
-        self, name: str, chunk: Var, chunks: DimLike, top: Block, *extra: tuple[Buffer, Arg], warps: int = 4,
+        self,
+        name: str,
+        chunk: Var,
+        chunks: DimLike,
+        top: Block,
+        *extra: tuple[Buffer, Arg],
+        warps: int = 4,
         stages: int = 3,
     ) -> Step:
         """The launch of `top`'s statements, on `extra` buffers behind the group's own."""

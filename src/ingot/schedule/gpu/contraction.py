@@ -105,7 +105,11 @@ class _Product:
 
     @staticmethod
     def of(
-        body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        anchor: Node,
         machine: Machine,
     ) -> _Product:
         group = Group.of(body, ins, outs)
@@ -195,7 +199,12 @@ class _Product:
         return batch, row, top.let(k.binary("div", inside, height), "column")
 
     def _sums(
-        self, top: Block, batch: Sequence[Expr], rows: Sequence[Expr], columns: Sequence[Expr], live: Expr | None,
+        self,
+        top: Block,
+        batch: Sequence[Expr],
+        rows: Sequence[Expr],
+        columns: Sequence[Expr],
+        live: Expr | None,
         part: Expr,
     ) -> Expr:
         """The tile of the sums, or of those of a part of the reduction."""

@@ -1,6 +1,6 @@
 """Pointwise groups: a program computes a row of neighbouring elements of the results.
 
-    out[i, j] = f(a[i, j], b[j])   ->   at = chunk * 1024 + range(1, 1024);  out[at] = f(a[at], b[at % n])
+out[i, j] = f(a[i, j], b[j])   ->   at = chunk * 1024 + range(1, 1024);  out[at] = f(a[at], b[at % n])
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cumulative folds: a program walks a few lines from one end to the other, element by element.
 
-    for lines at:  acc = nothing;  for i:  acc = fold(acc, x[at, i]);  out[at, i] = acc
+for lines at:  acc = nothing;  for i:  acc = fold(acc, x[at, i]);  out[at, i] = acc
 """
 
 from __future__ import annotations

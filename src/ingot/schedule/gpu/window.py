@@ -1,6 +1,6 @@
 """Pools: each element of the result folds its window, tap by tap.
 
-    for a row of results at:  for tap in window:  acc = fold(acc, x[at * stride + tap * dilation - padding])
+for a row of results at:  for tap in window:  acc = fold(acc, x[at * stride + tap * dilation - padding])
 """
 
 from __future__ import annotations

@@ -76,8 +76,15 @@ def kinds(graph: Graph) -> list[str]:
     ],
 )
 def test_sizes(
-    height: int, width: int, narrow: int, wide: int, window: int, stride: int, pads: tuple[int, int],
-    act: Callable[[Node], Node], machine: Machine,
+    height: int,
+    width: int,
+    narrow: int,
+    wide: int,
+    window: int,
+    stride: int,
+    pads: tuple[int, int],
+    act: Callable[[Node], Node],
+    machine: Machine,
 ) -> None:
     x = image(1, height, width, narrow)
     graph = Graph((x,), (residual(x, wide, window, stride, pads, act),))

@@ -19,7 +19,11 @@ ONES = (1, 1, 1, 1)
 
 
 def pool(
-    x: Node, kind: str, window: tuple[int, int], strides: tuple[int, int], padding: Pairs = ((0, 0), (0, 0)),
+    x: Node,
+    kind: str,
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    padding: Pairs = ((0, 0), (0, 0)),
     dilation: tuple[int, int] = (1, 1),
 ) -> Node:
     pads = ((0, 0), *padding, (0, 0))
@@ -44,7 +48,11 @@ def pool(
     ],
 )
 def test_windows(
-    window: tuple[int, int], strides: tuple[int, int], padding: Pairs, dilation: tuple[int, int], kind: str,
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    padding: Pairs,
+    dilation: tuple[int, int],
+    kind: str,
     machine: Machine,
 ) -> None:
     x = image(2, 11, 14, 37)
@@ -97,9 +105,7 @@ def test_rows_of_images_that_lie_one_behind_the_other(dtype: DType, machine: Mac
     x = Input("x", TensorType(dtype, (6, 6, 1, 3)))()
     lines = ops.Pad((0, 1, 0, 0), (0, 1, 1, 0), (0,) * 4)(x, const(np.zeros((), dtype.numpy)))
     kernel = const(np.random.default_rng(0).integers(-4, 5, (16, 3, 2, 2)).astype(dtype.numpy))
-    known = ops.Convolution(
-        (2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "OIHW", "NHWC", zeros=((1, 1), (0, 1))
-    )
+    known = ops.Convolution((2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "OIHW", "NHWC", zeros=((1, 1), (0, 1)))
     check(Graph((x,), (known(lines, kernel),)), [values(6, 6, 1, 3).astype(dtype.numpy)], machine=machine)
 
 

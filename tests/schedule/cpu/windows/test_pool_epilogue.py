@@ -153,8 +153,6 @@ def test_image_that_is_an_output_stays_where_it_is_wanted() -> None:
     check(graph, [values(1, 10, 12, 16)])
 
 
-
-
 def pointwise(x: Node, out: int, window: int = 1, groups: int = 1) -> Node:
     (c,) = static_shape(x.shape[-1:])
     return shifted(conv(padded(x, window // 2, window // 2), values(window, window, c // groups, out), 1, groups))

@@ -173,9 +173,7 @@ def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], int
     n, depth, h, w, ci, co, groups, taps, apart = sizes
     extra = (taps - 1) * apart
     weights = random(groups * co, ci, taps, 3, 3)
-    op = ops.Convolution(
-        (1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups
-    )
+    op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups)
     x = Input("x", TensorType(f32, (n, depth + extra, h + 2, w + 2, groups * ci)))()
     low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, AVX2 if interpreted else NATIVE)
     data = random(*map(int, x.shape))

@@ -301,9 +301,7 @@ def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
     return ops.squeeze(one, (axis,))
 
 
-def _stacks(
-    it: _Iteration, results: Sequence[Node], step: Node, room: DimLike
-) -> tuple[list[Node], list[Node]]:
+def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) -> tuple[list[Node], list[Node]]:
     """One buffer per stacked result, for as many turns, and the buffer with this step's result written."""
     buffers: list[Node] = []
     writes: list[Node] = []
@@ -328,9 +326,7 @@ def loop(c: Call) -> Result:
     carried = tuple(v for v in c.inputs[2:] if v is not None)
     body = c.graph("body")
     stacked = len(body.output) - 1 - len(carried)
-    known = _Iteration(
-        c, body, count, condition, carried, axes=(0,) * stacked, backwards=(False,) * stacked
-    )
+    known = _Iteration(c, body, count, condition, carried, axes=(0,) * stacked, backwards=(False,) * stacked)
     if c.has(0) and count is None:
         return _while(known)
     return _iterate(known)
@@ -488,5 +484,3 @@ def optional_get_element(c: Call) -> Result:
     if found is None or (isinstance(found, Sequence_) and found.absent):
         raise Unsupported("an optional that holds nothing")
     return [found]  # type: ignore[list-item]
-
-

@@ -60,8 +60,10 @@ def layer_norm(x: Node, scale: Node | None, bias: Node | None, axes: tuple[int, 
     if scale is None and bias is not None:
         return ops.add(ops.LayerNorm(axes, eps)(x), bias)
     # a parameter that varies along other axes than the normalized ones is applied on its own
-    if any(p is not None and (len(p.shape) > len(axes) or ops.broadcast_shapes(p.shape, shape) != shape)
-           for p in (scale, bias)):
+    if any(
+        p is not None and (len(p.shape) > len(axes) or ops.broadcast_shapes(p.shape, shape) != shape)
+        for p in (scale, bias)
+    ):
         y = ops.LayerNorm(axes, eps)(x)
         y = y if scale is None else ops.mul(y, scale)
         return y if bias is None else ops.add(y, bias)
@@ -136,5 +138,3 @@ def mean_variance_normalization(c: Call) -> Result:
     deviation = ops.sub(x, ops.mean(x, axes, keepdims=True))
     spread = ops.Sqrt()(ops.mean(ops.mul(deviation, deviation), axes, keepdims=True))
     return ops.div(deviation, ops.add(spread, 1e-9))
-
-

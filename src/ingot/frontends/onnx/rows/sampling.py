@@ -44,8 +44,9 @@ def deform_conv(c: Call) -> Result:
     tap = iota((1, 1, taps, 1, 1), 2)
     places: list[Node] = []
     for axis, index in enumerate((ops.div(tap, kw), ops.rem(tap, kw))):
-        start = ops.sub(ops.mul(iota((1, 1, 1, oh, 1), 3) if axis == 0 else iota((1, 1, 1, 1, ow), 4), strides[axis]),
-                        pads[axis])
+        start = ops.sub(
+            ops.mul(iota((1, 1, 1, oh, 1), 3) if axis == 0 else iota((1, 1, 1, 1, ow), 4), strides[axis]), pads[axis]
+        )
         base = ops.add(start, ops.mul(index, dilation[axis]))
         places.append(ops.add(ops.cast(base, x.dtype), ops.index_axis(shift, 3, axis)))
     lows = [ops.Floor()(p) for p in places]

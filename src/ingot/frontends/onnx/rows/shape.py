@@ -74,9 +74,7 @@ def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
             have.remove(d)
             asked.remove(d)
     rest = floordiv(product(have), dim_max(product(asked), 1))
-    sizes = tuple(
-        d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True)
-    )
+    sizes = tuple(d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True))
     c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
     # a slice of all there is: the size is then written as those of the result are
     flat = ops.Slice((0,), (product(sizes),), (1,))(ops.reshape(x, (x.type.size,)))
@@ -471,8 +469,6 @@ def reverse_sequence(c: Call) -> Result:
     return ops.GatherElements(time)(x, ops.broadcast_to(source, x.shape))
 
 
-
-
 def axis_of(c: Call, i: int, rank: int) -> int:
     """An axis given as input `i`."""
     return normal_axis(c.ints(i)[0], rank)
@@ -506,5 +502,3 @@ def one_hot(c: Call) -> Result:
     hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
     off, on = (ops.index_axis(values, 0, k) for k in (0, 1))
     return ops.where(hit, on, off)
-
-

@@ -1,6 +1,6 @@
 """A CORE graph as a StableHLO module: one operation after the other, sizes as scalars where they are symbolic.
 
-    f32[s0,4] = broadcast_in_dim(x)   ->   %n = get_dimension_size %arg0, dim = 0, dynamic_broadcast_in_dim %x, [%n, 4]
+f32[s0,4] = broadcast_in_dim(x)   ->   %n = get_dimension_size %arg0, dim = 0, dynamic_broadcast_in_dim %x, [%n, 4]
 """
 
 from __future__ import annotations
@@ -275,4 +275,3 @@ def _linear(d: Dim, name: str) -> tuple[int, int]:
         return 0, 0
     a, b, c = (v for v in at if isinstance(v, int))
     return (b - a, a) if c - b == b - a else (0, 0)
-

@@ -486,4 +486,3 @@ def case(e: Emitter, n: Node, xs: list[str]) -> list[str]:
         index = e.convert(inside, i32, ())
     regions = [e.graph_region(branch, xs[1:]) for branch in n.op.branches]
     return e.add("case", [index], [show(t.dtype, t.shape) for t in n.types], {}, regions)
-

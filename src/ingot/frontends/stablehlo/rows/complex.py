@@ -78,9 +78,7 @@ def is_finite(c: Call, z: Complex) -> Node:
 
 def times(a: Complex, b: Complex) -> Complex:
     m, add, sub = ops.Mul(), ops.Add(), ops.Sub()
-    return Complex(
-        sub(m(a.real, b.real), m(a.imag, b.imag)), add(m(a.real, b.imag), m(a.imag, b.real))
-    )
+    return Complex(sub(m(a.real, b.real), m(a.imag, b.imag)), add(m(a.real, b.imag), m(a.imag, b.real)))
 
 
 def plus(a: Complex, b: Complex) -> Complex:
@@ -238,15 +236,11 @@ def tanh(z: Complex) -> Complex:
 
 
 def sinh(z: Complex) -> Complex:
-    return Complex(
-        ops.Mul()(ops.Sinh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Cosh()(z.real), ops.Sin()(z.imag))
-    )
+    return Complex(ops.Mul()(ops.Sinh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Cosh()(z.real), ops.Sin()(z.imag)))
 
 
 def cosh(z: Complex) -> Complex:
-    return Complex(
-        ops.Mul()(ops.Cosh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Sinh()(z.real), ops.Sin()(z.imag))
-    )
+    return Complex(ops.Mul()(ops.Cosh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Sinh()(z.real), ops.Sin()(z.imag)))
 
 
 def asinh(z: Complex) -> Complex:

@@ -32,7 +32,6 @@ def _dims(c: Call, rank: int) -> tuple[Sides, Sides]:
         return ((), ()), ((rank - 1,), (0,))
     d = c.fields("dot_dimension_numbers")
 
-
     def sides(kind: str) -> Sides:
         return d.ints(f"lhs_{kind}_dimensions", ()), d.ints(f"rhs_{kind}_dimensions", ())
 
@@ -55,9 +54,7 @@ def complex_dot(c: Call, a: object, b: object) -> Complex:
 def _four(of: Callable[[Node, Node], Node], a: object, b: object) -> Complex:
     if not isinstance(a, Complex) or not isinstance(b, Complex):
         raise Unsupported("of a complex and a real operand")
-    return Complex(
-        ops.Sub()(of(a.real, b.real), of(a.imag, b.imag)), ops.Add()(of(a.real, b.imag), of(a.imag, b.real))
-    )
+    return Complex(ops.Sub()(of(a.real, b.real), of(a.imag, b.imag)), ops.Add()(of(a.real, b.imag), of(a.imag, b.real)))
 
 
 _SPATIAL = "DHWXYZABEFGJKLPQRSTUV"
@@ -120,5 +117,3 @@ def dynamic_conv(c: Call, a: Node, b: Node, padding: Node) -> Node:
 def complex_convolution(c: Call, a: object, b: object, *rest: Node) -> Complex:
     of = dynamic_conv if rest else convolution
     return _four(lambda x, y: of(c, x, y, *rest), a, b)
-
-

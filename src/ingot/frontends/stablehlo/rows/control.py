@@ -132,5 +132,3 @@ CUSTOM = Table()  # `target.name` of a custom_call -> row
 @row("after_all", "create_token")
 def after_all(c: Call, *tokens: AnyValue) -> AnyValue:
     return Token()
-
-

@@ -105,5 +105,3 @@ def bitcast_convert(c: Call, x: AnyValue) -> AnyValue:
 def constant(c: Call) -> AnyValue:
     node = c.importer.rows.real["stablehlo.constant"](c)
     return Quantized(node, c.type.quant) if c.type.quant and isinstance(node, Node) else node
-
-

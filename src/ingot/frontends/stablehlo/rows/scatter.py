@@ -121,5 +121,3 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
         inside = ops.and_(inside, within)
         at = ops.add(ops.mul(at, ops.scalar(size, i64)), place)
     return inside, ops.where(inside, at, 0)
-
-

@@ -210,5 +210,3 @@ def tuple_(c: Call, *xs: AnyValue) -> AnyValue:
 def get_tuple_element(c: Call, xs: object) -> AnyValue:
     assert isinstance(xs, tuple)
     return xs[c.int("index")]
-
-

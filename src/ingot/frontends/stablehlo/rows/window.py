@@ -176,4 +176,3 @@ def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -
     op = ops.Scatter("set", (), tuple(range(rank)), (), (), tuple(range(rank)), rank)
     filled = unflatten((x,), [ops.broadcast_to(p, n.shape) for p, n in zip(parts(init), nodes, strict=True)])
     return scattered(combine, op, filled, index, (source,))
-

@@ -125,9 +125,7 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
         form = c.walk.sizes.anywhere(n)
         if form is not None:
             free[n] = form
-    nodes = [
-        free[n] if n in free else Input(f"{c.loc}.outside{i}", n.type)() for i, n in enumerate(_flat(values))
-    ]
+    nodes = [free[n] if n in free else Input(f"{c.loc}.outside{i}", n.type)() for i, n in enumerate(_flat(values))]
     return _rebuilt(values, nodes), free
 
 

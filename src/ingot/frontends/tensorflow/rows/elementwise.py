@@ -261,5 +261,3 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
     out = ops.add(ops.mul(levels, const(scale, np.float32)), const(a, np.float32))
     none = np.logical_and(low == 0, high == 0)
     return out if not none.any() else ops.where(const(np.asarray(none)), 0.0, out)
-
-

@@ -151,5 +151,3 @@ def strided_update(c: Call, x: Node, begin: Node, end: Node, strides: Node, valu
 
 def _front(at: DimLike, size: DimLike) -> DimLike:
     return at + size if isinstance(at, int) and at < 0 else at
-
-

@@ -1,6 +1,6 @@
 """Lists of tensors: arrays of the frameworks' loops. All elements of one are of one shape, and lie in one buffer.
 
-    TensorListReserve(n)  ->  nothing yet          TensorListSetItem  ->  dynamic_update_slice of [n, *shape]
+TensorListReserve(n)  ->  nothing yet          TensorListSetItem  ->  dynamic_update_slice of [n, *shape]
 """
 
 from __future__ import annotations

@@ -63,5 +63,3 @@ def segments(c: Call, x: Node, ids: Node, count: Node) -> Node:
     places = ops.where(outside, ops.scalar(n, i64), flat)
     rows = ops.reshape(x, (flat.shape[0], *x.shape[depth:]))
     return ops.slice_axis(ops.ScatterND(_SEGMENTS[c.op])(zero, places, rows), 0, 0, n)
-
-

@@ -1,7 +1,7 @@
 """A TorchScript method as plain data: what the evaluator reads, and what one process hands another.
 
-    block  ::= inputs -> outputs, over nodes
-    node   ::= outputs = kind(inputs), with a constant, an attribute's path or blocks
+block  ::= inputs -> outputs, over nodes
+node   ::= outputs = kind(inputs), with a constant, an attribute's path or blocks
 """
 
 from __future__ import annotations

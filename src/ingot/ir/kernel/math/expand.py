@@ -1,6 +1,6 @@
 """Calls of functions as the arithmetic that computes them.
 
-    y = exp(x)   ->   n = fma(x, 1.44, 1.26e7) - 1.26e7;  r = fma(n, -0.69, x);  y = ldexp(fma(fma(..., r, 1), r, 1), n)
+y = exp(x)   ->   n = fma(x, 1.44, 1.26e7) - 1.26e7;  r = fma(n, -0.69, x);  y = ldexp(fma(fma(..., r, 1), r, 1), n)
 """
 
 from __future__ import annotations

@@ -175,8 +175,7 @@ def tan(x: Expr) -> Expr:
         value = k.cast(_tangent(quadrant, *_sine_and_cosine(r, True)), f32)
         return k.select(below(absolute(x), 2.0**-13), x, value)
     near, far = (
-        _tangent(quadrant, *_sine_and_cosine_f64(r, tail))
-        for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
+        _tangent(quadrant, *_sine_and_cosine_f64(r, tail)) for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
     )
     return k.select(below(absolute(x), 2.0**-28), x, k.choose(_is_near_f64(x), near, far))
 

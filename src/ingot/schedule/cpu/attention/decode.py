@@ -135,9 +135,7 @@ class Decode:
         own = k.add(k.mul(self.head, integer(self.group)), head)
         return block.let(own, "h"), block.let(k.binary("rem", at, integer(self.queries)), "q")
 
-    def _vectors(
-        self, block: Block, count: int, size: int, body: Callable[[Block, Expr, Expr | None], None]
-    ) -> None:
+    def _vectors(self, block: Block, count: int, size: int, body: Callable[[Block, Expr, Expr | None], None]) -> None:
         """body(block, first element, mask) for the vectors of a head of `size` elements."""
         whole = size // self.lanes * self.lanes
         block.loop("d", 0, whole, self.lanes, lambda b, d: body(b, d, None))
@@ -176,9 +174,7 @@ class Decode:
         def group(b: Block, i: Expr) -> None:
             key = b.let(k.add(first, i), "key")
             lines = [
-                b.let(
-                    k.add(base, k.mul(k.binary("min", k.add(key, integer(n)), k.sub(stop, integer(1))), stride)), "k"
-                )
+                b.let(k.add(base, k.mul(k.binary("min", k.add(key, integer(n)), k.sub(stop, integer(1))), stride)), "k")
                 for n in range(lanes)
             ]
 
@@ -214,9 +210,7 @@ class Decode:
         def fill(b: Block, i: Expr) -> None:
             self._each_row(
                 b,
-                lambda x, r: x.store(
-                    self.s, k.add(k.mul(r, integer(BLOCK)), i), k.lit(-inf, self.dtype, lanes)
-                ),
+                lambda x, r: x.store(self.s, k.add(k.mul(r, integer(BLOCK)), i), k.lit(-inf, self.dtype, lanes)),
             )
 
         count = block.let(k.sub(stop, first), "n")
@@ -338,9 +332,7 @@ class Decode:
         """out = sum of exp(m_i - m) o_i / sum of exp(m_i - m) l_i over the splits i, m the greatest m_i."""
         low, lanes, dtype, size = self.low, self.lanes, self.dtype, self.cols * self.lanes
         top, chunk = Block(), k.var("chunk")
-        b, head, query = (
-            top.let(e, "c") for e in ix.delinearize(chunk, (low.batch, low.heads, self.queries), {})
-        )
+        b, head, query = (top.let(e, "c") for e in ix.delinearize(chunk, (low.batch, low.heads, self.queries), {}))
         part = Buffer("part", dtype)
         at = top.let(self._record(b, head, query, ZERO), "at")
         acc = top.alloc("acc", dtype, self.cols, lanes=lanes)
@@ -365,9 +357,7 @@ class Decode:
         def add(x: Block, i: Expr) -> None:
             own = x.let(record(i), "own")
             factor = x.let(k.call("exp_decay", k.sub(k.load(part, k.add(own, integer(size))), safe)), "a")
-            x.store(
-                state, total, k.fma(factor, k.load(part, k.add(own, integer(size + 1))), k.load(state, total))
-            )
+            x.store(state, total, k.fma(factor, k.load(part, k.add(own, integer(size + 1))), k.load(state, total)))
             for c in range(self.cols):
                 value = k.load(part, k.add(own, integer(c * lanes)), lanes)
                 x.store(acc, integer(c), k.fma(k.splat(factor, lanes), value, k.load(acc, integer(c))))

@@ -142,9 +142,7 @@ class Flash:
             first = block.let(k.add(self.row, k.mul(v, integer(lanes))), "q")
 
             def square(b: Block, d: Expr, mask: Expr | None, count: int) -> None:
-                rows = [
-                    b.let(k.load(low.q.buffer, ix.add(base, d), lanes, mask), "q") for base in bases
-                ]
+                rows = [b.let(k.load(low.q.buffer, ix.add(base, d), lanes, mask), "q") for base in bases]
                 for j, column in enumerate(transpose_block(b, rows)[:count]):
                     put(b, ix.add(d, integer(j)), v, column)
 
@@ -230,7 +228,12 @@ class Flash:
             self._values(b, integer(cols - rest), rest, v_at, count)
 
     def _tiles(
-        self, block: Block, first: Expr, stop: Expr, size: int, extent: DimLike,
+        self,
+        block: Block,
+        first: Expr,
+        stop: Expr,
+        size: int,
+        extent: DimLike,
         tile: Callable[[Block, Expr, int], None],
     ) -> None:
         """tile(block, j, n) for n = `size` rows at a time from `first`; what is left in one piece where its size is
@@ -278,8 +281,18 @@ class Flash:
                 block.store(most, at, k.binary("maxnum", value, k.load(most, at)))
 
     def _product(
-        self, block: Block, rows: int, turns: int, end: Expr, b: Buffer, b_at: Expr, a: Buffer, a_at: Expr,
-        row_stride: DimLike, turn_stride: DimLike, start: Callable[[Block, Buffer], None] | None = None,
+        self,
+        block: Block,
+        rows: int,
+        turns: int,
+        end: Expr,
+        b: Buffer,
+        b_at: Expr,
+        a: Buffer,
+        a_at: Expr,
+        row_stride: DimLike,
+        turn_stride: DimLike,
+        start: Callable[[Block, Buffer], None] | None = None,
     ) -> Buffer:
         """acc[rows][vectors] += a[row, turn] * b[turn][vectors] over `end` turns; `turns`: that number, if known."""
         t, lanes = self.t, self.t.lanes
@@ -294,9 +307,7 @@ class Flash:
         def turn(x: Block, i: Expr) -> None:
             at = ix.add(a_at, ix.mul(i, dim_expr(turn_stride)))
             line = ix.add(b_at, ix.mul(i, integer(t.width)))
-            columns = [
-                x.let(k.load(b, ix.add(line, integer(v * lanes)), lanes), "b") for v in range(t.vectors)
-            ]
+            columns = [x.let(k.load(b, ix.add(line, integer(v * lanes)), lanes), "b") for v in range(t.vectors)]
             for r in range(rows):
                 value = x.let(k.load(a, ix.add(at, ix.mul(integer(r), dim_expr(row_stride)))), "x")
                 wide = x.let(k.splat(value, lanes), "x")

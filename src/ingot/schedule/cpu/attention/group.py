@@ -45,9 +45,7 @@ class Tensor:
 class AttentionGroup:
     """What the kernels share: operands in memory, sizes, and the way back to the group's result."""
 
-    def __init__(
-        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-    ):
+    def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
         op = anchor.op
         assert isinstance(op, Attention)
         self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
@@ -83,9 +81,7 @@ class AttentionGroup:
         node = self.anchor.inputs[operand]
         x = Input("x", node.type)()
         dense = Layout.contiguous(node.shape)
-        low = lower_pointwise(
-            Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine
-        )
+        low = lower_pointwise(Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine)
         source, wide = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
         self.before += low.within([source], [wide], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)

@@ -52,7 +52,11 @@ class ContractionGroup:
 
     @staticmethod
     def of(
-        body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        anchor: Node,
         machine: Machine,
     ) -> ContractionGroup:
         a, b = anchor.inputs

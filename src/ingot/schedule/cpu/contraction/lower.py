@@ -95,8 +95,13 @@ def _in_vectors_of_groups(body: Graph, anchor: Node, constant: tuple[bool, ...],
 
 
 def _lower_parts(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], anchor: Node,
-    parts: tuple[Node, Node], machine: Machine,
+    body: Graph,
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    constant: tuple[bool, ...],
+    anchor: Node,
+    parts: tuple[Node, Node],
+    machine: Machine,
 ) -> Lowered:
     """Kernels for products of parts of the reduction, for their sums, and for an epilogue that moves these."""
     partial, total = parts

@@ -37,9 +37,15 @@ Rows = Callable[[Block, Columns, Expr], None]  # of a panel, from a place in A
 
 
 def emit_macro_kernel(
-    top: Block, chunk: k.Var, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | BlockQuantized,
+    top: Block,
+    chunk: k.Var,
+    c: Contraction,
+    plan: Plan,
+    a: Operand | Computed,
+    b: Operand | BlockQuantized,
     write: Write,
-    fetch: Fetch | None = None, fold: LineEpilogue | None = None,
+    fetch: Fetch | None = None,
+    fold: LineEpilogue | None = None,
 ) -> Expr:
     """Print the nest of one chunk into `top`; the number of chunks is returned.
 
@@ -55,8 +61,14 @@ class MacroKernel(MicroKernel):
     """The loops of a chunk (`emit`), or of a part of the output that other loops choose."""
 
     def __init__(
-        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Operand | BlockQuantized, write: Write,
-        fetch: Fetch | None = None, fold: LineEpilogue | None = None,
+        self,
+        c: Contraction,
+        plan: Plan,
+        a: Operand | Computed,
+        b: Operand | BlockQuantized,
+        write: Write,
+        fetch: Fetch | None = None,
+        fold: LineEpilogue | None = None,
     ) -> None:
         super().__init__(c.widened, plan, a, b.buffer, write, fetch, fold)
         self.levels = BlockQuantizedPanels(c, plan, b) if isinstance(b, BlockQuantized) else None

@@ -68,8 +68,14 @@ class MicroKernel:
     how they read B. sums: partial sums of a blocked reduction."""
 
     def __init__(
-        self, c: Contraction, plan: Plan, a: Operand | Computed, b: Buffer, write: Write,
-        fetch: Fetch | None, fold: LineEpilogue | None,
+        self,
+        c: Contraction,
+        plan: Plan,
+        a: Operand | Computed,
+        b: Buffer,
+        write: Write,
+        fetch: Fetch | None,
+        fold: LineEpilogue | None,
     ) -> None:
         self.c, self.plan, self.write, self.fetch, self.fold = c, plan, write, fetch, fold
         self.reduce = merge_axes(c.reduce)

@@ -1,8 +1,8 @@
 """The rows of a contraction's first operand that its own kernel computes: a block of them in scratch, then all columns.
 
-    pointwise:    for row: scratch = relu(x * scale + shift)
-    a norm:       for row: m = sum(x) / k; v = sum((x - m)^2) / k; scratch = (x - m) * rsqrt(v + eps)
-    contraction:  the nest of another contraction, all its columns, with an epilogue that writes to scratch
+pointwise:    for row: scratch = relu(x * scale + shift)
+a norm:       for row: m = sum(x) / k; v = sum((x - m)^2) / k; scratch = (x - m) * rsqrt(v + eps)
+contraction:  the nest of another contraction, all its columns, with an epilogue that writes to scratch
 """
 
 from __future__ import annotations

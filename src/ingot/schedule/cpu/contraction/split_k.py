@@ -1,7 +1,7 @@
 """The same products as another contraction, where that gives better loops.
 
-    few results, long reduction:      a[m, k] . b[k, n]  ->  sum over p of  a[p, m, k / p] . b[p, k / p, n]
-    few columns, rows side by side:   a . b              ->  transpose(b' . a')
+few results, long reduction:      a[m, k] . b[k, n]  ->  sum over p of  a[p, m, k / p] . b[p, k / p, n]
+few columns, rows side by side:   a . b              ->  transpose(b' . a')
 """
 
 from __future__ import annotations

@@ -179,8 +179,12 @@ class _Loops:
             if not any(self.held_bytes(turn)):
                 return block.loop("s", begin, end, 1, one)
             return _where_whole(
-                block, index, {**turn.sides, turn.out: strip * turn.side}, shape,
-                lambda b, start: self.held(b, index, start, turn, ahead), lambda b: b.loop("s", begin, end, 1, one),
+                block,
+                index,
+                {**turn.sides, turn.out: strip * turn.side},
+                shape,
+                lambda b, start: self.held(b, index, start, turn, ahead),
+                lambda b: b.loop("s", begin, end, 1, one),
             )
 
         work = turn.side * turn.height * strip
@@ -263,8 +267,14 @@ def _turning(
 
 
 def _turned_block(
-    block: Block, number: Index, turn: Transposition, shape: Shape, lanes: int, machine: Machine,
-    transposed: Write, plain: Write,
+    block: Block,
+    number: Index,
+    turn: Transposition,
+    shape: Shape,
+    lanes: int,
+    machine: Machine,
+    transposed: Write,
+    plain: Write,
 ) -> None:
     """One block of the box: by `transposed` where it is whole, else row by row by `plain`."""
 
@@ -288,8 +298,12 @@ def _turned_block(
 
 
 def _where_whole(
-    block: Block, number: Index, sides: Mapping[int, int], shape: Shape,
-    whole: Callable[[Block, Mapping[int, Expr]], None], cut: Callable[[Block], None],
+    block: Block,
+    number: Index,
+    sides: Mapping[int, int],
+    shape: Shape,
+    whole: Callable[[Block, Mapping[int, Expr]], None],
+    cut: Callable[[Block], None],
 ) -> None:
     """whole(block, where it begins) where the block `number`, of so long `sides`, lies in the box; else cut(block)."""
     begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d, side in sides.items()}

@@ -32,6 +32,7 @@ from ingot.support.dataclass import dataclass
 
 MOST = 4  # vectors that a line may be long
 
+
 @dataclass(frozen=True)
 class ShortLines:
     """The two innermost dimensions of results: many lines, `size` elements long. turned: operands run across them."""

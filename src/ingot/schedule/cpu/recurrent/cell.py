@@ -64,7 +64,11 @@ class Recurrence:
     share their columns."""
 
     def __init__(
-        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        self,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
         machine: Machine,
     ):
         anchor = next(n for n in body.nodes() if isinstance(n.op, Recurrent))

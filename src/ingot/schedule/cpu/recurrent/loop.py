@@ -31,8 +31,14 @@ class Loop:
     """The kernel over time."""
 
     def __init__(
-        self, scan: Recurrence, rows: Arg, weights: Arg, outputs: Arg, others: list[Arg],
-        between: list[tuple[Arg, Arg]], control: Arg | None,
+        self,
+        scan: Recurrence,
+        rows: Arg,
+        weights: Arg,
+        outputs: Arg,
+        others: list[Arg],
+        between: list[tuple[Arg, Arg]],
+        control: Arg | None,
     ):
         self.scan = scan
         acc = scan.dtype
@@ -119,9 +125,7 @@ class Loop:
         else:
             stage = top.let(k.binary("rem", turn, integer(stages)), "stage")
             for s in range(stages):
-                top.when(
-                    k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part)
-                )
+                top.when(k.binary("eq", stage, integer(s)), lambda b, s=s: self._direction(b, direction, i, s, part))
 
     def _direction(self, block: Block, direction: Expr, i: Expr, stage: int, part: Expr) -> None:
         cells = self.scan.cells
@@ -139,9 +143,7 @@ class Loop:
         scan, s = self.scan, cell.stages[stage]
         parts, blocks = scan.parts, s.blocks
         low = block.let(k.binary("div", k.mul(part, integer(blocks)), integer(parts)), "low")
-        high = block.let(
-            k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high"
-        )
+        high = block.let(k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high")
         odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
         step = _Step(self, cell, stage, i, odd)
 

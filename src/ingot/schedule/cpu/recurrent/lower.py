@@ -39,7 +39,11 @@ class _Scan(Recurrence):
     """The steps before the scan, and the scan."""
 
     def __init__(
-        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
+        self,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
         machine: Machine,
     ):
         super().__init__(body, ins, outs, constant, machine)

@@ -68,8 +68,13 @@ class Depthwise:
     """
 
     def __init__(
-        self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
-        constant: tuple[bool, ...], machine: Machine,
+        self,
+        anchor: Node,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        machine: Machine,
     ):
         op = anchor.op
         assert isinstance(op, ops.Convolution)
@@ -211,9 +216,7 @@ class Depthwise:
             self._positions(block, row, whole, width % self.tile, c, mask)
         self.fold.end(block, (*row, c), mask)
 
-    def _positions(
-        self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None
-    ) -> None:
+    def _positions(self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None) -> None:
         """`count` neighbouring outputs: accumulate all taps, then the epilogue."""
         op, lanes = self.op, c.lanes
         acc = block.alloc("acc", self.dtype, count, lanes=lanes)
@@ -235,15 +238,10 @@ class Depthwise:
 
         def channel(b: Block, at: tuple[Expr, ...], base: Expr, i: int) -> None:
             """The products with the i-th input channel of each group."""
-            weights = [
-                load_at(b, self.weights, self._weight((*at, integer(kw)), i, c), mask)
-                for kw in range(last)
-            ]
+            weights = [load_at(b, self.weights, self._weight((*at, integer(kw)), i, c), mask) for kw in range(last)]
             weights = [b.let(k.cast(k.splat(w, lanes), self.dtype)) for w in weights]
             for position in range((count - 1) * stride + (last - 1) * dilation + 1):
-                uses = [
-                    (t, kw) for t in range(count) for kw in range(last) if t * stride + kw * dilation == position
-                ]
+                uses = [(t, kw) for t in range(count) for kw in range(last) if t * stride + kw * dilation == position]
                 if not uses:
                     continue
                 place = ix.add(base, ix.mul(integer(position), dim_expr(self.x_layout.strides[-2])))
@@ -294,7 +292,10 @@ class Depthwise:
         return k.ramp(at, c.lanes) if c.lanes > 1 else ix.add(at, k.binary("rem", c, lanes))
 
     def _outer_taps(
-        self, block: Block, window: tuple[int, ...], at: tuple[Expr, ...],
+        self,
+        block: Block,
+        window: tuple[int, ...],
+        at: tuple[Expr, ...],
         body: Callable[[Block, tuple[Expr, ...]], None],
     ) -> None:
         if len(at) == len(window):

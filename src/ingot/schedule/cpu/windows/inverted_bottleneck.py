@@ -47,8 +47,14 @@ def lower_inverted_bottleneck(
 
 class _InvertedBottleneck(Depthwise):
     def __init__(
-        self, expand: Node, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
-        constant: tuple[bool, ...], machine: Machine,
+        self,
+        expand: Node,
+        anchor: Node,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        machine: Machine,
     ):
         a, b = expand.inputs
         self.expand = expand
@@ -155,9 +161,7 @@ class _InvertedBottleneck(Depthwise):
                 fill(b, row, 0, left)
                 fill(b, row, left + width, self.line // panel)
 
-            outside = k.binary(
-                "or", k.binary("lt", h, integer(above)), k.binary("ge", h, integer(above + height))
-            )
+            outside = k.binary("or", k.binary("lt", h, integer(above)), k.binary("ge", h, integer(above + height)))
             block.when(outside, lambda b: fill(b, row, 0, self.line // panel), sides)
 
         if self.made is not self.padded:

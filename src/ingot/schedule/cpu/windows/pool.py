@@ -188,7 +188,12 @@ class _Pool:
         return places, {i: block.let(e, "in") for i, e in inside.items()}
 
     def _taps(
-        self, block: Block, left: list[int], index: Index, at: Places, live: Expr | None,
+        self,
+        block: Block,
+        left: list[int],
+        index: Index,
+        at: Places,
+        live: Expr | None,
         take: Callable[[Block, Places, Expr | None], None],
     ) -> None:
         """The window's positions in the dimensions `left`; take(block, places, mask) at each that is inside."""

@@ -61,7 +61,12 @@ def lower_winograd(
 
 class _Winograd:
     def __init__(
-        self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], anchor: Node, plan: Pieces,
+        self,
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        anchor: Node,
+        plan: Pieces,
         machine: Machine,
     ):
         self.body, self.ins, self.outs, self.anchor, self.plan, self.machine = body, ins, outs, anchor, plan, machine
@@ -428,9 +433,7 @@ class _Winograd:
         """Where a tile that is transformed in one dimension keeps a vector."""
         return ix.linear((row, column), ((self.t.alpha + 1) * self.lanes, self.lanes))
 
-    def _store(
-        self, block: Block, at: Place, line: Expr, channel: Expr, values: list[Expr], mask: Expr | None
-    ) -> None:
+    def _store(self, block: Block, at: Place, line: Expr, channel: Expr, values: list[Expr], mask: Expr | None) -> None:
         """The epilogue of one line of a tile, of the columns that it stores."""
         (n, d), x = at.slice, at.at[1]
         *outer, a, b = self.op.spatial

@@ -94,7 +94,7 @@ def transformed_weights(w: np.ndarray, t: Transform) -> np.ndarray:
 def apply(block: Block, matrix: Matrix, xs: Sequence[Expr]) -> list[Expr]:
     """matrix @ xs, with what rows or columns of opposite points share computed once.
 
-        columns (c, c), (c, -c)   ->   s = x + y, d = x - y          rows e + o, e - o   ->   e, o once
+    columns (c, c), (c, -c)   ->   s = x + y, d = x - y          rows e + o, e - o   ->   e, o once
     """
     matrix, xs = _paired_columns(block, matrix, list(xs))
     out: list[Expr | None] = [None] * len(matrix)
