@@ -23,8 +23,9 @@ class Context(Protocol):
         """The program bound to the shapes of inputs and state. Raises InputError for shapes that it does not take."""
         ...
 
-    def run(self, instance: Any, pointers: Sequence[int], /) -> None:
-        """Run what `bind` returned on inputs, state, new state and outputs at these addresses."""
+    def run(self, instance: Any, pointers: Sequence[int], resident: Sequence[bool] | None = None, /) -> None:
+        """Run what `bind` returned on inputs, state, new state and outputs at these addresses. resident: which of them
+        lie in the memory of a device that is not the host; None: none."""
         ...
 
     def release(self) -> None: ...

@@ -135,18 +135,22 @@ class CompiledModel(CompiledProgram):
         pointers: list[int] = []
         kind: type | None = None  # of the last tensor
         place: object = None  # the GPU that tensors lie on
+        resident: list[bool] = []  # which arguments lie there
         for border, value in zip(self._borders, inputs, strict=True):
             if type(value) is kind or is_tensor(value):
                 kind = type(value)
                 tensor = border.tensor(value)  # type: ignore[arg-type]
                 arrays.append(tensor)
                 pointers.append(tensor.data_ptr())
-                if border.gpu and tensor.is_cuda:
-                    place = tensor.device
+                if border.gpu:
+                    resident.append(tensor.is_cuda)
+                    if resident[-1]:
+                        place = tensor.device
             else:
                 array = border.array(value)
                 arrays.append(array)
                 pointers.append(array.__array_interface__["data"][0])
+                resident.append(False)
         held = self._held
         shapes = tuple([array.shape for array in arrays])
         if held.shapes:
@@ -168,7 +172,13 @@ class CompiledModel(CompiledProgram):
                     result = maker.new_array(shape, room)
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
-            context.run(instance, pointers)
+            if place is None:
+                context.run(instance, pointers)
+            else:
+                if getattr(place, "index", 0):
+                    raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
+                resident += [False] * len(held.pointers) + [True] * len(results)
+                context.run(instance, pointers, resident)
             if self.program.sizes:
                 shapes = zip(self._makers, results, instance.cut(), strict=True)
                 results = [maker.cut(result, shape) for maker, result, shape in shapes]

@@ -34,6 +34,11 @@ class FakeDriver:
         self._functions: dict[int, str] = {}
         self._graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
+        self.pinned: set[int] = set()
+        self.capturing: set[int] = set()  # streams
+        self._happened: dict[int, float] = {}
+        self._events: dict[int, int] = {}  # by the nodes that record them
+        self._now = 0.0
 
     def _hold(self, kind: str, handle: int) -> int:
         self.live.add((kind, handle))
@@ -70,8 +75,26 @@ class FakeDriver:
         self.log.append(("fill", byte, nbytes))
         ctypes.memset(address, byte, nbytes)
 
-    def is_device_memory(self, address: int) -> bool:
-        return any(start <= address < start + len(block) for start, block in self._blocks.items())
+    def is_pinned(self, address: int) -> bool:
+        return address in self.pinned
+
+    def is_capturing(self, stream: int) -> bool:
+        return stream in self.capturing
+
+    def event(self, *, timed: bool = False) -> int:
+        return self._hold("event", next(self._numbers))
+
+    def drop_event(self, event: int) -> None:
+        self._drop("event", event)
+
+    def record(self, event: int, stream: int) -> None:
+        self._happened[event] = self._now
+
+    def wait(self, stream: int, event: int) -> None:
+        self.log.append(("wait", stream))
+
+    def seconds(self, begin: int, end: int) -> float:
+        return self._happened[end] - self._happened[begin]
 
     def stream(self) -> int:
         return self._hold("stream", next(self._numbers))
@@ -115,14 +138,28 @@ class FakeDriver:
         assert node in self._graphs[executable]
         self.log.append(("update",))
 
+    def add_event(self, graph: int, before: list[int], event: int) -> int:
+        handle = next(self._numbers)
+        assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
+        self._events[handle] = event
+        self._graphs[graph].append(handle)
+        return handle
+
     def launch(self, executable: int, stream: int) -> None:
+        """A kernel takes as many seconds as it has blocks, an event half of one."""
         for node in self._graphs[executable]:
-            params = self.nodes[node].params
-            name = self._functions[params.func]
-            self.log.append(("launch", name, params.grid[0], params.block[0]))
-            count = self.count_of(name)
-            values = [ctypes.c_int64.from_address(params.params[i]).value for i in range(count)]
-            self.kernels[name](values)
+            if node in self._events:
+                self._now += 0.5
+                self._happened[self._events[node]] = self._now
+            else:
+                self.launch_kernel(self.nodes[node].params, stream)
+
+    def launch_kernel(self, params: KernelParams, stream: int) -> None:
+        name = self._functions[params.func]
+        self.log.append(("launch", name, params.grid[0], params.block[0]))
+        values = [ctypes.c_int64.from_address(params.params[i]).value for i in range(self.count_of(name))]
+        self.kernels[name](values)
+        self._now += params.grid[0]
 
     def count_of(self, name: str) -> int:
         """Parameters of a kernel before Triton's own two."""

@@ -51,6 +51,7 @@ def program(steps: tuple[Step, ...], buffers: tuple[Buffer, ...]) -> Program:
 
 
 NBYTES = ("n", 4, "*")
+BOTH = [True, True]  # argument and result lie on the GPU
 X, Y = Buffer(0, "input", NBYTES), Buffer(1, "output", NBYTES)
 
 
@@ -120,11 +121,11 @@ def test_arrays_on_the_gpu_are_used_where_they_lie(fake: FakeDriver) -> None:
     ctypes.memmove(places[0], x.ctypes.data, 16)
     context = loaded.claim()
     fake.log.clear()
-    context.run(context.bind(((4,),)), places[:2])
+    context.run(context.bind(((4,),)), places[:2], BOTH)
     assert {entry[0] for entry in fake.log} == {"launch"}
     np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
     fake.log.clear()
-    context.run(context.bind(((4,),)), [places[0], places[2]])
+    context.run(context.bind(((4,),)), [places[0], places[2]], BOTH)
     assert [entry[0] for entry in fake.log] == ["update", "launch", "launch"], "only the node that writes the result"
 
 
@@ -134,9 +135,84 @@ def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:
     ctypes.memmove(place, x.ctypes.data, 16)
     context = loaded.claim()
     fake.log.clear()
-    context.run(context.bind(((4,),)), [place, result])
+    context.run(context.bind(((4,),)), [place, result], BOTH)
     assert [entry[0] for entry in fake.log] == ["copy", "launch", "launch"]
     np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
+
+
+def test_a_host_argument_beside_those_on_the_gpu(fake: FakeDriver) -> None:
+    """Pageable memory is free again when its copy has been asked for, pinned memory is not."""
+    loaded, x, result = Loaded(twice()), np.arange(4, dtype=np.float32), fake.allocate(16)
+    context = loaded.claim()
+    for waits in (False, True):
+        fake.pinned = {x.ctypes.data} if waits else set()
+        fake.log.clear()
+        context.run(context.bind(((4,),)), [x.ctypes.data, result], [False, True])
+        assert [entry[0] for entry in fake.log] == ["to_device", "launch", "launch", *["synchronize"] * waits]
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
+
+
+def test_a_context_goes_from_stream_to_stream_in_order(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, places = Loaded(twice()), [fake.allocate(16), fake.allocate(16)]
+    context, streams = loaded.claim(), iter([7, 7, 8])
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
+    for _ in range(3):
+        context.run(context.bind(((4,),)), places, BOTH)
+    assert [entry for entry in fake.log if entry[0] == "wait"] == [("wait", 8)]
+
+
+class Scratch:
+    """As a tensor of PyTorch's, from a fake driver."""
+
+    def __init__(self, fake: FakeDriver, nbytes: int) -> None:
+        self._address = fake.allocate(nbytes)
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def test_capture_launches_kernels_in_memory_of_the_callers_graph(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    loaded, x = Loaded(twice()), np.arange(4, dtype=np.float32)
+    places = [fake.allocate(16), fake.allocate(32) + 4]
+    ctypes.memmove(places[0], x.ctypes.data, 16)
+    context, live = loaded.claim(), {"graph", "executable"}
+    instance = context.bind(((4,),))
+    fake.capturing.add(7)
+    fake.log.clear()
+    context.run(instance, places, BOTH)
+    assert [entry[0] for entry in fake.log] == ["launch", "launch", "copy"]
+    assert not live & {kind for kind, _ in fake.live}, "no graph inside a graph"
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+    with pytest.raises(DeviceError, match="values on the GPU"):
+        context.run(instance, [x.ctypes.data, places[1]], [False, True])
+    branching = Loaded(until_100())
+    jumps = branching.claim()
+    with pytest.raises(DeviceError, match="loops or branches"):
+        jumps.run(jumps.bind(((4,),)), [places[0], places[0]], BOTH)
+    fake.capturing.clear()  # the model goes on as before
+    ctypes.memset(places[1], 0, 16)
+    context.run(instance, places, BOTH)
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
+
+
+def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
+    loaded, x = Loaded(twice()), np.arange(5, dtype=np.float32)
+    readings = np.zeros(3, np.int64)
+    loaded.set_profile(readings)
+    np.testing.assert_array_equal(run(loaded, x), 4 * x)
+    np.testing.assert_array_equal(readings / loaded.ticks_per_second, [0, 5, 10])
+    loaded.set_profile(None)
+    loops = Loaded(until_100())  # 64 doublings of the first of 2 elements: a start and six turns
+    readings = np.zeros(6, np.int64)
+    loops.set_profile(readings)
+    run(loops, np.float32([3, 1]))
+    np.testing.assert_array_equal(np.diff(readings) / loops.ticks_per_second, [2, 6, 0, 10, 0])
+    del loops, loaded
+    assert not fake.live
 
 
 def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
@@ -153,7 +229,7 @@ def test_all_is_given_back_with_the_model(fake: FakeDriver, made: Callable[[], P
         context = beside.pop()
         context.bind(((3,),))
         context.release()
-    assert {kind for kind, _ in fake.live} == {"memory", "stream", "module", "graph", "executable"}
+    assert {kind for kind, _ in fake.live} == {"memory", "stream", "event", "module", "graph", "executable"}
     gc.disable()  # without waiting for the collector of cycles
     del loaded
     gc.enable()

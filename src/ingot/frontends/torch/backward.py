@@ -73,18 +73,32 @@ def _cut(images: Tensor, sizes: Ints) -> Tensor:
 def attention(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of query, key and value, from the probabilities computed again (Dao et al., FlashAttention,
-    algorithm 4)."""
-    scores = _scores(query, key, attn_mask, is_causal, scale)
-    hidden = scores.amax(-1, keepdim=True) == -math.inf
-    weights = torch.where(hidden, 0.0, scores.softmax(-1))
-    g, q, k, v = (t.to(scores.dtype) for t in (grad, query, key, value))
-    of_value = weights.transpose(-1, -2) @ g
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return attention_gradients(grad, query, key, value, out, is_causal, attn_mask, scale)[:3]
+
+
+def attention_gradients(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, is_causal: bool, mask: Tensor | None,
+    scale: float | None, kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
+    et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by."""
+    weights = attention_weights(query, key, mask, is_causal, scale)
+    g, q, k, v = (t.to(weights.dtype) for t in (grad, query, key, value))
     of_weights = g @ v.transpose(-1, -2)
-    of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True)) * _scale(query, scale)
-    of_query, of_key = of_scores @ k, of_scores.transpose(-1, -2) @ q
-    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+    of_value = (weights if kept is None else weights * kept).transpose(-1, -2) @ g
+    if kept is not None:
+        of_weights = of_weights * kept
+    of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True))
+    scaled = of_scores * _scale(query, scale)
+    of_query, of_key = scaled @ k, scaled.transpose(-1, -2) @ q
+    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), of_scores
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    """The probabilities, at least in float32; a query that sees no key has none."""
+    scores = _scores(query, key, mask, is_causal, scale)
+    return torch.where(scores.amax(-1, keepdim=True) == -math.inf, 0.0, scores.softmax(-1))
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ingot.frontends.torch import composed, histograms
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.backward import BACKWARD
+from ingot.frontends.torch.fused_attention import FUSED
 from ingot.frontends.torch.recurrence import whole_recurrences
 
 
@@ -153,4 +154,5 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
     **BACKWARD,
+    **FUSED,
 }

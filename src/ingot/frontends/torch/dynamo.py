@@ -4,6 +4,7 @@ Dynamo hands over a graph with the parameters among its inputs. In inference the
 what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
 What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
 Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both.
+A graph whose tensors lie on a GPU is compiled for that GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ingot.support.errors import ImportModelError, InputError, ShapeError, Unsup
 _log = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
-Compile = Callable[[ImportedModel], Compiled]
+Compile = Callable[..., Compiled]
 
 
 OPTIONS = ("precision", "threads", "cache", "fast_math")
@@ -135,7 +136,10 @@ class _Specialized:
     _boxed_call = True  # AOTAutograd's name for functions of one list
 
     def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
-        self._graph, self._fixed, self._compile = graph, sorted(fixed), compile_model
+        gpu = gpu_of(graph.graph)
+        self._graph, self._fixed = graph, sorted(fixed)
+        self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
+        self._places = [] if gpu is None else _devices(graph.graph)
         self._seen, self._views = _input_views(graph)
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
@@ -156,6 +160,9 @@ class _Specialized:
         left = {*self._fixed, *(i for i, _ in self._as_numbers(args))}
         result = run(*(args if not left else [a for i, a in enumerate(args) if i not in left]))
         result = result if isinstance(result, tuple | list) else (result,)
+        if self._places:
+            pairs = zip(result, self._places, strict=True)
+            result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
         if self._views is None:
             return result
         views = dict(zip(self._seen, self._views(*args), strict=True))
@@ -182,6 +189,30 @@ class _Specialized:
         run = self._compile(model)
         self._runs[numbers] = _seeded(run) if draws(model.graph) else run
         return self._runs[numbers]
+
+
+def gpu_of(graph: fx.Graph) -> torch.device | None:
+    """The GPU that tensors of a graph lie on, or None. Raises InputError for devices that there is no target for."""
+    values = [n.meta.get("val") for n in graph.nodes]
+    devices = {v.device for v in values if isinstance(v, torch.Tensor)} - {torch.device("cpu")}
+    if not devices:
+        return None
+    if {(d.type, d.index or 0) for d in devices} != {("cuda", 0)}:
+        got = ", ".join(sorted(map(str, devices)))
+        raise InputError("tensors of the model", expected="those of the CPU and of cuda:0", got=got)
+    return devices.pop()
+
+
+def _target(gpu: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _devices(graph: fx.Graph) -> list[torch.device | None]:
+    """Where each result lies; None for what is no tensor."""
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
+    return [v.device if isinstance(v, torch.Tensor) else None for v in values]
 
 
 def _seeded(run: Any) -> Compiled:

@@ -48,7 +48,7 @@ class RunContext:
             self.instances[plain] = instance
         return instance
 
-    def run(self, instance: Instance, pointers: Sequence[int]) -> None:
+    def run(self, instance: Instance, pointers: Sequence[int], _resident: object = None) -> None:
         """Run what `bind` returned on arguments and results at these addresses."""
         if instance is not self.current:
             self.activate(instance)

@@ -6,8 +6,9 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,12 @@ from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
-from ingot.support.errors import ArtifactError, DeviceError, InputError
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ArtifactError, DeviceError
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
+_TICKS = 1e12  # of a profile, in a second: a kernel's time may be some microseconds
 KEPT = 16  # sets of shapes whose graphs a context keeps
 
 
@@ -64,6 +67,7 @@ class Loaded:
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
         self._weights = _Memory(self._driver)
+        self._profile = _Profile()
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._lock = threading.Lock()
@@ -80,7 +84,8 @@ class Loaded:
             if self._idle:
                 return self._idle.pop()
         # of this the context knows its list alone: what knew the model would keep it alive
-        context = Context(self._driver, self._program, self._image, self._weights.address, self._idle.append)
+        own = self._driver, self._program, self._image, self._weights.address, self._profile
+        context = Context(*own, self._idle.append)
         self._all.append(context)
         return context
 
@@ -92,11 +97,11 @@ class Loaded:
             context.release()
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        raise InputError("a profile of a GPU's steps", expected="a program for a CPU", got="one for a GPU")
+        self._profile.readings = readings
 
     @property
     def ticks_per_second(self) -> float:
-        return 1e9
+        return _TICKS
 
     @property
     def arena_bytes(self) -> int:
@@ -130,33 +135,54 @@ def _give_back(driver: Driver, image: Image, weights: _Memory, contexts: list[Co
     image.unload()
 
 
+@dataclass
+class _Profile:
+    """Where runs write the ends of their steps, if somebody asks."""
+
+    readings: NDArray[np.int64] | None = None
+
+
 def _callers_stream() -> int:
-    """The current stream of PyTorch, whose tensors they are."""
+    """The current stream of PyTorch, whose tensors they are; the default one without a PyTorch for GPUs."""
+    # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
+    raw = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_getCurrentRawStream", None)
+    return 0 if raw is None else raw(0)
+
+
+def _scratch(nbytes: int) -> Any:
+    """Memory that belongs to whoever captures the stream, and to what is behind in it: a tensor."""
     torch = sys.modules.get("torch")
-    return 0 if torch is None else torch.cuda.current_stream().cuda_stream
+    if torch is None:
+        raise DeviceError("a CUDA graph that is captured", expected="PyTorch, whose memory it takes", got="none")
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")
 
 
 class Instance(Binding):
     """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
 
-    def __init__(self, program: Program, shapes: Sequence[Shape]) -> None:
+    def __init__(self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image) -> None:
         super().__init__(program, shapes)
         arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
         self.read = len(arguments)
-        self.graphs: Graphs | None = None
+        self.graphs = Graphs(driver, program, image, self)
 
 
 class Context:
-    """What a run has for itself: a stream, an arena, and memory for arguments and results that lie on the host."""
+    """What a run has for itself: an arena, memory for arguments and results that lie on the host, and a stream for
+    runs without a caller's."""
 
     def __init__(
-        self, driver: Driver, program: Program, image: Image, weights: int, release: Callable[[Context], None]
-    ) -> None:
+        self, driver: Driver, program: Program, image: Image, weights: int, profile: _Profile,
+        release: Callable[[Context], None],
+    ) -> None:  # fmt: skip
         self._driver, self._program, self._image, self._weights = driver, program, image, weights
-        self._release = release
+        self._profile, self._release = profile, release
         self._stream = driver.stream()
+        # behind the last run, on whichever stream that was
+        self._ended = driver.event()
+        self._last: int | None = None
         self.arena = _Memory(driver)
         self._staged = [_Memory(driver) for _ in range(len(program.arguments) + len(program.results))]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
@@ -165,42 +191,76 @@ class Context:
     def bind(self, shapes: tuple[Shape, ...]) -> Instance:
         known = self._instances.get(shapes)
         if known is None:
-            known = self._instances[shapes] = Instance(self._program, shapes)
+            known = self._instances[shapes] = Instance(self._program, shapes, self._driver, self._image)
             if len(self._instances) > KEPT:
                 _, old = self._instances.popitem(last=False)
-                if old.graphs is not None:
-                    old.graphs.drop()
+                old.graphs.drop()
         self._instances.move_to_end(shapes)
         return known
 
-    def run(self, instance: Binding, pointers: Sequence[int]) -> None:
-        """Aligned addresses on the GPU are used as they are, and what lies on the host is copied. Where arguments lie
-        on the GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
+    def run(self, instance: Binding, pointers: Sequence[int], resident: Sequence[bool] | None = None) -> None:
+        """Aligned addresses on the GPU are used as they are, and what lies on the host is copied. Where some lie on the
+        GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
         assert isinstance(instance, Instance)
-        on_gpu = [self._driver.is_device_memory(p) for p in pointers]
-        stream = _callers_stream() if any(on_gpu) else self._stream
+        driver = self._driver
+        stream = self._stream if resident is None else _callers_stream()
+        ends = [*zip(pointers, resident or [False] * len(pointers), instance.nbytes, strict=True)]
+        if resident is not None and driver.is_capturing(stream):
+            self._record(instance, ends, stream)
+            return
+        if stream != self._last and self._last is not None:
+            driver.wait(stream, self._ended)
+        self._last = stream
         self._activate(instance, stream)
-        ends = [*zip(pointers, on_gpu, self._staged, instance.nbytes, strict=True)]
         places = [self.arena.address, self._weights]
-        for i, (pointer, here, staged, nbytes) in enumerate(ends):
-            if here and pointer % ALIGN == 0:
+        host = False  # whether the host may not go on before all has ended
+        for i, (pointer, here, nbytes) in enumerate(ends):
+            if (here and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
                 continue
+            staged = self._staged[i]
             staged.hold(nbytes)
-            if i < instance.read and nbytes:
-                copy = self._driver.copy if here else self._driver.to_device
+            if i < instance.read:
+                copy = driver.copy if here else driver.to_device
                 copy(staged.address, pointer, nbytes, stream)
+            host = host or (not here and (i >= instance.read or driver.is_pinned(pointer)))
             places.append(staged.address)
-        if instance.graphs is None:
-            instance.graphs = Graphs(self._driver, self._program, self._image, instance, places)
-        instance.graphs.point(places)
-        instance.graphs.run(stream)
-        for place, (pointer, here, _, nbytes) in zip(places[2 + instance.read :], ends[instance.read :], strict=True):
-            if place != pointer and nbytes:
-                copy = self._driver.copy if here else self._driver.to_host
+        if self._profile.readings is None:
+            instance.graphs.run(places, stream)
+        else:
+            _told(self._profile.readings, instance.graphs.times(places, stream))
+        for place, (pointer, here, nbytes) in zip(places[2 + instance.read :], ends[instance.read :], strict=True):
+            if place != pointer:
+                copy = driver.copy if here else driver.to_host
                 copy(pointer, place, nbytes, stream)
-        if not all(on_gpu):
-            self._driver.synchronize(stream)
+        if host:
+            driver.synchronize(stream)
+        if resident is not None:
+            driver.record(self._ended, stream)
+
+    def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
+        """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the
+        graph may run at any time, beside others."""
+        if any(nbytes and not here for _, here, nbytes in ends):
+            raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
+        driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
+        unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]
+        own: dict[int, int] = {}
+        for i, nbytes in unaligned:
+            own[i] = total
+            total += -(-nbytes // ALIGN) * ALIGN
+        memory = _scratch(max(total, 1))
+        base = memory.data_ptr()
+        for offset, nbytes, byte in instance.layout.filled:
+            driver.fill(base + offset, byte, nbytes, stream)
+        at = [base + own[i] if i in own else pointer for i, (pointer, _, _) in enumerate(ends)]
+        for i, nbytes in unaligned:
+            if i < instance.read:
+                driver.copy(at[i], ends[i][0], nbytes, stream)
+        instance.graphs.record([base, self._weights, *at], stream)
+        for i, nbytes in unaligned:
+            if i >= instance.read:
+                driver.copy(ends[i][0], at[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:
         if self._current is instance and self.arena.nbytes >= instance.layout.nbytes:
@@ -216,12 +276,18 @@ class Context:
     def close(self) -> None:
         """Give the GPU back what this has of it."""
         for instance in self._instances.values():
-            if instance.graphs is not None:
-                instance.graphs.drop()
+            instance.graphs.drop()
         self._instances.clear()
         for memory in (self.arena, *self._staged):
             memory.free()
+        self._driver.drop_event(self._ended)
         self._driver.drop_stream(self._stream)
+
+
+def _told(readings: NDArray[np.int64], seconds: Mapping[int, float]) -> None:
+    """Steps that did not run took no time."""
+    taken = [seconds.get(number, 0.0) for number in range(len(readings) - 1)]
+    readings[:] = np.rint(np.cumsum([0.0, *taken]) * _TICKS)
 
 
 DEVICE = CudaDevice()

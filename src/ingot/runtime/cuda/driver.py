@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 
 from ingot.support.errors import DeviceError
@@ -16,7 +16,8 @@ from ingot.support.errors import DeviceError
 _OUT_OF_MEMORY, _NO_DEVICE = 2, 100
 _MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
-_MEMORY_TYPE, _DEVICE_MEMORY = 2, 2  # pointer attribute
+_MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
+_NOT_CAPTURING = 0
 LEAST_VERSION = 12000
 
 
@@ -35,11 +36,23 @@ class KernelParams(Structure):
     )
 
 
+# what a call of a model asks for: with types ctypes converts plain integers, in a third of the time
+_OFTEN: dict[str, tuple[type, ...]] = {
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuStreamIsCapturing": (c_void_p, c_void_p),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphExecKernelNodeSetParams_v2": (c_void_p, c_void_p, c_void_p),
+}
+
+
 class Driver:
     """The library, and the primary context of one GPU."""
 
     def __init__(self, library: ctypes.CDLL, ordinal: int = 0) -> None:
         self._lib = library
+        for name, types in _OFTEN.items():
+            getattr(library, name).argtypes = types
         self._call("cuInit", c_uint(0))
         version = c_int()
         self._call("cuDriverGetVersion", byref(version))
@@ -122,10 +135,11 @@ class Driver:
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
         self._call("cuMemsetD8Async", c_void_p(address), ctypes.c_ubyte(byte), c_size_t(nbytes), c_void_p(stream))
 
-    def is_device_memory(self, address: int) -> bool:
+    def is_pinned(self, address: int) -> bool:
+        """Whether copies from and to this memory of the host may still be under way when they have been asked for."""
         kind = c_uint()
         status = self._lib.cuPointerGetAttribute(byref(kind), c_int(_MEMORY_TYPE), c_void_p(address))
-        return status == 0 and kind.value == _DEVICE_MEMORY
+        return status == 0 and kind.value == _HOST_MEMORY
 
     # -- streams
 
@@ -140,9 +154,45 @@ class Driver:
     def synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", c_void_p(stream))
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is launched on the stream becomes part of somebody's graph instead of running."""
+        status = c_int()
+        self._call("cuStreamIsCapturing", stream, byref(status))
+        return status.value != _NOT_CAPTURING
+
+    # -- events
+
+    def event(self, *, timed: bool = False) -> int:
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), c_uint(0 if timed else 2))
+        return event.value or 0
+
+    def drop_event(self, event: int) -> None:
+        self._call("cuEventDestroy_v2", c_void_p(event))
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let what comes on the stream wait for an event that was recorded on another."""
+        self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
+
+    def seconds(self, begin: int, end: int) -> float:
+        """Between two events that have happened."""
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(begin), c_void_p(end))
+        return milliseconds.value * 1e-3
+
     def synchronize_all(self) -> None:
         """Wait for all that was begun, on whichever stream."""
         self._call("cuCtxSynchronize")
+
+    def launch_kernel(self, params: KernelParams, stream: int) -> None:
+        """One kernel alone, with the parameters' present values."""
+        self._call(
+            "cuLaunchKernel", c_void_p(params.func), *map(c_uint, params.grid), *map(c_uint, params.block),
+            c_uint(params.shared), c_void_p(stream), params.params, None,
+        )  # fmt: skip
 
     # -- graphs
 
@@ -160,16 +210,25 @@ class Driver:
         )  # fmt: skip
         return node.value or 0
 
+    def add_event(self, graph: int, before: Sequence[int], event: int) -> int:
+        """A node that records an event behind the nodes `before`."""
+        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+        self._call(
+            "cuGraphAddEventRecordNode", byref(node), c_void_p(graph), nodes if before else None,
+            c_size_t(len(before)), c_void_p(event),
+        )  # fmt: skip
+        return node.value or 0
+
     def instantiate(self, graph: int) -> int:
         executable = c_void_p()
         self._call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), ctypes.c_ulonglong(0))
         return executable.value or 0
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
-        self._call("cuGraphExecKernelNodeSetParams_v2", c_void_p(executable), c_void_p(node), byref(params))
+        self._call("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
 
     def launch(self, executable: int, stream: int) -> None:
-        self._call("cuGraphLaunch", c_void_p(executable), c_void_p(stream))
+        self._call("cuGraphLaunch", executable, stream)
 
     def drop_graph(self, graph: int, executable: int) -> None:
         """executable: 0 where there is none yet. Launches under way end first."""

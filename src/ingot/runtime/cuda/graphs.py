@@ -7,9 +7,10 @@ them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.runtime.bind import Binding
+from ingot.runtime.cuda.clock import Clock
 from ingot.runtime.cuda.driver import Driver, KernelParams
 from ingot.runtime.cuda.image import Image, LoadedKernel
 from ingot.runtime.expr import Expr, evaluate
@@ -23,9 +24,11 @@ Places = Sequence[int]  # addresses of the arena, the weights, the arguments and
 class _Node:
     """A launch: its parameters in memory, where the driver reads them."""
 
-    def __init__(self, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int]) -> None:
-        """bases: (index into the places, byte offset) of each buffer."""
-        self.kernel, self.bases = kernel, bases
+    def __init__(
+        self, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int]
+    ) -> None:
+        """number: of the step. bases: (index into the places, byte offset) of each buffer."""
+        self.number, self.bases = number, bases
         count = len(bases) + len(dims)
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
@@ -42,9 +45,6 @@ class _Node:
     def point(self, places: Places) -> None:
         for i, (base, offset) in enumerate(self.bases):
             self._values[i] = places[base] + offset
-
-    def reads(self, changed: set[int]) -> bool:
-        return any(base in changed for base, _ in self.bases)
 
 
 @dataclass
@@ -65,18 +65,20 @@ class _Jump:
 
 
 class Graphs:
-    """The graphs of a program for one set of shapes."""
+    """The graphs of a program for one set of shapes, made when it first runs."""
 
-    def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding, places: Places) -> None:
-        self._driver, self._places = driver, list(places)
+    def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding) -> None:
+        self._driver = driver
+        self._places: list[int] | None = None  # what the graphs read and write, once they are made
         starts = sorted({0, *(s.target for s in program.steps if s.target is not None)}
                         | {i + 1 for i, s in enumerate(program.steps) if s.target is not None})  # fmt: skip
         self._segments: dict[int, _Segment] = {}
         self._jumps: dict[int, _Jump] = {}
         self._next: dict[int, int] = {}
+        self._users: dict[int, list[tuple[_Segment, _Node]]] = {}  # by the place that they read or write
         resolve = _Resolver(program, binding)
         for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
-            nodes: list[_Node] = []
+            segment = self._segments[start] = _Segment([])
             for number in range(start, end):
                 step = program.steps[number]
                 if step.target is not None:
@@ -85,16 +87,78 @@ class Graphs:
                 elif binding.counts[number][0]:
                     dims = [evaluate(d, binding.values) for d in step.dims]
                     bases = [resolve.buffer(*arg) for arg in step.args]
-                    nodes.append(_Node(image.kernels[step.kernel], binding.counts[number][0], bases, dims))
-            self._segments[start] = _Segment(nodes)
+                    node = _Node(number, image.kernels[step.kernel], binding.counts[number][0], bases, dims)
+                    segment.nodes.append(node)
+                    for base in {base for base, _ in bases}:
+                        self._users.setdefault(base, []).append((segment, node))
             self._next[start] = end
         self._end = len(program.steps)
+
+    def run(self, places: Places, stream: int) -> None:
+        """Launch at these addresses; a jump that asks for a flag waits for what is before it."""
+        if self._places is None:
+            self._make(places)
+        elif self._places != places:
+            self._move(self._places, places)
+
+        def launch(segment: _Segment) -> None:
+            if segment.executable:
+                self._driver.launch(segment.executable, stream)
+
+        self._follow(launch, places, stream)
+
+    def record(self, places: Places, stream: int) -> None:
+        """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
+        if any(jump.flag is not None for jump in self._jumps.values()):
+            raise DeviceError(
+                "a CUDA graph that is captured", expected="a program whose steps are known beforehand",
+                got="one with loops or branches that the host follows", fix="call it outside of the captured part",
+            )  # fmt: skip
+
+        def launch(segment: _Segment) -> None:
+            for node in segment.nodes:
+                node.point(places)
+                self._driver.launch_kernel(node.params, stream)
+
+        self._follow(launch, places, stream)
+        if self._places is not None:
+            for segment in self._segments.values():
+                for node in segment.nodes:
+                    node.point(self._places)
+
+    def times(self, places: Places, stream: int) -> dict[int, float]:
+        """Run, with an event before and behind each launch: seconds by the number of the step."""
+        found: dict[int, float] = {}
+        clocks: dict[int, Clock] = {}
+
+        def launch(segment: _Segment) -> None:
+            if not segment.nodes:
+                return
+            clock = clocks.get(id(segment))
+            if clock is None:
+                clock = clocks[id(segment)] = Clock(self._driver, [node.params for node in segment.nodes])
+            for node, seconds in zip(segment.nodes, clock.run(stream), strict=True):
+                found[node.number] = found.get(node.number, 0.0) + seconds
+
+        if self._places is None:
+            self._make(places)
+        elif self._places != places:
+            self._move(self._places, places)
+        try:
+            self._follow(launch, places, stream)
+        finally:
+            for clock in clocks.values():
+                clock.drop()
+        return found
+
+    def _make(self, places: Places) -> None:
         try:
             for segment in self._segments.values():
                 self._build(segment, places)
         except DeviceError:
             self.drop()
             raise
+        self._places = list(places)
 
     def _build(self, segment: _Segment, places: Places) -> None:
         if not segment.nodes:
@@ -107,32 +171,31 @@ class Graphs:
             before = [node.handle]
         segment.executable = self._driver.instantiate(segment.graph)
 
-    def point(self, places: Places) -> None:
+    def _move(self, old: Places, new: Places) -> None:
         """Let the graphs read and write at other addresses from here on."""
-        changed = {i for i, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b}
-        if not changed:
-            return
-        for segment in self._segments.values():
-            for node in segment.nodes:
-                if node.reads(changed):
-                    node.point(places)
-                    self._driver.update(segment.executable, node.handle, node.params)
-        self._places = list(places)
+        moved = {
+            id(node): (segment, node)
+            for i, (a, b) in enumerate(zip(old, new, strict=True))
+            if a != b
+            for segment, node in self._users.get(i, ())
+        }
+        for segment, node in moved.values():
+            node.point(new)
+            self._driver.update(segment.executable, node.handle, node.params)
+        self._places = list(new)
 
-    def run(self, stream: int) -> None:
-        """Launch; a jump that asks for a flag waits for what is before it."""
+    def _follow(self, launch: Callable[[_Segment], None], places: Places, stream: int) -> None:
+        """Segment after segment, as the jumps say."""
         at, flag = 0, ctypes.c_uint8()
         while at < self._end:
-            segment = self._segments[at]
-            if segment.executable:
-                self._driver.launch(segment.executable, stream)
+            launch(self._segments[at])
             jump = self._jumps.get(at)
             at = self._next[at]
             if jump is None:
                 continue
             if jump.flag is not None:
                 base, offset = jump.flag
-                self._driver.to_host(ctypes.addressof(flag), self._places[base] + offset, 1, stream)
+                self._driver.to_host(ctypes.addressof(flag), places[base] + offset, 1, stream)
                 self._driver.synchronize(stream)
             if jump.flag is None or not flag.value:
                 at = jump.target
@@ -141,7 +204,8 @@ class Graphs:
         for segment in self._segments.values():
             if segment.graph:
                 self._driver.drop_graph(segment.graph, segment.executable)
-        self._segments.clear()
+            segment.graph = segment.executable = 0
+        self._places = None
 
 
 class _Resolver:

@@ -109,7 +109,7 @@ def flash_for_cpu(
     return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None
 
 
-@aten("_scaled_dot_product_flash_attention.default", "_scaled_dot_product_cudnn_attention.default")
+@aten("_scaled_dot_product_flash_attention.default")
 def flash(
     c: Context,
     q: Node,
@@ -138,6 +138,23 @@ def efficient(
     scale: Operand | None = None,
 ) -> tuple[Node | None, ...]:
     return attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale), None, None, None
+
+
+@aten("_scaled_dot_product_cudnn_attention.default")
+def cudnn(
+    c: Context,
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_bias: Node | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: Operand | None = None,
+) -> tuple[Node | None, ...]:
+    return (attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale), *((None,) * 8))
 
 
 @aten("_scaled_dot_product_attention_math.default", "_scaled_dot_product_attention_math_for_mps.default")

@@ -1,0 +1,120 @@
+"""Attention as torch runs it on GPUs in one op, where it is trained: the gradients, and dropout whose mask both see.
+
+torch keeps a random state for the backward op to draw the same mask from; here what is kept in its place is the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.frontends.torch.backward import attention_gradients, attention_weights
+
+_aten = torch.ops.aten
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """(out, which weights dropout kept)"""
+    key, value = _per_head(query, key, value)
+    weights = attention_weights(query, key, bias, causal, scale)
+    kept = torch.rand_like(weights) >= p
+    out = torch.where(kept, weights / (1 - p), 0.0) @ value.to(weights.dtype)
+    return out.to(query.dtype), kept
+
+
+def _per_head(query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
+    """Keys or values of a group of heads, for each of its heads."""
+    return tuple(x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in shared)
+
+
+def _backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, kept: Tensor,
+    p: float, causal: bool, scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of query, key, value and of the scores with their bias."""
+    heads = key.shape[1]
+    key, value = _per_head(query, key, value)
+    factor = kept / (1 - p) if p else None
+    of_query, of_key, of_value, of_scores = attention_gradients(
+        grad, query, key, value, out, causal, bias, scale, factor
+    )  # fmt: skip
+    of_key, of_value = (x.unflatten(1, (heads, -1)).sum(2) for x in (of_key, of_value))
+    return of_query, of_key, of_value, of_scores
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    if not dropout_p:
+        return NotImplemented  # it stays one op
+    out, kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
+    lengths = query.new_empty(0, dtype=torch.int32)
+    sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return out, sums, lengths, lengths, query.shape[2], key.shape[2], kept, lengths, lengths
+
+
+def flash_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor,
+    cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, kept: Tensor, offset: Tensor, *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return _backward(grad, query, key, value, None, out, kept, dropout_p, is_causal, scale)[:3]
+
+
+def efficient(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    if not dropout_p:
+        return NotImplemented
+    out, kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return out, sums, kept, query.new_empty(0, dtype=torch.int64)
+
+
+def efficient_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
+    logsumexp: Tensor, kept: Tensor, offset: Tensor, dropout_p: float, wanted: Sequence[bool],
+    is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    *found, of_scores = _backward(grad, query, key, value, attn_bias, out, kept, dropout_p, is_causal, scale)
+    if attn_bias is None or not wanted[3]:
+        return (*found, None)
+    return (*found, of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype))
+
+
+def cudnn(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    if not dropout_p:
+        return NotImplemented
+    out, kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    lengths = query.new_empty(0, dtype=torch.int32)
+    sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return out, sums, lengths, lengths, query.shape[2], key.shape[2], kept, lengths, lengths
+
+
+def cudnn_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, kept: Tensor,
+    offset: Tensor, attn_bias: Tensor | None, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
+    dropout_p: float, is_causal: bool, *, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return _backward(grad, query, key, value, attn_bias, out, kept, dropout_p, is_causal, scale)[:3]
+
+
+# by the op that they are in place of
+FUSED: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_flash_attention.default: flash,
+    _aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+    _aten._scaled_dot_product_efficient_attention.default: efficient,
+    _aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
+    _aten._scaled_dot_product_cudnn_attention.default: cudnn,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
+}

@@ -1,0 +1,56 @@
+"""How long kernels take on the GPU: a graph of them with an event between one and the next.
+
+event, kernel, event, kernel, event ... event, event, event
+                                        `--- what an event costs by itself is taken off
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ingot.runtime.cuda.driver import Driver, KernelParams
+from ingot.support.errors import DeviceError
+
+_EMPTY = 8  # intervals without a kernel
+
+
+class Clock:
+    """Kernels, one behind the other, with the parameters that they have now. To be dropped."""
+
+    def __init__(self, driver: Driver, kernels: Sequence[KernelParams]) -> None:
+        self._driver = driver
+        self._events: list[int] = []
+        self._graph = driver.graph()
+        self._executable = 0
+        try:
+            self._build(kernels)
+        except DeviceError:
+            self.drop()
+            raise
+
+    def _build(self, kernels: Sequence[KernelParams]) -> None:
+        before: list[int] = []
+        for number in range(len(kernels) + 1 + _EMPTY):
+            self._events.append(self._driver.event(timed=True))
+            before = [self._driver.add_event(self._graph, before, self._events[-1])]
+            if number < len(kernels):
+                before = [self._driver.add_kernel(self._graph, before, kernels[number])]
+        self._executable = self._driver.instantiate(self._graph)
+
+    def run(self, stream: int) -> list[float]:
+        """Seconds of each kernel in this run."""
+        self._driver.launch(self._executable, stream)
+        self._driver.synchronize(stream)
+        taken = [self._driver.seconds(a, b) for a, b in pairwise(self._events)]
+        empty = statistics.median(taken[-_EMPTY:])
+        return [max(seconds - empty, 0.0) for seconds in taken[:-_EMPTY]]
+
+    def drop(self) -> None:
+        self._driver.drop_graph(self._graph, self._executable)
+        for event in self._events:
+            self._driver.drop_event(event)
+
+
+__all__ = ["Clock"]

@@ -1,0 +1,125 @@
+"""Graphs of tensors on a GPU, traced without one: what they are compiled for, and attention as GPUs have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ingot.frontends.torch import to_torch
+from ingot.frontends.torch.decompose import OWN
+from ingot.frontends.torch.dynamo import _Specialized, gpu_of, import_flat
+from ingot.ir.interp import interpret
+from ingot.support.errors import InputError
+from tests.frontends.torch.agree import close
+
+_aten = torch.ops.aten
+
+
+def traced(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> fx.GraphModule:
+    with FakeTensorMode():
+        examples = [torch.empty(shape, device=device) for shape in shapes]
+        return make_fx(f, decomposition_table=OWN)(*examples)
+
+
+def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+    asked: list[dict[str, Any]] = []
+
+    def compiler(model: object, **options: Any) -> Callable[..., Any]:
+        asked.append(options)
+        return lambda *args: args
+
+    x = torch.ones(3)
+    for device in ("cuda", "cpu"):
+        graph = traced(lambda x: (x + 1,), (3,), device=device)
+        graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x  # the result is wanted on the host
+        run = _Specialized(graph, frozenset(), compiler)
+        assert torch.equal(run([x])[0], x)
+    assert asked == [{"target": "cuda:sm_90a"}, {}]
+
+
+def test_other_devices_are_refused() -> None:
+    for device in ("cuda:1", "xpu"):
+        with pytest.raises(InputError, match=f"those of the CPU and of cuda:0, got {device}"):
+            gpu_of(traced(lambda x: (x + 1,), (3,), device=device).graph)
+    assert gpu_of(traced(lambda x: (x + 1,), (3,)).graph) is None
+
+
+def computed(graph: fx.GraphModule, *args: Tensor) -> list[Tensor]:
+    found = interpret(import_flat(graph, {}).graph, [a.numpy() for a in args])
+    return [to_torch(np.asarray(a)) for a in found]
+
+
+def heads(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
+    out, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_flash_attention(q, k, v, p, causal)
+    back = _aten._scaled_dot_product_flash_attention_backward
+    return out, *back(g, q, k, v, out, lse, at, ak, most_q, most_k, p, causal, seed, offset)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
+    out, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, p, causal
+    )
+    back = _aten._scaled_dot_product_cudnn_attention_backward
+    return out, *back(g, q, k, v, out, lse, seed, offset, None, at, ak, most_q, most_k, p, causal)
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
+    out, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, p, causal)
+    back = _aten._scaled_dot_product_efficient_attention_backward
+    return out, *back(g, q, k, v, None, out, lse, seed, offset, p, [True, True, True, False], causal)[:3]
+
+
+@pytest.mark.parametrize("op", [flash, cudnn, efficient])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_attention(op: Callable[..., Any], causal: bool) -> None:
+    q, g = heads(2, 4, 5, 8), heads(2, 4, 5, 8) + 1
+    k, v = heads(2, 2 if op is flash else 4, 7, 8), heads(2, 2 if op is flash else 4, 7, 8) * 2
+    shapes = [tuple(t.shape) for t in (q, k, v, g)]
+    got = computed(traced(lambda *a: op(*a, 0.0, causal), *shapes), q, k, v, g)
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    wide = [x.repeat_interleave(4 // x.shape[1], 1) for x in leaves]
+    want = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal)
+    for a, b in zip(got, [want, *torch.autograd.grad(want, leaves, g)], strict=True):
+        close(a, b.detach(), 1e-5)
+
+
+@pytest.mark.parametrize("op", [flash, cudnn, efficient])
+def test_dropout_drops_the_same_in_the_gradients(op: Callable[..., Any]) -> None:
+    """Where the values are an identity the result is the weights with what was dropped."""
+    q, k, v, g = heads(1, 1, 6, 4), heads(1, 1, 6, 4) + 1, torch.eye(6)[None, None], heads(1, 1, 6, 6)
+    shapes = [tuple(t.shape) for t in (q, k, v, g)]
+    out, *got = computed(traced(lambda *a: op(*a, 0.4, False), *shapes), q, k, v, g)
+    kept = (out != 0) / 0.6
+    assert 0 < (kept == 0).sum() < 36
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    want = (torch.softmax(leaves[0] @ leaves[1].mT / 2, -1) * kept) @ leaves[2]
+    for a, b in zip([out, *got], [want, *torch.autograd.grad(want, leaves, g)], strict=True):
+        close(a, b.detach(), 1e-5)
+
+
+def test_the_gradient_of_a_bias() -> None:
+    def both(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, g: Tensor) -> Any:
+        out, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)
+        back = _aten._scaled_dot_product_efficient_attention_backward
+        return out, back(g, q, k, v, bias, out, lse, seed, offset, 0.0, [True] * 4)[3]
+
+    q, k, v, g = heads(2, 3, 5, 8), heads(2, 3, 6, 8), heads(2, 3, 6, 8) * 2, heads(2, 3, 5, 8) + 1
+    bias = heads(1, 3, 5, 6).requires_grad_()
+    shapes = [tuple(t.shape) for t in (q, k, v, bias, g)]
+    # torch takes a bias that is spread out to all heads
+    got = computed(traced(both, *shapes), q, k, v, bias.detach(), g)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
+    close(got[0], want.detach(), 1e-5)
+    close(got[1], torch.autograd.grad(want, [bias], g)[0], 1e-5)
