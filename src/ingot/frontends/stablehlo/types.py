@@ -39,7 +39,7 @@ class Tensor:
 
 _DTYPES: dict[str, DType] = {
     "i1": T.boolean,
-    **{f"f8{t.name[2:].upper()}": t for t in T.DTYPES.values() if t.name.startswith("f8")},
+    **{t.name[:2] + t.name[2:].upper(): t for t in T.DTYPES.values() if t.name.startswith(("f4", "f8"))},
     **{f"ui{t.bits}": t for t in T.DTYPES.values() if t.kind == "u"},
     **{t.name: t for t in T.DTYPES.values() if t.kind in "fi"},
     **{f"si{t.bits}": t for t in T.DTYPES.values() if t.kind == "i"},

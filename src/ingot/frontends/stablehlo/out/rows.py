@@ -12,14 +12,14 @@ from ingot.frontends.stablehlo.out.emitter import Emitter, row, type_of
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Raw
 from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, boolean, f32, i32, i64, static_shape, u64
 
 _CHLO = (ops.Acos, ops.Acosh, ops.Asin, ops.Asinh, ops.Atan, ops.Atanh, ops.Cosh, ops.Sinh, ops.Erf)
 _PLAIN = (
     ops.Abs, ops.Add, ops.And, ops.Atan2, ops.Cbrt, ops.Ceil, ops.Clamp, ops.Cos, ops.CountLeadingZeros, ops.Div,
     ops.Exp, ops.Expm1, ops.Floor, ops.IsFinite, ops.Log, ops.Log1p, ops.Logistic, ops.Max, ops.Min, ops.Mul, ops.Neg,
-    ops.Not, ops.Or, ops.PopulationCount, ops.Pow, ops.Rem, ops.RoundAway, ops.RoundEven, ops.Rsqrt, ops.Select,
+    ops.Not, ops.Or, ops.PopulationCount, ops.Rem, ops.RoundAway, ops.RoundEven, ops.Rsqrt, ops.Select,
     ops.ShiftLeft, ops.ShiftRightArithmetic, ops.ShiftRightLogical, ops.Sign, ops.Sin, ops.Sqrt, ops.Sub, ops.Tan,
     ops.Tanh, ops.Xor,
 )  # fmt: skip
@@ -100,15 +100,42 @@ def bitcast(e: Emitter, n: Node, xs: list[str]) -> str:
 @row(ops.Quantize)
 def quantize(e: Emitter, n: Node, xs: list[str]) -> str:
     """round(x / scale) + zero, within the type."""
-    assert isinstance(n.op, ops.Quantize)
     x, scale, zero = (v if i.dtype == f32 else e.convert(v, f32, n.shape) for v, i in zip(xs, n.inputs, strict=True))
     wide = show(f32, n.shape)
-    steps = e.one("divide" if n.op.divides else "multiply", [x, scale], wide)
+    steps = e.one("divide", [x, scale], wide)
     shifted = e.one("add", [e.one("round_nearest_even", [steps], wide), zero], wide)
     low, high = (e.full(float(v), f32, n.shape) for v in n.dtype.range)
     inside = e.one("clamp", [low, shifted, high], wide)
     nan = e.compare("NE", shifted, shifted, f32, n.shape)
     return e.convert(e.one("select", [nan, low, inside], wide), n.dtype, n.shape)
+
+
+@row(ops.Pow)
+def power(e: Emitter, n: Node, xs: list[str]) -> str:
+    x, y = n.inputs
+    if n.dtype.is_float or isinstance(y.op, Const):
+        return e.one("power", xs, type_of(n))
+    return e.value(_integer_power(x, y))
+
+
+def _integer_power(x: Node, y: Node) -> Node:
+    """x ** y by squaring: XLA's own `power` is another number where y is huge."""
+    signed = x.dtype.kind == "i"
+    zero, one = (ops.broadcast_to(ops.scalar(v, x.dtype), x.shape) for v in (0, 1))
+    state = tuple(Input(label, x.type)() for label in ("base", "power", "result"))
+    base, left, result = state
+    greatest = ops.Reduce("max", tuple(range(len(x.shape))))(left) if x.shape else left
+    cond = Graph(state, (ops.Compare("NE")(greatest, ops.scalar(0, x.dtype)),))
+    odd = ops.Compare("NE")(ops.And()(left, one), zero)
+    halved = ops.ShiftRightLogical()(left, one)
+    body = Graph(state, (ops.Mul()(base, base), halved, ops.Select()(odd, ops.Mul()(result, base), result)))
+    positive = ops.While(cond, body)(x, ops.Max()(y, zero) if signed else y, one).results[2]
+    if not signed:
+        return positive
+    minus = ops.Neg()(one)
+    sign = ops.Select()(ops.Compare("NE")(ops.And()(y, one), zero), minus, one)
+    negative = ops.Select()(ops.Compare("EQ")(x, one), one, ops.Select()(ops.Compare("EQ")(x, minus), sign, zero))
+    return ops.Select()(ops.Compare("LT")(y, zero), negative, positive)
 
 
 # --- views
