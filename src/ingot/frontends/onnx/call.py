@@ -18,7 +18,8 @@ import onnx
 
 from ingot import ops
 from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
-from ingot.frontends.onnx.tensors import ExternalData, Unsupported, to_array
+from ingot.frontends.onnx.tensors import ExternalData, to_array
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, substitute, symbol
 from ingot.ir.node import Const, Node, const

@@ -11,8 +11,9 @@ import onnx
 
 from ingot.frontends.onnx.call import Missing, Value
 from ingot.frontends.onnx.symbolic import LIMIT, Sym
-from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, symbols_of
 from ingot.ir.interp import bind_symbols
 from ingot.ir.node import Graph, Input, Node

@@ -15,7 +15,7 @@ import onnx
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Value
 from ingot.frontends.onnx.symbolic import Sym
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.types import Shape
 
 OPSET = 7

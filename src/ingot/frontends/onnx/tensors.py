@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
@@ -60,10 +61,6 @@ _FIELD_OF: dict[DType, str] = {
     T.u64: "uint64_data",
     T.u32: "uint64_data",
 }
-
-
-class Unsupported(Exception):
-    """A row refuses a node; the importer collects the reasons and raises one UnsupportedOpError."""
 
 
 def type_name(code: int) -> str:

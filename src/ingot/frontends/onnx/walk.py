@@ -32,9 +32,10 @@ from ingot.frontends.onnx.call import (
 from ingot.frontends.onnx.fold import fold_node
 from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
 from ingot.frontends.onnx.symbolic import Sym, Unknown
-from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code, sparse_to_array, to_array
+from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.frontends.shared.places import locate, next_id
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node

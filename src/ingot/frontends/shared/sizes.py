@@ -25,10 +25,15 @@ _LIMIT = 1024  # larger tensors are data, not shapes
 _MOST_TOLD = 16  # and larger inputs
 
 
-def symbol_of(label: str, axis: int) -> DimLike:
-    """A symbol for an open size of an argument: <label>_<axis>, of characters that a name may hold."""
+def name_of(label: str) -> str:
+    """`label` in the characters that a symbol's name may hold."""
     word = re.sub(r"\W", "_", label)
-    return symbol(f"{word if re.match(r'[A-Za-z_]', word) else f'arg_{word}'}_{axis}")
+    return word if re.match(r"[A-Za-z_]", word) else f"arg_{word}"
+
+
+def symbol_of(label: str, axis: int) -> DimLike:
+    """A symbol for an open size of an argument: <label>_<axis>."""
+    return symbol(f"{name_of(label)}_{axis}")
 
 
 def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Sequence
+from dataclasses import field
 
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.shared.sizes import SizeInput, Sizes, solved
+from ingot.frontends.shared.sizes import Sizes, symbol_of
 from ingot.frontends.stablehlo import locations
 from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
 from ingot.frontends.stablehlo.types import Tensor, show, tensor_type
@@ -27,8 +28,8 @@ from ingot.frontends.stablehlo.values import (
     parts,
 )
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, substitute, symbol, symbols_of
-from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
@@ -37,7 +38,6 @@ from ingot.support.errors import ImportModelError, InputError, ShapeError, Unsup
 _MOST_OPERATIONS = 2_000_000
 _DEEPEST_CALL = 64
 TENSOR, COMPLEX = "tensor", "complex"
-Bound = int | tuple[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -67,57 +67,33 @@ class Argument:
     value: np.ndarray | None = None
 
 
-def import_module(
-    module: Module, rows: Rows, arguments: Sequence[Argument], bounds: Mapping[str, Bound] | None = None,
-    where: str = "",
-) -> Imported:  # fmt: skip
+def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], where: str = "") -> Imported:
     """`module.main` as a MODEL-level graph.
 
-    arguments: one for each of main's, in order. bounds: sizes or inclusive bounds of the symbols in their shapes.
+    arguments: one for each of main's, in order.
 
     Raises UnsupportedOpError naming every operation that Ingot has no row for, ImportModelError for a module that is
-    not well formed, InputError for `bounds` of what is no symbol.
+    not well formed.
     """
     main = module.main
     if main is None:
         raise ImportModelError("a module", expected="a function @main", got=", ".join(module.functions), where=where)
-    fixed: dict[str, DimLike] = {k: v for k, v in (bounds or {}).items() if isinstance(v, int)}
-    telling: frozenset[str] = frozenset()
-    while True:
+
+    def attempt(known: Known) -> tuple[Importer, dict[str, Node], Sequence[AnyValue]]:
         importer = Importer(module, rows, where, frozenset(a.name for a in arguments))
-        try:
-            inputs, values = _inputs(main, arguments, fixed, telling)
-            results = importer.function(main, values)
-            break
-        except SizeInput as e:
-            telling |= {e.label}
-        except ShapeError as e:
-            equal = _equation(e)
-            if equal is None or equal[0] in fixed:
-                raise ImportModelError(str(e), where=where or None) from e
-            name, value = equal
-            fixed = {k: substitute(v, {name: value}) for k, v in fixed.items()} | {name: value}
+        inputs, values = _inputs(main, arguments, known)
+        return importer, inputs, importer.function(main, values)
+
+    importer, inputs, results = attempts(attempt, {}, where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=where or None)
     names = _output_names(main)
     outputs = [_output(v, n) for v, n in zip(results, names, strict=True)]
     taken = [a for a in arguments if a.name in inputs]
     graph = Graph(tuple(inputs[a.name] for a in taken), tuple(n for n, _ in outputs), tuple(names))
-    known = set(graph.symbols())
-    shapes = [a.shape or () for a in arguments]
-    named = known.union(*(symbols_of(d) for shape in shapes for d in shape))
-    if unknown := [k for k in bounds or {} if k not in named]:
-        raise InputError("dynamic names no symbol", expected=f"one of {sorted(named)}", got=unknown)
-    limits = tuple((k, *v) for k, v in sorted((bounds or {}).items()) if isinstance(v, tuple) and k in known)
     types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
     leaves = tuple(_leaf(a.name, types[a.name]) for a in taken)
-    return Imported(replace(graph, bounds=limits), leaves, tuple(leaf for _, leaf in outputs))
-
-
-def _equation(e: ShapeError) -> tuple[str, DimLike] | None:
-    """A symbol and what it has to be, of two sizes that would have to be equal."""
-    a, b = e.sizes or (0, 0)
-    return solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+    return Imported(graph, leaves, tuple(leaf for _, leaf in outputs))
 
 
 def _leaf(name: str, text: str) -> Leaf:
@@ -125,9 +101,7 @@ def _leaf(name: str, text: str) -> Leaf:
     return Leaf(name, COMPLEX if type.complex else TENSOR, type.dtype)
 
 
-def _inputs(
-    main: Function, arguments: Sequence[Argument], fixed: Mapping[str, DimLike], telling: frozenset[str]
-) -> tuple[dict[str, Node], list[AnyValue]]:
+def _inputs(main: Function, arguments: Sequence[Argument], known: Known) -> tuple[dict[str, Node], list[AnyValue]]:
     inputs: dict[str, Node] = {}
     values: list[AnyValue] = []
     refused: list[UnsupportedOp] = []
@@ -140,42 +114,24 @@ def _inputs(
         except Unsupported as e:
             refused.append(UnsupportedOp(str(e), f"argument {argument.name!r}"))
             continue
-        shape = tuple(substitute(d, fixed) for d in argument.shape or named_sizes(argument.name, type))
-        values.append(_value(argument, type, shape, inputs, fixed if argument.name in telling else None))
+        shape = tuple(symbol_of(argument.name, i) if d is None else d for i, d in enumerate(type.shape))
+        values.append(_value(argument, type, shape if argument.shape is None else argument.shape, inputs, known))
     if refused:
         raise UnsupportedOpError(refused)
     return inputs, values
 
 
-def named_sizes(label: str, type: Tensor, names: Mapping[int, str] | None = None) -> tuple[DimLike, ...]:
-    """The type's sizes, those that it leaves open as symbols: `names` by axis, else <label>_<axis>."""
-    given = names or {}
-    return tuple(symbol(given.get(i, f"{_word(label)}_{i}")) if d is None else d for i, d in enumerate(type.shape))
-
-
 def _value(
-    argument: Argument, type: Tensor, shape: tuple[DimLike, ...], inputs: dict[str, Node],
-    told: Mapping[str, DimLike] | None,
-) -> AnyValue:  # fmt: skip
-    """told: what is known of symbols, for an argument whose elements are sizes."""
+    argument: Argument, type: Tensor, shape: tuple[DimLike, ...], inputs: dict[str, Node], known: Known
+) -> AnyValue:
     if argument.value is not None:
         return _constant(argument, type, shape)
     label = argument.name
-    whole = TensorType(type.dtype, (*shape, 2) if type.complex else shape)
-    elements: tuple[DimLike, ...] = ()
-    if told is not None and isinstance(whole.size, int):
-        # a dot in its name: the symbol may be any integer
-        elements = tuple(substitute(symbol(f"{_word(label)}.{i}"), told) for i in range(whole.size))
-    node = Input(label, whole, elements)(loc=label)
+    node = known.input(label, TensorType(type.dtype, (*shape, 2) if type.complex else shape))
     inputs[label] = node
     if type.complex:
         return Complex(*(ops.index_axis(node, -1, i) for i in (0, 1)))
     return Quantized(node, type.quant) if type.quant else node
-
-
-def _word(label: str) -> str:
-    word = re.sub(r"\W", "_", label)
-    return word if re.match(r"[A-Za-z_]", word) else f"arg_{word}"
 
 
 def _constant(argument: Argument, type: Tensor, shape: tuple[DimLike, ...]) -> AnyValue:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingot.frontends.shared import safetensors
+from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Bound, Leaf, import_module, named_sizes
+from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
 from ingot.frontends.stablehlo.parser import parse
 from ingot.frontends.stablehlo.rows import ROWS
 from ingot.frontends.stablehlo.syntax import Module
@@ -24,7 +26,6 @@ from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"
 Weights = Mapping[int, object] | Mapping[str, object]
-Dynamic = Mapping[str, Bound | Mapping[int, str]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _result(leaf: Leaf, value: Any) -> Any:
 def import_stablehlo(
     source: str | os.PathLike[str] | bytes | Module,
     *,
-    dynamic: Dynamic | bool | None = None,
+    dynamic: Dynamic = None,
     weights: Weights | str | os.PathLike[str] | None = None,
     names: Sequence[str] | None = None,
     shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
@@ -102,17 +103,15 @@ def import_stablehlo(
     if isinstance(weights, str | os.PathLike):
         weights = {k: v for k, v in safetensors.read(weights).items() if k in labels}
     values = _weights(weights or {}, labels)
-    axes, bounds = _dynamic(dynamic, labels)
+    declared = [_declared(type, shapes[i] if shapes else None) for i, (_, type) in enumerate(main.body.arguments)]
+    asked = requests(dynamic, dict(zip(labels, declared, strict=True)))
     arguments = [
-        Argument(label, _shape(label, type, axes.get(label), shapes[i] if shapes else None), values.get(label))
-        for i, (label, (_, type)) in enumerate(zip(labels, main.body.arguments, strict=True))
+        Argument(label, None if shape is None else asked.shapes[label], values.get(label))
+        for label, shape in zip(labels, declared, strict=True)
     ]
-    imported = import_module(module, ROWS, arguments, bounds, where)
-    if dynamic is False and imported.graph.symbols():
-        open_ = list(imported.graph.symbols())
-        fix = f"give their sizes: dynamic={{{open_[0]!r}: 1, ...}}"
-        raise InputError("the model has dynamic dimensions", got=open_, fix=fix)
-    return ImportedModel(imported.graph, imported.inputs, imported.outputs)
+    imported = import_module(module, ROWS, arguments, where)
+    graph = replace(imported.graph, bounds=asked.limits(imported.graph))
+    return ImportedModel(graph, imported.inputs, imported.outputs)
 
 
 def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tuple[Module, str]:
@@ -180,33 +179,11 @@ def _weights(weights: Weights, labels: Sequence[str]) -> dict[str, np.ndarray]:
     return out
 
 
-def _dynamic(
-    dynamic: Dynamic | bool | None, labels: Sequence[str]
-) -> tuple[dict[str, dict[int, str]], dict[str, Bound]]:
-    if dynamic is None or isinstance(dynamic, bool):
-        return {}, {}
-    axes: dict[str, dict[int, str]] = {}
-    bounds: dict[str, Bound] = {}
-    for key, value in dynamic.items():
-        if isinstance(value, Mapping):
-            if key not in labels:
-                raise InputError("dynamic", expected=f"an argument of {list(labels)}", got=repr(key))
-            axes[key] = dict(value)
-        else:
-            bounds[key] = value
-    return axes, bounds
-
-
-def _shape(
-    label: str, text: str, axes: Mapping[int, str] | None, given: tuple[DimLike, ...] | None
-) -> tuple[DimLike, ...] | None:
+def _declared(text: str, given: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:
+    """The sizes of an argument; None for one that is no tensor, or that is refused with all others."""
     if given is not None or not text.startswith("tensor<"):
         return given
     try:
-        type = tensor_type(text)
+        return tensor_type(text).shape
     except Unsupported:
-        return None  # refused with all others
-    for axis in axes or {}:
-        if not 0 <= axis < len(type.shape) or type.shape[axis] is not None:
-            raise InputError(f"dynamic[{label!r}]", expected=f"axes that {text} leaves open", got=axis)
-    return named_sizes(label, type, axes)
+        return None

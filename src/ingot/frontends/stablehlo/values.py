@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ingot.frontends.shared import rows
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import literals, parser
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
@@ -244,25 +245,13 @@ def known(node: Node) -> np.ndarray | None:
 
 
 Row = Callable[..., object]
-R = TypeVar("R", bound=Row)
 
 
-class Table:
+class Table(rows.Table[Row]):
     """Operation name -> row: a function of a Call and the operands that returns the result, or a tuple of results."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
-
-    def __call__(self, *names: str) -> Callable[[R], R]:
-        def add(row: R) -> R:
-            for name in names:
-                full = name if "." in name else f"stablehlo.{name}"
-                if full in self.rows:
-                    raise ValueError(f"two rows for {full}")
-                self.rows[full] = row
-            return row
-
-        return add
+        super().__init__(lambda fn: fn, lambda name: name if "." in name else f"stablehlo.{name}")
 
 
 @dataclass(frozen=True)
@@ -272,12 +261,3 @@ class Rows:
     real: Mapping[str, Row]
     complex: Mapping[str, Row]
     quantized: Mapping[str, Row]
-
-
-def merged(tables: Iterable[Table]) -> dict[str, Row]:
-    out: dict[str, Row] = {}
-    for table in tables:
-        if twice := out.keys() & table.rows.keys():
-            raise ValueError(f"two rows for {', '.join(sorted(twice))}")
-        out.update(table.rows)
-    return out

@@ -7,13 +7,15 @@ inputs, outputs  ->  the part of the graph between them
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 
-from ingot.frontends.shared.sizes import SizeInput, Sizes, solved, symbol_of
+from ingot.frontends.shared.attempts import Known, attempts
+from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
+from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
 from ingot.frontends.tensorflow.proto import (
     FunctionDef,
@@ -29,16 +31,13 @@ from ingot.frontends.tensorflow.proto import (
 from ingot.frontends.tensorflow.tensors import dtype_of_code, is_numeric
 from ingot.frontends.tensorflow.values import Missing, Value
 from ingot.frontends.tensorflow.walk import Frame, Walk, Written
-from ingot.ir.dims import Dim, DimLike, substitute, symbol
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.ir.verify import check_sizes
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOp, UnsupportedOpError
 from ingot.support.limits import limited
 
-Bound = int | tuple[int, int | None]
-Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
 Shape = Sequence[int | None]
 # names of tensors; or with their shapes, or ("i64", shape)
 Inputs = Sequence[str] | Mapping[str, Shape | tuple[str, Shape] | None]
@@ -107,40 +106,29 @@ def import_tensorflow(
     program = source if isinstance(source, Program) else read_program(Path(source), signature)
     program = _cut(program, inputs, outputs)
     restored = dict(program.variables) | _restored(program)
-    fixed, ranges = _asked(program, dynamic)
-    telling, written = frozenset[str](), frozenset[str]()
-    while True:
-        given, nodes = _inputs(program, dynamic, fixed, telling)
-        labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
-        walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
-        for key in sorted(written):
-            walk.as_state(key)
-        try:
-            frame = Frame(program.graph.nodes, effects=True)
-            results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
-            break
-        except SizeInput as e:
-            telling |= {e.label}
-        except Written as e:
-            written |= {e.key}
-        except ShapeError as e:
-            equal = _equation(e)
-            if equal is None or equal[0] in fixed:
-                raise ImportModelError(str(e), where=program.where) from e
-            name, value = equal
-            fixed = {k: substitute(v, {name: value}) for k, v in fixed.items()} | {name: value}
-    return _finished(program, walk, nodes, results, fixed, ranges, dynamic, restored)
+    asked = requests(dynamic, {i.name: i.shape for i in program.inputs})
+    written: set[str] = set()
 
+    def attempt(known: Known) -> ImportedModel:
+        while True:
+            given, nodes = _inputs(program, asked, known)
+            labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
+            walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
+            for key in sorted(written):
+                walk.as_state(key)
+            try:
+                frame = Frame(program.graph.nodes, effects=True)
+                results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
+                return _finished(program, walk, nodes, results, asked, restored)
+            except Written as e:
+                written.add(e.key)
 
-def _equation(e: ShapeError) -> tuple[str, DimLike] | None:
-    """A symbol and what it has to be, of two sizes that would have to be equal."""
-    a, b = e.sizes or (0, 0)
-    return solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+    return attempts(attempt, {}, program.where)
 
 
 def _finished(
-    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], fixed: Mapping[str, DimLike],
-    ranges: Mapping[str, tuple[int, int | None]], dynamic: Dynamic, restored: Mapping[str, Node],
+    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], asked: Requests,
+    restored: Mapping[str, Node],
 ) -> ImportedModel:  # fmt: skip
     for o, v in zip(program.outputs, results, strict=True):
         if not isinstance(v, Node | Missing):
@@ -155,12 +143,7 @@ def _finished(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
         conditions=tuple(walk.conditions),
     )  # fmt: skip
-    known = graph.symbols()
-    if dynamic is False and known:
-        fix = f"give their sizes: dynamic={{{known[0]!r}: 1, ...}}"
-        raise InputError("the model has dynamic dimensions", got=list(known), fix=fix)
-    limits = tuple((k, *ranges[k]) for k in sorted(ranges) if k in known)
-    graph = replace(graph, bounds=limits)
+    graph = replace(graph, bounds=asked.limits(graph))
     check_sizes(graph, program.where)
     first: dict[str, np.ndarray] = {}
     for key, _ in states:
@@ -354,51 +337,7 @@ def _result_type(node: NodeDef, index: int) -> int:
     return 0
 
 
-def _asked(program: Program, dynamic: Dynamic) -> tuple[dict[str, DimLike], dict[str, tuple[int, int | None]]]:
-    """Sizes and bounds by symbol."""
-    fixed: dict[str, DimLike] = {}
-    ranges: dict[str, tuple[int, int | None]] = {}
-    names = {str(symbol_of(i.name, a)) for i in program.inputs for a, d in enumerate(i.shape or ()) if d is None}
-    for key, value in dynamic.items() if isinstance(dynamic, Mapping) else ():
-        if isinstance(value, Mapping):
-            found = next((i for i in program.inputs if i.name == key), None)
-            if found is None:
-                raise InputError("dynamic", expected=f"an input of {[i.name for i in program.inputs]}", got=repr(key))
-            for axis, wanted in value.items():
-                if found.shape is None or not 0 <= axis < len(found.shape) or found.shape[axis] is not None:
-                    raise InputError(f"dynamic[{key!r}]", expected=f"axes that {found.shape} leaves open", got=axis)
-                name = str(symbol_of(key, axis))
-                if isinstance(wanted, str):
-                    fixed[name] = symbol(wanted)
-                    names.add(wanted)
-                else:
-                    _note(name, wanted, fixed, ranges)
-        else:
-            _note(key, value, fixed, ranges)
-    unknown = sorted((set(fixed) | set(ranges)) - names)
-    if unknown:
-        raise InputError("dynamic names no symbol", expected=f"one of {sorted(names)}", got=unknown)
-    return {k: substitute(v, {n: w for n, w in fixed.items() if n != k}) for k, v in fixed.items()}, ranges
-
-
-def _note(name: str, wanted: object, fixed: dict[str, DimLike], ranges: dict[str, tuple[int, int | None]]) -> None:
-    match wanted:
-        case bool():
-            pass
-        case int() if wanted >= 0:
-            fixed[name] = wanted
-            return
-        case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
-            ranges[name] = (low, high)
-            return
-        case _:
-            pass
-    raise InputError(f"dynamic[{name!r}]", expected="a size, (low, high) or a name for an axis", got=repr(wanted))
-
-
-def _inputs(
-    program: Program, dynamic: Dynamic, fixed: Mapping[str, DimLike], telling: Iterable[str]
-) -> tuple[dict[str, Value], list[Node]]:
+def _inputs(program: Program, asked: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
     """Tensors that are given, and the inputs of the graph among them."""
     given: dict[str, Value] = dict(program.captured)
     nodes: list[Node] = []
@@ -412,14 +351,7 @@ def _inputs(
         if i.shape is None:
             fix = f"inputs={{{i.name!r}: [None, 224, 224, 3]}}, with None for open sizes"
             raise InputError(f"input {i.name!r} has no shape", fix=f"give it: {fix}")
-        sizes = tuple(symbol_of(i.name, a) if d is None else d for a, d in enumerate(i.shape))
-        kind = TensorType(dtype_of_code(i.dtype), tuple(substitute(d, fixed) for d in sizes))
-        elements: tuple[DimLike, ...] = ()
-        if i.name in telling and isinstance(kind.size, int):
-            # a dot in its name: the symbol may be any integer
-            told = (symbol(f"{symbol_of(i.name, 0)}.{n}") for n in range(kind.size))
-            elements = tuple(substitute(d, fixed) for d in told)
-        node = Input(i.name, kind, elements)(loc=i.name)
+        node = known.input(i.name, TensorType(dtype_of_code(i.dtype), asked.shapes[i.name]))
         nodes.append(node)
         given[_full(i.tensor)] = node
     return given, nodes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ingot.frontends.shared import rows
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.proto import Function, Message, NodeDef, function_of, shape_of, single_float
 from ingot.frontends.tensorflow.tensors import dtype_of_code, to_array
@@ -177,7 +178,6 @@ def normal(axis: int, rank: int) -> int:
 
 
 RowFunction = Callable[..., Result]
-R = TypeVar("R", bound=RowFunction)
 
 
 @dataclass(frozen=True)
@@ -190,27 +190,8 @@ class Row:
     any_kind: bool = False
 
 
-class Table:
+class Table(rows.Table[Row]):
     """Op -> row: a function of a Call and the operands that returns the result, or the results in order."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
-
-    def __call__(self, *names: str, results: Sequence[str] = (), any_kind: bool = False) -> Callable[[R], R]:
-        def add(fn: R) -> R:
-            for name in names:
-                if name in self.rows:
-                    raise ValueError(f"two rows for {name}")
-                self.rows[name] = Row(fn, tuple(results), any_kind)
-            return fn
-
-        return add
-
-
-def merged(tables: Iterable[Table]) -> Mapping[str, Row]:
-    out: dict[str, Row] = {}
-    for table in tables:
-        if twice := out.keys() & table.rows.keys():
-            raise ValueError(f"two rows for {', '.join(sorted(twice))}")
-        out.update(table.rows)
-    return out
+        super().__init__(Row)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ingot import ops
+from ingot.frontends.shared import rows
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.file import Operator, Quantization, Tensor
@@ -35,7 +35,6 @@ class Missing:
 
 Value = Node | Resource | Missing
 Result = Value | Sequence[Value]
-Row = Callable[..., Result]
 
 
 @dataclass(frozen=True)
@@ -153,58 +152,43 @@ def _of(tensor: Tensor | None, what: str) -> Quantization:
     return tensor.quantization
 
 
-@dataclass
-class Table:
-    """Rows by the names of operators.
+@dataclass(frozen=True)
+class Row:
+    """moves: its results hold elements of operand 0 as they are, levels too."""
 
-    moves: results hold elements of operand 0 as they are, levels too.
-    """
+    fn: Callable[..., Result]
+    moves: bool = False
 
-    rows: dict[str, Row] = field(default_factory=dict[str, Row])
-    moving: set[str] = field(default_factory=set[str])
 
-    def __call__(self, *names: str, moves: bool = False) -> Callable[[Row], Row]:
-        def add(fn: Row) -> Row:
-            for name in names:
-                assert name not in self.rows, name
-                self.rows[name] = fn
-            self.moving.update(names if moves else ())
-            return fn
+class Table(rows.Table[Row]):
+    """Rows by the names of operators: functions of a Call that return the result, or the results in order."""
 
-        return add
+    def __init__(self) -> None:
+        super().__init__(Row)
 
 
 @dataclass(frozen=True)
 class Rows:
     """real: of numbers as they are stored; quantized: of levels."""
 
-    real: Table
-    quantized: Table
-    custom: Table
+    real: Mapping[str, Row]
+    quantized: Mapping[str, Row]
+    custom: Mapping[str, Row]
 
     def find(self, c: Call) -> Row:
         """Raises Unsupported."""
         if c.op.name == "CUSTOM":
-            found = self.custom.rows.get(c.op.custom)
+            found = self.custom.get(c.op.custom)
             if found is None:
                 raise Unsupported("a custom op")
             return found
         name = c.op.name
-        quantized = self.quantized.rows.get(name)
+        quantized = self.quantized.get(name)
         if quantized is not None and c.is_quantized():
             return quantized
-        real = self.real.rows.get(name)
+        real = self.real.get(name)
         if real is None:
             raise Unsupported("")
-        if c.is_quantized() and name not in self.real.moving:
+        if c.is_quantized() and not real.moves:
             raise Unsupported("of quantized values")
         return real
-
-
-def merged(tables: Sequence[Table]) -> Table:
-    out = Table()
-    for table in tables:
-        assert not out.rows.keys() & table.rows.keys()
-        out.rows.update(table.rows)
-        out.moving.update(table.moving)
-    return out

@@ -149,7 +149,7 @@ class Importer:
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
-            results = row(call)
+            results = row.fn(call)
             results = (results,) if isinstance(results, Node | Resource | Missing) else tuple(results)
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")

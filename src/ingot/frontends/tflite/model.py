@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 import numpy as np
 
+from ingot.frontends.shared.attempts import Known, attempts
+from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.shared.sizes import SizeInput, solved
 from ingot.frontends.tflite import file, schema
-from ingot.frontends.tflite.call import Missing
+from ingot.frontends.tflite.call import Missing, Value
 from ingot.frontends.tflite.importer import Importer
 from ingot.frontends.tflite.rows import ROWS
-from ingot.ir.dims import Dim, DimLike, substitute, symbol, symbols_of
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
-
-Bound = int | tuple[int, int | None]
-Dynamic = Mapping[str, Bound | Mapping[int, str | int]]
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class ImportedModel:
 
 def import_tflite(
     source: str | os.PathLike[str] | bytes | file.Model, *, signature: str | None = None,
-    dynamic: Dynamic | bool | None = None,
+    dynamic: Dynamic = None,
 ) -> ImportedModel:  # fmt: skip
     """A TFLite file, or its bytes, as a MODEL-level graph.
 
@@ -50,17 +47,11 @@ def import_tflite(
     """
     model = source if isinstance(source, file.Model) else file.read(source)
     entry = _entry(model, signature)
-    labels = _labels(model.subgraphs[entry.subgraph], entry)
-    axes = {k: v for k, v in dynamic.items() if isinstance(v, Mapping)} if isinstance(dynamic, Mapping) else {}
-    bounds = {k: v for k, v in dynamic.items() if not isinstance(v, Mapping)} if isinstance(dynamic, Mapping) else {}
-    if unknown := [k for k in axes if k not in labels]:
-        raise InputError("dynamic", expected=f"an input of {labels}", got=unknown)
-    imported = _import(model, entry, labels, axes, bounds)
-    graph = imported.graph
-    if dynamic is False and graph.symbols():
-        fix = f"give their sizes: dynamic={{{next(iter(graph.symbols()))!r}: 1, ...}}"
-        raise InputError("the model has dynamic dimensions", got=list(graph.symbols()), fix=fix)
-    return imported
+    graph = model.subgraphs[entry.subgraph]
+    labels = _labels(graph, entry)
+    signatures = (graph.tensors[i].signature for i in graph.inputs)
+    declared = {k: [None if d < 0 else d for d in sizes] for k, sizes in zip(labels, signatures, strict=True)}
+    return _import(model, entry, labels, requests(dynamic, declared, reopen=True))
 
 
 def _entry(model: file.Model, name: str | None) -> file.Signature:
@@ -83,37 +74,19 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
 
 
-def _import(
-    model: file.Model, entry: file.Signature, labels: Sequence[str], axes: Mapping[str, Mapping[int, str | int]],
-    bounds: Mapping[str, Bound],
-) -> ImportedModel:  # fmt: skip
-    """The import, again with what was found out of sizes as long as there is something new."""
-    fixed: dict[str, DimLike] = {k: v for k, v in bounds.items() if isinstance(v, int)}
-    telling: frozenset[str] = frozenset()
+def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], asked: Requests) -> ImportedModel:
     graph = model.subgraphs[entry.subgraph]
-    shapes = [
-        _shape(label, graph.tensors[i], axes.get(label, {})) for label, i in zip(labels, graph.inputs, strict=True)
-    ]
-    while True:
+
+    def attempt(known: Known) -> tuple[Importer, list[Node], tuple[Value, ...]]:
         importer = Importer(model, ROWS, frozenset(labels))
-        inputs: list[Node] = []
-        for label, i, shape in zip(labels, graph.inputs, shapes, strict=True):
-            sizes = tuple(substitute(d, fixed) for d in shape)
-            inputs.append(_input(label, graph.tensors[i], sizes, fixed if label in telling else None))
+        tensors = (graph.tensors[i] for i in graph.inputs)
+        inputs = [_input(label, t, asked.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
         try:
-            results = importer.run(entry.subgraph, inputs)
-            break
-        except SizeInput as e:
-            telling |= {e.label}
+            return importer, inputs, importer.run(entry.subgraph, inputs)
         except Unsupported as e:
             raise UnsupportedOpError([UnsupportedOp(str(e))], model=model.where or None) from e
-        except ShapeError as e:
-            a, b = e.sizes or (0, 0)
-            equal = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
-            if equal is None or equal[0] in fixed:
-                raise ImportModelError(str(e), where=model.where or None) from e
-            name, value = equal
-            fixed = {k: substitute(v, {name: value}) for k, v in fixed.items()} | {name: value}
+
+    importer, inputs, results = attempts(attempt, {}, model.where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=model.where or None)
     given = {i: name for name, i in entry.outputs}
@@ -122,16 +95,12 @@ def _import(
     if len(outputs) != len(results):
         what = [n for n, r in zip(names, results, strict=True) if not isinstance(r, Node | Missing)]
         raise UnsupportedOpError([UnsupportedOp("a result that is no tensor", ", ".join(what))])
-    known = {n for shape in shapes for d in shape for n in symbols_of(d)}
-    if unknown := [k for k in bounds if k not in known]:
-        raise InputError("dynamic names no symbol", expected=f"one of {sorted(known)}", got=unknown)
-    return _result(importer, inputs, outputs, _distinct(names), bounds)
+    return _result(importer, inputs, outputs, _distinct(names), asked)
 
 
 def _result(
-    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str],
-    bounds: Mapping[str, Bound],
-) -> ImportedModel:  # fmt: skip
+    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str], asked: Requests
+) -> ImportedModel:
     state: dict[str, np.ndarray] = {}
     carriers: list[Node] = []
     new: list[Node] = []
@@ -140,39 +109,11 @@ def _result(
         carriers.append(variable.carrier)
         new.append(variable.node)
     graph = Graph((*inputs, *carriers), (*new, *outputs), (*(f"{n}.new" for n in state), *names))
-    open_ = set(graph.symbols())
-    limits = tuple((k, *v) for k, v in sorted(bounds.items()) if isinstance(v, tuple) and k in open_)
-    return ImportedModel(replace(graph, bounds=limits), state)
+    return ImportedModel(replace(graph, bounds=asked.limits(graph)), state)
 
 
-def _shape(label: str, tensor: file.Tensor, axes: Mapping[int, str | int]) -> tuple[DimLike, ...]:
-    rank = len(tensor.signature)
-    if wrong := [a for a in axes if not -rank <= a < rank]:
-        raise InputError(f"dynamic[{label!r}]", expected=f"axes of rank {rank}", got=wrong)
-    named = {a % rank: size for a, size in axes.items()}
-    out: list[DimLike] = []
-    for i, size in enumerate(tensor.signature):
-        asked = named.get(i)
-        if asked is not None:
-            out.append(symbol(asked) if isinstance(asked, str) else asked)
-        else:
-            out.append(symbol(f"{_word(label)}_{i}") if size < 0 else size)
-    return tuple(out)
-
-
-def _word(label: str) -> str:
-    word = re.sub(r"\W", "_", label)
-    return word if re.match(r"[A-Za-z_]", word) else f"input_{word}"
-
-
-def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], told: Mapping[str, DimLike] | None) -> Node:
-    """told: what is known of symbols, for an input whose elements are sizes."""
+def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], known: Known) -> Node:
     dtype = schema.dtype(tensor.type)
     if dtype is None or schema.type_name(tensor.type) == "INT4":
         raise UnsupportedOpError([UnsupportedOp(f"an input of {schema.type_name(tensor.type)}", label)])
-    type = TensorType(dtype, shape)
-    elements: tuple[DimLike, ...] = ()
-    if told is not None and isinstance(type.size, int):
-        # a dot in its name: the symbol may be any integer
-        elements = tuple(substitute(symbol(f"{_word(label)}.{i}"), told) for i in range(type.size))
-    return Input(label, type, elements)(loc=label)
+    return known.input(label, TensorType(dtype, shape))

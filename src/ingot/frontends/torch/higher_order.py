@@ -15,10 +15,11 @@ from torch._higher_order_ops.flex_attention import math_attention
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.convert import dtype_of, location
 from ingot.frontends.torch.decompose import without_handled
-from ingot.frontends.torch.values import Unsupported, cast, i64
+from ingot.frontends.torch.values import cast, i64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType

@@ -11,41 +11,20 @@ int or Dim, tensors as Node, lists as tuples. It returns a Node, or a tuple in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable
+
+from ingot.frontends.shared import rows
 
 Handler = Callable[..., object]
-H = TypeVar("H", bound=Handler)
 
 
-class Table:
+class Table(rows.Table[Handler]):
     """Op name (`aten.relu.default`) -> handler."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Handler] = {}
-
-    def __call__(self, *names: str) -> Callable[[H], H]:
-        def add(handler: H) -> H:
-            for name in names:
-                self.add(name, handler)
-            return handler
-
-        return add
-
-    def add(self, name: str, handler: Handler) -> None:
-        # an op of another library has its namespace in front
-        full = name if name.count(".") > 1 or name.startswith("prims.") else f"aten.{name}"
-        if full in self.rows:
-            raise ValueError(f"two handlers for {full}")
-        self.rows[full] = handler
+        super().__init__(lambda handler: handler, _full)
 
 
-def merged(tables: Iterable[Table]) -> dict[str, Handler]:
-    """All rows of `tables`. Raises ValueError where two of them have the same op."""
-    out: dict[str, Handler] = {}
-    for table in tables:
-        twice = out.keys() & table.rows.keys()
-        if twice:
-            raise ValueError(f"two handlers for {', '.join(sorted(twice))}")
-        out.update(table.rows)
-    return out
+def _full(name: str) -> str:
+    # an op of another library has its namespace in front
+    return name if name.count(".") > 1 or name.startswith("prims.") else f"aten.{name}"

@@ -48,10 +48,6 @@ Operand = Node | Scalar
 Value = Operand | None | str | torch.dtype | Sequence["Value"]
 
 
-class Unsupported(Exception):
-    """Raised by a handler whose op it knows in other forms; the importer gathers these into one UnsupportedOpError."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """A strided tensor's place in its memory, in elements."""

@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 
 from ingot.frontends.onnx.call import attribute_value
-from ingot.frontends.onnx.tensors import ExternalData, Unsupported, dtype_from_code
+from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call
-from ingot.frontends.onnx.tensors import Unsupported
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import DimLike, bounds, dim_max
 from ingot.ir.node import Node

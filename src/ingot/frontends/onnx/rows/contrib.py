@@ -11,7 +11,7 @@ from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.nn import conv, convolution, gemm, max_pool
 from ingot.frontends.onnx.rows.norm import layer_norm, rms_norm, statistics
 from ingot.frontends.onnx.rows.quant import channels_last, channels_second
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Node
 
 MS = "com.microsoft"

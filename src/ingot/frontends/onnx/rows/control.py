@@ -18,7 +18,7 @@ from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import cut, ints_of, parts_of
 from ingot.frontends.onnx.symbolic import Sym
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import DimLike, dim_max, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, const

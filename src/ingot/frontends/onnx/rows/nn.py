@@ -10,7 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector, check_table, in_dtype, ints_of
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
 from ingot.ir.node import Node, const

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Node
 
 TRAINING = "ai.onnx.preview.training"

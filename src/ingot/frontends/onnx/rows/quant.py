@@ -7,7 +7,8 @@ from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector
 from ingot.frontends.onnx.rows.elementwise import convert
 from ingot.frontends.onnx.rows.nn import convolution
-from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.tensors import dtype_from_code
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node
 from ingot.ir.types import DType

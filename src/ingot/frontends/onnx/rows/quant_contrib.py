@@ -18,7 +18,7 @@ from ingot.frontends.onnx.rows.quant import (
     saturated,
     scales_product,
 )
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const, deferred
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, Value, onnx_op
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Node
 from ingot.ir.types import Shape
 

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, onnx_op
 from ingot.frontends.onnx.rows.common import ints_of, told_size
 from ingot.frontends.onnx.symbolic import ARITHMETIC, UNARY, Element, Ratio, Unknown, cast
-from ingot.frontends.onnx.tensors import Unsupported
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node

@@ -12,8 +12,9 @@ from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op, seek_multiple
 from ingot.frontends.onnx.rows.common import check_table, cut, iota, parts_of, told_size
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
-from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import (
     MOST,

@@ -7,7 +7,8 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import check_table, ints_of, iota
-from ingot.frontends.onnx.tensors import Unsupported, dtype_from_code
+from ingot.frontends.onnx.tensors import dtype_from_code
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import f64

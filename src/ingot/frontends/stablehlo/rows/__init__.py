@@ -1,5 +1,6 @@
 """Rows, one per operation: tables by kind, joined."""
 
+from ingot.frontends.shared.rows import merged
 from ingot.frontends.stablehlo.rows import (
     collective,
     complex,
@@ -16,7 +17,7 @@ from ingot.frontends.stablehlo.rows import (
     special,
     window,
 )
-from ingot.frontends.stablehlo.values import Rows, merged
+from ingot.frontends.stablehlo.values import Rows
 
 _MODULES = (
     collective, complex, contraction, control, elementwise, linalg, quantized, random, reduce, scatter, shape, sort,

@@ -1,5 +1,6 @@
 """Rows, one per op: tables by kind, joined."""
 
+from ingot.frontends.shared.rows import merged
 from ingot.frontends.tensorflow.rows import (
     contraction,
     control,
@@ -15,7 +16,6 @@ from ingot.frontends.tensorflow.rows import (
     sort,
     variables,
 )
-from ingot.frontends.tensorflow.values import merged
 
 ROWS = merged(
     m.row

@@ -1,6 +1,7 @@
 """Rows, one per operator: tables by kind, joined."""
 
-from ingot.frontends.tflite.call import Rows, merged
+from ingot.frontends.shared.rows import merged
+from ingot.frontends.tflite.call import Rows
 from ingot.frontends.tflite.rows import (
     contraction,
     control,
@@ -22,5 +23,5 @@ ROWS = Rows(
         [m.row for m in (contraction, control, elementwise, index, quantize, recurrent, reduce, shape, window)]
     ),
     quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
-    custom=detection.custom,
+    custom=detection.custom.rows,
 )

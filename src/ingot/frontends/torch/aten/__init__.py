@@ -1,5 +1,6 @@
 """The handlers of aten ops, one module per family; `ATEN` is all of them by name."""
 
+from ingot.frontends.shared.rows import merged
 from ingot.frontends.torch.aten import (
     activation,
     attention,
@@ -23,7 +24,7 @@ from ingot.frontends.torch.aten import (
     special,
     strided,
 )
-from ingot.frontends.torch.table import Handler, merged
+from ingot.frontends.torch.table import Handler
 
 # on real tensors; `complex.complex_handler` knows those on complex ones
 ATEN: dict[str, Handler] = merged(

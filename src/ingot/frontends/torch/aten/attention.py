@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.random import dropped
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
@@ -12,7 +13,6 @@ from ingot.frontends.torch.values import (
     Context,
     Number,
     Operand,
-    Unsupported,
     boolean,
     cast,
     expand,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.shape import select_index
@@ -20,7 +21,6 @@ from ingot.frontends.torch.values import (
     Context,
     Number,
     Operand,
-    Unsupported,
     aligned,
     cast,
     node_of,

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Operand, Unsupported, axis_of, cast, expand, i64, node_of, scalar_like
+from ingot.frontends.torch.values import Context, Operand, axis_of, cast, expand, i64, node_of, scalar_like
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, TensorType

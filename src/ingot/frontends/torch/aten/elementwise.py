@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
     Number,
     Operand,
-    Unsupported,
     aligned,
     boolean,
     broadcast_shape,

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Number, Operand, Unsupported, cast, expand, i64
+from ingot.frontends.torch.values import Context, Number, Operand, cast, expand, i64
 from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
 from ingot.ir.types import i32

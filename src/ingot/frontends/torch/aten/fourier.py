@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.complex import on_complex
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Complex, Context, Unsupported, axis_of
+from ingot.frontends.torch.values import Complex, Context, axis_of
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node, const
 from ingot.ir.types import f64

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import add, compare, floor_div, select
 from ingot.frontends.torch.aten.selection import indices_of
@@ -14,7 +15,6 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
     Operand,
-    Unsupported,
     axis_of,
     boolean,
     broadcast_shape,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
     Operand,
-    Unsupported,
     axis_of,
     boolean,
     cast,

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, expand, scalar_like, sums_of, wide
+from ingot.frontends.torch.values import Context, axis_of, cast, expand, scalar_like, sums_of, wide
 from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node, Op, const
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, cast, f32, node_of
+from ingot.frontends.torch.values import Context, axis_of, cast, f32, node_of
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i32

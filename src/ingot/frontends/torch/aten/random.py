@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.complex import on_complex
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.table import Table
@@ -15,7 +16,6 @@ from ingot.frontends.torch.values import (
     Complex,
     Context,
     Operand,
-    Unsupported,
     boolean,
     cast,
     expand,

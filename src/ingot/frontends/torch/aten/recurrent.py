@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.random import dropped
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, expand, scalar_like
+from ingot.frontends.torch.values import Context, expand, scalar_like
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node, Op
 from ingot.support.dataclass import dataclass

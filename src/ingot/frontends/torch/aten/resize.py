@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported
+from ingot.frontends.torch.values import Context
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Node
 

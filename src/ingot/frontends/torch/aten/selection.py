@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Unsupported, axis_of, broadcast_shape, cast, expand, i64
+from ingot.frontends.torch.values import Context, axis_of, broadcast_shape, cast, expand, i64
 from ingot.ir.dims import FARTHEST, DimLike, product
 from ingot.ir.node import Node
 from ingot.ops.select import Groups

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import diag_embed, filled, index_along
 from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
     Operand,
-    Unsupported,
     axes_of,
     axis_of,
     broadcast_shape,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Layout, Unsupported, i64
+from ingot.frontends.torch.values import Context, Layout, i64
 from ingot.ir.dims import DimLike, divides, floordiv, product
 from ingot.ir.node import Node
 

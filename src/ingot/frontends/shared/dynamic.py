@@ -1,0 +1,103 @@
+"""`dynamic=`, in the words of all frontends whose models declare their inputs.
+
+    {"batch": 1}  {"batch": (1, 64)}             a symbol's size, or its bounds
+    {"x": {0: "batch", 1: 128, 2: (1, 512)}}     of an input's axes: a name, a size, bounds
+
+None keeps the sizes that the model leaves open, as symbols `<input>_<axis>`; False refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.frontends.shared.sizes import symbol_of
+from ingot.ir.dims import DimLike, substitute, symbol, symbols_of
+from ingot.ir.node import Graph
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Bound = int | tuple[int, int | None]
+Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """shapes: of the inputs by name, with symbols for open sizes. fixed: symbols that have a size. spans: bounds."""
+
+    shapes: Mapping[str, tuple[DimLike, ...]]
+    fixed: Mapping[str, DimLike]
+    spans: Mapping[str, tuple[int, int | None]]
+    dynamic: Dynamic = None
+
+    def limits(self, graph: Graph) -> tuple[tuple[str, int, int | None], ...]:
+        """Bounds of the graph's symbols. Raises InputError where `dynamic` is False and it has symbols."""
+        known = graph.symbols()
+        if self.dynamic is False and known:
+            fix = f"give their sizes: dynamic={{{known[0]!r}: 1, ...}}"
+            raise InputError("the model has dynamic dimensions", got=list(known), fix=fix)
+        return tuple((k, *self.spans[k]) for k in sorted(self.spans) if k in known)
+
+
+def requests(
+    dynamic: Dynamic, declared: Mapping[str, Sequence[DimLike | None] | None], *, reopen: bool = False
+) -> Requests:
+    """declared: shapes of the inputs by name, None for an open size; None for an input that is no tensor. reopen:
+    whether sizes that the model fixes can be asked for, too.
+
+    Raises InputError for what is no input, axis or symbol of the model, and for what is neither size nor bounds.
+    """
+    axes: dict[str, dict[int, Any]] = {}
+    asked: dict[str, Any] = {}
+    for key, value in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        if isinstance(value, Mapping):
+            axes[key] = _axes(key, value, declared, reopen)
+        else:
+            asked[key] = value
+    shapes: dict[str, tuple[DimLike, ...]] = {}
+    for label, shape in declared.items():
+        own = axes.get(label, {})
+        shapes[label] = tuple(_size(label, i, d, own.get(i), asked) for i, d in enumerate(shape or ()))
+    known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
+    if unknown := [k for k in asked if k not in known]:
+        raise InputError("dynamic names no symbol", expected=f"one of {sorted(known)}", got=unknown)
+    fixed: dict[str, DimLike] = {}
+    spans: dict[str, tuple[int, int | None]] = {}
+    for name, wanted in asked.items():
+        match wanted:
+            case int(size) if not isinstance(wanted, bool) and size >= 0:
+                fixed[name] = size
+            case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
+                spans[name] = (low, high)
+            case _:
+                expected = "a size, (low, high) or a name for an axis"
+                raise InputError(f"dynamic[{name!r}]", expected=expected, got=repr(wanted))
+    shapes = {label: tuple(substitute(d, fixed) for d in shape) for label, shape in shapes.items()}
+    return Requests(shapes, fixed, spans, dynamic)
+
+
+def _axes(
+    label: str, given: Mapping[Any, Any], declared: Mapping[str, Sequence[DimLike | None] | None], reopen: bool
+) -> dict[int, Any]:
+    shape = declared.get(label)
+    if shape is None:
+        raise InputError("dynamic", expected=f"an input of {list(declared)}", got=repr(label))
+    out: dict[int, Any] = {}
+    for axis, wanted in given.items():
+        if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+            raise InputError(f"dynamic[{label!r}]", expected=f"axes of {list(shape)}", got=repr(axis))
+        if shape[axis] is not None and not reopen:
+            raise InputError(f"dynamic[{label!r}]", expected=f"axes that {list(shape)} leaves open", got=axis)
+        out[axis % len(shape)] = wanted
+    return out
+
+
+def _size(label: str, axis: int, declared: DimLike | None, wanted: Any, asked: dict[str, Any]) -> DimLike:
+    """The size of an axis; bounds and sizes of an open one are noted in `asked` by its symbol."""
+    if isinstance(wanted, str):
+        return symbol(wanted)
+    if wanted is None:
+        return symbol_of(label, axis) if declared is None else declared
+    own = symbol_of(label, axis)
+    asked[str(own)] = wanted
+    return own
