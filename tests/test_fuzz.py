@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +59,20 @@ def test_faults_are_counted_and_said_where() -> None:
     fuzz._count(tally, 1, "refused", "", 3.5)
     assert tally.next == 2 and tally.slow == {"1": 3.5} and not tally.clean
     assert [where.startswith("KeyError at test_fuzz.py") for where in tally.faults] == [True]
+
+
+def test_models_of_a_folder_are_compared(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y) { y = Floor(x) }"""
+    for seed, results in enumerate(([1, 2, -1], [1, 2, 0])):
+        model = onnx.parser.parse_model(text)
+        if seed:  # which ONNX Runtime refuses: what PyTorch gave counts, and is wrong here
+            model.graph.node[0].name, model.ir_version = "n", 1000
+        (tmp_path / f"{seed}.onnx").write_bytes(model.SerializeToString())
+        arrays = {"input/x": np.array([1.5, 2, -0.5], np.float32), "output/0": np.array(results, np.float32)}
+        np.savez(tmp_path / f"{seed}.npz", allow_pickle=False, **arrays)
+    case = fuzz.case_of("models", tmp_path)
+    assert fuzz.outcome(case, 0)[0] == "accepted"
+    assert fuzz.outcome(case, 1)[:2] == ("fault", "ours right: largest error 1 (0.5 of the largest magnitude) at [2]")
+    assert fuzz.outcome(case, 2)[0] == "refused"

@@ -3,6 +3,8 @@
     python tools/fuzz.py onnx 0:200000            # mutated ONNX files: read, then compiled up to kernel IR
     python tools/fuzz.py ingot 0:200000           # mutated programs: raw bytes, and plans under right digests: loaded
     python tools/fuzz.py graphs 0:20000           # random graphs: compiled, run, compared with the interpreter
+    python tools/fuzz.py models 0:10000 --folder F   # SEED.onnx and SEED.npz of a folder (tools/nnsmith_models.py):
+                                                  # compiled, run, compared with ONNX Runtime
     python tools/fuzz.py onnx 1234:1235 --show    # one seed again, with its traceback
 
 A seed always makes the same case, whatever was run before. Results lie in --state (fuzz-KIND.json), after every hundred
@@ -24,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, MutableSequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -260,7 +262,56 @@ def run_graph(seed: int) -> None:
     agree(seed, seed % 3 > 0, 6 + seed % 20, list(ISAS)[seed % len(ISAS)], MORE if seed % 2 else STEPS)
 
 
+class Fault(Exception):
+    """A model that is refused though ONNX Runtime runs it, or whose results are other ones."""
+
+
+def run_model(folder: Path, seed: int) -> None:
+    """A file as it is, on its inputs, beside ONNX Runtime without optimizations (where that lacks a kernel, PyTorch).
+
+    Where their results are apart and float64 tells that rounding alone decides there, neither is to blame.
+    """
+    import numpy as np
+
+    import ingot
+    from ingot.debug.exact import exactly
+    from ingot.debug.reference import session
+    from ingot.debug.tolerance import agree
+    from ingot.frontends.onnx import import_onnx
+    from ingot.ir.node import Input
+    from ingot.support.errors import ImportModelError, IngotError, InputError, UnsupportedOpError
+
+    path = folder / f"{max(seed, 0)}.onnx"
+    if not path.exists():
+        raise ImportModelError(f"there is no {path}")
+    with np.load(path.with_suffix(".npz")) as file:
+        given = {name.removeprefix("input/"): file[name] for name in file.files if name.startswith("input/")}
+        results = [file[name] for name in file.files if name.startswith("output/")]
+    try:
+        want = session(str(path))(given)
+    except IngotError:  # it lacks many kernels of other types than f32
+        want = results
+    try:
+        out = ingot.compile(path, threads=1, cache=False)(**given)
+    except (InputError, UnsupportedOpError) as error:
+        raise Fault(f"refused: {error}") from error
+    got = out if isinstance(out, tuple) else (out,)
+    apart = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not agree(np.asarray(a), b).ok]
+    if not apart:
+        return
+    graph = import_onnx(path)
+    exact = exactly(graph, [given[n.op.label] for n in graph.inputs if isinstance(n.op, Input)])
+    for i in apart:
+        verdict = exact.judge(i, got[i], want[i])
+        if verdict != "unsettled":
+            raise Fault(f"{verdict} right: {agree(got[i], want[i])}")
+
+
 CASES: dict[str, Case] = {"onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph}
+
+
+def case_of(kind: str, folder: Path) -> Case:
+    return partial(run_model, folder) if kind == "models" else CASES[kind]
 
 
 # --- running them
@@ -305,6 +356,8 @@ def outcome(case: Case, seed: int) -> tuple[str, str, float]:
 
 
 def _where(error: BaseException) -> str:
+    if isinstance(error, Fault):
+        return str(error)[:120]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(ROOT))]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__} at {place}"
@@ -316,22 +369,22 @@ def _limited_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _work(kind: str, seeds: range, pipe: Connection) -> None:
-    case = CASES[kind]
+def _work(kind: str, folder: Path, seeds: range, pipe: Connection) -> None:
+    case = case_of(kind, folder)
     outcome(case, -1)  # what is imported and prepared once is not counted
-    if kind != "graphs":
+    if kind in ("onnx", "ingot"):
         _limited_memory()
     for seed in seeds:
         pipe.send((seed, *outcome(case, seed)))
     pipe.send(None)
 
 
-def run(tally: Tally, last: int, patience: float, state: Path) -> None:
-    """Seeds up to `last`, in worker processes, one at a time."""
+def run(tally: Tally, last: int, patience: float, state: Path, folder: Path = Path()) -> None:
+    """Seeds up to `last`, in worker processes, one at a time; folder: where models lie."""
     context = multiprocessing.get_context("spawn")
     while tally.next < last:
         ours, theirs = context.Pipe(False)
-        worker = context.Process(target=_work, args=(tally.kind, range(tally.next, last), theirs), daemon=True)
+        worker = context.Process(target=_work, args=(tally.kind, folder, range(tally.next, last), theirs), daemon=True)
         worker.start()
         theirs.close()
         try:
@@ -365,16 +418,17 @@ def _count(tally: Tally, seed: int, what: str, where: str, seconds: float) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=CASES)
+    parser.add_argument("kind", choices=(*CASES, "models"))
     parser.add_argument("seeds", help="FIRST:LAST")
     parser.add_argument("--state", type=Path, help="where results lie; by default fuzz-KIND.json")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds that a seed may be silent")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where models lie")
     parser.add_argument("--show", action="store_true", help="run the seeds in this process, and let errors through")
     given = parser.parse_args()
     first, last = map(int, given.seeds.split(":"))
     if given.show:
         for seed in range(first, last):
-            CASES[given.kind](seed)
+            case_of(given.kind, given.folder)(seed)
         return 0
     state: Path = given.state or Path(f"fuzz-{given.kind}.json")
     tally = Tally(given.kind, first, first)
@@ -382,7 +436,7 @@ def main() -> int:
         tally = Tally(**json.loads(state.read_text()))
         if (tally.kind, tally.first) != (given.kind, first):
             parser.error(f"{state} holds {tally.kind} from {tally.first}: name another --state")
-    run(tally, last, given.patience, state)
+    run(tally, last, given.patience, state, given.folder)
     print(json.dumps(asdict(tally), indent=1))
     return 0 if tally.clean else 1
 

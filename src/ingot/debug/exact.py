@@ -1,0 +1,168 @@
+"""What a model's results are in float64, and which of their elements rounding alone decides.
+
+Two right programs round otherwise. Where a model takes `floor` of a computed 3, or the difference of two numbers that
+are nearly the same, they may give results that are far apart, and neither is to blame. So the graph is interpreted in
+float64, and again several times in its own types, every result that is no number of its type rounded at random (Parker,
+Pierce, Eggert, "Monte Carlo Arithmetic", 2000). Elements that stay where they are, are settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+import numpy as np
+
+from ingot.debug.tolerance import TOLERANCE, Agreement, agree
+from ingot.ir.dims import Dim
+from ingot.ir.interp import interpret
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, rebuilt
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
+from ingot.ops.core.base import Category, category
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ShapeError
+
+_NARROW = (f32, f16, bf16)
+_RUNS = 16  # with random rounding: what it decides by the toss of a coin is missed once in 2^16
+_ULPS = 2  # how far one result is rounded, either way
+
+# Who is right where two results are apart. unsettled: both, as they agree on every settled element.
+Verdict = Literal["unsettled", "ours", "theirs", "neither"]
+
+
+def _wide(dtype: DType) -> DType:
+    return f64 if dtype in _NARROW else dtype
+
+
+def _widened(value: object, seed: int) -> object:
+    """An attribute of an op whose floats are f64."""
+    if isinstance(value, DType):
+        return _wide(value)
+    if isinstance(value, TensorType):
+        return TensorType(_wide(value.dtype), value.shape)
+    if isinstance(value, tuple):
+        return tuple(_widened(v, seed) for v in value)
+    return _twin(value, seed) if isinstance(value, Graph) else value
+
+
+def _twin(graph: Graph, seed: int) -> Graph:
+    """`graph` with floats of 64 bits; seed: of random rounding, 0 for none."""
+
+    def image(n: Node, xs: Sequence[Node]) -> Node:
+        op = n.op
+        if isinstance(op, Const):
+            return const(op.value.astype(np.float64)) if n.dtype in _NARROW else n
+        if isinstance(op, Project):
+            return op(*xs)
+        wide = type(op)(**{k: _widened(v, seed) for k, v in op.attributes().items()})
+        if isinstance(op, Input):
+            return wide(loc=n.loc)
+        types = tuple(TensorType(_wide(t.dtype), t.shape) for t in n.types)
+        try:
+            new = wide(*xs, loc=n.loc)
+        except ShapeError:
+            new = None
+        if new is None or new.types != types:  # bits of a float, levels: an op that has no form in f64
+            own = tuple(i.dtype for i in n.inputs for _ in i.types)
+            return Node.make(_Step(op, own, tuple(t.dtype for t in n.types), seed), xs, n.loc, types)
+        if not seed or op.bodies or not any(t.dtype in _NARROW for t in n.types):
+            return new
+        return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), seed), xs, n.loc, types)
+
+    found = rebuilt((*graph.inputs, *graph.outputs), rule=image)
+    count = len(graph.inputs)
+    return Graph(found[:count], found[count:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
+
+
+@dataclass(frozen=True)
+class _Step(Op):
+    """`op` on values in f64. It has no name, as no graph but a twin holds it.
+
+    own: the types that its operands are rounded to, where it has no form in f64. kept: types of the results in the
+    model. seed: of the rounding to these, at random; 0 for none.
+    """
+
+    op: Op
+    own: tuple[DType, ...]
+    kept: tuple[DType, ...]
+    seed: int
+
+    def substitute(self, values: Mapping[str, int | Dim]) -> Self:
+        return type(self)(self.op.substitute(values), self.own, self.kept, self.seed)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        if self.own:
+            inputs = tuple(x.astype(t.numpy) for x, t in zip(inputs, self.own, strict=True))
+        exact = self._results(inputs)
+        if not self.seed:
+            return exact
+        random = np.random.default_rng(self.seed)
+        off = exact
+        if not self.own and category(self.op) is not Category.ELEMENTWISE:  # sums may cancel: their terms are off
+            off = self._results(tuple(_jittered(x, f32, random) if x.dtype == np.float64 else x for x in inputs))
+        return tuple(
+            np.where(_fits(x, t), x, _jittered(y, t, random)) if t in _NARROW else x
+            for x, y, t in zip(exact, off, self.kept, strict=True)
+        )
+
+    def _results(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        found = self.op.reference(*inputs)
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple(np.asarray(r).astype(_wide(t).numpy) for r, t in zip(results, self.kept, strict=True))
+
+
+def _fits(x: np.ndarray, dtype: DType) -> np.ndarray:
+    return (x.astype(dtype.numpy).astype(np.float64) == x) | np.isnan(x)
+
+
+def _jittered(x: np.ndarray, dtype: DType, random: np.random.Generator) -> np.ndarray:
+    """Numbers of `dtype` near x."""
+    epsilon = float(np.finfo(dtype.numpy).eps) if dtype is not bf16 else 2.0**-7
+    off = x * (1 + random.uniform(-_ULPS, _ULPS, x.shape) * epsilon)
+    return off.astype(dtype.numpy).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """`values`: the results in f64; `settled`: which of their elements rounding does not decide."""
+
+    values: tuple[np.ndarray, ...]
+    settled: tuple[np.ndarray, ...]
+
+    def judge(self, i: int, got: np.ndarray, want: np.ndarray, tolerance: float | None = None) -> Verdict:
+        """Who is right about result i, of Ingot and another program."""
+        ours, theirs = self.against(i, got, tolerance).ok, self.against(i, want, tolerance).ok
+        return "unsettled" if ours and theirs else "ours" if ours else "theirs" if theirs else "neither"
+
+    def against(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
+        """How far the settled elements of a program's result i are off."""
+        with np.errstate(over="ignore"):
+            exact = self.values[i].astype(got.dtype)
+        if got.shape != exact.shape:
+            return agree(got, exact) if self.settled[i].any() else agree(exact, exact)  # of a size that data gives
+        return agree(np.where(self.settled[i], got, exact), exact, tolerance)
+
+
+def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:
+    """The results of `graph` in f64. Raises what `interpret` raises."""
+    given = [a.astype(_wide(n.dtype).numpy) for n, a in zip(graph.inputs, arrays, strict=True)]
+    values = interpret(_twin(graph, 0), given)
+    runs = [interpret(_twin(graph, seed), given) for seed in range(1, _RUNS + 1)]
+    limits = [TOLERANCE.get(n.dtype.numpy.name, 0.0) / 4 for n in graph.results]
+    settled = tuple(
+        np.logical_and.reduce([_near(run[i], value, limits[i]) for run in runs]) for i, value in enumerate(values)
+    )
+    return Exact(values, settled)
+
+
+def _near(x: np.ndarray, exact: np.ndarray, limit: float) -> np.ndarray:
+    """Where x is what `exact` is, up to `limit` of its largest magnitude."""
+    if x.shape != exact.shape:
+        return np.zeros(exact.shape, bool)
+    same = x == exact
+    if exact.dtype.kind != "f":
+        return same
+    finite = np.isfinite(exact)
+    most = float(np.abs(exact[finite]).max(initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):
+        return same | (np.isnan(x) & np.isnan(exact)) | (finite & (np.abs(x - exact) <= limit * most))
