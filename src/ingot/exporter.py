@@ -13,6 +13,7 @@ from ingot.ir.node import Graph
 from ingot.model_file import kind_of
 from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.state import RANDOM
 from ingot.support.errors import InputError
 
 
@@ -24,7 +25,7 @@ def export_model(model: Any, path: Path, example_inputs: Any, dynamic: Any, weig
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
     """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
     numbers takes and gives the state that they come from, (seed, calls)."""
-    emitted = emit(lower_model_ops(seeded(graph)), inline)
+    emitted = emit(lower_model_ops(seeded(graph, RANDOM)), inline)
     path.write_text(show(emitted.module))
     if not emitted.weights:
         return None

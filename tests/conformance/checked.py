@@ -30,7 +30,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
     """The results of `graph` by its kernels' semantics. Raises VerifyError where a kernel is malformed or leaves its
     buffers."""
     program, kernels = planned(graph, target)
-    state = [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape) for s in program.state]
+    state = [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape).copy() for s in program.state]
     inputs = [*(np.asarray(a, order="C") for a in arrays), *state]
     binding = Binding(program, [a.shape for a in inputs])
     shapes = (*(s.shape for s in program.state), *binding.output_shapes)

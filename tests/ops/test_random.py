@@ -188,7 +188,7 @@ def key_of(seed: int, calls: int, graph: Graph) -> tuple[np.ndarray, ...]:
 
 def test_a_graph_that_draws_takes_and_gives_its_state() -> None:
     keys = ops.RandomKey(0)(), ops.RandomKey(1)(), ops.RandomKey(0, seed=9)()
-    graph = ops.seeded(Graph((), keys, ("a", "b", "c")))
+    graph = ops.seeded(Graph((), keys, ("a", "b", "c")), "random numbers")
     verify(graph)
     after, *first = key_of(0, 0, graph)
     assert after.tolist() == [0, 1] and not ops.draws(graph)
@@ -204,7 +204,7 @@ def test_a_graph_that_draws_takes_and_gives_its_state() -> None:
 def test_a_graph_that_does_not_draw_stays_as_it_is() -> None:
     x = Input("x", TensorType(f32, (3,)))()
     graph = Graph((x,), (ops.add(x, 1.0),))
-    assert ops.seeded(graph) is graph
+    assert ops.seeded(graph, "random numbers") is graph
 
 
 def test_each_turn_of_a_loop_draws_others() -> None:
@@ -214,7 +214,7 @@ def test_each_turn_of_a_loop_draws_others() -> None:
     cond = Graph((turn, rows), (ops.compare("LT", turn, 5),))
     body = Graph((turn, rows), (ops.add(turn, 1), written))
     out = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
-    graph = ops.seeded(Graph((), (out,)))
+    graph = ops.seeded(Graph((), (out,)), "random numbers")
     verify(graph)
     x = interpret(graph, (np.asarray([0, 0]),))[1]
     assert len(np.unique(x)) == x.size
@@ -223,7 +223,7 @@ def test_each_turn_of_a_loop_draws_others() -> None:
 def test_branches_draw() -> None:
     which = Input("which", TensorType(i64))()
     branches = tuple(Graph((), (sampling.uniform(ops.RandomKey(i)(), (4,)),)) for i in (0, 1))
-    graph = ops.seeded(Graph((which,), (ops.Case(branches)(which),)))
+    graph = ops.seeded(Graph((which,), (ops.Case(branches)(which),)), "random numbers")
     verify(graph)
     a, b = (interpret(graph, (np.asarray(i), np.asarray([0, 0])))[1] for i in (0, 1))
     assert (a != b).all()

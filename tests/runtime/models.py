@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.runtime.cpu.memory import aligned_bytes
-from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
+from ingot.runtime.program import Buffer, Program, State, Step, Symbol, TensorSpec
 from ingot.support.native import Features
 from ingot.targets.cpu.assemble import assemble
 from ingot.targets.cpu.workers import host_features
@@ -201,15 +201,18 @@ def nothing(steps: int, chunks: int) -> Program:
     )
 
 
-def summing(n: int = 1000) -> Program:
+def summing(n: int = 1000, in_place: bool = False) -> Program:
     """y = 2 * (s + x), and s + x is the next call's s; s begins as 0, 1, 2, ..."""
     chunks = -(-n // CHUNK)
     buffers = [Buffer(2 * o + i, "output" if o else "input", 4 * n, index=i) for o in range(2) for i in range(2)]
-    specs = [TensorSpec(name, "f32", (n,)) for name in ("x", "before", "after", "y")]
-    program = Program(
+    if in_place:
+        buffers[2] = replace(buffers[1], id=2)
+    specs = [TensorSpec(name, "f32", (n,)) for name in ("x", "sum", "y")]
+    first = np.arange(n, dtype=np.float32).view(np.uint8)
+    return Program(
         symbols=(),
-        inputs=tuple(specs[:2]),
-        outputs=tuple(specs[2:]),
+        inputs=(specs[0],),
+        outputs=(specs[2],),
         buffers=tuple(buffers),
         steps=(
             Step("add", ((0, 0), (1, 0), (2, 0)), (n,), chunks),
@@ -217,5 +220,5 @@ def summing(n: int = 1000) -> Program:
         ),
         code={"cpu": code()},
         weights=np.zeros(0, np.uint8),
+        state=(State(specs[1], first, "" if in_place else "as asked"),),
     )
-    return program.with_state({"sum": np.arange(n, dtype=np.float32)})

@@ -11,7 +11,6 @@ import pytest
 
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.program import TensorSpec
 from ingot.support.errors import ArtifactError, InputError, VerifyError
 from tests.runtime import models
 from tests.runtime.test_artifact import rewrite_header
@@ -19,8 +18,9 @@ from tests.runtime.test_artifact import rewrite_header
 START, ONES = np.arange(1000, dtype=np.float32), np.ones(1000, np.float32)
 
 
-def test_calls() -> None:
-    program = models.summing()
+@pytest.mark.parametrize("in_place", [False, True])
+def test_calls(in_place: bool) -> None:
+    program = models.summing(in_place=in_place)
     model = CompiledModel(program, threads=2)
     assert ([s.name for s in model.inputs], [s.name for s in model.outputs]) == (["x"], ["y"])
     for i in range(1, 4):
@@ -29,7 +29,7 @@ def test_calls() -> None:
     assert np.array_equal(CompiledModel(program).state()["sum"], START)  # another model has its own
     model.set_state({"sum": -START[::-1]})
     assert np.array_equal(model(ONES), 2 * (1 - START[::-1]))  # type: ignore[arg-type]
-    assert "state  sum: f32[1000]" in model.plan()
+    assert ("state  sum: f32[1000], in place" if in_place else "f32[1000], copied: as asked") in model.plan()
     before = model.state()
     model.explain(ONES)
     assert np.array_equal(model.state()["sum"], before["sum"])
@@ -73,12 +73,13 @@ def test_saved(tmp_path: Path) -> None:
 def test_pairs_are_checked() -> None:
     program = models.summing()
     spec = program.state[0].spec
-    free = replace(program, inputs=program.arguments, outputs=program.results, state=())
-    other = TensorSpec("x", "i32", (1000,))
-    with pytest.raises(VerifyError, match="expected one type"):
-        replace(free, inputs=(other, other)).with_state({"sum": START})
+    for value in (START.astype(np.int32), START[1:]):
+        with pytest.raises(VerifyError, match="a first value of its type"):
+            program.with_state({"sum": value})
+    with pytest.raises(VerifyError, match=r"\['count'\]: the graph has to name it"):
+        program.with_state({"count": START})
     with pytest.raises(VerifyError, match="as many bytes"):
-        free.with_state({"sum": START[1:]}).check()
+        replace(program, state=(replace(program.state[0], first=program.state[0].first[4:]),)).check()
     open_size = replace(program.state[0], spec=replace(spec, shape=(("n",),)))
     with pytest.raises(VerifyError, match="a fixed size"):
         replace(program, state=(open_size,)).check()

@@ -24,9 +24,9 @@ from ingot.ir.dims import likely_sizes
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.rewrite import fueled
+from ingot.ops.group import label
 from ingot.pipeline.build import likely
 from ingot.pipeline.target import Options, Pass, target_of
-from ingot.plan.link import label
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.dataclass import dataclass

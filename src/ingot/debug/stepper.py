@@ -20,8 +20,8 @@ from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Input, Node, Project
-from ingot.ops.group import Group
-from ingot.plan.link import Launch, label
+from ingot.ops.group import Group, label
+from ingot.plan.link import Launch
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.cpu.memory import aligned_bytes

@@ -390,6 +390,8 @@ class Graph:
     sizes: symbols that values give in the run, and the most that each may be. The last outputs are these values, i64
     scalars, in this order; those before are the graph's results. Such a symbol's name starts with `$`, and its value
     and its most are made without it and without those behind it.
+    state: names of what lasts from run to run. The last inputs are its values and the first outputs are what these are
+    in the next run, both in this order.
     """
 
     inputs: tuple[Node, ...]
@@ -398,6 +400,13 @@ class Graph:
     bounds: tuple[tuple[str, int | None, int | None], ...] = field(default=())
     conditions: tuple[Dim, ...] = ()
     sizes: tuple[tuple[str, DimLike], ...] = ()
+    state: tuple[str, ...] = ()
+
+    @property
+    def lasting(self) -> tuple[tuple[Node, Node], ...]:
+        """Of each of the state its input, and what that is in the next run."""
+        first = len(self.inputs) - len(self.state)
+        return tuple(zip(self.inputs[first:], self.outputs[: len(self.state)], strict=True))
 
     @property
     def results(self) -> tuple[Node, ...]:

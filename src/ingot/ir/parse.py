@@ -1,6 +1,6 @@
 """Read the text form of a graph (see `ingot.ir.show`) back into the same graph.
 
-    graph  ::= "graph" "(" [input {"," input}] ")" ["[" bound {"," bound} "]"]
+    graph  ::= "graph" "(" [input {"," input}] ")" ["[" bound {"," bound} "]"] ["state" "[" "name" {"," "name"} "]"]
                "{" {line} "return" [result {"," result}] ["where" size {"," size}] "}"
     input  ::= %n "label" ":" type            bound ::= symbol ":" int ".." [int]
     line   ::= %n "=" ( "const" data ":" type | "const" "<" "#"int type ">"
@@ -164,6 +164,10 @@ class _Parser:
         if self.accept("["):
             self.many("]", lambda: bounds.append(self.bound()))
         conditions = self.shape() if self.accept("nonnegative") else ()
+        state: list[str] = []
+        if self.accept("state"):
+            self.expect("[")
+            self.many("]", lambda: state.append(self.string("a name")))
         self.expect("{")
         while self.token != "return":
             self.line(nodes, depth)
@@ -184,7 +188,10 @@ class _Parser:
         else:
             self.next()
         several = tuple(c for c in conditions if isinstance(c, Dim))
-        return Graph(tuple(inputs), tuple(outputs), tuple(names), tuple(bounds), several, tuple(sizes))
+        if len(state) > min(len(inputs), len(outputs) - len(sizes)):
+            raise self.error(f"expected an input and a result for each of the {len(state)} in the state")
+        lists = map(tuple, (inputs, outputs, names, bounds))
+        return Graph(*lists, conditions=several, sizes=tuple(sizes), state=tuple(state))
 
     def size(self, nodes: dict[str, Node], outputs: list[Node]) -> tuple[str, DimLike]:
         name = self.take("word", "a symbol")

@@ -13,6 +13,10 @@ none, true, false, an int, a float (with a point, an exponent, inf or nan), "tex
 dtype, a tensor type, a tuple or a graph. Sizes that the run finds stand behind the results:
 
       return %7 "places" where $n = %5 most <4*s0>
+
+and what lasts from run to run before the lines, by name: the last inputs, which the first results replace.
+
+    graph(%0 "x": f32[8], %1 "k": f32[8]) state ["cache"] {
 """
 
 from __future__ import annotations
@@ -66,6 +70,7 @@ class _Printer:
         spans = ", ".join(f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
         conditions = ", ".join(map(str, graph.conditions))
         limits = (f" [{spans}]" if spans else "") + (f" nonnegative [{conditions}]" if conditions else "")
+        limits += f" state [{', '.join(map(_quote, graph.state))}]" if graph.state else ""
         lines = [f"graph({inputs}){limits} {{"]
         inside = indent + "  "
         count = len(refs)

@@ -28,9 +28,9 @@ def verify(graph: Graph, after: str = "", outer: frozenset[str] = frozenset()) -
     `outer`: the symbols of the graphs around it, where it is a body.
 
     Checked: inputs are distinct Input nodes and all of the Input nodes there are; output names match the outputs; every
-    output and operand is a single result; every node's types are what its op's type rule gives; every symbol is one of
-    the inputs' (a body may also use those of the graph around it) or is found in the run, by values that are made
-    without it; graphs among the attributes are well formed.
+    output and operand is a single result; the state keeps its types; every node's types are what its op's type rule
+    gives; every symbol is one of the inputs' (a body may also use those of the graph around it) or is found in the run,
+    by values that are made without it; graphs among the attributes are well formed.
     """
     _graph(graph, f"after {after}: " if after else "", outer)
 
@@ -49,6 +49,11 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
     for n in graph.outputs:
         if len(n.types) != 1:
             raise VerifyError(f"{prefix}graph outputs", expected="single results", got=n)
+    if len(set(graph.state)) != len(graph.state) or len(graph.state) > min(len(graph.inputs), len(graph.results)):
+        raise VerifyError(f"{prefix}state", expected="distinct names, an input and a result for each", got=graph.state)
+    for name, (old, new) in zip(graph.state, graph.lasting, strict=True):
+        if old.types != new.types or old.type.shape != tuple(d for d in old.type.shape if isinstance(d, int)):
+            raise VerifyError(f"{prefix}state {name!r}", expected=f"one type of fixed size, {old.type}", got=new.type)
     _sizes(graph, prefix, outer)
     symbols = frozenset(graph.symbols()) | outer
     known = set(graph.inputs)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Op
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp
 from ingot.ops.core.binary import Add
@@ -49,3 +49,13 @@ class Group(CoreOp):
         operands = np.ones((2, 3), np.float32), np.full((2, 3), -0.5, np.float32)
         yield cls(Graph((x, y), (Exp()(total),)), "pointwise"), operands
         yield cls(Graph((x, y), (total, Reduce("sum", (1,))(total))), "reduction"), operands
+
+
+def label(node: Node) -> str:
+    """What a group computes, for people: its main ops and where they come from."""
+    assert isinstance(node.op, Group)
+    names: list[str] = []
+    for n in node.op.body.nodes():
+        if not isinstance(n.op, Input | Const | Project) and n.op.name not in names:
+            names.append(n.op.name)
+    return "+".join(names[-6:]) + (f" @ {node.loc}" if node.loc else "")

@@ -153,8 +153,8 @@ def draws(graph: Graph) -> bool:
     return any(n.op.draws or any(map(draws, n.op.bodies)) for n in graph.nodes())
 
 
-def seeded(graph: Graph) -> Graph:
-    """A graph that draws, with its state, (seed, calls), as its last input and its first output.
+def seeded(graph: Graph, name: str) -> Graph:
+    """A graph that draws, with (seed, calls) as the last of its state, of this name.
 
     bits = random_bits(random_key(0))     ->     bits = random_bits(fold_in(threefry(seed, calls), 0))
                                                  next = (seed, calls + 1)
@@ -170,9 +170,11 @@ def seeded(graph: Graph) -> Graph:
     keys = {seed: _key(threefry(words(Term(x)), words(Term(calls))), (2,)) for seed, x in firsts.items()}
     inner = _drawing(graph, keys)
     after = b.add(state, b.stack([b.scalar(0, i64), b.scalar(1, i64)]))
-    outputs = (after, *inner.outputs)
-    names = (f"next {label}", *graph.output_names) if graph.output_names else ()
-    return replace(inner, inputs=(*graph.inputs, state), outputs=outputs, output_names=names)
+    held = len(graph.state)
+    outputs = (*inner.outputs[:held], after, *inner.outputs[held:])
+    names = (*graph.output_names[:held], f"next {label}", *graph.output_names[held:]) if graph.output_names else ()
+    inputs, kept = (*graph.inputs, state), (*graph.state, name)
+    return replace(inner, inputs=inputs, outputs=outputs, output_names=names, state=kept)
 
 
 def _keys(graph: Graph) -> Iterator[RandomKey]:

@@ -144,7 +144,7 @@ def build_program(
 
     Where the graph draws random numbers, their seed is the program's state.
     """
-    model, graph = graph, seeded(graph)
+    graph = seeded(graph, RANDOM)
     target = target_of(features)
     options = Options(threads, fast_math, precision)
     machine = target.machine(features, threads, tuned.measured(features, threads))
@@ -164,7 +164,7 @@ def build_program(
             launches=None if trace is None else trace.launches,
         )
     program.check()
-    return program if model is graph else program.with_state({RANDOM: seed_state(0)})
+    return program.with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
 
 
 def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:

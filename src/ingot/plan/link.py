@@ -14,8 +14,9 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
-from ingot.ops.group import Group
+from ingot.ops.group import Group, label
 from ingot.plan.control import launch_control
+from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
 from ingot.plan.storage import Storage, assign
 from ingot.runtime import program as rt
@@ -143,7 +144,8 @@ class _Linker:
         for i, n in enumerate(self.graph.inputs):
             self._new(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
         for i, n in enumerate(self.graph.results):
-            self._new(n, _Memory("output", n.type.nbytes, index=i))
+            if self.storage.places[n].owner is n and n not in self.of_owner:
+                self._new(n, _Memory("output", n.type.nbytes, index=i))
         self._launch_all()
         self.found.finish()
 
@@ -203,6 +205,8 @@ class _Linker:
         if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
             launch_control(self, node, ins, outs)
         else:
+            if self.storage.updates(node):
+                group = replace(group, kind="update")
             key = (group, ins, outs, constant)
             if key not in self.lowered:
                 self.lowered[key] = self._lower(node, group, ins, outs, constant)
@@ -267,14 +271,17 @@ class _Linker:
         """Let the jump `number` lead to the next step."""
         self.steps[number] = replace(self.steps[number], target=len(self.steps))
 
-    def nested(self, graph: Graph, places: Sequence[int]) -> list[tuple[int, Layout]]:
-        """The steps of a fused graph whose inputs lie, contiguous, in the buffers `places`; where its outputs are."""
+    def nested(self, graph: Graph, places: Sequence[int], pairs: Pairs = ()) -> list[tuple[int, Layout]]:
+        """The steps of a fused graph whose inputs lie, contiguous, in the buffers `places`; where its outputs are.
+
+        pairs: inputs, and the outputs that are to lie where these lie, if they can.
+        """
         outside = self.graph, self.storage, self.of_owner
         known = (Group, Input, Const, Project, Concat, Pad)
         loose = sorted({n.op.name for n in graph.nodes() if not isinstance(n.op, known)})
         if loose:
             raise CompileError("a graph of control flow", expected="fused groups", got=", ".join(loose))
-        self.storage = assign(graph)
+        self.storage = assign(graph, pairs)
         self.graph = self.storage.graph
         self.of_owner = dict(zip(self.graph.inputs, places, strict=True))
         self.depth += 1
@@ -321,16 +328,6 @@ def attribute_label(node: Node) -> str:
     return op.label if isinstance(op, Input) else op.name
 
 
-def label(node: Node) -> str:
-    """What a group computes, for people: its main ops and where they come from."""
-    assert isinstance(node.op, Group)
-    names: list[str] = []
-    for n in node.op.body.nodes():
-        if not isinstance(n.op, Input | Const | Project) and n.op.name not in names:
-            names.append(n.op.name)
-    return "+".join(names[-6:]) + (f" @ {node.loc}" if node.loc else "")
-
-
 def count(e: KernelExpr) -> DimLike:
     """A number that a kernel gives over its dims (chunks, rounds)."""
     found = dim_of(e)
@@ -355,7 +352,7 @@ def link(
     `launches`, if given, is filled with what each step belongs to, for debugging. `fill`: for one that remembers.
     Raises CompileError, naming the group's ops and their place in the model.
     """
-    storage = assign(graph)
+    storage = assign(graph, graph.lasting)
     linker = _Linker(storage.graph, storage, lower, assembler)
     linker.link()
     if launches is not None:
@@ -380,13 +377,20 @@ def link(
         )
         for i, b in enumerate(linker.buffers)
     )
+    held = len(graph.state)
+    inputs = [_spec(attribute_label(n), n) for n in storage.graph.inputs]
+    state = (
+        rt.State(replace(spec, name=name), np.zeros(old.type.nbytes, np.uint8), storage.copied.get(old, ""))
+        for name, spec, (old, _) in zip(graph.state, inputs[len(inputs) - held :], graph.lasting, strict=True)
+    )
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
     return rt.Program(
         symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols() if not is_found(s)),
         sizes=linker.found.specs,
         conditions=tuple(map(expression, graph.conditions)),
-        inputs=tuple(_spec(attribute_label(n), n) for n in storage.graph.inputs),
-        outputs=tuple(_spec(name, n) for name, n in zip(names, storage.graph.results, strict=True)),
+        inputs=tuple(inputs[: len(inputs) - held]),
+        outputs=tuple(_spec(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[held:]),
+        state=tuple(state),
         buffers=buffers,
         steps=tuple(replace(s, device=device) for s in linker.steps),
         code={device: code},

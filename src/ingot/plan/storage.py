@@ -2,7 +2,7 @@
 
     c = concat(a, b)   ->   a and b are slices of c's buffer; no copy
     p = pad(x)         ->   x is the inside of p's buffer, whose halo is zero from the start
-    y = relu(x)        ->   y is written over x, where nothing reads x afterwards
+    y = relu(x)        ->   y is written over x, where nothing reads x afterwards (`in_place`)
 
 Only groups write. A storage op's operand that cannot lie in its place (it has another place already, or a reader needs
 strides that the place does not give) is copied by a group of its own.
@@ -21,6 +21,7 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
+from ingot.plan.in_place import Pairs, in_place, overwrites, updated
 from ingot.support.dataclass import dataclass
 
 LINE = 64  # bytes of a cache line
@@ -39,32 +40,44 @@ class Place:
 class Storage:
     """Places of all values; `halos`: buffers that must start with all bytes alike, with a key that
     equal geometries share and the byte; `order`: one in which values are made before what reads them, is of their size
-    or lies behind something of their size."""
+    or lies behind something of their size; `copied`: inputs whose new values have memory of their own, and why."""
 
     graph: Graph
     places: dict[Node, Place]
     halos: dict[Node, tuple[str, int]]
     order: tuple[Node, ...]
+    copied: dict[Node, str]
+
+    def updates(self, group: Node) -> bool:
+        """Whether a group finds the operand that it updates where its result lies."""
+        held = updated(group)
+        return held in self.places and self.places[held] == self.places[group]
 
 
-def assign(graph: Graph) -> Storage:
-    """Places for every value of a fused graph, after copies are added where no place serves (see module)."""
+def assign(graph: Graph, pairs: Pairs = ()) -> Storage:
+    """Places for every value of a fused graph, after copies are added where no place serves (see module).
+
+    pairs: inputs, and the outputs that are to lie where these lie, if they can.
+    """
     operands = sum(len(n.inputs) for n in graph.nodes() if isinstance(n.op, ops.Concat | ops.Pad))
     for _ in range(operands + 1):
-        attempt = _Assignment(graph)
+        attempt = _Assignment(graph, pairs)
         misfits = attempt.run()
         if not misfits:
-            return Storage(graph, attempt.places, attempt.halos, attempt.order)
-        graph = _with_copies(graph, misfits)
+            return Storage(graph, attempt.places, attempt.halos, attempt.order, attempt.lasting.copied)
+        was, graph = graph, _with_copies(graph, misfits)
+        became = dict(zip(was.outputs, graph.outputs, strict=True))
+        pairs = [(old, became[new]) for old, new in pairs]
     raise AssertionError("each copy settles one operand")
 
 
 class _Assignment:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, pairs: Pairs):
         self.graph = graph
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
-        self.places: dict[Node, Place] = {}
+        self.lasting = in_place(graph, pairs)
+        self.places = {n: Place(old, Layout.contiguous(old.shape)) for n, old in self.lasting.over.items()}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
         self.sizing = {s: frozenset(topological((n,))) for s, n in graph.found.items()}  # what sizes are made of
@@ -105,32 +118,32 @@ class _Assignment:
         return misfits
 
     def _ordered(self) -> tuple[Node, ...]:
-        found = self.graph.found
-        if not found:
+        found, before = self.graph.found, self.lasting.before
+        if not found and not before:
             return tuple(self.graph.nodes())
 
         def needs(n: Node) -> tuple[Node, ...]:
             names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
-            return (*n.inputs, *(found[s] for s in sorted(names) if s in found))
+            return (*n.inputs, *(found[s] for s in sorted(names) if s in found), *before.get(n, ()))
 
         return tuple(topological((*self.graph.inputs, *self.graph.outputs), needs))
 
     def _in_place(self) -> None:
-        """Write pointwise groups over an operand that they are the last to read, element by element."""
+        """Write groups over an operand that they are the last to read: element by element, or but for some of them."""
         order = {n: i for i, n in enumerate(self.order)}
         for node, at in order.items():
-            place, group = self.places.get(node), node.op
-            if not isinstance(group, Group) or group.kind != "pointwise" or len(node.types) != 1:
+            place = self.places.get(node)
+            if not isinstance(node.op, Group) or len(node.types) != 1:
                 continue
             if place is None or place.owner is not node or node in self.outputs:
                 continue
-            for p, value in zip(group.body.inputs, node.inputs, strict=True):
+            for value in node.inputs:
                 held = self.places.get(value)
                 last = all(order[u] <= at for u in self.users[value]) and value not in self.outputs
                 if held is None or not last or value.type != node.type or held.layout != place.layout:
                     continue
                 whole = isinstance(held.owner.op, Group) and held.owner not in self.halos
-                if whole and node.inputs.count(value) == 1 and _same_index(group.body, p):
+                if whole and overwrites(node, value, {value: held.layout, node: held.layout}):
                     self.places[node] = Place(held.owner, held.layout)
                     break
 
@@ -189,20 +202,6 @@ def _share_sets(node: Node) -> bool:
     lines = static_shape(node.shape[-1:])[0] * node.dtype.nbytes // LINE
     places = min(512, estimate(product(node.shape[1:-1])))
     return lines >= 8 and places > 12 * 64 // gcd(lines, 64)
-
-
-def _same_index(body: Graph, p: Node) -> bool:
-    """Whether element i of `p` is read for element i of the result alone."""
-    users = body.uses()
-    stack, seen = [p], {p}
-    while stack:
-        for u in users.get(stack.pop(), ()):
-            if category(u.op) is not Category.ELEMENTWISE or u.shape != p.shape:
-                return False
-            if u not in seen:
-                seen.add(u)
-                stack.append(u)
-    return body.outputs[0].shape == p.shape
 
 
 def reads_memory(node: Node) -> bool:

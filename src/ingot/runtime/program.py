@@ -81,14 +81,26 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class State:
-    """A tensor of fixed size that lasts from call to call. first: its bytes before the first call."""
+    """A tensor of fixed size that lasts from call to call. first: its bytes before the first call. copied: why a call
+    writes its new value to memory of its own, which the next call reads; "" where it writes it over the old one."""
 
     spec: TensorSpec
     first: NDArray[np.uint8]
+    copied: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(dim for dim in self.spec.shape if isinstance(dim, int))
+
+    def starting(self, value: NDArray[np.generic] | None) -> State:
+        """With another first value; None: with its own."""
+        if value is None:
+            return self
+        if (value.dtype, value.shape) != (dtypes.numpy_dtype(self.spec.dtype), self.shape):
+            raise VerifyError(
+                f"state {self.spec}", expected="a first value of its type", got=(value.dtype, value.shape)
+            )
+        return replace(self, first=np.array(value, order="C").reshape(-1).view(np.uint8))
 
     def check(self) -> None:
         nbytes = prod(self.shape) * dtypes.itemsize(self.spec.dtype)
@@ -164,7 +176,7 @@ class Program:
     own: its device has the arena.
     conditions: expressions over the symbols and sizes that must not be negative.
     sizes: what steps find; buffers and results are as large as these may be. Offsets know none.
-    state: what the kernels read as arguments behind the inputs, and write anew as results before the outputs.
+    state: what the kernels read as arguments behind the inputs, and write there, or anew as results before the outputs.
     scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
     `dump`. meta: what it was compiled from and for, for people.
     """
@@ -206,32 +218,12 @@ class Program:
         return (*(s.spec for s in self.state), *self.outputs)
 
     def with_state(self, first: Mapping[str, NDArray[np.generic]]) -> Program:
-        """This program with its last inputs and first outputs as state of these names and first values, before the
-        state that it has.
-
-        Raises VerifyError where an input and its output are not of one type.
-        """
-        if not first:
-            return self
-        count = len(first)
-        pairs = list(zip(self.inputs[-count:], self.outputs[:count], first.items(), strict=True))
-        for read, written, (name, _) in pairs:
-            if (read.dtype, read.shape) != (written.dtype, written.shape):
-                raise VerifyError(f"state {name!r}", expected=f"one type, {read}", got=str(written))
-        state = tuple(
-            State(replace(read, name=name), np.array(value, order="C").reshape(-1).view(np.uint8))
-            for read, _, (name, value) in pairs
-        )
-        held = len(self.state)
-        # results are the state's in order, then outputs
-        moved = {i: i + count if i < held else i - held for i in range(held + count)}
-        buffers = self.buffers
-        if held:
-            buffers = tuple(
-                replace(b, index=moved.get(b.index, b.index)) if b.kind == "output" else b for b in self.buffers
-            )
-        state += self.state
-        return replace(self, inputs=self.inputs[:-count], outputs=self.outputs[count:], state=state, buffers=buffers)
+        """This program with other first values of some of its state. Raises VerifyError for a name, dtype or shape that
+        is not its."""
+        if unknown := first.keys() - {s.spec.name for s in self.state}:
+            what = f"state {sorted(unknown)}: the graph has to name it, as `Graph.state`"
+            raise VerifyError(what, expected=[s.spec.name for s in self.state])
+        return replace(self, state=tuple(s.starting(first.get(s.spec.name)) for s in self.state))
 
     def check(self) -> None:
         """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
@@ -334,7 +326,7 @@ class Program:
             "sizes": [[s.name, s.lo, _expr_json(s.most), s.hi] for s in self.sizes],
             "inputs": [_spec_json(spec) for spec in self.inputs],
             "outputs": [_spec_json(spec) for spec in self.outputs],
-            "state": [_spec_json(s.spec) for s in self.state],
+            "state": [[_spec_json(s.spec), s.copied] for s in self.state],
             "buffers": [
                 [
                     *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),
@@ -469,10 +461,11 @@ def _size(value: Json) -> Size:
 
 
 def _state(value: Json, first: bytes) -> tuple[State, ...]:
-    specs = [_spec(item) for item in _list(value)]
+    pairs = [_list(item, 2) for item in _list(value)]
+    specs = [_spec(spec) for spec, _ in pairs]
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
     parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []
-    return tuple(map(State, specs, parts))
+    return tuple(map(State, specs, parts, [_str(copied) for _, copied in pairs]))
 
 
 def _features_json(features: Features) -> Json:

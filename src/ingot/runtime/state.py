@@ -42,7 +42,7 @@ class Seeds:
 
 
 class Held:
-    """Each tensor of a program's state twice: the value that a call reads and the one that it writes.
+    """The tensors of a program's state; those that a call does not write in place twice: what it reads, and writes.
 
     shapes: of the tensors. pointers: what a run takes between its inputs and its outputs. For one call at a time.
     """
@@ -51,16 +51,21 @@ class Held:
         """The first values. Raises IngotError when the system has not that much memory."""
         self.shapes = tuple(s.shape for s in state)
         self._state = state
-        ends = np.cumsum([0, *(placement.align(s.first.nbytes) for s in state)])
-        self._regions = [memory.Region(int(ends[-1])) for _ in range(2)] if state else []
-        self._offsets = [int(end) for end in ends[:-1]]
-        for s, place in zip(state, self._places(0), strict=True):
+        self._regions: list[memory.Region] = []
+        read = self._places([s.first.nbytes for s in state])
+        apart = self._places([s.first.nbytes if s.copied else 0 for s in state])
+        written = [new if s.copied else old for s, old, new in zip(state, read, apart, strict=True)]
+        for s, place in zip(state, read, strict=True):
             ctypes.memmove(place, s.first.ctypes.data, s.first.nbytes)
-        self.pointers = [*self._places(0), *self._places(1)]
-        self._exchanged = [*self._places(1), *self._places(0)]
+        self.pointers, self._exchanged = [*read, *written], [*written, *read]
 
-    def _places(self, region: int) -> list[int]:
-        return [self._regions[region].address + offset for offset in self._offsets]
+    def _places(self, sizes: Sequence[int]) -> list[int]:
+        """Addresses in a region of their own."""
+        ends = np.cumsum([0, *map(placement.align, sizes)])
+        if ends[-1]:
+            self._regions.append(memory.Region(int(ends[-1])))
+        address = self._regions[-1].address if ends[-1] else 0
+        return [address + int(end) for end in ends[:-1]]
 
     def exchange(self) -> None:
         """What the last call wrote is what the next one reads."""

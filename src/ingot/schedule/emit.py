@@ -344,20 +344,22 @@ def _dynamic_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Ex
     op = node.op
     assert isinstance(op, ops.DynamicSlice)
     x, *starts = node.inputs
-    at: list[Expr] = []
-    for d, (e, s) in enumerate(zip(index, starts, strict=True)):
-        first = k.cast(em.value(block, s, (), None), i64)
-        at.append(ix.add(e, block.let(_clamped(first, 0, x.shape[d] - op.sizes[d]), "s")))
-    return em.value(block, x, tuple(at), mask)
+    at = zip(index, slice_starts(em, block, starts, x.shape, op.sizes), strict=True)
+    return em.value(block, x, tuple(ix.add(e, start) for e, start in at), mask)
+
+
+def slice_starts(em: Emitter, block: Block, starts: Sequence[Node], shape: Shape, sizes: Shape) -> list[Expr]:
+    """Where a window of `sizes` begins in a value of `shape`: at run-time starts, clamped so that it fits."""
+    firsts = [k.cast(em.value(block, s, (), None), i64) for s in starts]
+    return [block.let(_clamped(e, 0, n - m), "s") for e, n, m in zip(firsts, shape, sizes, strict=True)]
 
 
 def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     x, update, *starts = node.inputs
     at: list[Expr] = []
     inside: Expr | None = mask
-    for d, (e, s) in enumerate(zip(index, starts, strict=True)):
-        first = k.cast(em.value(block, s, (), None), i64)
-        e = ix.sub(e, block.let(_clamped(first, 0, x.shape[d] - update.shape[d]), "s"))
+    for d, (e, s) in enumerate(zip(index, slice_starts(em, block, starts, x.shape, update.shape), strict=True)):
+        e = ix.sub(e, s)
         inside = both(inside, k.binary("and", k.binary("ge", e, ZERO), k.binary("lt", e, dim_expr(update.shape[d]))))
         at.append(e)
     if inside is None:

@@ -141,7 +141,7 @@ def _finished(
     names = [*(key for key, _ in states), *(o.name for o in program.outputs)]
     graph = Graph(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
-        conditions=tuple(walk.conditions),
+        conditions=tuple(walk.conditions), state=tuple(key for key, _ in states),
     )  # fmt: skip
     graph = replace(graph, bounds=asked.limits(graph))
     check_sizes(graph, program.where)

@@ -108,7 +108,8 @@ def _result(
         state[variable.label] = variable.first
         carriers.append(variable.carrier)
         new.append(variable.node)
-    graph = Graph((*inputs, *carriers), (*new, *outputs), (*(f"{n}.new" for n in state), *names))
+    names = (*(f"{n}.new" for n in state), *names)
+    graph = Graph((*inputs, *carriers), (*new, *outputs), names, state=tuple(state))
     return ImportedModel(replace(graph, bounds=asked.limits(graph)), state)
 
 

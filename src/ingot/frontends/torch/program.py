@@ -161,7 +161,7 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     inputs += [carriers[target] for target in written]
     names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
     graph = sizes.graph(inputs, (*renewed, *results), names)
-    graph = limited(graph, program.range_constraints, guards, sizes)
+    graph = replace(limited(graph, program.range_constraints, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
     first = {target: _first(_tensor(program, target)) for target in written}
     return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first, writes)

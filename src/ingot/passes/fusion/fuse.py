@@ -407,10 +407,12 @@ class _Fusion:
                 memo[n] = self.homes[n][0].built(memo)
                 self.reasons[memo[n]] = self.apart[n]
         outputs: list[Node] = []
+        lasting = dict(enumerate(self.graph.lasting))
         for i, n in enumerate(self.graph.outputs):
-            # an output is written by a group of its own
+            # an output is written by a group of its own, but what lasts as it is by none
             own = not is_leaf(n) and memo[n] not in outputs and isinstance(memo[n].op, Group)
-            outputs.append(memo[n] if own else _copy(f"out{i}", memo[n]))
+            stays = i in lasting and lasting[i][0] is n
+            outputs.append(memo[n] if own or stays else _copy(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
 
     def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:

@@ -14,7 +14,7 @@ from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.recurrent.lower import lower_recurrent
 from ingot.schedule.cpu.rows.lower import lower_rows
-from ingot.schedule.cpu.scatter import lower_scatter
+from ingot.schedule.cpu.scatter import lower_scatter, lower_update
 from ingot.schedule.cpu.sort import lower_sort
 from ingot.schedule.cpu.windows.inverted_bottleneck import lower_inverted_bottleneck
 from ingot.schedule.cpu.windows.pool import lower_pool
@@ -32,6 +32,7 @@ STRATEGIES: dict[str, Strategy] = {
     "scan": lower_cumulative,
     "sort": lower_sort,
     "scatter": lower_scatter,
+    "update": lower_update,
 }
 
 

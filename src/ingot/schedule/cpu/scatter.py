@@ -17,7 +17,7 @@ from ingot.ir.kernel import Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import bf16, boolean, f16, f32, i64
-from ingot.ops import Scatter
+from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -25,7 +25,7 @@ from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import CHUNK, chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.emit import Index, load_at, store_at
+from ingot.schedule.emit import Index, load_at, slice_starts, store_at
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
@@ -39,6 +39,38 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
         # every element of an updated slice is known by its own index
         return lower_pointwise(body, ins, outs, machine)
     return _Scattering(anchor, body, ins, outs, machine).lower()
+
+
+def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """The same where the result lies over the operand: the updates alone are written."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, Scatter | DynamicUpdateSlice))
+    if isinstance(anchor.op, Scatter):
+        return _Scattering(anchor, body, ins, outs, machine).lower(in_place=True)
+    return Lowered(()) if 0 in anchor.inputs[1].shape else Lowered((_slice_update(anchor, body, ins, outs, machine),))
+
+
+def _slice_update(
+    anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
+) -> Step:
+    """out[start + index] = update[index]"""
+    x, update, *starts = anchor.inputs
+    operands, chunk, top = Operands.of(body), k.var("chunk"), Block()
+    em = operands.emitter(body, ins)
+    out = pull_back(body.outputs[0], anchor, outs[0])
+    assert out is not None  # else it is not in place
+    first = slice_starts(em, top, starts, x.shape, update.shape)
+    dense = [d for d, size in enumerate(update.shape) if out.strides[d] == 1 and size != 1]
+    axis = dense[-1] if dense else max(update.type.rank - 1, 0)
+
+    def write(block: Block, index: Index, mask: Expr | None) -> None:
+        place = tuple(ix.add(e, s) for e, s in zip(index, first, strict=True))
+        value = em.value(block, update, index, mask)
+        store_at(block, operands.outs[0], ix.linear(place, out.strides, out.offset), value, mask)
+
+    lanes = max(1, machine.vector_bits // max(32, anchor.dtype.bits))
+    chunks = chunked_loops(top, chunk, update.shape, axis, lanes, machine, write)
+    dims = symbol_params(*body_dims(body, (*ins, *outs)))
+    return Step(Kernel("slice_update", operands.params, dims, chunk, chunks, top.body), operands.args)
 
 
 class _Scattering:
@@ -67,8 +99,8 @@ class _Scattering:
         whole = {u: d for u, d in self.window.items() if d not in op.scatter_dims_to_operand_dims}
         self.own = sorted({**whole, **self.batching})
 
-    def lower(self) -> Lowered:
-        return Lowered((self._copy(), self._combine()))
+    def lower(self, in_place: bool = False) -> Lowered:
+        return Lowered((self._combine(),) if in_place else (self._copy(), self._combine()))
 
     def _copy(self) -> Step:
         chunk, top = k.var("chunk"), Block()
@@ -212,4 +244,4 @@ def _combined(kind: str, old: Expr, value: Expr) -> Expr:
     return k.binary(kind, old, value)
 
 
-__all__ = ["lower_scatter"]
+__all__ = ["lower_scatter", "lower_update"]

@@ -30,6 +30,7 @@ STRATEGIES: dict[str, Strategy] = {
     "scan": lower_scan,
     "sort": lower_sort,
     "scatter": lower_scatter,
+    "update": lower_scatter,  # each element of the operand is read by whoever writes it
 }
 
 
