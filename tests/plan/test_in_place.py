@@ -1,12 +1,20 @@
-"""Pointwise groups write over operands that nobody reads afterwards."""
+"""Groups write over operands that nobody reads afterwards, and new values over the old ones of what lasts."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, f32
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import Shape, TensorType, f32, i64
 from ingot.ops.group import Group
+from ingot.pipeline.build import build_native, build_program
+from ingot.pipeline.target import features_of
 from ingot.plan.storage import assign
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
 from tests.schedule.compiled import check
 
 SHAPE = (4, 6)
@@ -56,3 +64,139 @@ def test_results_hold():
     v = ops.Reverse((1,))(ops.Add()(z, ops.Neg()(x)))
     data = np.random.default_rng(0).standard_normal((7, 33)).astype(np.float32)
     check(Graph((x,), (v, z)), [data])
+
+
+# --- what lasts
+
+
+def row(name: str, shape: Shape = (6, 5)) -> Node:
+    return Input(name, TensorType(f32, shape))()
+
+
+def lasting(old: Node, new: Node, *others: Node, inputs: tuple[Node, ...] = ()) -> Program:
+    graph = Graph((*inputs, old), (new, *others), state=("s",))
+    return build_program(graph, features_of("null:native"), 2)
+
+
+ZERO = const(0)
+S, X, AT = row("s"), row("x", (2, 5)), Input("at", TensorType(i64))()
+ROWS = Input("rows", TensorType(i64, (2, 1)))()
+CORNER = ops.Slice((0, 0), (2, 1), (1, 1))(S)
+WRITTEN = ops.DynamicUpdateSlice()(S, X, AT, ZERO)
+SCATTERED = ops.Scatter("set", (1,), (0,), (), (), (0,), 1)(S, ROWS, X)
+
+
+@pytest.mark.parametrize("new", [WRITTEN, SCATTERED, ops.DynamicUpdateSlice()(SCATTERED, X, AT, ZERO)])
+def test_updates_write_their_rows_alone(new: Node) -> None:
+    inputs = [i for i in (X, AT, ROWS) if i in Graph((), (new,)).nodes()]
+    program = lasting(S, new, ops.Reduce("sum", (1,))(new), ops.Reduce("sum", (0,))(S), inputs=tuple(inputs))
+    assert program.state[0].copied == ""
+    kernels = [step.kernel.rstrip("0123456789") for step in program.steps]
+    assert "scatter_copy_" not in kernels
+    # who reads the old rows comes first
+    assert kernels[0] not in ("scatter_", "slice_update_") and {"scatter_", "slice_update_"} & set(kernels)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (ops.Add()(S, ops.Exp()(S)), ""),
+        (S, ""),
+        (ops.Reverse((0,))(S), "reads other elements"),
+        (ops.Add()(S, ops.Reverse((1,))(S)), "reads other elements"),
+        (ops.DynamicUpdateSlice()(S, ops.Slice((3, 0), (5, 5), (1, 1))(S), AT, ZERO), "reads other elements"),
+        (ops.Scatter("add", (1,), (0,), (), (), (0,), 1)(S, ops.Convert(i64)(CORNER), X), ""),
+    ],
+)  # fmt: skip
+def test_why_values_are_copied(new: Node, reason: str) -> None:
+    inputs = [i for i in (X, AT) if i in Graph((), (new,)).nodes()]
+    copied = lasting(S, new, inputs=tuple(inputs)).state[0].copied
+    assert reason in copied and bool(copied) == bool(reason)
+
+
+def test_circles_are_copied() -> None:
+    a, b, c = (row(name) for name in "abc")
+    graph = Graph((a, b, c), (b, c, a), state=("a", "b", "c"))
+    assert sum(bool(s.copied) for s in build_program(graph, features_of("null:native"), 1).state) == 1
+    # what reads the old value needs the new one
+    new = ops.Exp()(a)
+    late = ops.Mul()(ops.BroadcastInDim((6, 5), (0,))(ops.Reduce("sum", (1,))(new)), a)
+    assert "needs the new one" in lasting(a, new, late).state[0].copied
+
+
+class _Dag:
+    """Random graphs whose state is read and written all over."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.shape = (int(self.rng.integers(1, 9)), int(self.rng.integers(1, 40)))
+        self.at = Input("at", TensorType(i64))()
+        self.values = [row(f"s{i}", self.shape) for i in range(int(self.rng.integers(1, 5)))]
+        self.state = tuple(self.values)
+        self.x = row("x", self.shape)
+        self.values.append(self.x)
+        for _ in range(int(self.rng.integers(3, 12))):
+            self.values.append(self.step())
+
+    def any(self) -> Node:
+        return self.values[int(self.rng.integers(len(self.values)))]
+
+    def step(self) -> Node:
+        a, b, rows = self.any(), self.any(), self.shape[0]
+        part = ops.Slice((0, 0), (max(1, rows // 2), self.shape[1]), (1, 1))(b)
+        match int(self.rng.integers(9)):
+            case 0:
+                return ops.Add()(ops.mul(a, 0.5), b)
+            case 1:
+                return ops.Tanh()(a)
+            case 2 | 3 | 4:
+                return ops.DynamicUpdateSlice()(a, part, self.at, const(0))
+            case 5:
+                spots = ops.BroadcastInDim((part.shape[0], 1), ())(self.at)
+                kind = str(self.rng.choice(["set", "add"]))
+                return ops.Scatter(kind, (1,), (0,), (), (), (0,), 1)(a, spots, part)
+            case 6:
+                return ops.Reverse((0,))(a)
+            case 7:
+                return ops.BroadcastInDim(self.shape, (0,))(ops.Reduce("max", (1,))(a))
+        turn, kept = Input("turn", TensorType(i64))(), row("kept", self.shape)
+        fresh = row("fresh", part.shape)
+        cond = Graph((turn, kept, fresh), (ops.compare("LT", turn, 3),))
+        written = ops.DynamicUpdateSlice()(kept, ops.mul(fresh, 0.5), turn, const(0))
+        body = Graph((turn, kept, fresh), (ops.add(turn, 1), written, fresh))
+        return ops.While(cond, body)(const(0), a, part).results[1]
+
+    def graph(self) -> Graph:
+        new = [self.any() if self.rng.random() < 0.3 else v for v in self.values[-len(self.state) :]]
+        return Graph((self.x, self.at, *self.state), (*new, self.any(), self.any()))
+
+
+def check_steps(seed: int) -> int:
+    """A random graph over several calls, in place and copied, beside the interpreter; how many values are in place."""
+    dag = _Dag(seed)
+    free = dag.graph()
+    kept = replace(free, state=tuple(f"state {i}" for i in range(len(dag.state))))
+    program = build_native(kept, 2)
+    in_place, copied = CompiledModel(program, threads=2), CompiledModel(build_native(free, 2), threads=2)
+    values = [dag.rng.standard_normal(dag.shape).astype(np.float32) for _ in dag.state]
+    in_place.set_state(dict(zip(kept.state, values, strict=True)))
+    expected = values
+    for turn in range(4):
+        x = dag.rng.standard_normal(dag.shape).astype(np.float32), np.asarray(turn * 2 - 1)
+        results = in_place.run(x)
+        *values, first, second = copied.run((*x, *values))
+        for got, same in zip((*in_place.state().values(), *results), (*values, first, second), strict=True):
+            np.testing.assert_array_equal(got, same)
+        expected = interpret(free, (*x, *expected))[: len(values)]
+        for got, near in zip(values, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(got), near, rtol=1e-4, atol=1e-5)
+    return sum(not s.copied for s in program.state)
+
+
+def test_random_graphs_keep_their_state() -> None:
+    assert sum(map(check_steps, range(6))) >= 6
+
+
+@pytest.mark.slow
+def test_many_random_graphs_keep_their_state() -> None:
+    assert sum(map(check_steps, range(100, 160))) >= 60

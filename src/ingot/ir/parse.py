@@ -190,8 +190,8 @@ class _Parser:
         several = tuple(c for c in conditions if isinstance(c, Dim))
         if len(state) > min(len(inputs), len(outputs) - len(sizes)):
             raise self.error(f"expected an input and a result for each of the {len(state)} in the state")
-        lists = map(tuple, (inputs, outputs, names, bounds))
-        return Graph(*lists, conditions=several, sizes=tuple(sizes), state=tuple(state))
+        limits = tuple(bounds), several, tuple(sizes), tuple(state)
+        return Graph(tuple(inputs), tuple(outputs), tuple(names), *limits)
 
     def size(self, nodes: dict[str, Node], outputs: list[Node]) -> tuple[str, DimLike]:
         name = self.take("word", "a symbol")

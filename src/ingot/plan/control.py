@@ -7,7 +7,8 @@
     Case(branches)(index, x...)        ->        is[i] = index selects branch i
                                                  jump to next if not is[0];  steps of branch 0;  jump to end;  next: ...
 
-A value that the body hands on unchanged is not copied: the body reads it where it lies, and knows it if it is constant.
+The body writes its results over v where it can (`in_place`). A value that it hands on unchanged is not copied: the body
+reads it where it lies, and knows it if it is constant.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ingot.ir.node import Const, Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.group import Group
+from ingot.plan.in_place import Pairs
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
@@ -42,7 +44,7 @@ class Plan(Protocol):
     def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None: ...
     def jump(self, flag: int | None = None, target: int = 0) -> int: ...
     def aim(self, number: int) -> None: ...
-    def nested(self, graph: Graph, places: Sequence[int]) -> list[Place]: ...
+    def nested(self, graph: Graph, places: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
 
 
 def launch_control(plan: Plan, node: Node, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> None:
@@ -133,9 +135,11 @@ class _Control:
         ((flag, _),) = plan.nested(_with_constants(op.cond, constants), buffers)
         leave = plan.jump(flag)
         body = op.body.with_outputs([*(op.body.outputs[i] for i in changing), *op.body.found.values()])
-        found = plan.nested(_with_constants(body, constants), buffers)
-        for i, source in zip(changing, found, strict=True):
-            self._copy(op.body.outputs[i], source, places[i])
+        body = _with_constants(body, constants)
+        pairs = list(zip((body.inputs[i] for i in changing), body.results, strict=True))
+        for i, source in zip(changing, plan.nested(body, buffers, pairs), strict=True):
+            if source != places[i]:
+                self._copy(op.body.outputs[i], source, places[i])
         back = plan.jump(target=start)
         plan.aim(leave)
         for b, _ in places.values():

@@ -17,7 +17,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, Project
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, label
-from ingot.ops.views import pull_back, strided
+from ingot.ops.views import base_of, pull_back, strided
 from ingot.support.dataclass import dataclass
 
 Pairs = Sequence[tuple[Node, Node]]  # inputs, and what is to lie in their memory behind a run
@@ -101,8 +101,7 @@ def _updates(body: Graph, p: Node, layout: Layout) -> bool:
     target = pull_back(body.outputs[0], anchor, layout)
     if source is None or target is None or source[1] != target:
         return False
-    readers = [n for n in body.nodes() if p in n.inputs]
-    return len(readers) == 1 and sum(strided(i, {})[0] is p for i in anchor.inputs if strided(i, {})) == 1
+    return all(base_of(i) is not p for i in anchor.inputs[1:]) and sum(p in n.inputs for n in body.nodes()) == 1
 
 
 def _same_element(body: Graph, p: Node, layout: Layout) -> bool:

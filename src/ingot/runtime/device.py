@@ -31,10 +31,26 @@ class Context(Protocol):
     def release(self) -> None: ...
 
 
+class Store(Protocol):
+    """Memory of a device that lasts from run to run. All runs that were begun end before it is read or written."""
+
+    address: int
+
+    def read(self, offset: int, nbytes: int, /) -> bytes: ...
+
+    def write(self, offset: int, source: int, nbytes: int, /) -> None:
+        """source: an address on the host."""
+        ...
+
+
 class Loaded(Protocol):
     """A program in a device's memory."""
 
     threads: int
+
+    def store(self, nbytes: int, /) -> Store:
+        """Memory for state, all zeros. Raises IngotError where there is not that much."""
+        ...
 
     def claim(self) -> Context: ...
 

@@ -117,7 +117,7 @@ class CompiledModel(CompiledProgram):
         self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
         self._makers = [Border(spec) for spec in program.outputs]
         self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
-        self._held = Held(program.state)
+        self._held = Held(program.state, self._loaded.store)
         self._results = memory.Results(len(program.outputs))
         if not program.symbols and not self._telling:
             self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
@@ -177,7 +177,7 @@ class CompiledModel(CompiledProgram):
             else:
                 if getattr(place, "index", 0):
                     raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
-                resident += [False] * len(held.pointers) + [True] * len(results)
+                resident += [True] * (len(held.pointers) + len(results))
                 context.run(instance, pointers, resident)
             if self.program.sizes:
                 shapes = zip(self._makers, results, instance.cut(), strict=True)

@@ -12,7 +12,8 @@ import pytest
 
 from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda.device import CudaDevice, Loaded
-from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
+from ingot.runtime.program import Buffer, Program, State, Step, Symbol, TensorSpec
+from ingot.runtime.state import Held
 from ingot.support.cubins import KernelCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError
 from ingot.support.native import Code, Features
@@ -217,6 +218,45 @@ def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
 
 def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
     np.testing.assert_array_equal(run(Loaded(until_100()), np.float32([3, 1])), [192, 64])
+
+
+def counting(copied: str) -> Program:
+    """The state doubles in each call; y = 2 x."""
+    base = twice()
+    spec = TensorSpec("s", "f32", (4,))
+    state = Buffer(3, "input", 16, index=1)
+    new = Buffer(4, "output", 16, index=0) if copied else replace(state, id=4)
+    dims, chunks = (4,), 4
+    step = Step("double", ((3, 0), (4, 0)), dims, chunks, "state", device="cuda")
+    buffers = (X, replace(Y, index=1), base.buffers[2], state, new)
+    buffers = tuple(replace(b, device="cuda") for b in buffers)
+    first = np.arange(1, 5, dtype=np.float32).view(np.uint8)
+    found = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
+    found.check()
+    return found
+
+
+@pytest.mark.parametrize("copied", ["", "as asked"])
+def test_state_stays_on_the_gpu(fake: FakeDriver, copied: str) -> None:
+    loaded, x = Loaded(counting(copied)), np.arange(5, dtype=np.float32)
+    program = loaded._program
+    held = Held(program.state, loaded.store)
+    for turn in range(3):
+        y, context = np.zeros_like(x), loaded.claim()
+        fake.log.clear()
+        context.run(context.bind((x.shape, *held.shapes)), [x.ctypes.data, *held.pointers, y.ctypes.data])
+        moved = [entry[0] for entry in fake.log if entry[0] not in ("update", "allocate")]
+        assert moved == ["to_device", *["launch"] * 3, "to_host", "synchronize"]
+        held.exchange()
+        context.release()
+        del context
+        np.testing.assert_array_equal(y, 4 * x)
+        np.testing.assert_array_equal(held.read()["s"], np.arange(1, 5) * 2.0 ** (turn + 1))
+    held.write({"s": np.zeros(4, np.float32)})
+    assert not held.read()["s"].any()
+    assert "update" not in [entry[0] for entry in fake.log] or copied
+    del loaded
+    assert not fake.live
 
 
 @pytest.mark.parametrize("made", [twice, until_100])

@@ -87,6 +87,9 @@ class Loaded:
         context.pool.lock.acquire()
         return context
 
+    def store(self, nbytes: int) -> memory.Region:
+        return memory.Region(nbytes)
+
     def prepare(self, shapes: tuple[Shape, ...]) -> None:
         """Bind these shapes and place their memory before the first run."""
         context = self.claim()

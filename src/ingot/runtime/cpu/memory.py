@@ -38,6 +38,12 @@ class Region:
         """A view of the bytes; it keeps the memory alive."""
         return np.frombuffer(self._map, np.uint8)
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return ctypes.string_at(self.address + offset, nbytes)
+
+    def write(self, offset: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(self.address + offset, source, nbytes)
+
     def fill(self, offset: int, nbytes: int, byte: int) -> None:
         ctypes.memset(self.address + offset, byte, nbytes)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -71,21 +74,41 @@ class Loaded:
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._lock = threading.Lock()
+        # calls of a program with state come one after another, in one context
+        self._turn = threading.Lock() if program.state else None
+        self._stores: list[_Memory] = []
         # a process that ends gives all back by itself, when the driver may be gone already
-        weakref.finalize(self, _give_back, self._driver, self._image, self._weights, self._all).atexit = False
+        held = [self._weights], self._stores
+        weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
         weights = program.weights
         self._weights.hold(weights.nbytes)
         self._driver.to_device(self._weights.address, weights.ctypes.data, weights.nbytes, 0)
         self._driver.synchronize(0)
 
+    def store(self, nbytes: int) -> _Memory:
+        memory = _Memory(self._driver)
+        memory.hold(nbytes)
+        self._stores.append(memory)
+        self._driver.fill(memory.address, 0, memory.nbytes, 0)
+        self._driver.synchronize(0)
+        return memory
+
     def claim(self) -> Context:
         self._driver.enter()
+        if self._turn is not None:
+            self._turn.acquire()
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        # of this the context knows its list alone: what knew the model would keep it alive
+        # of this the context knows its list and the turn alone: what knew the model would keep it alive
+        release = partial(_release, self._idle, self._turn)
         own = self._driver, self._program, self._image, self._weights.address, self._profile
-        context = Context(*own, self._idle.append)
+        try:
+            context = Context(*own, release)
+        except BaseException:
+            if self._turn is not None:
+                self._turn.release()
+            raise
         self._all.append(context)
         return context
 
@@ -119,19 +142,43 @@ class _Memory:
             self.free()
             self.address, self.nbytes = self._driver.allocate(nbytes), nbytes
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """What lies there once all has ended that was begun."""
+        self._driver.enter()
+        self._driver.synchronize_all()
+        found = ctypes.create_string_buffer(nbytes)
+        self._driver.to_host(ctypes.addressof(found), self.address + offset, nbytes, 0)
+        self._driver.synchronize(0)
+        return found.raw
+
+    def write(self, offset: int, source: int, nbytes: int) -> None:
+        self._driver.enter()
+        self._driver.synchronize_all()
+        self._driver.to_device(self.address + offset, source, nbytes, 0)
+        self._driver.synchronize(0)
+
     def free(self) -> None:
         if self.address:
             self._driver.free(self.address)
         self.address = self.nbytes = 0
 
 
-def _give_back(driver: Driver, image: Image, weights: _Memory, contexts: list[Context]) -> None:
+def _release(idle: list[Context], turn: threading.Lock | None, context: Context) -> None:
+    idle.append(context)
+    if turn is not None:
+        turn.release()
+
+
+def _give_back(
+    driver: Driver, image: Image, memory: tuple[list[_Memory], list[_Memory]], contexts: list[Context]
+) -> None:
     """All that a model has of the GPU, once what was begun has ended."""
     driver.enter()
     driver.synchronize_all()
     for context in contexts:
         context.close()
-    weights.free()
+    for held in chain(*memory):
+        held.free()
     image.unload()
 
 
@@ -204,7 +251,9 @@ class Context:
         assert isinstance(instance, Instance)
         driver = self._driver
         stream = self._stream if resident is None else _callers_stream()
-        ends = [*zip(pointers, resident or [False] * len(pointers), instance.nbytes, strict=True)]
+        state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
+        here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
+        ends = [*zip(pointers, here, instance.nbytes, strict=True)]
         if resident is not None and driver.is_capturing(stream):
             self._record(instance, ends, stream)
             return
@@ -213,7 +262,7 @@ class Context:
         self._last = stream
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
-        host = False  # whether the host may not go on before all has ended
+        host = resident is None  # whether the host may not go on before all has ended
         for i, (pointer, here, nbytes) in enumerate(ends):
             if (here and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
@@ -243,6 +292,9 @@ class Context:
         graph may run at any time, beside others."""
         if any(nbytes and not here for _, here, nbytes in ends):
             raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
+        if copied := [s for s in self._program.state if s.copied]:
+            got = "; ".join(f"{s.spec.name}: {s.copied}" for s in copied)
+            raise DeviceError("a CUDA graph that is captured", expected="state that is written in place", got=got)
         driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
         unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]
         own: dict[int, int] = {}
