@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
 # These see every layer above; of each other, only what stands before them.
 TOP = [
     "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "exporter", "differentiated",
-    "debug", "bench", "tune", "quantization", "cli", "__main__",
+    "optim", "training", "debug", "bench", "tune", "quantization", "cli", "__main__",
 ]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
@@ -38,6 +38,7 @@ LAZY = {
     ("__init__", "quantization"),
     ("quantization/run", "quantization"),  # what needs ONNX
     ("__init__", "differentiated"),
+    ("__init__", "training"),
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),
     ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name

@@ -25,8 +25,14 @@ Written by `python tools/api_reference.py` from signatures and docstrings. What 
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Compile and run": (
         "",
-        (*(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")),
+        (*(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
+           and name != "train"),
          "ingot.runtime.executor.CompiledProgram", "ingot.specialized.SpecializedModel", "ingot.hosted.HostedModel"),
+    ),
+    "Train": (
+        "See [training.md](training.md).",
+        ("ingot.train", "ingot.training.run.CompiledStep", "ingot.runtime.training.TrainingStep", "ingot.optim.SGD",
+         "ingot.optim.Adam", "ingot.optim.AdamW", "ingot.optim.Lion", "ingot.optim.Group"),
     ),
     "Errors": (
         "Every error that Ingot raises on purpose says what was expected, what it got, where, and what to do.",

@@ -10,6 +10,7 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
+from ingot.runtime.training import META, TrainingStep
 from ingot.support.errors import CompileError, IngotError
 from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
+    from ingot import optim
     from ingot.compiler import Model
     from ingot.differentiated import DifferentiatedModel
+    from ingot.optim import Optimizer
     from ingot.quantization.run import QuantizedModel
+    from ingot.training.run import CompiledStep
 
 __all__ = [
     "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "quantize",
-    "value_and_grad",
+    "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
@@ -207,6 +212,66 @@ def value_and_grad(
     return differentiate(model, example_inputs, wrt, dynamic, threads)
 
 
+def train(
+    model: Any,
+    loss: str | Callable[..., Any] | None,
+    optimizer: Optimizer,
+    example_inputs: Any = None,
+    example_targets: Any = (),
+    *,
+    metrics: Sequence[str] = (),
+    trainable: Sequence[str] | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    precision: str = "float32",
+    skip_nonfinite: bool = False,
+    dynamic: Any = None,
+    threads: int | None = None,
+    seed: int = 0,
+) -> CompiledStep:
+    """Compile a step of training to one native program: forward, loss, gradients, clipping and the optimizer's update.
+
+        step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(lr=1e-3), (x,))
+        for x, y in batches:
+            loss, metrics = step(x, y)
+
+    Args:
+        model: an `nn.Module`, whose dropout and batch norms train where it is in training mode; an ONNX file or
+            `ModelProto`, whose batch norms and dropout are put into training mode; or a JAX function whose first
+            argument is a tree of parameters.
+        loss: "cross_entropy", "nll", "mse", "l1", "huber", "bce_with_logits" or "kl_div", of the model's first result
+            and one target (classes on axis 1), as torch.nn.functional has them; or a function of the model's framework,
+            (result, *targets) -> scalar; None where the model's first result is the loss.
+        optimizer: one of `ingot.optim`: SGD, Adam, AdamW, Lion.
+        example_inputs: of a module, its arguments; of a function, (parameters, x, ...). None for ONNX.
+        example_targets: what a loss function is given behind the result; of a loss by name only where the target's type
+            is not the usual one (i64 classes, or the result's own type).
+        metrics: of "accuracy", "mse", "l1", measured on each batch before the update.
+        trainable: patterns of parameters' names ("head.*") to train; the others are constants. By default all floats
+            that require a gradient (PyTorch), all float initializers that are no settings (ONNX), all floats (JAX).
+        clip_norm, clip_value: bounds of all gradients' common norm, and of each element.
+        accumulate: calls whose mean gradient makes one update.
+        precision: what products take their operands in: "float32", "bfloat16" or "float16" (with a scale of the loss
+            that adapts). Parameters, sums and everything else stay as they are.
+        skip_nonfinite: make no update where a gradient is NaN or infinite, so that `first_nan` can tell whose it is.
+        dynamic, threads: as for `compile`. seed: of dropout and other random numbers.
+
+    Returns: a step that is called with the model's arguments and the targets behind them, and gives (loss, metrics); it
+    has state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md).
+
+    Raises InputError for arguments that do not fit (a loss that is no float scalar, integers that were to be trained),
+    UnsupportedOpError naming all ops that have no reverse rule, and what `compile` raises.
+    """
+    from ingot.training.run import train_model  # as above
+
+    return train_model(
+        model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
+        clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
+        skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed,
+    )  # fmt: skip
+
+
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
     """A JAX function, compiled at the first call with arguments of a tree, shapes and types. A decorator, with or
     without options (threads, cache, fast_math, precision). Inside of a function that JAX traces it is a callback.
@@ -219,6 +284,17 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., A
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
     """Load a saved program: milliseconds, numpy alone.
 
+    What `ingot.train` made goes on training: a `TrainingStep`.
+
     Raises ArtifactError for a file that is truncated, corrupted, of another version or for another machine.
     """
-    return CompiledModel(artifact.load(Path(path)), threads=threads)
+    program = artifact.load(Path(path))
+    made = TrainingStep if META in program.meta else CompiledModel
+    return made(program, threads=threads)
+
+
+def __getattr__(name: str) -> Any:
+    """`ingot.optim`, which is of the compiler, when it is first asked for."""
+    if name != "optim":
+        raise AttributeError(f"module 'ingot' has no attribute {name!r}")
+    return importlib.import_module("ingot.optim")

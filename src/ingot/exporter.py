@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.frontends.shared import safetensors
 from ingot.frontends.stablehlo.out import emit
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir.node import Graph
@@ -14,6 +13,7 @@ from ingot.model_file import kind_of
 from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.state import RANDOM
+from ingot.support import safetensors
 from ingot.support.errors import InputError
 
 

@@ -22,10 +22,10 @@ if keras.backend.backend() != "jax":
 import ingot  # noqa: E402 - Keras settles its backend first
 from ingot.frontends.keras import config, import_keras, worker  # noqa: E402
 from ingot.frontends.keras.model import _graph  # noqa: E402
-from ingot.frontends.shared import safetensors  # noqa: E402
 from ingot.ir.interp import interpret  # noqa: E402
 from ingot.ir.node import Graph, Input  # noqa: E402
 from ingot.model_file import kind_of  # noqa: E402
+from ingot.support import safetensors  # noqa: E402
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError  # noqa: E402
 
 L = keras.layers

@@ -11,7 +11,6 @@ import pytest
 import ingot
 from ingot import ops
 from ingot.exporter import write
-from ingot.frontends.shared import safetensors
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.frontends.stablehlo.out import emit
 from ingot.frontends.stablehlo.parser import parse
@@ -21,6 +20,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Op, const
 from ingot.ir.types import TensorType, dtype_of
+from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, UnsupportedOpError
 
 CORE = sorted(

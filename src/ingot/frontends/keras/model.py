@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared import safetensors
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.dims import parse_dim
 from ingot.ir.node import Graph
-from ingot.support import errors
+from ingot.support import errors, safetensors
 from ingot.support.errors import ImportModelError, LimitError, UnsupportedOp, UnsupportedOpError
 from ingot.support.limits import seconds_left
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.frontends.keras import config
-from ingot.frontends.shared import safetensors
+from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpError
 
 # bytes that a byte of a dataset may stand for

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared import safetensors
 from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
@@ -21,6 +20,7 @@ from ingot.frontends.stablehlo.syntax import Module
 from ingot.frontends.stablehlo.types import tensor_type
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph
+from ingot.support import safetensors
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 

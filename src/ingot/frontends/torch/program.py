@@ -53,10 +53,11 @@ from ingot.support.errors import ImportModelError
 Bounds = tuple[tuple[str, int, int | None], ...]
 
 
-def import_exported(program: ExportedProgram) -> ImportedModel:
+def import_exported(program: ExportedProgram, parameters: Collection[str] = ()) -> ImportedModel:
     """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
 
     Buffers that forward writes are the model's state (`ImportedModel`), which starts from copies of their values.
+    parameters: names of tensors that are no constants but the graph's last inputs; one of several that are the same.
 
     Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
     `run_decompositions` otherwise.
@@ -78,10 +79,10 @@ def import_exported(program: ExportedProgram) -> ImportedModel:
         if highest is not None:
             sizes.require(size, highest)
     try:
-        return _imported(program, sizes, guards, final=False)
+        return _imported(program, sizes, guards, parameters, final=False)
     except NeedsDecomposition as e:
         simpler = _simplified(program, e)
-    return _imported(simpler, sizes, guards, final=True)
+    return _imported(simpler, sizes, guards, parameters, final=True)
 
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
@@ -121,8 +122,12 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
     return [] if environment is None else [*assumed(environment), *program.graph_module.meta.get(DIFFER, ())]
 
 
-def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], *, final: bool) -> ImportedModel:
+def _imported(
+    program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], parameters: Collection[str], *, final: bool
+) -> ImportedModel:
     written = _written(program)
+    held: dict[str, Node] = {}
+    same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(program.range_constraints)
     carriers: dict[str, Node] = {}
     importer = Importer(sizes, final)
@@ -144,6 +149,11 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
             leaf, carrier = tensor_input(str(node.name), node.meta["val"], sizes)
             carriers[spec.target] = carrier
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
+        elif spec.target in parameters:
+            tensor = _tensor(program, spec.target)
+            if id(tensor) not in same:
+                same[id(tensor)] = held[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
+            values.append(same[id(tensor)])
         else:
             values.append(_constant(program, spec))
     kinds = (spec.kind for spec in program.graph_signature.output_specs)
@@ -158,13 +168,15 @@ def _imported(program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Bas
     adapter, results = output_adapter(outputs[count:], out_spec)
     _, renewed = output_adapter(outputs[:count], pytree.tree_flatten(tuple(range(count)))[1])
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
-    inputs += [carriers[target] for target in written]
+    inputs += [*(carriers[target] for target in written), *held.values()]
     names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
     graph = sizes.graph(inputs, (*renewed, *results), names)
     graph = replace(limited(graph, program.range_constraints, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
     first = {target: _first(_tensor(program, target)) for target in written}
-    return ImportedModel(graph, InputAdapter(in_spec, tuple(leaves), _signature(program)), adapter, first, writes)
+    learned = {target: _first(_tensor(program, target)) for target in held}
+    flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
+    return ImportedModel(graph, flatten, adapter, first, writes, learned)
 
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ingot.frontends.shared import safetensors
 from ingot.frontends.torch.convert import to_numpy, to_torch
+from ingot.support import safetensors
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 

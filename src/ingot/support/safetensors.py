@@ -7,48 +7,35 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from ingot.support.errors import ImportModelError
+from ingot.support.files import atomic_write
 
-_TYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U64": np.dtype(np.uint64),
-    "U32": np.dtype(np.uint32),
-    "U16": np.dtype(np.uint16),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+# its names -> numpy's, and those of the package ml_dtypes
+_NUMPYS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+_MORE = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_NAMES = {text: name for name, text in (_NUMPYS | _MORE).items()}
 _LONGEST_HEADER = 100 << 20
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises TypeError for a dtype that the format has none for."""
+    """The file is written whole or not at all. Raises TypeError for a dtype that the format has none for."""
     header: dict[str, object] = {}
     at = 0
     for name, array in arrays.items():
-        if array.dtype not in _NAMES:
+        if array.dtype.name not in _NAMES:
             raise TypeError(f"safetensors has no {array.dtype}, of {name}")
         place = [at, at + array.nbytes]
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": place}
+        header[name] = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape), "data_offsets": place}
         at += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in arrays.values():
-            file.write(np.asarray(array, order="C").tobytes())
+    bodies = (np.asarray(array, order="C").tobytes() for array in arrays.values())
+    atomic_write(path, [len(text).to_bytes(8, "little") + text, *bodies])
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -71,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _entry(entry: Mapping[str, object], rest: np.ndarray) -> np.ndarray:
-    dtype = _TYPES[str(entry["dtype"])]
+    dtype = _dtype(str(entry["dtype"]))
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
         raise ValueError("an entry without shape and data_offsets")
@@ -81,3 +68,11 @@ def _entry(entry: Mapping[str, object], rest: np.ndarray) -> np.ndarray:
     if not 0 <= start <= end <= rest.size:
         raise ValueError("data_offsets outside of the file")
     return rest[start:end].view(dtype).reshape(shape)
+
+
+def _dtype(name: str) -> np.dtype:
+    if name in _NUMPYS:
+        return np.dtype(_NUMPYS[name])
+    import ml_dtypes  # here, so that files of numpy's own types are read with numpy alone
+
+    return np.dtype(getattr(ml_dtypes, _MORE[name]))

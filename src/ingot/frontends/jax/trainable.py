@@ -1,0 +1,92 @@
+"""A JAX function with its loss, to be trained: its first argument is a tree of parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from jax import numpy as jnp
+from jax import tree_util
+
+from ingot.frontends.jax.function import import_jax
+from ingot.ir.node import Graph, Input, Node
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainableFunction:
+    """parameters: by the path of each leaf, its value and the graph's input; those that nothing reads have none."""
+
+    graph: Graph
+    parameters: Mapping[str, tuple[np.ndarray, Node]]
+    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+    restore: Callable[[Mapping[str, np.ndarray]], Any]
+
+
+def import_trainable(
+    fn: Callable[..., Any],
+    loss: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    targets: tuple[Any, ...],
+    dynamic: Mapping[str, Any] | None,
+    patterns: tuple[str, ...] | None,
+) -> TrainableFunction:
+    """fn(*args), whose results `loss` takes with the targets behind them: (loss, results), or the results without one.
+
+    patterns: of the paths of leaves to train; by default all floats. The others stay as they are.
+
+    Raises InputError for leaves that are chosen and no floats, and what `import_jax` raises.
+    """
+    read = targets if loss is not None else ()
+    paths, tree = tree_util.tree_flatten_with_path(args[0])
+    leaves = [leaf for _, leaf in paths]
+    names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
+    floats = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
+    learned = [i for i, n in enumerate(names) if _fits(n, floats[i], patterns)]
+    if whole := [names[i] for i in learned if not floats[i]]:
+        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
+
+    def joined(values: Sequence[Any]) -> Any:
+        full = list(leaves)
+        for i, value in zip(learned, values, strict=True):
+            full[i] = value
+        return tree_util.tree_unflatten(tree, full)
+
+    def stepped(learned: Sequence[Any], *rest: Any) -> Any:
+        count = len(rest) - len(read)
+        out = fn(joined(learned), *rest[:count])
+        return out if loss is None else (loss(out, *rest[count:]), out)
+
+    stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
+    first = tuple(jnp.asarray(leaves[i]) for i in learned)
+    imported = import_jax(stepped, (first, *args[1:], *read), dynamic=dynamic)
+    nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
+    inputs = {names[k]: nodes.get(f"learned[{at}]") for at, k in enumerate(learned)}
+    held = {x for x in inputs.values() if x is not None}
+    own = [i for i, x in enumerate(imported.graph.inputs) if x not in held]
+
+    def flatten(given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        every = imported.flatten((first, *given), named)
+        return [every[i] for i in own]
+
+    def restore(values: Mapping[str, np.ndarray]) -> Any:
+        return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
+
+    parameters = {n: (np.array(leaves[names.index(n)]), x) for n, x in inputs.items() if x is not None}
+    return TrainableFunction(imported.graph, parameters, flatten, restore)
+
+
+def _fits(name: str, is_float: bool, patterns: tuple[str, ...] | None) -> bool:
+    return is_float if patterns is None else any(fnmatchcase(name, p) for p in patterns)
+
+
+def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:
+    """The parameters, the function's other arguments under their names, and the targets."""
+    own = list(inspect.signature(fn).parameters)[1 : count + 1]
+    own += [f"x{i}" for i in range(len(own), count)]
+    names = ["learned", *own, *(["target"] if targets == 1 else [f"target_{i}" for i in range(targets)])]
+    return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])

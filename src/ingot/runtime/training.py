@@ -1,0 +1,117 @@
+"""A program that makes a step of training at each call: what a saved one needs, with numpy alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from ingot.runtime import artifact
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.support import safetensors
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ArtifactError, InputError
+
+META = "training"  # the program's meta entry that says that it trains
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a program's tensors are. lr: of a call that gives none. parameters, buffers: names of the state that are the
+    model's own. metrics: names of the results behind the loss. rate: the name of the learning rate among the inputs."""
+
+    lr: float
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rate: str
+
+    def to_json(self) -> str:
+        return json.dumps({k: getattr(self, k) for k in ("lr", "parameters", "buffers", "metrics", "rate")})
+
+    @staticmethod
+    def from_json(text: str) -> Training:
+        """Raises ArtifactError for text that is none of `to_json`."""
+        try:
+            found = cast("dict[str, object]", json.loads(text))
+            parameters, buffers, metrics = (
+                tuple(map(str, cast("list[str]", found[k]))) for k in ("parameters", "buffers", "metrics")
+            )
+            return Training(float(cast("float", found["lr"])), parameters, buffers, metrics, str(found["rate"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ArtifactError("a program that trains", expected="its description", got=str(error)) from error
+
+
+class TrainingStep(CompiledModel):
+    """Called with a batch, it changes the parameters and returns (loss, {metric: value}).
+
+    inputs: the batch's, then the learning rate, which a call may leave out. lr: what it is then.
+    """
+
+    def __init__(self, program: Program, *, threads: int | None = None) -> None:
+        super().__init__(program, threads=threads)
+        self.training = Training.from_json(program.meta[META])
+        self.lr = self.training.lr
+
+    def __call__(self, *args: object, lr: object = None, **kwargs: object) -> tuple[object, dict[str, object]]:
+        """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
+        rate = np.asarray(self.lr if lr is None else lr, np.float32)
+        inputs = self._ordered(args, {**kwargs, self.training.rate: rate})
+        loss, *measured = self.run(inputs)
+        return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Copies of the model's parameters and buffers, by their names in the model."""
+        state = self.state()
+        return {name: state[name] for name in (*self.training.parameters, *self.training.buffers)}
+
+    def save_weights(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and buffers as a safetensors file."""
+        state = self.state()
+        names = (*self.training.parameters, *self.training.buffers)
+        safetensors.write(Path(path), {name: state[name] for name in names})
+
+    def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write all that lasts from step to step, the learning rate and the state of random numbers included, as one
+        safetensors file; whole or not at all. What goes on from it gives the same bits."""
+        safetensors.write(Path(path), {**self.state(), _RATE: np.asarray(self.lr, np.float64)})
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint. Raises InputError for one of another model or optimizer; nothing changes then."""
+        values = dict(safetensors.read(path))
+        if _RATE not in values:
+            raise InputError(f"checkpoint {path}", expected="a file that save_checkpoint wrote", got="another")
+        lr = float(values.pop(_RATE))
+        names = {s.spec.name for s in self.program.state}
+        if names != values.keys():
+            differ = sorted(names ^ values.keys())
+            raise InputError(
+                f"checkpoint {path}", expected="the state of this step", got=f"a difference in {differ[:5]}"
+            )
+        self.set_state(values)
+        self.lr = lr
+
+    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
+        """Write one file that `ingot.load` reads and that goes on from here, with numpy alone."""
+        if weights is not None:
+            raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
+        now = self.state()
+        state = tuple(
+            replace(s, first=np.array(now[s.spec.name], order="C").reshape(-1).view(np.uint8))
+            for s in self.program.state
+        )
+        meta = {**self.program.meta, META: replace(self.training, lr=self.lr).to_json()}
+        artifact.save(replace(self.program, state=state, meta=meta), Path(path))
+
+    def __repr__(self) -> str:
+        count = sum(s.first.size for s in self.program.state if s.spec.name in self.training.parameters)
+        return f"{type(self).__name__}({len(self.training.parameters)} parameters of {count:,} bytes, lr {self.lr:g})"
+
+
+_RATE = "learning rate"

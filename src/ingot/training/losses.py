@@ -1,0 +1,164 @@
+"""Losses by name and what is measured beside them: over a model's first result and one target, the mean over all.
+
+Their definitions are PyTorch's (torch.nn.functional). What a target is follows from the result: its type and shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import nan
+
+from ingot import ops
+from ingot.ir.node import Node
+from ingot.ir.types import TensorType, f32, i32, i64
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+IGNORED = -100  # a target of no class, which counts for nothing
+
+
+@dataclass(frozen=True)
+class Loss:
+    """value: (result, target) -> a scalar. target: the type it has for a result's. others: types that serve as well."""
+
+    value: Callable[[Node, Node], Node]
+    target: Callable[[TensorType], TensorType]
+    others: Callable[[TensorType], tuple[TensorType, ...]] = lambda output: ()
+
+    def check(self, name: str, output: TensorType, target: TensorType) -> None:
+        """Raise InputError for a target that does not fit."""
+        fitting = (self.target(output), *self.others(output))
+        if target not in fitting:
+            what = f"the target of {name} for a result of {output}"
+            raise InputError(what, expected=" or ".join(map(str, fitting)), got=str(target))
+
+
+def _classes(output: TensorType) -> TensorType:
+    """A number of a class for each place; classes are on axis 1, or on the one there is."""
+    if not output.rank:
+        raise InputError("the model's result", expected="scores of classes", got=str(output))
+    axis = _class_axis(output.rank)
+    return TensorType(i64, (*output.shape[:axis], *output.shape[axis + 1 :]))
+
+
+def _short_classes(output: TensorType) -> tuple[TensorType, ...]:
+    return (_classes(output).with_dtype(i32),)
+
+
+def _class_axis(rank: int) -> int:
+    return min(1, rank - 1)
+
+
+def _same(output: TensorType) -> TensorType:
+    return output
+
+
+def _mean(x: Term) -> Node:
+    return ops.mean(x.node)
+
+
+def _cross_entropy(output: Node, target: Node) -> Node:
+    axis = _class_axis(len(output.shape))
+    scores = ops.LogSoftmax(axis)(t.floating(output).node)
+    if target.dtype.is_float:
+        rows = (Term(scores) * t.floating(target)).sum((axis,), keepdims=False)
+        return _mean(-rows)
+    return _likelihood(scores, target)
+
+
+def _likelihood(scores: Node, target: Node) -> Node:
+    """The mean of -scores at the target's classes; NaN where one is no class of the model's."""
+    x, axis, target = t.floating(scores), _class_axis(len(scores.shape)), ops.cast(target, i64)
+    chosen = t.iota(x.shape, axis).equals(Term(target).expand(axis))
+    picked = _where(chosen, x, 0.0).sum((axis,), keepdims=False)
+    counts = ops.compare("NE", target, IGNORED)
+    known = ops.and_(ops.compare("GE", target, 0), ops.compare("LT", target, scores.shape[axis]))
+    kept = _where(Term(ops.or_(known, ops.Not()(counts))), picked, nan)
+    every = range(kept.rank)
+    return (-kept.sum(every, keepdims=False) / Term(ops.cast(counts, x.dtype)).sum(every, keepdims=False)).node
+
+
+def _where(condition: Term, a: Term, b: float) -> Term:
+    found = t.where(condition, a, b)
+    assert isinstance(found, Term)
+    return found
+
+
+def _difference(output: Node, target: Node) -> Term:
+    return t.floating(output) - t.floating(target)
+
+
+def _mse(output: Node, target: Node) -> Node:
+    d = _difference(output, target)
+    return _mean(d * d)
+
+
+def _l1(output: Node, target: Node) -> Node:
+    return _mean(_difference(output, target).map(ops.Abs()))
+
+
+def _huber(output: Node, target: Node) -> Node:
+    """Of delta 1."""
+    d = _difference(output, target)
+    size = d.map(ops.Abs())
+    found = t.where(size < 1.0, d * d * 0.5, size - 0.5)
+    assert isinstance(found, Term)
+    return _mean(found)
+
+
+def _bce_with_logits(output: Node, target: Node) -> Node:
+    """max(x, 0) - x y + log(1 + e^-|x|)."""
+    x, y = t.floating(output), t.floating(target)
+    low = (-x.map(ops.Abs())).map(ops.Exp()).map(ops.Log1p())
+    top = t.maximum(x, 0.0)
+    assert isinstance(top, Term)
+    return _mean(top - x * y + low)
+
+
+def _kl_div(output: Node, target: Node) -> Node:
+    """y (log y - x) of log probabilities x, summed over classes: the mean over the first axis ("batchmean")."""
+    x, y = t.floating(output), t.floating(target)
+    safe = t.where(y > 0.0, y, 1.0)
+    assert isinstance(safe, Term)
+    each = y * (safe.map(ops.Log()) - x)
+    return (each.sum(range(each.rank), keepdims=False) / t.size(x.shape[0], x.dtype)).node
+
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(_cross_entropy, _classes, lambda output: (*_short_classes(output), output)),
+    "nll": Loss(_likelihood, _classes, _short_classes),
+    "mse": Loss(_mse, _same),
+    "l1": Loss(_l1, _same),
+    "huber": Loss(_huber, _same),
+    "bce_with_logits": Loss(_bce_with_logits, _same),
+    "kl_div": Loss(_kl_div, _same),
+}
+
+
+def _accuracy(output: Node, target: Node) -> Node:
+    """The part of the targets whose class has the highest score; those that are ignored do not count."""
+    best = ops.arg_reduce("max", output, _class_axis(len(output.shape)))
+    hit = ops.cast(ops.compare("EQ", ops.cast(best, target.dtype), target), f32)
+    counts = ops.cast(ops.compare("NE", target, IGNORED), f32)
+    return ops.div(ops.reduce_sum(hit), ops.reduce_sum(counts))
+
+
+METRICS: Mapping[str, Loss] = {
+    "accuracy": Loss(_accuracy, _classes, _short_classes),
+    "mse": LOSSES["mse"],
+    "l1": LOSSES["l1"],
+}
+
+
+def loss_named(name: str) -> Loss:
+    if name not in LOSSES:
+        raise InputError("loss", expected=f"{', '.join(LOSSES)}, or a function of the model's framework", got=name)
+    return LOSSES[name]
+
+
+def metric_named(name: str) -> Loss:
+    if name not in METRICS:
+        raise InputError("metrics", expected=f"some of {', '.join(METRICS)}", got=name)
+    return METRICS[name]

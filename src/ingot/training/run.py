@@ -1,0 +1,130 @@
+"""`ingot.train`: from a model, a loss and an optimizer to a compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ingot.ir.interp import interpret
+from ingot.ir.node import Input, Node
+from ingot.ir.types import TensorType, dtype_of
+from ingot.optim import OPTIMIZERS, Optimizer
+from ingot.pipeline.build import build_native
+from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.program import Program
+from ingot.runtime.training import META, Training, TrainingStep
+from ingot.support.errors import InputError
+from ingot.training.sources import Asked, Trainable, read
+from ingot.training.step import TARGET, Recipe, Step, step_of
+
+
+class CompiledStep(TrainingStep):
+    """A step of a model that is at hand: called with the model's own arguments and the targets behind them."""
+
+    def __init__(self, program: Program, source: Trainable, step: Step, threads: int) -> None:
+        super().__init__(program, threads=threads)
+        self._source, self._step = source, step
+
+    def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return super().__call__(*self._flat(args, kwargs), lr=lr)
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The graph's inputs without the learning rate."""
+        flatten = self._source.flatten
+        if flatten is None:
+            return self._ordered(args, {**kwargs, self.training.rate: None})[:-1]
+        if not self._step.has_target:
+            return flatten(args, kwargs)
+        named = dict(kwargs)
+        if TARGET not in named and not args:
+            raise InputError("a step", expected="the model's inputs and a target", got="no target")
+        *own, target = (*args, named.pop(TARGET)) if TARGET in named else args
+        return (*flatten(own, named), target)
+
+    def trained(self) -> Any:
+        """The model as it came, with the parameters as they are now: a module (the one that was given, changed), a
+        ModelProto, or a tree of arrays as the function's first argument is."""
+        return self._source.restore(self.state_dict())  # type: ignore[arg-type]
+
+    def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
+        """Where a step on this batch would first make a NaN, in the forward pass, a gradient or an update: the op, its
+        type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
+        given = [np.asarray(x) for x in (*self._flat(args, kwargs), np.asarray(self.lr, np.float32))]
+        state = self.state()
+        given += [np.asarray(state[k.name]) for k in self._step.kept]
+        broken: list[Node] = []
+
+        def watch(node: Node, results: tuple[np.ndarray, ...]) -> None:
+            if any(dtype_of(r).is_float and np.isnan(r.astype(np.float64)).any() for r in results):
+                broken.append(node)
+
+        graph = self._step.graph
+        interpret(graph, given, observe=watch)
+        # a NaN that none of the results has is one that was never chosen
+        told = set(graph.outputs)
+        for node in reversed(broken):
+            if node in told:
+                told.update(node.inputs)
+        first = next((n for n in broken if n in told), None)
+        if first is None:
+            return None
+        what = f"input {first.op.label!r}" if isinstance(first.op, Input) else first.op.name
+        return f"{what} : {', '.join(map(str, first.types))} at {first.loc or 'the step itself'}"
+
+
+def train_model(
+    model: Any,
+    loss: str | Callable[..., Any] | None,
+    optimizer: Optimizer,
+    example_inputs: Any,
+    example_targets: Any,
+    *,
+    metrics: Sequence[str] = (),
+    trainable: Sequence[str] | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    precision: str = "float32",
+    skip_nonfinite: bool = False,
+    dynamic: Any = None,
+    threads: int | None = None,
+    seed: int = 0,
+) -> CompiledStep:
+    """See `ingot.train`."""
+    if not isinstance(optimizer, Optimizer):
+        raise InputError("optimizer", expected=f"one of ingot.optim: {', '.join(OPTIMIZERS)}", got=repr(optimizer))
+    named = isinstance(loss, str)
+    targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
+    chosen = None if trainable is None else tuple(trainable)
+    function = None if isinstance(loss, str) else loss
+    if function is not None and not targets:
+        fix = "ingot.train(model, loss, optimizer, (x,), (y,))"
+        raise InputError("example_targets", expected="what the loss function is given", got="none", fix=fix)
+    asked = Asked(function, loss is None, example_inputs, () if named else targets, dynamic, chosen)
+    recipe = Recipe(
+        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if named else None, tuple(metrics),
+        clip_norm, clip_value, accumulate, precision, skip_nonfinite,
+    )  # fmt: skip
+    recipe.check()
+    return _compiled(read(model, asked), recipe, thread_count(threads), seed)
+
+
+def _type_of(targets: tuple[Any, ...]) -> TensorType | None:
+    """Of an example target; None without one."""
+    if not targets:
+        return None
+    array = np.asarray(targets[0])
+    return TensorType(dtype_of(array), array.shape)
+
+
+def _compiled(source: Trainable, recipe: Recipe, threads: int, seed: int) -> CompiledStep:
+    step = step_of(source, recipe)
+    program = build_native(step.graph, threads).with_state({k.name: k.first for k in step.kept})
+    names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
+    meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate)
+    compiled = CompiledStep(replace(program, meta={**program.meta, META: meta.to_json()}), source, step, threads)
+    compiled.seed(seed)
+    return compiled

@@ -1,0 +1,165 @@
+"""Models of the frontends as graphs to train: what is learned and what is kept as inputs of their own.
+
+Trainable: users' inputs, parameters and buffers -> the model's results, the buffers' next values
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.ir.node import Graph, Node
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Values = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that lasts from step to step. after: its next value, where the model itself gives one."""
+
+    name: str
+    node: Node
+    first: np.ndarray
+    after: Node | None = None
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """inputs, results: the graph's that are the model's own. has_loss: the first result is the loss, and those behind
+    it are the model's. flatten: a step's arguments to the inputs; None where these are its arguments. restore: trained
+    values by name to a model of the kind that this one came from.
+    """
+
+    graph: Graph
+    inputs: tuple[Node, ...]
+    results: tuple[Node, ...]
+    parameters: tuple[Kept, ...]
+    buffers: tuple[Kept, ...]
+    has_loss: bool
+    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None
+    restore: Callable[[Values], Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `ingot.train` was told of the model. loss: a function of the framework; None for one by name, or where the
+    model's own first result is the loss. inputs, targets: examples. trainable: patterns of names."""
+
+    loss: Callable[..., Any] | None
+    own_loss: bool
+    inputs: Any
+    targets: tuple[Any, ...]
+    dynamic: Any
+    trainable: tuple[str, ...] | None
+
+
+def read(model: Any, asked: Asked) -> Trainable:
+    """Raises InputError for a model that is none of the kinds, or for arguments that do not fit its kind."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return _of_torch(model, asked)
+    path = isinstance(model, str | os.PathLike)
+    if path or type(model).__name__ == "ModelProto":
+        return _of_onnx(Path(model) if path else model, asked)
+    if callable(model) and "jax" in sys.modules:
+        return _of_jax(model, asked)
+    expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
+    raise InputError("a model to train", expected=expected, got=type(model).__name__)
+
+
+def _picked(names: Sequence[str], floats: Mapping[str, bool], patterns: tuple[str, ...] | None) -> list[str]:
+    """Of a model's tensors those to train: all floats, or what fits a pattern."""
+    if patterns is None:
+        return [n for n in names if floats[n]]
+    chosen = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+    if whole := [n for n in chosen if not floats[n]]:
+        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
+    return chosen
+
+
+def _checked(found: Trainable, asked: Asked) -> Trainable:
+    if not found.parameters:
+        asked_for = "some parameter of floats" if asked.trainable is None else f"names like {list(asked.trainable)}"
+        raise InputError("a model to train", expected=asked_for, got="none")
+    return found
+
+
+def _of_onnx(source: Any, asked: Asked) -> Trainable:
+    from ingot.frontends.onnx.trainable import import_trainable
+
+    if asked.loss is not None:
+        raise InputError("loss of an ONNX model", expected="a loss by name, or None", got="a function")
+    if asked.inputs is not None:
+        raise InputError("example_inputs", expected="none for an ONNX model: its file declares its inputs", got="some")
+    found = import_trainable(source, asked.dynamic, asked.trainable)
+    graph, count = found.graph, len(found.buffers)
+    names = [*found.parameters, *found.buffers]
+    own = len(graph.inputs) - len(names)
+    nodes = dict(zip(names, graph.inputs[own:], strict=True))
+    parameters = tuple(Kept(n, nodes[n], a) for n, a in found.parameters.items())
+    after = graph.results[:count]
+    buffers = tuple(Kept(n, nodes[n], a, y) for (n, a), y in zip(found.buffers.items(), after, strict=True))
+    results = graph.results[count:]
+    own_inputs = graph.inputs[:own]
+    whole = Trainable(graph, own_inputs, results, parameters, buffers, asked.own_loss, None, found.restore)
+    return _checked(whole, asked)
+
+
+def _of_torch(net: Any, asked: Asked) -> Trainable:
+    import torch
+
+    from ingot.frontends.torch import export_module, import_exported
+    from ingot.frontends.torch.trainable import PREFIX, with_loss
+
+    names = dict(net.named_parameters(remove_duplicate=False))
+    learned = {n: p.is_floating_point() for n, p in names.items() if p.requires_grad or asked.trainable is not None}
+    chosen = _picked(list(learned), learned, asked.trainable)
+    whole, inputs, dynamic = with_loss(net, asked.loss, asked.inputs, asked.targets, asked.dynamic)
+    imported = import_exported(export_module(whole, inputs, dynamic), {PREFIX + n for n in chosen})
+    if imported.writes:
+        raise InputError("a model to train", expected="one that leaves its inputs as they are", got="writes to inputs")
+    graph, state, last = imported.graph, imported.state, imported.parameters
+    own = len(graph.inputs) - len(state) - len(last)
+    carriers = graph.inputs[own:]
+    pairs = zip(state.items(), carriers, graph.results[: len(state)], strict=False)
+    buffers = tuple(Kept(n.removeprefix(PREFIX), x, a, y) for (n, a), x, y in pairs)
+    held = zip(last.items(), carriers[len(state) :], strict=True)
+    parameters = tuple(Kept(n.removeprefix(PREFIX), x, a) for (n, a), x in held)
+
+    def restore(values: Values) -> Any:
+        with torch.no_grad():
+            tensors = net.state_dict(keep_vars=True)
+            for name, value in values.items():
+                tensors[name].copy_(torch.from_numpy(np.array(value)).to(tensors[name].dtype))
+        return net
+
+    results = graph.results[len(state) :]
+    flatten = imported.inputs.flatten
+    has_loss = asked.loss is not None or asked.own_loss
+    found = Trainable(graph, graph.inputs[:own], results, parameters, buffers, has_loss, flatten, restore)
+    return _checked(found, asked)
+
+
+def _of_jax(fn: Callable[..., Any], asked: Asked) -> Trainable:
+    from ingot.frontends.jax.trainable import import_trainable
+
+    loss, inputs = asked.loss, asked.inputs
+    if not isinstance(inputs, tuple | list) or not inputs:
+        got = type(inputs).__name__
+        raise InputError("example_inputs", expected="(parameters, x, ...): the function's arguments", got=got)
+    found = import_trainable(fn, loss, tuple(inputs), asked.targets, asked.dynamic, asked.trainable)
+    parameters = tuple(Kept(name, x, first) for name, (first, x) in found.parameters.items())
+    held = {k.node for k in parameters}
+    own = tuple(x for x in found.graph.inputs if x not in held)
+    has_loss = loss is not None or asked.own_loss
+    results = found.graph.results
+    whole = Trainable(found.graph, own, results, parameters, (), has_loss, found.flatten, found.restore)
+    return _checked(whole, asked)
