@@ -23,7 +23,7 @@ from ingot.support.errors import CompileError, IngotError
 from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
-    from ingot import optim
+    from ingot import optim as optim
     from ingot.compiler import Model
     from ingot.differentiated import DifferentiatedModel
     from ingot.optim import Optimizer
