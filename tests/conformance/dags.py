@@ -281,7 +281,7 @@ def normalize(d: Dag) -> Node | None:
 
 def arg_reduce(d: Dag) -> Node | None:
     x = d.pick_exact()
-    if not x.type.rank or x.dtype == boolean or any(bounds(n)[0] == 0 for n in x.shape):
+    if not x.type.rank or x.dtype == boolean or any((bounds(n)[0] or 0) < 1 for n in x.shape):
         return None
     return ops.ArgReduce(str(d.one("max", "min")), int(d.rng.integers(x.type.rank)), bool(d.rng.random() < 0.5))(x)
 

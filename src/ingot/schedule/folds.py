@@ -47,7 +47,7 @@ def accumulates(anchor: Node) -> DType:
     """The type of a contraction's sums."""
     if anchor.dtype.is_float:
         return accumulator(anchor.dtype)
-    return anchor.dtype if anchor.dtype in (i32, i64) else i32
+    return i64 if anchor.dtype.bits == 64 else i32  # sums that wrap have the same bits, signed or not
 
 
 __all__ = ["accumulates", "accumulator", "better", "combining", "same"]

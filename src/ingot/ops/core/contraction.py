@@ -157,6 +157,8 @@ class DotGeneral(CoreOp):
         yield cls(contract=((0,), (0,)), dtype=i32), (_data(7, 2, dtype=np.int8), _data(7, 3, dtype=np.int8))
         yield cls(contract=((0,), (0,)), dtype=i32), (_data(7, 2, dtype=np.uint8), _data(7, 3, dtype=np.int8))
         yield cls(contract=((0,), (0,))), (_data(7, dtype=np.int64), _data(7, dtype=np.int64))
+        for wide in (np.uint64, np.int64, np.uint32):  # products that need all bits
+            yield cls(contract=((1,), (0,))), (_data(5, 7, dtype=wide) << 16, _data(7, 19, dtype=wide) << 16)
         yield cls(contract=((1,), (1,))), (_data(3, 33, dtype=np.float16), _data(4, 33, dtype=np.float16))
         bf16 = ml_dtypes.bfloat16
         yield cls(contract=((1,), (0,)), dtype=f32), (_data(3, 33, dtype=bf16), _data(33, 20, dtype=bf16))
@@ -337,6 +339,8 @@ class Convolution(CoreOp):
         yield cls((2,), ((1, 1),), (1,), (1,), "NCW", "OIW", "NWC"), (_data(2, 3, 8), _data(5, 3, 3))
         x = _data(2, 2, 5, 5, dtype=np.int8), _data(3, 2, 3, 3, dtype=np.int8)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nchw, dtype=i32), x
+        wide = _data(1, 2, 5, 5, dtype=np.uint64) << 16, _data(3, 2, 3, 3, dtype=np.uint64) << 16
+        yield cls(one, none, one, one, *nchw), wide
         h = _data(1, 2, 5, 5, dtype=np.float16), _data(3, 2, 3, 3, dtype=np.float16)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nchw), h
         bf16 = ml_dtypes.bfloat16

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, bounds, dim_max, dim_min, product
+from ingot.ir.dims import MOST, DimLike, bounds, dim_max, dim_min, product
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
@@ -303,6 +303,8 @@ def _const_form(p: Positions, n: Node, depth: int) -> Affine | None:
     if not 0 < n.op.array.size <= COUNTER:
         return None
     value = n.op.value
+    if max(abs(int(value.min())), abs(int(value.max()))) > MOST:
+        return None
     start = int(value.reshape(-1)[0])
     corner = (0,) * value.ndim
     steps = []
