@@ -47,7 +47,7 @@ class CTarget:
         return SCALAR
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        return cpu_passes(options)
+        return cpu_passes(options, SCALAR)
 
     def assembler(self, features: Features) -> TextAssembler:
         return TextAssembler(features, print_kernel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
@@ -13,8 +14,9 @@ from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import PLAIN, NamedPass, Options
 from ingot.schedule.choice import Measured
+from ingot.schedule.cpu.contraction.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
-from ingot.schedule.cpu.machine import Machine, machine_of
+from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
 from ingot.support import flags
 from ingot.support.errors import InputError
 from ingot.support.native import Code, Features
@@ -39,9 +41,10 @@ def _has_kernel(node: Node) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(options: Options = PLAIN, int8_dot: bool = False) -> tuple[NamedPass, ...]:
-    """The passes for CPUs, in order. int8_dot: whether sums of products of bytes are one instruction."""
-    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, int8_dot))
+def cpu_passes(options: Options = PLAIN, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
+    """The passes for CPUs, in order."""
+    height = partial(sparse_height, machine=machine)
+    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, machine.int8_dot, height=height))
 
 
 class CpuTarget:
@@ -79,7 +82,7 @@ class CpuTarget:
         )  # fmt: skip
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        return cpu_passes(options, self.machine(features, options.threads, {}).int8_dot)
+        return cpu_passes(options, self.machine(features, options.threads, {}))
 
     def assembler(self, features: Features) -> KernelAssembler:
         return KernelAssembler(features)

@@ -16,6 +16,7 @@ from ingot.passes.core.precision import lower_precision
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.core.simplify import simplify
+from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -35,13 +36,15 @@ from ingot.support.dataclass import dataclass
 class Choices:
     """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
     passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: whether sums of products
-    of bytes are one instruction. first: passes of the target's own in front of the others."""
+    of bytes are one instruction. first: passes of the target's own in front of the others.
+    height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: bool = False
     first: tuple[NamedPass, ...] = ()
+    height: Height = always_dense
 
 
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
@@ -74,6 +77,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", tidy),
+        ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their last order
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),

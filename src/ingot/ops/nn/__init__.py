@@ -48,11 +48,13 @@ from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.resize import PadMode, Resize
 from ingot.ops.nn.rnn import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
+from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "WEIGHT_FORMS",
     "AdaptiveAvgPool",
     "AdaptiveMaxPool",
     "Attention",
@@ -61,6 +63,7 @@ __all__ = [
     "Celu",
     "Conv",
     "ConvTranspose",
+    "Densify",
     "Dequantize",
     "Einsum",
     "Elu",

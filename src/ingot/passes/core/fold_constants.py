@@ -47,7 +47,7 @@ class _Folder:
 
     def fold(self, n: Node) -> Result | None:
         op = n.op
-        if isinstance(op, Input | Const | Project | ops.Dequantize) or not all(map(self.is_known, n.inputs)):
+        if isinstance(op, (Input, Const, Project, *ops.WEIGHT_FORMS)) or not all(map(self.is_known, n.inputs)):
             return None
         if op.bodies or not _is_static(n):
             return None

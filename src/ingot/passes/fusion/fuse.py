@@ -139,7 +139,7 @@ class _Fusion:
 
     def _place_free(self, node: Node, homes: list[OpenGroup], must: bool) -> None:
         only_read_as_memory = node in self.forced and node not in self.outputs
-        in_place = isinstance(node.op, ops.Dequantize) or strided_view(node)  # levels are widened where they are read
+        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
                 self.forced.add(i)

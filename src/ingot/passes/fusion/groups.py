@@ -24,8 +24,8 @@ REDUCTIONS = (ops.Reduce, ops.ArgReduce)
 
 
 def is_free(node: Node) -> bool:
-    """Each group may have its own copy: a view, a counter, a scalar constant, or what levels of weights stand for."""
-    return isinstance(node.op, (*FREE, ops.Dequantize)) or (isinstance(node.op, Const) and node.type.size == 1)
+    """Each group may have its own copy: a view, a counter, a scalar constant, or what a form of weights stands for."""
+    return isinstance(node.op, (*FREE, *ops.WEIGHT_FORMS)) or (isinstance(node.op, Const) and node.type.size == 1)
 
 
 def is_pointwise(node: Node) -> bool:

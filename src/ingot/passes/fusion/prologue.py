@@ -39,7 +39,7 @@ def panel_operand(anchor: Node, policy: FusionPolicy) -> Node | None:
     if loops is None or anchor.inputs[0] is anchor.inputs[1]:
         return None
     a, b = anchor.inputs
-    if isinstance(b.op, ops.Dequantize):  # blocks are an axis of the reduction
+    if isinstance(b.op, ops.WEIGHT_FORMS):  # blocks are an axis of the reduction, or rows are turned
         return None
     rows, columns, k = loops
     sized = [d for d in columns if d != 1]

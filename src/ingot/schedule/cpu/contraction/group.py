@@ -11,7 +11,7 @@ from ingot.ir.dims import Dim
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops import Dequantize
+from ingot.ops import WEIGHT_FORMS, Densify, Dequantize
 from ingot.ops.views import base_of
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
@@ -33,8 +33,8 @@ Epilogue = Callable[[Block, Index, Expr, Expr | None], Index]
 @dataclass(frozen=True)
 class ContractionGroup:
     """body: the group with its first result alone. a_at, b_at: the inputs that the operands of `anchor` are, A's -1
-    where the group computes it, B's its levels where it has such; a_layout, b_layout: where they lie there. loops:
-    over these. packed: B is a constant, to be laid out as a strategy likes."""
+    where the group computes it, B's its levels or values where it has such; a_layout, b_layout: where they lie there.
+    loops: over these. packed: B is a constant, to be laid out as a strategy likes."""
 
     body: Graph
     ins: tuple[Layout, ...]
@@ -61,7 +61,9 @@ class ContractionGroup:
     ) -> ContractionGroup:
         a, b = anchor.inputs
         of_levels = isinstance(b.op, Dequantize)
-        b_at, b_layout = operand_memory(body, b.inputs[0] if of_levels else b, ins)
+        b_at, b_layout = operand_memory(body, b.inputs[0] if isinstance(b.op, WEIGHT_FORMS) else b, ins)
+        if isinstance(b.op, Densify):
+            b_layout = Layout.contiguous(b.shape)  # of what it stands for
         a_at, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
         if of_levels:
@@ -116,7 +118,7 @@ class ContractionGroup:
         if b[0][0] in self.operands.params:
             return params
         w = self.anchor.inputs[1]
-        parts = [(x, w) for x in w.inputs] if isinstance(w.op, Dequantize) else [(w, self.anchor)]
+        parts = [(x, w) for x in w.inputs] if isinstance(w.op, WEIGHT_FORMS) else [(w, self.anchor)]
         alone = [base_of(x) for x, by in parts if not reads(self.body, x, by)]
         own = {Arg("in", self.body.inputs.index(x)) for x in alone if x in self.body.inputs}
         return [*((x, arg) for x, arg in params if arg not in own or arg == Arg("in", self.a_at)), *b]

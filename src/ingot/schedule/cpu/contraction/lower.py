@@ -20,6 +20,7 @@ from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.plan import transposed
 from ingot.schedule.cpu.contraction.prologue import is_computed
+from ingot.schedule.cpu.contraction.sparse import lower_sparse
 from ingot.schedule.cpu.contraction.split_k import split_k, swapped_operands, swaps_operands
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
@@ -49,12 +50,14 @@ def lower_contraction(
     computed = is_computed(body, anchor.inputs[0])
     if ops.is_depthwise(anchor) or (not computed and _in_vectors_of_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
-    of_levels = isinstance(anchor.inputs[1].op, ops.Dequantize)
-    parts = split_k(anchor, machine) if len(body.outputs) == 1 and not computed and not of_levels else None
+    form = isinstance(anchor.inputs[1].op, ops.WEIGHT_FORMS)
+    parts = split_k(anchor, machine) if len(body.outputs) == 1 and not computed and not form else None
     if parts is not None:
         return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     g = ContractionGroup.of(image, ins, place, constant, anchor, machine)
-    if computed or of_levels:
+    if isinstance(anchor.inputs[1].op, ops.Densify):
+        return lower_apart(lower_sparse(g), body, ins, outs, machine)
+    if computed or form:
         return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
     shape = covered(anchor, g.a_layout, g.b_layout) if g.packed and machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))

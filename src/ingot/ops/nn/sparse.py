@@ -1,0 +1,81 @@
+"""Weights of which only blocks with an element other than zero are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import ceildiv, product
+from ingot.ir.node import Node, Op
+from ingot.ir.types import TensorType, i32, i64, static_shape, u16
+from ingot.ops import build as b
+from ingot.ops.core.indexing import Scatter
+from ingot.ops.nn.quant import Dequantize
+from ingot.support.dataclass import dataclass
+
+Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
+
+
+@dataclass(frozen=True)
+class Densify(Op):
+    """values[blocks, height], columns[blocks], starts[groups + 1] -> the matrix of `shape`, zero elsewhere.
+
+    A row is an element of the first dimension, a column one of all others joined. `height` rows that begin at a
+    multiple of it are a group; blocks starts[g] to starts[g + 1] are those of group g, each one column of its rows
+    (block compressed rows; of height 1: CSR). Rows beyond the last are dropped. columns: u16 or i32; starts: i32.
+    """
+
+    name: ClassVar[str] = "densify"
+    shape: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) == 3, f"expected values, columns and starts, got {len(inputs)} operands")
+        values, columns, starts = inputs
+        self.expect(values.rank == 2 and values.is_static, f"expected values [blocks, height], got {values}")
+        blocks, height = static_shape(values.shape)
+        self.expect(columns.dtype in (u16, i32) and columns.shape == (blocks,), f"expected a column a block: {columns}")
+        self.expect(len(self.shape) > 1 and min(*self.shape, height) > 0, f"expected a matrix, got {self.shape}")
+        groups = ceildiv(self.shape[0], height)
+        self.expect(starts == TensorType(i32, (groups + 1,)), f"expected i32[{groups + 1}] of starts, got {starts}")
+        return TensorType(values.dtype, self.shape)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        values, columns, starts = inputs
+        height, (rows, *rest) = values.shape[1], self.shape
+        out = np.zeros((-(-rows // height) * height, int(np.prod(rest))), values.dtype)
+        group = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        out[group[:, None] * height + np.arange(height), columns[:, None]] = values
+        return out[:rows].reshape(self.shape)
+
+    def lower(self, *inputs: Node) -> Node:
+        values, columns, starts = inputs
+        (blocks, height), (rows, *rest) = static_shape(values.shape), self.shape
+        groups, width = static_shape(starts.shape)[0] - 1, int(product(rest))
+        ends = b.reshape(b.slice_axis(b.cast(starts, i64), 0, 1, groups + 1), (1, groups))
+        behind = b.compare("GE", b.reshape(b.arange(blocks), (blocks, 1)), ends)
+        group = b.reduce_sum(b.cast(behind, i64), (1,))
+        lines = b.add(b.mul(b.reshape(group, (blocks, 1)), height), b.reshape(b.arange(height), (1, height)))
+        at = b.add(b.mul(lines, width), b.reshape(b.cast(columns, i64), (blocks, 1)))
+        flat = b.full((groups * height * width,), 0, values.dtype)
+        places = b.reshape(at, (blocks * height, 1))
+        flat = Scatter("set", (), (0,), (), (), (0,), 1)(flat, places, b.reshape(values, (blocks * height,)))
+        return b.reshape(b.slice_axis(b.reshape(flat, (groups * height, width)), 0, 0, rows), self.shape)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        rng = np.random.default_rng(3)
+        for shape, height, dtype in (((8, 6), 4, np.uint16), ((7, 2, 3), 1, np.int32), ((10, 5), 4, np.int32)):
+            groups, width = -(-shape[0] // height), int(np.prod(shape[1:]))
+            kept = rng.random((groups, width)) < 0.4
+            kept[0] = False
+            starts = np.concatenate([[0], np.cumsum(kept.sum(1))]).astype(np.int32)
+            columns = np.nonzero(kept)[1].astype(dtype)
+            yield cls(shape), (rng.standard_normal((len(columns), height)).astype(np.float32), columns, starts)
+
+
+# what products read of constant weights in place of the matrices that these stand for
+WEIGHT_FORMS = (Dequantize, Densify)
+
+__all__ = ["WEIGHT_FORMS", "Densify"]

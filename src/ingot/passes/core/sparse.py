@@ -1,0 +1,104 @@
+"""Zeros in constant weights: of what is mostly zeros only blocks with something else are kept, where that is faster.
+
+    dot(x[m, k], w[n, k])  ->  dot(x, densify(values[blocks, 4], columns[blocks], starts))
+
+Whoever made the zeros, they are seen in the constants: masks that are multiplied to weights have been folded by then.
+A target says by what height of blocks, if any, a product is fastest. Products do not differ but for the order of their
+sums: infinities and NaN times zero are NaN in both (`schedule/cpu/contraction/sparse.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.node import Const, Graph, Node, const, rebuilt
+from ingot.ir.types import f32
+
+Height = Callable[[Node, Callable[[int], int]], int]
+LEAST = 0.3  # part of zeros below which no product was ever faster
+SAMPLE = 64  # rows that are looked at first
+
+
+def always_dense(n: Node, blocks: Callable[[int], int]) -> int:
+    """For targets without such kernels."""
+    return 0
+
+
+def keep_blocks(graph: Graph, height: Height) -> Graph:
+    """height: of the blocks by which a product is fastest, given how many there are of a height; 0: it stays dense."""
+    if height is always_dense:  # nothing is looked for
+        return graph
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        new = n.with_inputs(inputs)
+        found = _rows(new) if isinstance(n.op, ops.DotGeneral | ops.Convolution) else None
+        if found is None:
+            return new
+        product, order = found
+        w = inputs[1]
+        assert isinstance(w.op, Const)
+        value = w.op.value.transpose(order)
+        matrix = value.reshape(value.shape[0], -1)
+        if not _is_sparse(matrix):
+            return new
+        chosen = height(new, lambda h: int(kept_blocks(matrix, h).sum()))
+        return new if chosen == 0 else product(_blocks(value, chosen, w.loc))
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+
+
+def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
+    """(the product `n` of given weights whose first dimension is that of its columns, the permutation that makes such
+    of its own); None where there are no kernels for it."""
+    op, (x, w) = n.op, n.inputs
+    if not isinstance(w.op, Const) or not x.dtype == w.dtype == n.dtype == f32 or 0 in x.shape or 0 in w.shape:
+        return None
+    if isinstance(op, ops.DotGeneral):
+        _, free = op.free(x.type.rank, w.type.rank)
+        if any(op.batch) or len(free) != 1 or not op.contract[1]:
+            return None
+        sides = op.contract[0], tuple(range(1, w.type.rank))
+        return lambda form: replace(op, contract=sides)(x, form, loc=n.loc), (*free, *op.contract[1])
+    assert isinstance(op, ops.Convolution)
+    plain = op.feature_groups == op.batch_groups == 1 and all(d == 1 for d in op.lhs_dilation)
+    if not plain or any(map(any, op.padding)):
+        return None
+    layout = f"O{''.join(op.spatial)}I"
+    order = tuple(op.rhs_layout.index(c) for c in layout)
+    return lambda form: replace(op, rhs_layout=layout)(x, form, loc=n.loc), order
+
+
+def _is_sparse(matrix: np.ndarray) -> bool:
+    some = matrix[:: max(1, len(matrix) // SAMPLE)]
+    return all(np.count_nonzero(part) <= (1 - LEAST) * part.size for part in (some, matrix))
+
+
+def kept_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
+    """[groups, columns]: whether a block has something other than zeros."""
+    rows, columns = matrix.shape
+    whole = np.zeros((-(-rows // height) * height, columns), bool)
+    whole[:rows] = matrix != 0
+    return np.asarray(whole.reshape(-1, height, columns).any(1))
+
+
+def _blocks(value: np.ndarray, height: int, loc: str) -> Node:
+    matrix = value.reshape(value.shape[0], -1)
+    rows, columns = matrix.shape
+    kept = kept_blocks(matrix, height)
+    if kept.sum() < 2:
+        kept[0, :2] = True  # a constant of one element would be no operand
+    group, column = np.nonzero(kept)
+    whole = np.zeros((len(kept) * height, columns), matrix.dtype)
+    whole[:rows] = matrix
+    values = whole.reshape(-1, height, columns)[group, :, column]
+    starts = np.concatenate([[0], np.cumsum(kept.sum(1))]).astype(np.int32)
+    places = column.astype(np.uint16 if columns <= 1 << 16 else np.int32)
+    parts = (const(np.ascontiguousarray(p), loc=loc) for p in (values, places, starts))
+    return ops.Densify(value.shape)(*parts, loc=loc)
+
+
+__all__ = ["Height", "always_dense", "keep_blocks", "kept_blocks"]

@@ -1,0 +1,317 @@
+"""Products with constant weights of which only blocks are kept (`ops.Densify`).
+
+    out[row, column] = sum over the blocks of the column of A[row, block's k] * value
+
+Vectors run along the rows, for which A is turned first: blocks of rows as [k][rows]. So a block of weights is `height`
+scalars at one k, times vectors of A that are loaded once (Elsen et al., "Fast Sparse ConvNets", 2020):
+
+    for panel of columns, for group of `height` columns:       one chunk: a block of rows, a run of panels
+        acc[height][vectors] = 0
+        for block of the group:
+            acc[j][v] += splat(values[block, j]) * turned[columns[block], v]
+    turn the panel in scratch, and write it row by row         the epilogue
+
+Zero times infinity or NaN is NaN, in a dense product as well: a block of rows that holds any of them is multiplied by
+all the weights of a group, zeros included, spread in scratch. So results are those of the dense product up to the order
+of their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, product
+from ingot.ir.kernel import Buffer, Expr, integer
+from ingot.ir.types import f32, i64, static_shape
+from ingot.schedule.axes import Axis
+from ingot.schedule.block import Block
+from ingot.schedule.cpu.blocked_sums import MOST
+from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
+from ingot.schedule.cpu.contraction.operands import one_by_one
+from ingot.schedule.cpu.contraction.plan import LINE
+from ingot.schedule.cpu.contraction.sparse_plan import plan_sparse
+from ingot.schedule.cpu.transpose import transpose_block
+from ingot.schedule.dimension_numbers import contiguous_last, flat_rows, join_rows, rows_as_they_lie
+from ingot.schedule.index import ZERO, Index, add, delinearize, dim_expr, linear, mul, split
+from ingot.schedule.lowered import Arg, Lowered, Step
+
+Column = Callable[[Block, Expr], Expr]
+
+
+def lower_sparse(g: ContractionGroup) -> Lowered:
+    """The group's kernels: one that turns A, unless each chunk does, and one for the products."""
+    return _Sparse(g).lower()
+
+
+class _Sparse:
+    def __init__(self, g: ContractionGroup) -> None:
+        self.g, self.masks = g, g.machine.masks
+        self.lanes = g.machine.lanes(f32)
+        weights = g.anchor.inputs[1].inputs
+        self.blocks, self.height = static_shape(weights[0].shape)
+        self.groups = static_shape(weights[2].shape)[0] - 1
+        self.values, self.columns, self.starts = (g.operands.ins[g.body.inputs.index(x)] for x in weights)
+        loops = flat_rows(rows_as_they_lie(contiguous_last(g.loops)))
+        self.row_axes, self.reduce = loops.rows, loops.reduce
+        self.rows = product(x.extent for x in loops.rows)
+        self.loops = join_rows(loops, len(loops.rows), loops.rows[-1].a)
+        self.n, self.k = static_shape((loops.cols[-1].extent, product(x.extent for x in loops.reduce)))
+        self.plan = plan_sparse(self.rows, self.k, self.n, self.blocks, self.height, g.machine)
+        self.wide = self.plan.vectors * self.lanes  # rows of a block of rows
+        self.row_blocks = ceildiv(self.rows, self.wide)
+
+    def lower(self) -> Lowered:
+        if self.plan.local:
+            return Lowered((self._products(None),))
+        turned, odd = Buffer("turned", f32, writable=True), Buffer("odd", f32, writable=True)
+        temps = ((turned, Arg("temp", 0)), (odd, Arg("temp", 1)))
+        sizes = self.row_blocks * (self.wide * self.k * f32.nbytes), self.row_blocks * (self.wide * f32.nbytes)
+        return Lowered((self._turning(temps), self._products(temps)), sizes)
+
+    # Turning A
+
+    def _turning(self, temps: tuple[Param, Param]) -> Step:
+        """A chunk for each vector of rows."""
+        chunk, top = k.var("chunk"), Block()
+        vectors, g = self.plan.vectors, self.g
+        block, vector = (top.let(e, "c") for e in delinearize(chunk, (self.row_blocks, vectors), top.multiples))
+        start = top.let(add(mul(block, integer(self.wide * self.k)), mul(vector, integer(self.lanes))), "t")
+        (turned, _), (odd, _) = temps
+        self._turn(top, chunk, turned, start, odd, mul(chunk, integer(self.lanes)))
+        params = [(g.a.buffer, Arg("in", g.a_at)), *temps]
+        return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
+
+    def _turn(self, block: Block, vector: Expr, out: Buffer, at: Expr, odd: Buffer, odd_at: Expr) -> None:
+        """out[at + k * rows] = a vector of rows of A, for each k; odd: NaN for a row that is not finite, otherwise 0.
+        Rows behind the last are copies of it."""
+        lanes, last = self.lanes, dim_expr(self.rows - 1)
+        first = block.let(mul(vector, integer(lanes)), "r")
+        strides, extents = tuple(x.a for x in self.row_axes), tuple(x.extent for x in self.row_axes)
+        bases = [
+            block.let(
+                linear(
+                    split(block.let(k.binary("min", add(first, integer(i)), last), "r"), extents),
+                    strides,
+                    self.g.a.offset,
+                ),
+                "a",
+            )
+            for i in range(lanes)
+        ]
+        sums = block.alloc("odd", f32, 2, lanes=lanes)
+        for i in range(2):
+            block.store(sums, integer(i), k.lit(0.0, f32, lanes))
+
+        def place(kk: Expr) -> Expr:
+            return add(at, mul(kk, integer(self.wide)))
+
+        def keep(b: Block, columns: list[Expr], kk: Expr, step: DimLike) -> None:
+            for j, column in enumerate(columns):
+                b.store(out, place(add(kk, mul(integer(j), dim_expr(step)))), column)
+                total = k.load(sums, integer(j % 2))
+                b.store(sums, integer(j % 2), k.fma(column, k.lit(0.0, f32, lanes), total))
+
+        def whole(b: Block, a: Expr, kk: Expr, step: DimLike, count: int) -> None:
+            mask = None if count == lanes else b.let(k.binary("lt", k.ramp(ZERO, lanes), integer(count)), "mask")
+            rows = [b.let(k.load(self.g.a.buffer, add(base, a), lanes, mask), "x") for base in bases]
+            keep(b, transpose_block(b, rows)[:count], kk, step)
+
+        def one(b: Block, a: Expr, kk: Expr) -> None:
+            for i, base in enumerate(bases):
+                b.store(out, add(place(kk), integer(i)), k.load(self.g.a.buffer, add(base, a)))
+            keep(b, [b.let(k.load(out, place(kk), lanes), "x")], kk, 1)
+
+        def nest(b: Block, axes: tuple[Axis, ...], a: Expr, kk: Expr) -> None:
+            x, inner = axes[0], axes[1:]
+
+            def inside(c: Block, i: Expr) -> tuple[Expr, Expr]:
+                return c.let(add(a, mul(i, dim_expr(x.a))), "a"), c.let(add(kk, mul(i, dim_expr(x.b))), "k")
+
+            if inner:
+                b.loop("k", 0, x.extent, 1, lambda c, i: nest(c, inner, *inside(c, i)))
+                return
+            (extent,) = static_shape((x.extent,))
+            done = extent // lanes * lanes if x.a == 1 else 0
+            b.loop("k", 0, done, lanes, lambda c, i: whole(c, *inside(c, i), x.b, lanes))
+            if x.a == 1 and self.masks and done < extent:
+                whole(b, *inside(b, integer(done)), x.b, extent - done)
+            else:
+                b.loop("k", done, extent, 1, lambda c, i: one(c, *inside(c, i)))
+
+        nest(block, self.reduce, ZERO, ZERO)
+        block.store(odd, odd_at, k.add(*(k.load(sums, integer(i)) for i in range(2))))
+
+    # Products
+
+    def _products(self, temps: tuple[Param, Param] | None) -> Step:
+        g, plan, wide = self.g, self.plan, self.wide
+        chunk, top = k.var("chunk"), Block()
+        panels = -(-self.n // plan.columns)
+        extents = self.row_blocks, -(-panels // plan.panels)
+        rows, run = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
+        tile = plan.columns * wide
+        sizes = [tile, tile, self.k * self.height, *((self.k * wide, wide) if temps is None else ())]
+        places = [0]
+        for size in sizes:
+            places.append(places[-1] + -(-size * f32.nbytes // LINE) * LINE)
+        names = ("sums", "lines", "group", "turned", "odd")
+        made = [top.alloc(n, f32, s, scratch=p) for n, s, p in zip(names, sizes, places, strict=False)]
+        self.sums, self.lines, self.group = made[:3]
+        if temps is None:
+            self.turned, odd, self.at, odd_at = made[3], made[4], ZERO, ZERO
+            top.loop(
+                "v",
+                0,
+                plan.vectors,
+                1,
+                lambda b, v: self._turn(
+                    b,
+                    add(mul(rows, integer(plan.vectors)), v),
+                    made[3],
+                    mul(v, integer(self.lanes)),
+                    made[4],
+                    mul(v, integer(self.lanes)),
+                ),
+            )
+        else:
+            (self.turned, _), (odd, _) = temps
+            self.at, odd_at = top.let(mul(rows, integer(wide * self.k)), "t"), top.let(mul(rows, integer(wide)), "t")
+        vectors = [k.load(odd, add(odd_at, integer(v * self.lanes)), self.lanes) for v in range(plan.vectors)]
+        total = top.let(k.reduce("add", reduce(k.add, vectors)), "odd")
+        finite = top.let(k.binary("eq", total, k.lit(0.0, f32)), "finite")
+        low = top.let(mul(run, integer(plan.panels)), "p")
+        high = top.let(k.binary("min", add(low, integer(plan.panels)), integer(panels)), "p")
+
+        def panel(b: Block, p: Expr) -> None:
+            groups = plan.columns // self.height
+            b.loop("g", 0, groups, 1, lambda c, i: self._group(c, add(mul(p, integer(groups)), i), i, finite))
+            self._write(b, rows, p)
+
+        top.loop("p", low, high, 1, panel)
+        params = [*g.params((self.values, Arg("in", g.b_at))), *(temps or ())]
+        return g.step("sparse", g.contraction(self.loops), params, chunk, dim_expr(product(extents)), top, places[-1])
+
+    def _group(self, block: Block, group: Expr, own: Expr, finite: Expr) -> None:
+        """The sums of a group of columns, which is the `own`-th of its panel."""
+        ends = [k.load(self.starts, k.binary("min", add(group, integer(i)), integer(self.groups))) for i in (0, 1)]
+        begin, end = (block.let(k.cast(e, i64), "q") for e in ends)
+        out = block.let(mul(own, integer(self.height * self.wide)), "o")
+
+        def column(b: Block, q: Expr) -> Expr:
+            return b.let(k.cast(k.load(self.columns, q), i64), "k")
+
+        def spread(b: Block) -> None:
+            zero = k.lit(0.0, f32)
+            b.loop("i", 0, self.k * self.height, 1, lambda c, i: c.store(self.group, i, zero))
+
+            def block_of(c: Block, q: Expr) -> None:
+                at, value = mul(column(c, q), integer(self.height)), mul(q, integer(self.height))
+                for j in range(self.height):
+                    c.store(self.group, add(at, integer(j)), k.load(self.values, add(value, integer(j))))
+
+            b.loop("q", begin, end, 1, block_of)
+            self._sum(b, self.group, ZERO, integer(self.k), lambda c, q: q, out)
+
+        block.when(finite, lambda b: self._sum(b, self.values, begin, end, column, out), spread)
+
+    def _sum(self, block: Block, values: Buffer, begin: Expr, end: Expr, column: Column, out: Expr) -> None:
+        """sums[out + row of the block] = its blocks from `begin` to `end`, times their columns of A."""
+        for low in range(0, self.height, self.plan.own):
+            self._rows_of(block, values, (begin, end), column, out, low)
+
+    def _rows_of(
+        self, block: Block, values: Buffer, span: tuple[Expr, Expr], column: Column, out: Expr, low: int
+    ) -> None:
+        """The rows of blocks from `low` on that registers hold."""
+        own, vectors, lanes = self.plan.own, self.plan.vectors, self.lanes
+        zero, long = k.lit(0.0, f32, lanes), self.k > MOST
+        acc = block.alloc("acc", f32, own * vectors, lanes=lanes)
+        places = [add(out, integer((low + j) * self.wide + v * lanes)) for j in range(own) for v in range(vectors)]
+
+        def products(b: Block, q: Expr) -> None:
+            start = b.let(add(self.at, mul(column(b, q), integer(self.wide))), "a")
+            x = [b.let(k.load(self.turned, add(start, integer(v * lanes)), lanes), "x") for v in range(vectors)]
+            first = b.let(add(mul(q, integer(self.height)), integer(low)), "w")
+            for j in range(own):
+                value = b.let(k.splat(k.load(values, add(first, integer(j))), lanes), "s")
+                for v in range(vectors):
+                    i = integer(j * vectors + v)
+                    b.store(acc, i, k.fma(value, x[v], k.load(acc, i)))
+
+        def part(b: Block, first: Expr, last: Expr) -> None:
+            for i in range(len(places)):
+                b.store(acc, integer(i), zero)
+            b.loop("q", first, last, 1, products)
+            for i, at in enumerate(places):
+                sums = k.load(acc, integer(i))
+                b.store(self.sums, at, k.add(k.load(self.sums, at, lanes), sums) if long else sums)
+
+        if not long:
+            part(block, *span)
+            return
+        for at in places:  # long sums in parts: see blocked_sums.py
+            block.store(self.sums, at, zero)
+        begin, end = span
+        block.loop(
+            "q", begin, end, MOST, lambda b, q: part(b, q, b.let(k.binary("min", add(q, integer(MOST)), end), "q"))
+        )
+
+    def _write(self, block: Block, rows: Expr, panel: Expr) -> None:
+        """A panel's sums, row by row, to the epilogue."""
+        plan, lanes, n = self.plan, self.lanes, self.n
+        first = block.let(mul(panel, integer(plan.columns)), "n")
+        start = block.let(mul(rows, integer(self.wide)), "r")
+        if isinstance(first, k.Var):
+            block.multiples[first.name] = plan.columns
+
+        def turn(b: Block, v: Expr, c: Expr) -> None:
+            from_, to = mul(v, integer(lanes)), mul(c, integer(lanes))
+            at = b.let(add(from_, mul(c, integer(lanes * self.wide))), "s")
+            lines = [b.let(k.load(self.sums, add(at, integer(i * self.wide)), lanes), "x") for i in range(lanes)]
+            at = b.let(add(mul(from_, integer(plan.columns)), to), "t")
+            for i, line in enumerate(transpose_block(b, lines)):
+                b.store(self.lines, add(at, integer(i * plan.columns)), line)
+
+        parts = plan.columns // lanes
+        block.loop("v", 0, plan.vectors, 1, lambda b, v: b.loop("c", 0, parts, 1, lambda x, c: turn(x, v, c)))
+        epilogue = self.g.epilogue(self.loops)
+
+        def write(b: Block, place: Index, value: Expr, mask: Expr | None) -> None:
+            epilogue(b, place, value, mask)
+
+        def vector(b: Block, r: Expr, c: Expr) -> None:
+            value = b.let(k.load(self.lines, add(mul(r, integer(plan.columns)), c), lanes), "y")
+            at, place = b.let(add(first, c), "n"), add(start, r)
+            if isinstance(at, k.Var):
+                b.multiples[at.name] = lanes
+
+            def all_of(x: Block) -> None:
+                write(x, (place, k.ramp(at, lanes)), value, None)
+
+            def some(x: Block) -> None:
+                if not self.masks:
+                    one_by_one(x, (place,), at, value, n, write)
+                    return
+                mask = x.let(k.binary("lt", k.ramp(at, lanes), integer(n)), "mask")
+                write(x, (place, k.ramp(at, lanes)), value, mask)
+
+            if n % lanes == 0:
+                all_of(b)
+            else:
+                b.when(k.binary("le", add(at, integer(lanes)), integer(n)), all_of, some)
+
+        here: Expr = integer(plan.columns)
+        if n % plan.columns:
+            here = block.let(k.binary("min", here, k.sub(integer(-(-n // lanes) * lanes), first)), "n")
+
+        def row(b: Block, r: Expr) -> None:
+            b.loop("c", ZERO, here, lanes, lambda x, c: vector(x, r, c))
+
+        left = k.sub(dim_expr(self.rows), start)
+        end = block.let(k.binary("min", left, integer(self.wide)), "rows")
+        block.loop("r", ZERO, end, 1, row)
+
+
+__all__ = ["lower_sparse"]
