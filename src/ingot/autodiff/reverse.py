@@ -1,23 +1,21 @@
 """Gradients of a scalar by the reverse mode: one walk from the loss to what it is differentiated by.
 
-Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3. Every MODEL op is lowered first, so that only CORE ops
-need rules (`rules/`); what a rule builds is compiled, fused and checked as everything else is.
+Griewank and Walther, Evaluating Derivatives, 2nd ed., chapter 3. MODEL ops without a rule of their own are lowered
+first; what a rule builds is compiled, fused and checked as everything else is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff import rules
-from ingot.ir.node import Graph, Node, Project, topological
-from ingot.passes.model.lower import lower_model_ops
+from ingot.autodiff.table import RULES
+from ingot.ir.node import Node, Project, splat_of, topological
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
 
 def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None) -> list[Node]:
-    """d loss / d x for each x of `wrt`, of x's type: over CORE nodes that `loss` is made of.
+    """d loss / d x for each x of `wrt`, of x's type: over nodes that `loss` is made of.
 
     seed: the loss's own cotangent; 1 unless given, for which the loss has to be a scalar. What the loss does not depend
     on has a gradient of zeros.
@@ -30,18 +28,26 @@ def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None) -> list
     for x in wrt:
         if not x.dtype.is_float:
             raise InputError("a gradient's variable", expected="floats", got=str(x.type), fix="leave integers out")
-    order = topological([loss])
+    found = pulled_back([(loss, ops.scalar(1, loss.dtype) if seed is None else seed)], wrt)
+    return [ops.full(x.shape, 0, x.dtype) if g is None else g for x, g in zip(wrt, found, strict=True)]
+
+
+def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list[Node | None]:
+    """The cotangents of `wrt` from those of some nodes, (node, cotangent); None where no node depends on one.
+
+    Raises UnsupportedOpError naming all ops on the way that have no reverse rule.
+    """
+    order = topological([node for node, _ in seeds])
     depends = _dependents(order, wrt)
     on_the_way = [n for n in order if n in depends and n not in wrt and not isinstance(n.op, Project)]
     missing = [
-        UnsupportedOp(n.op.name, n.loc or "the graph", "no reverse rule")
-        for n in on_the_way
-        if type(n.op) not in rules.RULES
+        UnsupportedOp(n.op.name, n.loc or "the graph", "no reverse rule") for n in on_the_way if type(n.op) not in RULES
     ]
     if missing:
         raise UnsupportedOpError(missing, model="the gradient")
     found: dict[Node, list[Node | None]] = {}
-    found[loss] = [ops.scalar(1, loss.dtype) if seed is None else seed]
+    for node, seed in seeds:
+        _accumulate(found, node, 0, seed)
     for node in reversed(order):
         cotangents = found.get(node)
         if cotangents is None or node not in depends or node in wrt:
@@ -50,14 +56,10 @@ def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None) -> list
             (source,) = node.inputs
             _accumulate(found, source, node.op.index, cotangents[0])
             continue
-        for operand, g in zip(node.inputs, rules.RULES[type(node.op)](node, cotangents), strict=True):
+        for operand, g in zip(node.inputs, RULES[type(node.op)](node, cotangents), strict=True):
             if g is not None and operand in depends:
                 _accumulate(found, operand, 0, g)
-    out: list[Node] = []
-    for x in wrt:
-        (g,) = found.get(x) or [None]
-        out.append(ops.full(x.shape, 0, x.dtype) if g is None else g)
-    return out
+    return [(found.get(x) or [None])[0] for x in wrt]
 
 
 def _dependents(order: Sequence[Node], wrt: Sequence[Node]) -> set[Node]:
@@ -73,18 +75,13 @@ def _accumulate(found: dict[Node, list[Node | None]], node: Node, index: int, g:
         return
     cotangents = found.setdefault(node, [None] * len(node.types))
     before = cotangents[index]
-    cotangents[index] = g if before is None else ops.Add()(before, g)
+    cotangents[index] = g if before is None else _sum(before, g)
 
 
-def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:
-    """A graph of the loss and of its gradients by the inputs numbered `wrt`, from a MODEL graph.
-
-    loss: makes a scalar of the graph's results. Names: `loss`, then `gradient of NAME`.
-    """
-    value = loss(graph.results)
-    whole = replace(graph, outputs=(value, *graph.outputs[len(graph.results) :]), output_names=("loss",))
-    core = lower_model_ops(whole)
-    by = [core.inputs[i] for i in wrt]
-    found = gradients(core.outputs[0], by)
-    names = ("loss", *(f"gradient of {x.op.label}" for x in by))  # type: ignore[attr-defined]
-    return replace(core, outputs=(core.outputs[0], *found, *core.outputs[1:]), output_names=names)
+def _sum(before: Node, g: Node) -> Node:
+    """before + g; where g is zeros but for a part, only this part of `before` changes."""
+    if isinstance(g.op, ops.DynamicUpdateSlice) and splat_of(g.inputs[0]) == 0:
+        _, part, *starts = g.inputs
+        read = ops.DynamicSlice(part.shape)(before, *starts)
+        return g.op(before, ops.Add()(read, part), *starts)
+    return ops.Add()(before, g)

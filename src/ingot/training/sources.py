@@ -129,9 +129,9 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
     graph, state, last = imported.graph, imported.state, imported.parameters
     own = len(graph.inputs) - len(state) - len(last)
     carriers = graph.inputs[own:]
-    pairs = zip(state.items(), carriers, graph.results[: len(state)], strict=False)
+    pairs = zip(state.items(), carriers[len(last) :], graph.results[: len(state)], strict=True)
     buffers = tuple(Kept(n.removeprefix(PREFIX), x, a, y) for (n, a), x, y in pairs)
-    held = zip(last.items(), carriers[len(state) :], strict=True)
+    held = zip(last.items(), carriers[: len(last)], strict=True)
     parameters = tuple(Kept(n.removeprefix(PREFIX), x, a) for (n, a), x in held)
 
     def restore(values: Values) -> Any:

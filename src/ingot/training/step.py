@@ -14,14 +14,12 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.autodiff import gradients
-from ingot.autodiff.rules import RULES
+from ingot.autodiff import differentiable, gradients
 from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
-from ingot.passes.model.lower import lower_model_ops
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.training.losses import loss_named, metric_named
@@ -80,8 +78,9 @@ def step_of(source: Trainable, recipe: Recipe) -> Step:
     inputs = source.inputs if target is None else (*source.inputs, target)
     after = [b.after for b in source.buffers]
     given = (loss, *(n for n in after if n is not None), *measured.values())
-    whole = replace(source.graph, outputs=(*given, *source.graph.outputs[len(source.graph.results) :]), output_names=())
-    core = lower_model_ops(whole, frozenset(RULES))
+    sizes = source.graph.outputs[len(source.graph.results) :]
+    whole = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
+    core = differentiable(whole)
     count = len(given)
     loss, *others = core.outputs[:count]
     moved, metrics = others[: len(after)], dict(zip(measured, others[len(after) :], strict=True))
@@ -97,7 +96,8 @@ def step_of(source: Trainable, recipe: Recipe) -> Step:
     if narrow is not None:
         outputs = rebuilt(outputs, rule=lambda n, images: _narrowed(n, images, narrow))
     labels = (*(f"next {k.name}" for k in kept), "loss", *metrics)
-    graph = replace(core, inputs=(*inputs, lr, *(k.node for k in kept)), outputs=outputs, output_names=labels)
+    every = (*inputs, lr, *(k.node for k in kept))
+    graph = replace(core, inputs=every, outputs=outputs, output_names=labels, state=tuple(k.name for k in kept))
     named = tuple(replace(k, after=y) for k, y in zip(kept, outputs, strict=False))
     return Step(graph, named, tuple(metrics), target is not None, rate)
 

@@ -193,7 +193,7 @@ class ImportedModel:
     state: names and first values of the buffers that forward writes. The graph reads them as inputs behind the user's,
     and has their new values as outputs before the user's. writes: places among the user's inputs that forward writes,
     whose new values are the outputs behind the state's. parameters: names and values of tensors that are the graph's
-    last inputs.
+    inputs in front of the state's.
     """
 
     graph: Graph

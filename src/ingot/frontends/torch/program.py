@@ -57,7 +57,7 @@ def import_exported(program: ExportedProgram, parameters: Collection[str] = ()) 
     """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
 
     Buffers that forward writes are the model's state (`ImportedModel`), which starts from copies of their values.
-    parameters: names of tensors that are no constants but the graph's last inputs; one of several that are the same.
+    parameters: names of tensors that are inputs in front of the state's, not constants; one of several that are one.
 
     Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
     `run_decompositions` otherwise.
@@ -168,7 +168,7 @@ def _imported(
     adapter, results = output_adapter(outputs[count:], out_spec)
     _, renewed = output_adapter(outputs[:count], pytree.tree_flatten(tuple(range(count)))[1])
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
-    inputs += [*(carriers[target] for target in written), *held.values()]
+    inputs += [*held.values(), *(carriers[target] for target in written)]
     names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
     graph = sizes.graph(inputs, (*renewed, *results), names)
     graph = replace(limited(graph, program.range_constraints, guards, sizes), state=tuple(written))

@@ -1,0 +1,37 @@
+"""Whole graphs: made ready to be differentiated, and with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ingot import ops
+from ingot.autodiff.reverse import gradients
+from ingot.autodiff.rules import RULES
+from ingot.autodiff.rules.loops import with_history
+from ingot.ir.node import Graph, Node
+from ingot.passes.model.lower import lower_model_ops
+
+
+def differentiable(graph: Graph) -> Graph:
+    """A MODEL graph in ops that have reverse rules; its loops keep the values that their reverse reads."""
+    core = lower_model_ops(graph, frozenset(RULES))
+    by: dict[Node, Node] = {}
+    for n in core.nodes():
+        if isinstance(n.op, ops.While) and (kept := with_history(n)) is not n:
+            by |= dict(zip(n.results, kept.results, strict=False))
+    return core.replaced(by)
+
+
+def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:
+    """A graph of the loss and of its gradients by the inputs numbered `wrt`, from a MODEL graph.
+
+    loss: makes a scalar of the graph's results. Names: `loss`, then `gradient of NAME`.
+    """
+    value = loss(graph.results)
+    whole = replace(graph, outputs=(value, *graph.outputs[len(graph.results) :]), output_names=("loss",))
+    core = differentiable(whole)
+    by = [core.inputs[i] for i in wrt]
+    found = gradients(core.outputs[0], by)
+    names = ("loss", *(f"gradient of {x.op.label}" for x in by))  # type: ignore[attr-defined]
+    return replace(core, outputs=(core.outputs[0], *found, *core.outputs[1:]), output_names=names)

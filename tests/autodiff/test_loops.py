@@ -1,0 +1,91 @@
+"""Reverse rules of loops and branches against central differences in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.autodiff import differentiable, gradients
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f64, i64
+from ingot.support.errors import UnsupportedOpError
+
+STEP = 1e-5
+rng = np.random.default_rng(0)
+
+
+def check(graph: Graph, arrays: list[np.ndarray]) -> Graph:
+    """The graph's one result differentiated by all of its float inputs; the graph of it."""
+    core = differentiable(graph)
+    by = [x for x in core.inputs if x.dtype.is_float]
+    whole = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
+    value, *found = interpret(whole, arrays)
+    np.testing.assert_allclose(value, interpret(graph, arrays)[0])
+    for x, g in zip(by, found, strict=True):
+        at, direction = core.inputs.index(x), rng.standard_normal(g.shape)
+        sides = [
+            float(interpret(graph, [a + s * direction if i == at else a for i, a in enumerate(arrays)])[0])
+            for s in (STEP, -STEP)
+        ]
+        assert float((g * direction).sum()) == pytest.approx((sides[0] - sides[1]) / (2 * STEP), rel=1e-6, abs=1e-8)
+    return whole
+
+
+def scan(turns: Node, x: Node, w: Node, h: Node, step: int = 1) -> list[Node]:
+    """h = tanh(h w) + x[t]; ys[t] = h * h: what a recurrence of JAX's scan is, with a counter and rows."""
+    zero, rows = ops.scalar(0, i64), x.shape[0]
+    operands = [ops.scalar(0, i64), turns, ops.full(x.shape, 0, f64), h, x, w]
+    entry = tuple(Input(f"s{i}", v.type)() for i, v in enumerate(operands))
+    t, end, ys, state, xs, weights = entry
+    row = ops.reshape(ops.DynamicSlice((1, x.shape[1]))(xs, t, zero), (x.shape[1],))
+    dot = ops.DotGeneral(((), ()), ((0,), (0,)))(state, weights)
+    new = ops.add(ops.Tanh()(dot), row)
+    out = ops.DynamicUpdateSlice()(ys, ops.reshape(ops.mul(new, new), (1, x.shape[1])), t, zero)
+    cond = Graph(entry, (ops.compare("LT", t, end),))
+    body = Graph(entry, (ops.add(t, step), end, out, new, xs, weights))
+    assert rows == x.shape[0]
+    return list(ops.While(cond, body)(*operands).results)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_a_recurrence(turns: int) -> None:
+    x, w, h = (Input(n, TensorType(f64, s))() for n, s in (("x", (5, 3)), ("w", (3, 3)), ("h", (3,))))
+    out = scan(const(turns, np.int64), x, w, h)
+    loss = ops.add(ops.reduce_sum(ops.mul(out[2], out[2])), ops.reduce_sum(ops.Sin()(out[3])))
+    arrays = [rng.standard_normal(s) for s in ((5, 3), (3, 3), (3,))]
+    whole = check(Graph((x, w, h), (loss,)), arrays)
+    loops = [n for n in whole.nodes() if isinstance(n.op, ops.While)]
+    assert len(loops) == 2  # the forward one keeps what the reverse one reads: it runs once
+
+
+def test_a_loop_inside_a_loop() -> None:
+    x, w, h = (Input(n, TensorType(f64, s))() for n, s in (("x", (2, 3)), ("w", (3, 3)), ("h", (3,))))
+    entry = (Input("n", TensorType(i64))(), Input("v", h.type)(), Input("xs", x.type)(), Input("ws", w.type)())
+    n, v, xs, ws = entry
+    inner = scan(const(2, np.int64), xs, ws, v)[3]
+    outer = ops.While(
+        Graph(entry, (ops.compare("GT", n, 0),)), Graph(entry, (ops.sub(n, 1), ops.mul(inner, v), xs, ws))
+    )(const(3, np.int64), h, x, w)
+    arrays = [rng.standard_normal(s) for s in ((2, 3), (3, 3), (3,))]
+    check(Graph((x, w, h), (ops.reduce_sum(outer.results[1]),)), arrays)
+
+
+def test_branches() -> None:
+    i, x, y = Input("i", TensorType(i64))(), Input("x", TensorType(f64, (3,)))(), Input("y", TensorType(f64, (3,)))()
+    a, b = Input("a", x.type)(), Input("b", x.type)()
+    branches = tuple(Graph((a, b), (r, s)) for r, s in ((ops.mul(a, b), a), (ops.Sin()(a), a), (b, ops.Exp()(b))))
+    first, second = ops.Case(branches)(i, x, y).results
+    graph = Graph((i, x, y), (ops.reduce_sum(ops.mul(first, ops.add(second, 2.0))),))
+    for index in range(3):
+        check(graph, [np.asarray(index), rng.standard_normal(3), rng.standard_normal(3)])
+
+
+def test_a_loop_whose_turns_are_data_is_refused() -> None:
+    x, w, h = (Input(n, TensorType(f64, s))() for n, s in (("x", (5, 3)), ("w", (3, 3)), ("h", (3,))))
+    turns = Input("turns", TensorType(i64))()
+    loss = ops.reduce_sum(scan(turns, x, w, h)[3])
+    core = differentiable(Graph((turns, x, w, h), (loss,)))
+    with pytest.raises(UnsupportedOpError, match="not a constant"):
+        gradients(core.outputs[0], [w])
