@@ -10,10 +10,11 @@ import numpy as np
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import TensorType, f32
-from ingot.ops.core.base import Category, CoreOp
+from ingot.ops.core.base import Category, CoreOp, category
 from ingot.ops.core.binary import Add
 from ingot.ops.core.elementwise import Exp
 from ingot.ops.core.reduce import Reduce
+from ingot.ops.core.shape import Reshape
 from ingot.support.dataclass import dataclass
 
 
@@ -49,6 +50,22 @@ class Group(CoreOp):
         operands = np.ones((2, 3), np.float32), np.full((2, 3), -0.5, np.float32)
         yield cls(Graph((x, y), (Exp()(total),)), "pointwise"), operands
         yield cls(Graph((x, y), (total, Reduce("sum", (1,))(total))), "reduction"), operands
+
+
+def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
+    """Whether element i of the parameter `p` is needed for element i of the results alone, in row-major order; and for
+    that of the result `value`, if one is named."""
+    users = body.uses()
+    stack, seen = [p], {p}
+    while stack:
+        for u in users.get(stack.pop(), ()):
+            elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
+            if not elementwise and not isinstance(u.op, Reshape):
+                return False
+            if u not in seen:
+                seen.add(u)
+                stack.append(u)
+    return all(n.shape == p.shape for n in body.outputs) and (value is None or value in seen)
 
 
 def label(node: Node) -> str:

@@ -16,7 +16,7 @@ from ingot import ops
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, Project
 from ingot.ops.core.base import Category, category
-from ingot.ops.group import Group, label
+from ingot.ops.group import Group, label, same_element
 from ingot.ops.views import base_of, pull_back, strided
 from ingot.support.dataclass import dataclass
 
@@ -64,21 +64,24 @@ def maker_of(value: Node) -> Node:
     return value.inputs[0] if isinstance(value.op, Project) else value
 
 
-def overwrites(group: Node, held: Node, layouts: Mapping[Node, Layout]) -> bool:
-    """Whether the result of a group may be written over an operand, as far as the group reads it. layouts: of both."""
+def overwrites(value: Node, held: Node, layouts: Mapping[Node, Layout]) -> bool:
+    """Whether a group's result may be written over an operand, as far as the group reads it. layouts: of both."""
+    group = maker_of(value)
     op = group.op
-    if not isinstance(op, Group) or len(group.types) != 1 or group.type != held.type:
+    if not isinstance(op, Group) or value.type != held.type or group.inputs.count(held) != 1:
         return False
-    if layouts[held] != layouts[group] or group.inputs.count(held) != 1:
+    if layouts[held] != layouts[value]:
         return False
-    p = op.body.inputs[group.inputs.index(held)]
+    p, result = op.body.inputs[group.inputs.index(held)], op.body.outputs[group.results.index(value)]
     if op.kind == "pointwise":
-        return _same_element(op.body, p, layouts[held])
+        reshaped = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
+        # what the new value needs has been read when it is written, for the other results as well
+        return same_element(op.body, p, result) and (layouts[held].is_contiguous or not reshaped)
     return updated(group) is held and _updates(op.body, p, layouts[held])
 
 
 def updated(group: Node) -> Node | None:
-    """The operand that a group updates: its result is that but for some elements."""
+    """The operand that a group updates: its result is that, but for some elements."""
     op = group.op
     anchor = _anchor(op.body) if isinstance(op, Group) and op.kind == "scatter" else None
     if anchor is None:
@@ -104,23 +107,6 @@ def _updates(body: Graph, p: Node, layout: Layout) -> bool:
     return all(base_of(i) is not p for i in anchor.inputs[1:]) and sum(p in n.inputs for n in body.nodes()) == 1
 
 
-def _same_element(body: Graph, p: Node, layout: Layout) -> bool:
-    """Whether element i of `p` is read for element i of the result alone, both in row-major order."""
-    users = body.uses()
-    stack, seen = [p], {p}
-    while stack:
-        for u in users.get(stack.pop(), ()):
-            reshaped = isinstance(u.op, ops.Reshape) and layout.is_contiguous
-            if not reshaped and (
-                category(u.op) is not Category.ELEMENTWISE or any(i.shape != u.shape for i in u.inputs)
-            ):
-                return False
-            if u not in seen:
-                seen.add(u)
-                stack.append(u)
-    return body.outputs[0].shape == p.shape
-
-
 def _contiguous(*values: Node) -> dict[Node, Layout]:
     return {v: Layout.contiguous(v.shape) for v in values}
 
@@ -133,7 +119,7 @@ def _chain(graph: Graph, users: Mapping[Node, Sequence[Node]], old: Node, new: N
         held = updated(group)
         if held is None or held is old or held in graph.outputs or not isinstance(maker_of(held).op, Group):
             break
-        if not overwrites(group, held, _contiguous(held, group)):
+        if not overwrites(chain[-1], held, _contiguous(held, chain[-1])):
             break
         chain.append(held)
     return chain[::-1]
@@ -149,8 +135,10 @@ def _problem(graph: Graph, found: InPlace, users: Mapping[Node, Sequence[Node]],
     for i, value in enumerate(chain):
         group = maker_of(value)
         for held in earlier[: i + 1]:
-            if held in group.inputs and not (held is earlier[i] and overwrites(group, held, _contiguous(held, group))):
-                return f"{label(group)} reads other elements of the old value than it writes"
+            if held in group.inputs and not (held is earlier[i] and overwrites(value, held, _contiguous(held, value))):
+                own = isinstance(group.op, Group) and group.op.kind in ("pointwise", "scatter")
+                which = "other elements of the old value than it writes" if own else "the old value in loops of its own"
+                return f"{label(group)} reads {which}"
     return ""
 
 

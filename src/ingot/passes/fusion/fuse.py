@@ -11,7 +11,8 @@ otherwise it is the root of a group of its own. So a group has one result, and g
 - An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
   what it reads is memory, seen through strided views; a contraction may compute its rows in front of it (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
-- At last a global pool joins the group that makes its image, as a second result (`pools`).
+- At last a global pool joins the group that makes its image, as a second result (`pool_epilogue`), and pointwise groups
+  whose results are the model's join the one that reads them (`several_results`).
 - Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
 
 What is left outside groups: inputs, constants, and storage ops.
@@ -43,6 +44,7 @@ from ingot.passes.fusion.groups import (
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import made_within, panel_operand, why_stored
+from ingot.passes.fusion.several_results import join_results
 
 _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
@@ -480,6 +482,8 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, became = fusion.run(), dict[Node, Node]()
     if policy.pooled_images:
         fused, became = pool_in_producers(fused)
+    fused, joined = join_results(fused, policy)
     if reasons is not None:
-        reasons |= {became.get(n, n): text for n, text in fusion.reasons.items()}
+        moved = {n: became.get(n, n) for n in fusion.reasons}
+        reasons |= {joined.get(moved[n], moved[n]): text for n, text in fusion.reasons.items()}
     return fused

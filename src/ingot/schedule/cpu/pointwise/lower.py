@@ -105,8 +105,9 @@ class _Loops:
         if self.stream and mask is None:
             for n in self.looked_up:
                 self.asking.value(block, n, _rows_on(n, index))
-        for root, buffer, lay in zip(self.body.outputs, self.operands.outs, self.outs, strict=True):
-            value = emitter.value(block, root, index, mask)
+        # a result may lie over what another one reads
+        values = [emitter.value(block, root, index, mask) for root in self.body.outputs]
+        for value, buffer, lay in zip(values, self.operands.outs, self.outs, strict=True):
             store_at(block, buffer, ix.linear(index, lay.strides, lay.offset), value, mask, stream=self.stream)
 
     def lines(self, top: Block, chunk: k.Var) -> Expr:
