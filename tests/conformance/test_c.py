@@ -59,6 +59,38 @@ def test_the_file_needs_no_library_and_its_header_serves_cpp(tmp_path: Path) -> 
     assert 'extern "C"' in header and "net_run(" in header and "malloc" not in (tmp_path / "net.c").read_text()
 
 
+@needs_gcc
+def test_state_in_the_callers_memory_and_in_the_programs_own(tmp_path: Path) -> None:
+    total, frames, x = (Input(name, TensorType(f32, (3, 5)))() for name in ("total", "frames", "x"))
+    new = ops.Add()(total, x)
+    shifted = ops.Concat(0)(ops.Slice((1, 0), (3, 5), (1, 1))(frames), ops.Slice((0, 0), (1, 5), (1, 1))(x))
+    graph = Graph((x, total, frames), (new, shifted, ops.Mul()(new, shifted)), state=("total", "frames"))
+    first = np.arange(15, dtype=np.float32).reshape(3, 5)
+    program = build_program(graph, TARGET.features(""), 1).with_state({"total": first})
+    assert [bool(s.copied) for s in program.state] == [False, True]
+    TARGET.export(program, tmp_path / "net.c")
+    library, rng = built(tmp_path, tmp_path / "net.c"), np.random.default_rng(0)
+    arena, kept = np.zeros(1 << 12, np.uint64), np.zeros(1 << 10, np.uint64)
+    y, memory, held = (
+        np.zeros((3, 5), np.float32),
+        *(ctypes.c_void_p(a.ctypes.data) for a in (arena, kept)),
+    )
+    assert library.net_reset(held) == 0
+    state = [first, np.zeros((3, 5), np.float32)]
+    for turn in range(6):
+        if turn == 3:
+            assert library.net_reset(held) == 0 and library.net_reset(None) == 0
+            state = [first, np.zeros((3, 5), np.float32)]
+        value = rng.standard_normal((3, 5), np.float32)
+        *state, expected = interpret(graph, (value, *state))
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (value, y)]
+        for run, own in ((library.net_run, ()), (library.net_run_in, (memory, held))):
+            y.fill(0)
+            assert run(*own, *pointers) == 0
+            np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert library.net_run_in(memory, None, *pointers) == 1
+
+
 def test_open_sizes_are_refused_with_what_to_do(tmp_path: Path) -> None:
     from ingot.ir.dims import symbol
 

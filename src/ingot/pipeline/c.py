@@ -76,13 +76,10 @@ def _plan(program: Program) -> Plan:
         raise CompileError(
             "C for a model of open sizes", expected="fixed sizes", got=names, fix="fix them: --dim NAME=SIZE"
         )
-    if program.state:
-        names = ", ".join(s.spec.name for s in program.state)
-        raise CompileError(
-            "C for a model with state", expected="a model without", got=names, fix="pass it as inputs and outputs"
-        )
     inputs, outputs = map(_tensors, (program.inputs, program.outputs))
-    bound = Binding(program, [t.shape for t in inputs])
+    bound = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
+    read, first = _placed(program, b"")
+    written, state = _placed(program, first, copied=True)
     by_id = {b.id: b for b in program.buffers}
 
     def place(buffer: Buffer) -> tuple[str, int]:
@@ -94,6 +91,12 @@ def _plan(program: Program) -> Plan:
                 return "arena", bound.layout.offsets[buffer.id]
             case "weight":
                 return "weights", buffer.offset
+        at = buffer.index - (len(inputs) if buffer.kind == "input" else 0)
+        if buffer.kind == "input" and at >= 0:
+            return "state", read[at]
+        if buffer.kind == "output":
+            at -= len(program.state)
+            return ("state", written[buffer.index]) if at < 0 else (f"output{at}", 0)
         return f"{buffer.kind}{buffer.index}", 0
 
     calls: list[Call] = []
@@ -104,8 +107,19 @@ def _plan(program: Program) -> Plan:
     layout = bound.layout
     return Plan(
         inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
-        program.weights.tobytes(),
+        program.weights.tobytes(), state,
+        [(read[i], written[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
     )  # fmt: skip
+
+
+def _placed(program: Program, before: bytes, copied: bool = False) -> tuple[list[int], bytes]:
+    """Offsets of the state's tensors behind what is there before, and the first bytes with them; copied: of those alone
+    that are not written in place."""
+    places: list[int] = []
+    for s in program.state:
+        places.append(len(before))
+        before += b"" if copied and not s.copied else s.first.tobytes() + bytes(-s.first.nbytes % 64)
+    return places, before
 
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> list[Tensor]:

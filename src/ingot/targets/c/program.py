@@ -46,7 +46,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is printed. filled: (offset, bytes, byte) of the arena that must hold that byte before the first step."""
+    """What is printed. filled: (offset, bytes, byte) of the arena that must hold that byte before the first step.
+    state: its first bytes. moved: (to, from, bytes) in it behind the last step.
+    """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
@@ -55,6 +57,8 @@ class Plan:
     scratch: int
     filled: Sequence[tuple[int, int, int]]
     weights: bytes
+    state: bytes = b""
+    moved: Sequence[tuple[int, int, int]] = ()
 
 
 def identifier(text: str) -> str:
@@ -72,7 +76,7 @@ def print_program(name: str, kernels: str, plan: Plan, header: str, separate: bo
     if separate:
         declared.insert(0, "const void *weights")
     passed = [d.rpartition("*")[2] for d in declared]
-    bases = {"arena": "arena", "weights": "base"}
+    bases = {"arena": "arena", "weights": "base", "state": "kept"}
     bases |= {f"input{i}": n for i, n in enumerate(inputs)} | {f"output{i}": n for i, n in enumerate(outputs)}
     source = _source(name, kernels, plan, declared, passed, bases, header, separate)
     return source, _header(name, plan, declared, names, separate), plan.weights if separate else None
@@ -80,7 +84,7 @@ def print_program(name: str, kernels: str, plan: Plan, header: str, separate: bo
 
 def _parameters(tensors: Sequence[Tensor]) -> list[str]:
     """A name for each, none twice and none that the code has."""
-    taken = {"arena", "weights", "base", "scratch", "chunk"}
+    taken = {"arena", "weights", "base", "scratch", "chunk", "kept", "state"}
     found: list[str] = []
     for t in tensors:
         name = first = f"t_{identifier(t.name)}"
@@ -106,21 +110,20 @@ def _source(
     upper = name.upper()
     lines = [f'#include "{header}"', "#include <stddef.h>", "", PRELUDE, kernels]
     if plan.weights and not separate:
-        lines += ["static const union { uint64_t align; uint8_t bytes[" + str(len(plan.weights)) + "]; } weights_ = {"]
-        # the member that is initialized is the second: C99's designated initializer
-        lines += [" .bytes = {"]
-        for i in range(0, len(plan.weights), _PER_LINE):
-            lines.append("  " + ",".join(map(str, plan.weights[i : i + _PER_LINE])) + ",")
-        lines += [" }", "};", ""]
-    lines += [f"int {name}_run_in(void *memory, {', '.join(declared)}) {{"]
+        lines += _constant("weights_", plan.weights)
+    if plan.state:
+        lines += _reset(name, plan.state)
+    state = ["void *state"] if plan.state else []
+    lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *declared])}) {{"]
+    lines += ["  unsigned char *kept = (unsigned char *)state;"] if plan.state else []
     lines += ["  unsigned char *arena = (unsigned char *)memory;", "  int64_t chunk;"]
     base = "(const unsigned char *)weights" if separate else "weights_.bytes" if plan.weights else "NULL"
     lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
-    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *passed))
+    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *passed))
     lines += [f"  if ({nulls}) return {upper}_NULL;"]
     lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    if separate:
-        lines += [f"  if (((uintptr_t)base & 7U) != 0U) return {upper}_ALIGNMENT;"]
+    for other in ["base"] * separate + ["kept"] * bool(plan.state):
+        lines += [f"  if (((uintptr_t){other} & 7U) != 0U) return {upper}_ALIGNMENT;"]
     for offset, nbytes, byte in plan.filled:
         lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"]
     targets = {c.target for c in plan.calls if c.target is not None}
@@ -137,12 +140,16 @@ def _source(
         lines += [f"  for (chunk = 0; chunk < {call.count}; chunk++) {call.kernel}({args});"]
     if len(plan.calls) in targets:
         lines += [f"step_{len(plan.calls)}:"]
+    for to, source, nbytes in plan.moved:
+        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) kept[{to} + chunk] = kept[{source} + chunk];"]
     lines += [f"  return {upper}_OK;", "}", ""]
+    own = [f"  if (!begun_) begun_ = {name}_reset(state_) == {upper}_OK;"] if plan.state else []
     lines += [
         f"#ifndef {upper}_NO_ARENA",
         f"int {name}_run({', '.join(declared)}) {{",
         f"  static uint64_t memory[({upper}_ARENA_BYTES + 7) / 8];",
-        f"  return {name}_run_in(memory, {', '.join(passed)});",
+        *own,
+        f"  return {name}_run_in({', '.join(['memory', *(['state_'] if plan.state else []), *passed])});",
         "}",
         "#endif",
         "",
@@ -150,10 +157,43 @@ def _source(
     return "\n".join(lines)
 
 
+def _constant(name: str, content: bytes) -> list[str]:
+    """Bytes at a multiple of 8."""
+    # the member that is initialized is the second: C99's designated initializer
+    lines = [f"static const union {{ uint64_t align; uint8_t bytes[{len(content)}]; }} {name} = {{", " .bytes = {"]
+    for i in range(0, len(content), _PER_LINE):
+        lines.append("  " + ",".join(map(str, content[i : i + _PER_LINE])) + ",")
+    return [*lines, " }", "};", ""]
+
+
+def _reset(name: str, first: bytes) -> list[str]:
+    """The function that sets the state to its first values, and the state that `NAME_run` has of its own."""
+    upper = name.upper()
+    zeros = not any(first)
+    return [
+        *([] if zeros else _constant("first_", first)),
+        f"#ifndef {upper}_NO_ARENA",
+        f"static uint64_t state_[({upper}_STATE_BYTES + 7) / 8];",
+        "static int begun_;",
+        "#endif",
+        f"int {name}_reset(void *state) {{",
+        "  unsigned char *kept = (unsigned char *)state;",
+        "  int64_t i;",
+        f"#ifndef {upper}_NO_ARENA",
+        "  if (kept == NULL) kept = (unsigned char *)state_;",
+        "#endif",
+        f"  if (kept == NULL) return {upper}_NULL;",
+        f"  for (i = 0; i < {len(first)}; i++) kept[i] = {'0' if zeros else 'first_.bytes[i]'};",
+        f"  return {upper}_OK;",
+        "}",
+        "",
+    ]
+
+
 def _place(bases: Mapping[str, str], base: str, offset: int) -> str:
     if base not in bases:
         raise CompileError("C: a buffer", expected=f"one of {', '.join(bases)}", got=base)
-    if base in ("arena", "weights"):
+    if base in ("arena", "weights", "state"):
         return f"({bases[base]} + {offset})"
     assert offset == 0, "arguments and results are named whole"
     return bases[base]
@@ -169,6 +209,12 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
     arrays = [f" *   static {t.c_type} {n}[{max(1, _count(t))}];" for n, t in zip(names, tensors, strict=True)]
     first = ["weights"] if separate else []
     extra = [f" * weights: {len(plan.weights)} bytes, as in their file, at an address that is a multiple of 8."]
+    lasts = [
+        " *",
+        f" * What lasts from call to call takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
+        f" * the caller's, at an address that is a multiple of 8, which {name}_reset has given its first values.",
+        f" * {name}_reset(NULL) sets that of {name}_run back.",
+    ]
     return "\n".join([
         "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
         " *",
@@ -181,11 +227,13 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
         f" * {name}_run has an arena of its own, of {upper}_ARENA_BYTES bytes, and is not reentrant;",
         f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
         f" * {upper}_NO_ARENA to leave the first out.",
+        *(lasts if plan.state else []),
         " */",
         f"#ifndef {upper}_H",
         f"#define {upper}_H",
         "#include <stdint.h>",
         f"#define {upper}_ARENA_BYTES {max(8, plan.arena + plan.scratch)}",
+        *([f"#define {upper}_STATE_BYTES {len(plan.state)}"] if plan.state else []),
         f"#define {upper}_OK 0",
         f"#define {upper}_NULL 1 /* an address is NULL */",
         f"#define {upper}_ALIGNMENT 2 /* the arena or the weights begin at an odd place */",
@@ -195,7 +243,8 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
         f"#ifndef {upper}_NO_ARENA",
         f"int {name}_run({', '.join(declared)});",
         "#endif",
-        f"int {name}_run_in(void *arena, {', '.join(declared)});",
+        f"int {name}_run_in({', '.join(['void *arena', *(['void *state'] if plan.state else []), *declared])});",
+        *([f"int {name}_reset(void *state);"] if plan.state else []),
         "#ifdef __cplusplus",
         "}",
         "#endif",

@@ -1,0 +1,81 @@
+"""Pointwise groups that take on results that they read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import Shape, TensorType, f32
+from ingot.ops.group import Group
+from ingot.passes.fusion.fuse import fuse
+
+
+def row(name: str, shape: Shape = (4, 6)) -> Node:
+    return Input(name, TensorType(f32, shape))()
+
+
+def groups(graph: Graph) -> list[Node]:
+    return [n for n in fuse(graph).nodes() if isinstance(n.op, Group)]
+
+
+def spread(value: Node | float, shape: Shape) -> Node:
+    return ops.BroadcastInDim(shape, ())(value if isinstance(value, Node) else const(value, np.float32))
+
+
+def test_an_optimizers_step_is_one_kernel() -> None:
+    p, m, v, x, y = (row(name) for name in "pmvxy")
+    count = row("count", ())
+    g = ops.DotGeneral(((), ()), ((1,), (1,)))(x, row("w", (6, 6)))
+    new_m = ops.Add()(ops.mul(m, 0.9), ops.mul(g, 0.1))
+    new_v = ops.Add()(ops.mul(v, 0.99), ops.mul(ops.Mul()(g, g), 0.01))
+    scaled = ops.Div()(new_m, spread(ops.Exp()(count), p.shape))
+    new_p = ops.Sub()(p, ops.Div()(scaled, ops.add(ops.Sqrt()(new_v), 1e-8)))
+    inputs = (p, m, v, x, y, count, *(n for n in Graph((), (g,)).nodes() if isinstance(n.op, Input) and n is not x))
+    step = groups(Graph(inputs, (new_p, new_m, new_v)))[-1]
+    assert [len(n.types) for n in groups(Graph(inputs, (new_p, new_m, new_v)))] == [1, 3]
+    # each moment, the gradient and the parameter are read once
+    assert len(step.inputs) == len(set(step.inputs)) == 5
+
+
+def test_other_elements_shapes_and_readers_stay_apart() -> None:
+    x = row("x", (4, 4))
+    a = ops.Exp()(x)
+    turned = ops.Add()(x, ops.Transpose((1, 0))(a))
+    column = ops.Tanh()(ops.Slice((0, 0), (4, 1), (1, 1))(a))
+    assert all(len(n.types) == 1 for n in groups(Graph((x,), (a, turned, column))))
+    # what is no result of the model stays where its readers want it
+    total = spread(ops.Reduce("sum", (0, 1))(a), x.shape)
+    assert all(len(n.types) == 1 for n in groups(Graph((x,), (ops.Mul()(a, total),))))
+
+
+def test_groups_that_would_need_each_other_stay_apart() -> None:
+    x = row("x")
+    a1, b1 = ops.Exp()(x), ops.Tanh()(x)
+    a2 = ops.Mul()(a1, spread(ops.Reduce("sum", (0, 1))(b1), x.shape))
+    b2 = ops.Mul()(b1, spread(ops.Reduce("sum", (0, 1))(a1), x.shape))
+    graph = Graph((x,), (a1, b1, a2, b2))
+    data = [np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)]
+    for got, want in zip(interpret(fuse(graph), data), interpret(graph, data), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_random_graphs_keep_their_meaning() -> None:
+    rng, several = np.random.default_rng(1), 0
+    for _ in range(40):
+        values = [row(name) for name in "xyz"]
+        data = [rng.standard_normal((4, 6)).astype(np.float32) for _ in values]
+        inputs = tuple(values)
+        for _ in range(int(rng.integers(3, 14))):
+            a, b = (values[int(i)] for i in rng.integers(len(values), size=2))
+            total = spread(ops.Reduce("max", (0, 1))(a), a.shape)
+            made = [ops.Add()(a, b), ops.Mul()(a, b), ops.Tanh()(a), ops.Add()(total, b), ops.Reverse((1,))(a)]
+            values.append(made[int(rng.integers(len(made)))])
+        results = [n for n in dict.fromkeys(values[3:]) if rng.random() < 0.6] or [values[-1]]
+        graph = Graph(inputs, tuple(results))
+        fused = fuse(graph)
+        several += any(len(n.types) > 1 for n in fused.nodes())
+        for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert several > 10
