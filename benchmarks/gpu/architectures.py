@@ -1,0 +1,202 @@
+"""Many architectures through `target="cuda"` beside eager PyTorch, small and with random weights: are they right?
+
+    python -m benchmarks.gpu.architectures [--only bert,resnet18] [--workers 8] [--dtype float16] [--report FILE]
+
+Each has a process of its own, with a limit of time. Deviations are of the largest magnitude of each result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}
+SECONDS = 100.0
+IMAGES = {
+    name: size
+    for size, names in {
+        64: "alexnet resnet18 wide_resnet50_2 resnext50_32x4d densenet121 mobilenet_v2 mobilenet_v3_small mnasnet0_5 "
+        "efficientnet_v2_s regnet_y_400mf regnet_x_400mf shufflenet_v2_x0_5 squeezenet1_1 vgg11_bn convnext_tiny "
+        "swin_t swin_v2_t",
+        96: "googlenet inception_v3",
+        224: "maxvit_t vit_b_32",
+    }.items()
+    for name in names.split()
+}
+TEXT = (
+    "bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "xlnet", "gpt2", "gpt_neo",
+    "gpt_neox", "gptj", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3",
+    "falcon", "mixtral", "olmo", "stablelm", "mamba", "t5", "bart", "rwkv", "convbert", "nystromformer", "funnel",
+    "modernbert", "cohere", "granite",
+)  # fmt: skip
+VISION = (
+    "vit", "deit", "beit", "dinov2", "segformer", "clip_vision_model", "siglip_vision_model", "resnet", "regnet",
+    "convnextv2", "poolformer",
+)  # fmt: skip
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 300, "head_dim": 16, "max_position_embeddings": 64,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": 300},
+    "albert": {"embedding_size": 32},
+    "xlnet": {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 96, "vocab_size": 300},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 300},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 300, "rotary_dim": 8},
+    "gpt_neo": {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+                "vocab_size": 300, "max_position_embeddings": 64},
+    "opt": {"hidden_size": 64, "ffn_dim": 96, "word_embed_proj_dim": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 300, "max_position_embeddings": 64},
+    "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 300},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300},
+    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 300},
+    "bart": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 300},
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300},
+    "rwkv": {"hidden_size": 64, "num_hidden_layers": 2, "attention_hidden_size": 64, "vocab_size": 300},
+    "funnel": {"d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 96, "block_sizes": [1, 1], "vocab_size": 300},
+    "mixtral": {"num_local_experts": 4},
+    "convbert": {"embedding_size": 64, "head_ratio": 2},
+}  # fmt: skip
+PADS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def built(name: str) -> tuple[Any, tuple[Any, ...]]:
+    """(network, inputs)"""
+    import torch
+    import torchvision
+    import transformers
+
+    if name in IMAGES:
+        make = getattr(torchvision.models, name)
+        extra = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        return make(num_classes=50, **extra), (torch.randn(2, 3, IMAGES[name], IMAGES[name]),)
+    if name in VISION:
+        own: dict[str, Any] = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2}
+        own |= {"num_attention_heads": 4, "intermediate_size": 96}
+        plain = name in ("segformer", "resnet", "regnet", "convnextv2", "poolformer")
+        config = transformers.AutoConfig.for_model(name, **({} if plain else own))
+        return _Tensors(transformers.AutoModel.from_config(config)), (
+            torch.randn(2, 3, 64 if plain else 32, 64 if plain else 32),
+        )
+    sizes = {**(OWN[name] if name in OWN and "vocab_size" in OWN[name] else {**SIZES, **OWN.get(name, {})}), **PADS}
+    config = transformers.AutoConfig.for_model(name, **sizes)
+    config.use_cache = False
+    net = transformers.T5EncoderModel(config) if name == "t5" else transformers.AutoModel.from_config(config)
+    return _Tensors(net), (torch.randint(3, 300, (2, 24)),)
+
+
+def _Tensors(net: Any) -> Any:
+    import torch
+
+    class Tensors(torch.nn.Module):
+        """The tensors of a result, in a tuple."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = torch.utils._pytree.tree_leaves(tuple(self.net(x).to_tuple()))
+            return tuple(t for t in found if isinstance(t, torch.Tensor))
+
+    return Tensors()
+
+
+def judge(name: str, dtype: str, target: str) -> dict[str, Any]:
+    import torch
+
+    import ingot
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+    net, inputs = built(name)
+    kind = getattr(torch, dtype)
+    net = net.eval().to(kind)
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            torch.nn.init.uniform_(module.running_var, 0.7, 1.3)
+    inputs = tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
+    begin = time.perf_counter()
+    compiled = ingot.compile(net, inputs, target=target, cache=False)
+    seconds = time.perf_counter() - begin
+    net, own = net.cuda(), tuple(x.cuda() for x in inputs)
+    with torch.no_grad():
+        want, got = net(*own), compiled(*own)
+    want, got = (x if isinstance(x, tuple) else (x,) for x in (want, got))
+    worst = 0.0
+    for a, b in zip(got, want, strict=True):
+        a, b = a.double(), b.double()
+        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+            return {"model": name, "failed": f"{tuple(a.shape)} for {tuple(b.shape)}, or not finite alike"}
+        worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item())
+    varies = max(b.double().std().item() for b in want)
+    return {"model": name, "deviation": worst, "varies": varies, "compile_s": seconds}
+
+
+def _in_process(name: str, dtype: str, target: str) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.architectures",
+        "--one",
+        name,
+        "--dtype",
+        dtype,
+        "--target",
+        target,
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env={**os.environ, "INGOT_WORKERS": "2"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"model": name, "failed": f"longer than {SECONDS:.0f} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"model": name, "failed": " ".join(done.stderr.split())[-500:]}
+    return json.loads(lines[-1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="cuda:sm_90a")
+    parser.add_argument("--dtype", default="float32", choices=list(TOLERANCE))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--one", default="")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--report", type=Path)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(judge(asked.one, asked.dtype, asked.target)))
+        return 0
+    names = [n for n in asked.only.split(",") if n] or [*TEXT, *VISION, *IMAGES]
+    failed = 0
+    with ThreadPoolExecutor(asked.workers) as pool:
+        rows = [*pool.map(lambda name: _in_process(name, asked.dtype, asked.target), names)]
+    for row in rows:
+        wrong = row.get("deviation", 1.0) > TOLERANCE[asked.dtype]
+        failed += wrong
+        text = row.get("failed") or f"{row['deviation']:.1e} {row['compile_s']:.1f} s"
+        print(f"{'FAILED' if wrong else 'ok':6} {row['model']:20} {text}")
+    print(f"{len(rows) - failed} of {len(rows)} agree")
+    if asked.report:
+        asked.report.write_text(json.dumps(rows))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""torch.compile on a GPU: inference, training, capture in CUDA graphs, streams. Skipped where there is none."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ingot
+from ingot.frontends.torch.dynamo import ingot_backend
+from ingot.support.errors import InputError
+from tests.frontends.torch.agree import close
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("fresh_dynamo"),
+]
+
+
+class Mixer(nn.Module):
+    """A convolution, attention with its dropout, and a head."""
+
+    def __init__(self, dropout: float = 0.0, causal: bool = False) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 32, 4, 4), nn.BatchNorm2d(32)
+        self.qkv, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
+        self.head = nn.Linear(32, 10)
+        self.dropout, self.causal = dropout, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x))).flatten(2).mT
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        p = self.dropout if self.training else 0.0
+        a = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=self.causal)
+        x = self.norm(x + self.out(a.transpose(1, 2).flatten(2)))
+        return self.head(F.gelu(x).mean(1))
+
+
+@pytest.fixture(autouse=True)
+def exact() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 2e-3)])
+def test_inference(dtype: torch.dtype, tolerance: float) -> None:
+    net = Mixer().eval().to("cuda", dtype)
+    compiled = torch.compile(net, backend=ingot_backend, dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3, 7):
+            x = torch.randn(batch, 3, 32, 32, device="cuda", dtype=dtype)
+            got = compiled(x)
+            assert got.is_cuda
+            close(got.cpu(), net(x).cpu(), tolerance)
+        net.head.weight.mul_(2)  # what changes is seen
+        close(compiled(x).cpu(), net(x).cpu(), tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training(causal: bool, dtype: torch.dtype) -> None:
+    nets = [Mixer(causal=causal).cuda()]
+    nets.append(deepcopy(nets[0]))
+    calls = [nets[0], torch.compile(nets[1], backend=ingot_backend)]
+    steps = [torch.optim.SGD(net.parameters(), 0.05) for net in nets]
+    for _ in range(4):
+        x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(10, (8,), device="cuda")
+        losses: list[Tensor] = []
+        for call, step in zip(calls, steps, strict=True):
+            step.zero_grad()
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                loss = F.cross_entropy(call(x), y)
+            loss.backward()
+            step.step()
+            losses.append(loss.detach().cpu())
+        close(losses[1], losses[0], 1e-4 if dtype == torch.float32 else 1.5e-2)
+
+
+def test_dropout_in_training_is_that_of_the_gradient() -> None:
+    """Along a line in a parameter the loss moves as its gradient says, where the same numbers are drawn."""
+    net = Mixer(dropout=0.5).cuda().train()
+    compiled = torch.compile(net, backend=ingot_backend)
+    x = torch.randn(4, 3, 32, 32, device="cuda")
+
+    def loss() -> Tensor:
+        torch.manual_seed(3)
+        return compiled(x).square().sum()
+
+    loss().backward()
+    of_values = net.qkv.weight.grad[64:].clone()
+    length = of_values.norm()
+    with torch.no_grad():
+        net.qkv.weight[64:] += 1e-2 * of_values / length
+    above = loss().item()
+    with torch.no_grad():
+        net.qkv.weight[64:] -= 2e-2 * of_values / length
+    assert (above - loss().item()) / 2e-2 == pytest.approx(length.item(), rel=2e-2)
+
+
+def test_a_captured_call_replays_on_new_values() -> None:
+    net = Mixer().eval().cuda()
+    compiled = torch.compile(net, backend=ingot_backend)
+    x = torch.randn(2, 3, 32, 32, device="cuda")
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            compiled(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = compiled(x)
+            z = compiled(x * 2)
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            close(y.cpu(), net(x).cpu(), 1e-4)
+            close(z.cpu(), net(x * 2).cpu(), 1e-4)
+        close(compiled(x).cpu(), net(x).cpu(), 1e-4)
+
+
+def test_calls_from_stream_to_stream() -> None:
+    net = Mixer().eval().cuda()
+    compiled = ingot.compile(deepcopy(net).cpu(), (torch.randn(64, 3, 64, 64),), target="cuda:sm_90a")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    inputs = [torch.randn(64, 3, 64, 64, device="cuda") for _ in range(3)]
+    torch.cuda.synchronize()
+    found: list[list[Tensor]] = [[], [], []]
+    for _ in range(10):
+        for x, stream, out in zip(inputs, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                out.append(compiled(x))
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        for x, out in zip(inputs, found, strict=True):
+            for y in out:
+                close(y.cpu(), net(x).cpu(), 1e-4)
+
+
+def test_numbers_and_results_on_the_host() -> None:
+    def f(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return x * scale, x.sum().cpu()
+
+    compiled = torch.compile(f, backend=ingot_backend)
+    x, scale = torch.randn(5, 4, device="cuda"), torch.tensor(3.0)
+    with torch.no_grad():
+        a, b = compiled(x, scale)
+    assert a.is_cuda and not b.is_cuda
+    close(a.cpu(), (x * 3).cpu())
+    close(b, x.sum().cpu(), 1e-5)
+
+
+def test_times_of_kernels() -> None:
+    net = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).eval()
+    x = torch.randn(256, 512)
+    compiled = ingot.compile(net, (x,), target="cuda:sm_90a")
+    times = compiled.profile(x.cuda())
+    assert all(0 < seconds < 1e-2 for _, seconds in times)
+    close(compiled(x.cuda()).cpu(), net(x).detach(), 1e-4)
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(InputError, match="cuda:0"):
+            compiled(x.to("cuda:1"))
