@@ -97,10 +97,12 @@ def write(
     index: Index,
     mask: Expr | None,
     live: Expr | None = None,
+    place: Index | None = None,
 ) -> None:
-    """Evaluate a result at `index`, what is read under `mask`, and store it where it is also `live`."""
+    """Evaluate a result at `index`, what is read under `mask`, and store it where it is also `live`. place: its own
+    index, if that is another."""
     value = em.value(block, root, index, mask)
-    flat = ix.linear(index, layout.strides, layout.offset)
+    flat = ix.linear(index if place is None else place, layout.strides, layout.offset)
     stored = live if mask is None else mask if live is None else k.binary("and", live, mask)
     flat, value, *masks = k.alike(flat, value, *(() if stored is None else (stored,)))
     block.store(buffer, flat, value, masks[0] if masks else None)

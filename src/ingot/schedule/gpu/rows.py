@@ -18,7 +18,7 @@ from ingot.ir.kernel import Buffer, Expr, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import DType, Shape, i64
-from ingot.ops import ArgReduce, Reduce
+from ingot.ops import ArgReduce, Reduce, Reshape
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import box_inside, collapse_box
@@ -145,14 +145,24 @@ class _RowTiles:
 
         def visit(b: Block, index: Index, live: Expr | None) -> None:
             for root, buffer, layout in full:
-                write(b, self.em, root, buffer, layout, index, live, self.span.live)
+                of = self._in_box(root)
+                place = reshape_index(b, root.shape, self.rows.shape, index)
+                at = index if of is not root else place  # values of tiles are there already
+                write(b, self.em, of, buffer, layout, at, live, self.span.live, place)
 
         if full:
             self._pieces(block, visit)
 
     def _is_full(self, root: Node) -> bool:
-        """Whether a result has the whole box, and not a value for each row."""
-        return root.shape == self.rows.shape
+        """Whether a result has the whole box, perhaps reshaped, and not a value for each row."""
+        return product(root.shape) == product(self.rows.shape)
+
+    def _in_box(self, root: Node) -> Node:
+        """What a result is the reshaped box of; itself where that is none."""
+        node = root
+        while isinstance(node.op, Reshape) and node.shape != self.rows.shape:
+            node = node.inputs[0]
+        return node if node.shape == self.rows.shape else root
 
 
 @dataclass(frozen=True)
