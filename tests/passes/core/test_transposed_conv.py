@@ -84,5 +84,5 @@ def test_no_number_spreads_beyond_the_taps_that_read_it(
 
 
 def test_phases_share_one_padded_input() -> None:
-    after = split_transposed(rises((1, 64, 4, 4), 8, 4, 2, 1))
+    after = explicit_padding(assign_layouts(split_transposed(rises((1, 64, 4, 4), 8, 4, 2, 1))))
     assert count(after, ops.Pad) == 1

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from ingot import ops
 from ingot.ir.dims import estimate
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt, topological
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, rebuilt, topological
 from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
@@ -198,21 +199,44 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 
 def explicit_padding(graph: Graph) -> Graph:
-    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo."""
+    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo.
+
+    Convolutions that pad one image differently read parts of what has the most on each side:
+
+        conv(x, (1, 0)), conv(x, (0, 1))   ->   conv(pad(x)[:-1]), conv(pad(x)[1:])      of one pad(x) by (1, 1)
+    """
+    most: dict[tuple[Node, str], tuple[tuple[int, int], ...]] = {}
+    for n in graph.nodes():
+        if _pads(n.op):
+            key, none = (n.inputs[0], n.op.lhs_layout), ((0, 0),) * len(n.op.padding)
+            pairs = zip(most.get(key, none), n.op.padding, strict=True)
+            most[key] = tuple((max(a, lo), max(b, hi)) for (a, b), (lo, hi) in pairs)
 
     def explicit(n: Node, inputs: Sequence[Node]) -> Node:
-        op = n.op
-        if isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation)):
-            return _padded(op, inputs, n.loc)
-        return n.with_inputs(inputs)
+        if not _pads(n.op):
+            return n.with_inputs(inputs)
+        return _padded(n.op, inputs, most[n.inputs[0], n.op.lhs_layout], n.loc)
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=explicit))
 
 
-def _padded(op: ops.Convolution, inputs: Sequence[Node], loc: str) -> Node:
+def _pads(op: Op) -> TypeGuard[ops.Convolution]:
+    return isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation))
+
+
+def _padded(op: ops.Convolution, inputs: Sequence[Node], most: tuple[tuple[int, int], ...], loc: str) -> Node:
+    """The convolution over its part of an image that has `most` around it; one with holes has an image of its own."""
     x, k = inputs
     zeros = tuple((max(lo, 0), max(hi, 0)) for lo, hi in op.padding)
-    plain, image = padded(op, x, ops.scalar(0, x.dtype), loc)
+    if any(d != 1 for d in op.lhs_dilation):
+        most = op.padding
+    plain, image = padded(replace(op, padding=most), x, ops.scalar(0, x.dtype), loc)
+    start, limit = [0] * x.type.rank, list(image.shape)
+    for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, most, strict=True):
+        d = op.lhs_layout.index(c)
+        start[d], limit[d] = low - lo, limit[d] - (high - hi)
+    if most != op.padding:
+        image = ops.Slice(tuple(start), tuple(limit), (1,) * x.type.rank)(image, loc=loc)
     return replace(plain, zeros=zeros)(image, k, loc=loc)
 
 

@@ -75,22 +75,11 @@ def _split(n: Node) -> Node | None:
         return None
     runs = [_runs(s, k, lo) for s, k, (lo, _) in zip(strides, kernel, op.padding, strict=True)]
     counts: list[DimLike] = [ceildiv(o, s) for o, s in zip(outs, strides, strict=True)]
-    firsts = [min(r.offset for r in own if r.count) for own in runs]
-    highs: list[int] = []
-    for size, count, own in zip(x.shape[2:], counts, runs, strict=True):
-        high = count - size + max(r.offset + r.count - 1 for r in own if r.count)
-        if not isinstance(high, int):
-            return None
-        highs.append(high)
+    beyond = [count - size for size, count in zip(x.shape[2:], counts, strict=True)]
+    if not all(isinstance(d, int) for d in beyond):
+        return None
     ones, last = (1,) * rank, f"N{op.lhs_layout[2:]}C"
     image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)
-    padding = tuple((-first, high) for first, high in zip(firsts, highs, strict=True))
-    several = any(len(own) > 1 for own in runs)
-    if several:
-        lows = tuple(-first for first in firsts)
-        image = ops.Pad((0, *lows, 0), (0, *highs, 0), (0,) * (rank + 2))(image, ops.scalar(0, x.dtype))
-        padding = ((0, 0),) * rank
-    dense = ops.Convolution(ones, padding, ones, ones, last, op.rhs_layout, last, op.feature_groups, 1, op.dtype)
 
     def join(at: tuple[_Run, ...]) -> Node:
         """[N, q0, p0, q1, p1, ..., C] of the runs `at` of the first dimensions, and all of the others."""
@@ -100,13 +89,9 @@ def _split(n: Node) -> Node | None:
         spread = [d for c, r in zip(counts, at, strict=True) for d in (c, r.phases)]
         if any(r.count == 0 for r in at):
             return ops.full((n.shape[0], *spread, n.shape[1]), 0, n.dtype)
-        part = image
-        if several:
-            start = (0, *(r.offset - first for r, first in zip(at, firsts, strict=True)), 0)
-            sizes = [c + r.count - 1 for c, r in zip(counts, at, strict=True)]
-            limit = (image.shape[0], *(a + b for a, b in zip(start[1:-1], sizes, strict=True)), image.shape[-1])
-            part = ops.Slice(start, limit, (1,) * (rank + 2))(image)
-        y = dense(part, const(_weights(weights, at, strides, op.feature_groups)), loc=n.loc)
+        padding = tuple((-r.offset, int(d) + r.offset + r.count - 1) for r, d in zip(at, beyond, strict=True))
+        dense = ops.Convolution(ones, padding, ones, ones, last, op.rhs_layout, last, op.feature_groups, 1, op.dtype)
+        y = dense(image, const(_weights(weights, at, strides, op.feature_groups)), loc=n.loc)
         return _shuffled(y, counts, at, op.feature_groups)
 
     return _cut(join(()), n, tuple(c * s for c, s in zip(counts, strides, strict=True)))
@@ -128,6 +113,8 @@ def _shuffled(y: Node, counts: Sequence[DimLike], runs: Sequence[_Run], groups: 
     """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., O]."""
     rank, phases = len(runs), tuple(r.phases for r in runs)
     channels = int(y.shape[-1]) // prod(phases)
+    if prod(phases) == 1:
+        groups = 1  # nothing to shuffle
     wide = ops.Reshape((y.shape[0], *counts, groups, *phases, channels // groups))(y)
     space = [d for i in range(rank) for d in (1 + i, 2 + rank + i)]
     moved = ops.Transpose((0, *space, 1 + rank, 2 + 2 * rank))(wide)
