@@ -225,26 +225,35 @@ def box_inside(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Gr
     out = reshape(softmax(reshape(x)))   ->   out, seen in the other shape, = softmax(x, seen so)
 
     None where it stays as it is."""
-    users, shape = body.uses(), rows.shape
-    memo: dict[Node, Node] = {}
-    given, places = list(body.inputs), list(ins)
-    for i, n in enumerate(body.inputs):
-        seen = users.get(n, [])
-        if n in body.outputs or not seen or not all(isinstance(u.op, Reshape) and u.shape == shape for u in seen):
-            continue
-        lay = ins[i].reshape(shape)
-        if lay is not None and n.shape != shape:
-            assert isinstance(n.op, Input)
-            given[i], places[i] = Input(n.op.label, TensorType(n.dtype, shape))(), lay
-            memo |= dict.fromkeys(seen, given[i])
+    body, ins, changed = reshaped_inputs(body, ins, rows.shape)
     results, ends = list(body.outputs), list(outs)
     for i, n in enumerate(body.outputs):
         lay = outs[i].reshape(n.inputs[0].shape) if reshapes(n, rows) else None
         if lay is not None:
             results[i], ends[i] = n.inputs[0], lay
-    if not memo and results == list(body.outputs):
+    if not changed and results == list(body.outputs):
         return None
-    return Graph(tuple(given), rebuilt(tuple(results), memo)), tuple(places), tuple(ends)
+    return body.with_outputs(tuple(results)), ins, tuple(ends)
 
 
-__all__ = ["box_inside", "collapse_box", "collapse_dims", "reshapes"]
+def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tuple[Graph, Layouts, bool]:
+    """The group whose inputs that are only read in one other shape (`shape`, or any) have it, where strides express it;
+    and whether it has such."""
+    users, memo = body.uses(), dict[Node, Node]()
+    given, places = list(body.inputs), list(ins)
+    for i, n in enumerate(body.inputs):
+        seen = users.get(n, [])
+        if n in body.outputs or not seen or not all(isinstance(u.op, Reshape) for u in seen):
+            continue
+        own = seen[0].shape if shape is None else shape
+        lay = ins[i].reshape(own)
+        if lay is not None and n.shape != own and all(u.shape == own for u in seen):
+            assert isinstance(n.op, Input)
+            given[i], places[i] = Input(n.op.label, TensorType(n.dtype, own))(), lay
+            memo |= dict.fromkeys(seen, given[i])
+    if not memo:
+        return body, ins, False
+    return Graph(tuple(given), rebuilt(body.outputs, memo)), tuple(places), True
+
+
+__all__ = ["box_inside", "collapse_box", "collapse_dims", "reshaped_inputs", "reshapes"]

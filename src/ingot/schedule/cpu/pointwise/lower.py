@@ -20,7 +20,7 @@ from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Leaves, Operands, body_dims, symbol_params
-from ingot.schedule.collapse_dims import collapse_dims
+from ingot.schedule.collapse_dims import collapse_dims, reshaped_inputs
 from ingot.schedule.cpu.caches import AHEAD, leaves_caches
 from ingot.schedule.cpu.chunks import CHUNK, STREAMED, Line, Write, chunked_loops, vector_loop
 from ingot.schedule.cpu.interleave_vectors import vectors_to_interleave
@@ -41,6 +41,7 @@ TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of th
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have one shape."""
     body, outs = _before_reshapes(body, outs)
+    body, ins, _ = reshaped_inputs(body, ins)
     joined = collapse_dims(body, ins, outs) or _last_joined(body, ins, outs, machine)
     if joined is not None:
         body, ins, outs = joined
