@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from ingot.ir.kernel import Kernel
@@ -37,8 +38,9 @@ def _no_found_sizes(graph: Graph) -> Graph:
     return graph
 
 
-# a row of a matrix that a program would compute for itself, or a pool's, is many programs' here
-POLICY = FusionPolicy(computed_rows=False, pooled_images=False)
+# a row of a matrix that a program would compute for itself, or a pool's, is many programs' here; tiles are stored in
+# any order
+POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize)
 CHOICES = Choices(POLICY, frozenset({Attention}), _has_kernel, first=(("no_found_sizes", _no_found_sizes),))
 
 

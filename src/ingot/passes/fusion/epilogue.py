@@ -44,10 +44,10 @@ def _as_stored(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
 
 def _until_they_meet(graph: Graph, node: Node, users: dict[Node, list[Node]], place: dict[Node, int]) -> list[Node]:
     """The ops between `node` and the first that every way from it leads through, that one too; none if a value among
-    them is needed elsewhere."""
+    them is needed elsewhere. A convolution may shuffle channels into space first, as it stores them."""
     between: list[Node] = []
     waiting: set[Node] = set()
-    last = node
+    last = node = _shuffled(graph, node, users)
     while len(between) < _MEETING:
         waiting.update(users.get(last, ()))
         if last in graph.outputs or not waiting:
@@ -61,3 +61,16 @@ def _until_they_meet(graph: Graph, node: Node, users: dict[Node, list[Node]], pl
         if not waiting:
             return between
     return []
+
+
+def _shuffled(graph: Graph, node: Node, users: dict[Node, list[Node]]) -> Node:
+    """The image that the channels of a convolution are shuffled into by the views behind it, or `node` itself: its
+    innermost dimension is a part of the channels."""
+    found = at = node
+    while isinstance(node.op, ops.Convolution) and len(users.get(at, ())) == 1 and at not in graph.outputs:
+        (at,) = users[at]
+        stays = isinstance(at.op, ops.Transpose) and at.op.permutation[-1] == at.type.rank - 1
+        if not stays and not isinstance(at.op, ops.Reshape):
+            break
+        found = at
+    return found

@@ -20,6 +20,8 @@ What is left outside groups: inputs, constants, and storage ops.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
@@ -50,6 +52,7 @@ _COSTLY = (
     ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
 )  # fmt: skip
 _LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
+_FEW = 8  # channels: half a vector at most
 
 
 def _source(node: Node) -> Node:
@@ -273,12 +276,30 @@ class _Fusion:
             free = g.anchor is None and not g.reductions and len(node.types) == 1
             behind = takes_epilogue(node) and self._aligned(g, node, moved=True)
             joined = free and (behind or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None)
+            joined = joined and not self._scattered(g, node)
             if joined:
                 self._anchor(g, node)
         if joined:
             self._add(g, node, self._axes_in(g, node))
             self.homes[node] = [g]
         return joined
+
+    def _scattered(self, g: OpenGroup, node: Node) -> bool:
+        """Whether the group would store a large image of `node` element by element: vectors run along its channels."""
+        if not isinstance(node.op, ops.Convolution) or estimate(node.shape[-1]) <= _FEW:
+            return False
+        if estimate(node.type.size) < self.policy.scattered:
+            return False
+        way = [node]
+        while way[-1] is not g.root:
+            way.append(next(u for u in self.users[way[-1]] if u in g.members))
+        lay = Layout.contiguous(g.root.shape)
+        for below, u in reversed([*pairwise(way)]):
+            moved = pull_back(u, below, lay) if is_free(u) else lay
+            if moved is None:  # a part of the channels is innermost here
+                break
+            lay = moved
+        return lay.strides[-1] != 1
 
     def _join_all(self, homes: list[OpenGroup], node: Node) -> bool:
         """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain

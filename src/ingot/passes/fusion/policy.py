@@ -13,6 +13,8 @@ class FusionPolicy:
     members: ops of a group that takes no more: longer kernels (unrolled loops) gain nothing and compile slowly.
     lookups: elements of a group from which on looking up each of a view's costs more than a kernel.
     lookups_each: times that each is looked up, from which on storing them pays.
+    scattered: elements of a convolution's result from which on storing each of them apart, in transposed order, costs
+        more than a kernel that transposes.
     block_bytes: of rows that surely stay in a core's caches while all columns read them.
     block_rows: that such a block has at least.
     weights_bytes: of an operand that is streamed from a core's caches for each block of rows.
@@ -28,6 +30,7 @@ class FusionPolicy:
     members: int = 128
     lookups: int = 1 << 14
     lookups_each: int = 4
+    scattered: int = 1 << 14
     block_bytes: int = 256 << 10
     block_rows: int = 16
     weights_bytes: int = 1 << 20
