@@ -27,13 +27,14 @@ LAYERS: dict[str, set[str]] = {
 }
 # These see every layer above; of each other, only what stands before them.
 TOP = [
-    "tuned", "pipeline", "model_file", "specialized", "hosted", "compiler", "exporter", "differentiated",
-    "optim", "training", "debug", "bench", "tune", "quantization", "cli", "__main__",
+    "tuned", "pipeline", "model_file", "specialized", "hosted", "framework_model", "opening", "compiler", "exporter",
+    "differentiated", "optim", "training", "debug", "bench", "tune", "quantization", "cli", "__main__",
 ]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {
     ("__init__", "compiler"),
+    ("__init__", "opening"),
     ("__init__", "exporter"),
     ("__init__", "quantization"),
     ("quantization/run", "quantization"),  # what needs ONNX
@@ -45,7 +46,7 @@ LAZY = {
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras"}
+EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "shared"}
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {

@@ -31,6 +31,7 @@ from ingot.ir.types import TensorType, dtype_of
 from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
 from ingot.pipeline.build import likely
+from ingot.runtime.state import RANDOM
 
 assert ops
 Arrays = Sequence[np.ndarray]
@@ -83,7 +84,7 @@ def on_iree(text: str, arrays: Arrays) -> list[np.ndarray]:
     config = runtime.Config("local-task")
     context = runtime.SystemContext(config=config)
     context.add_vm_module(runtime.VmModule.copy_buffer(context.instance, code))
-    found = context.modules.module["main"](*(np.asarray(a, order="C") for a in arrays))
+    found = context.modules.model["main"](*(np.asarray(a, order="C") for a in arrays))
     return [np.asarray(r) for r in (found if isinstance(found, tuple | list) else (found,))]
 
 
@@ -254,7 +255,6 @@ def _torch_models() -> Iterator[tuple[str, Callable[[], tuple[Graph, Arrays]]]]:
         "llama": text("Llama", **small, **wide, num_key_value_heads=2),
         "mistral": text("Mistral", **small, **wide, num_key_value_heads=2),
         "qwen": text("Qwen2", **small, **wide, num_key_value_heads=2),
-        "deberta": text("DebertaV2", **small, **wide),
         "lstm": lambda: (Recurrent(), (torch.randn(3, 7, 8),)),
         "selected": lambda: (Selected(), (torch.randn(3, 24),)),
         "transformer": lambda: (
@@ -290,7 +290,7 @@ def run_models(run: Run, only: Sequence[str], most: int) -> int:
             break
         try:
             graph, arrays = make()
-            emitted = emit(lower_model_ops(seeded(graph)), False)
+            emitted = emit(lower_model_ops(seeded(graph, RANDOM)), False)
             text = show(emitted.module)
             began = time.perf_counter()
             results = run(text, [*arrays, *emitted.weights.values()])

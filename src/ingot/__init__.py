@@ -17,18 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.runtime import artifact
+from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.training import META, TrainingStep
 from ingot.support.errors import CompileError, IngotError
 from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
+    import onnx
+    import torch
+
     from ingot import optim as optim
-    from ingot.compiler import Model
     from ingot.differentiated import DifferentiatedModel
     from ingot.optim import Optimizer
     from ingot.quantization.run import QuantizedModel
     from ingot.training.run import CompiledStep
+
+    Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
 
 __all__ = [
     "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "quantize",
@@ -58,7 +63,7 @@ def compile(
     """Compile a trained model to one native program.
 
     Args:
-        model: a path of an ONNX file, a StableHLO program (text, or portable bytecode) or a TFLite model, an
+        model: a path of an ONNX file, a StableHLO program (text, or portable bytecode), a TFLite model or a `.pt2`, an
             `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` (with `example_inputs`);
             a TorchScript archive's path, or a ScriptModule (with `example_inputs`);
             or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one;
@@ -70,48 +75,38 @@ def compile(
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
             {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
-        constants: of an ONNX model, inputs that always have the same value: {"axes": np.array([1])}. They are then no
-            inputs of the compiled model.
         precision: what weights are stored in: "float32", "bfloat16" (the values they are multiplied with, too) or
             "float16". Sums are f32 and so is everything else; inputs and outputs keep their types (docs/precision.md).
         threads: of the compiled model's calls; by default the physical cores this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
         limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
-        weights: arguments that always have these values, and are left out of calls. StableHLO: a mapping from their
-            indices or names to arrays. JAX functions: indices or names of arguments, whose example values they have.
+        weights: arguments that always have these values: they become constants, and calls leave them out. A mapping
+            from their names (or indices) to arrays, {"axes": np.array([1])}, or a safetensors file; of a JAX function
+            also indices or names alone, whose example values they have. A PyTorch model holds its own.
+        constants: the same as weights, of an ONNX model.
         signature: which of the signatures of a SavedModel ("serving_default" if there is one) or of a TFLite model
             (that of its first subgraph).
-        inputs, outputs: of a TensorFlow model, tensors by name to use in place of its own: they cut out a part of it
-            (docs/tensorflow.md).
+        outputs: which of the model's outputs, by name; of a TensorFlow model also tensors within.
+        inputs: of a TensorFlow model, tensors by name to use in place of its inputs (docs/tensorflow.md).
 
     Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
-    for each value when a call brings it; `constants` gives them ahead); for PyTorch a callable with the model's own
+    for each value when a call brings it; `weights` gives them ahead); for PyTorch a callable with the model's own
     arguments and results. Compiled models have inputs, outputs, save, dump, explain.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
     UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,
     CompileError where no code could be made.
     """
-    from ingot.compiler import compile_model  # the compiler is imported when it is used: loading must stay quick
+    from ingot.compiler import Options, compile_model  # imported when it is used: loading must stay quick
+    from ingot.opening import Request
 
+    if constants is not None:
+        weights = {**constants, **(weights or {})}
+    request = Request(example_inputs, dynamic, weights, signature, inputs, outputs)
     try:
         with limited(limits):
-            return compile_model(
-                model,
-                example_inputs,
-                target=target,
-                dynamic=dynamic,
-                constants=constants,
-                precision=precision,
-                threads=threads,
-                cache=cache,
-                fast_math=fast_math,
-                weights=weights,
-                signature=signature,
-                inputs=inputs,
-                outputs=outputs,
-            )
+            return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
 

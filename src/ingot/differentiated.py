@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ingot import ops
 from ingot.autodiff import value_and_gradients
-from ingot.compiler import opened
+from ingot.opening import Request, open_model
 from ingot.pipeline.build import build_native
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError
 
 if TYPE_CHECKING:
-    from ingot.compiler import Opened
     from ingot.ir.node import Graph, Node
+    from ingot.opening import Opened
 
 
 class DifferentiatedModel:
@@ -43,7 +43,7 @@ def differentiate(
     model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, threads: int | None
 ) -> DifferentiatedModel:
     """See `ingot.value_and_grad`."""
-    read = opened(model, example_inputs, dynamic)
+    read = open_model(model, Request(example_inputs, dynamic)).stateless()
     graph = read.graph
     if len(graph.results) != 1:
         raise InputError("the model", expected="one result, the loss", got=f"{len(graph.results)} results")

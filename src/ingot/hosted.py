@@ -35,15 +35,15 @@ class HostedModel:
         self,
         stages: Stages,
         build: Callable[[onnx.ModelProto], CompiledProgram | SpecializedModel],
-        constants: Mapping[str, Any],
+        weights: Mapping[str, Any],
     ) -> None:
-        """build: compiles a numeric part. constants: inputs that always have the same value."""
-        unknown = [name for name in constants if name not in stages.inputs]
+        """build: compiles a numeric part. weights: inputs that always have the same value."""
+        unknown = [name for name in weights if name not in stages.inputs]
         if unknown:
-            raise InputError("constants names no input", expected=f"one of {list(stages.inputs)}", got=unknown)
-        self.input_names = tuple(name for name in stages.inputs if name not in constants)
+            raise InputError("weights names no input", expected=f"one of {list(stages.inputs)}", got=unknown)
+        self.input_names = tuple(name for name in stages.inputs if name not in weights)
         self.output_names = stages.outputs
-        self._constants = dict(constants)
+        self._weights = dict(weights)
         self._stages = stages
         self._build = build
         self._programs: OrderedDict[Any, CompiledProgram | SpecializedModel] = OrderedDict()
@@ -59,7 +59,7 @@ class HostedModel:
         given |= kwargs
         if len(args) > len(names) or unknown or len(given) < len(names):
             raise InputError("inputs", expected=f"each of {list(names)} once", got=[*given, *unknown])
-        values = self._stages.bound(self._constants | given)
+        values = self._stages.bound(self._weights | given)
         for stage in self._stages.turns:
             stage.advance(values, self._compute)
         results = tuple(values[name] for name in self.output_names)

@@ -49,3 +49,11 @@ def kind_of(path: Path) -> Kind | Format:
         return "keras"
     scripted = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in names)
     return "torchscript" if scripted else "torch"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that a model at `path` is in: of a SavedModel's folder its graph and its variables."""
+    if not path.is_dir():
+        beside = path.parent if path.name == _SAVED_MODEL else None
+        return [path] if beside is None else files_of(beside)
+    return [path / _SAVED_MODEL, *sorted((path / "variables").glob("variables.*"))]

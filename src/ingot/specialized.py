@@ -129,7 +129,7 @@ class SpecializedModel:
         what = [f"the values of {list(self.deciding)}"] * bool(self.deciding) + ["tests of sizes"] * self._by_sizes
         raise InputError(
             f"cannot save to {path}: {' and '.join(what)} decide what the program is",
-            fix="m.for_inputs(...).save(path), or compile with constants={...} or dynamic={...}",
+            fix="m.for_inputs(...).save(path), or compile with weights={...} or dynamic={...}",
         )
 
     def __repr__(self) -> str:

@@ -9,10 +9,25 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
-from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
+from ingot.cli.options import (
+    Dims,
+    FastMath,
+    Inputs,
+    Json,
+    Limit,
+    Outputs,
+    Precision,
+    Signature,
+    Sizes,
+    Target,
+    Threads,
+    Uncompiled,
+    Weights,
+    words,
+)
 from ingot.debug import compare as comparing
 from ingot.debug.feeds import parse_sizes
-from ingot.debug.source import open_source, parse_dims
+from ingot.debug.source import open_source
 
 
 def compare(
@@ -26,7 +41,10 @@ def compare(
         bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
     ] = True,
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     threads: Threads = None,
     target: Target = "native",
     precision: Precision = "float32",
@@ -48,7 +66,7 @@ def compare(
     ingot compare model.onnx --program model.ingot
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         found = comparing.compare(
             source, program=program, threads=threads, fast_math=fast_math, precision=precision,
             sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter, seed=seed,

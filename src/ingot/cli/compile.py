@@ -9,9 +9,23 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, presented, print_json, writable
-from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Target, Threads, Uncompiled
+from ingot.cli.options import (
+    Dims,
+    FastMath,
+    Inputs,
+    Json,
+    Limit,
+    Outputs,
+    Precision,
+    Signature,
+    Target,
+    Threads,
+    Uncompiled,
+    Weights,
+    words,
+)
 from ingot.debug.drawing import bytes_text, time_text
-from ingot.debug.source import compile_source, open_source, parse_dims
+from ingot.debug.source import compile_source, open_source
 from ingot.runtime.executor import CompiledProgram
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -24,9 +38,12 @@ def compile_(
     ] = None,
     threads: Threads = None,
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     target: Target = "native",
-    weights: Annotated[
+    weights_file: Annotated[
         Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
     ] = None,
     precision: Precision = "float32",
@@ -47,7 +64,7 @@ def compile_(
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
         suffix = ".c" if target.partition(":")[0] == "c" else ".ingot"
@@ -58,7 +75,7 @@ def compile_(
         )
         seconds = time.perf_counter() - began
         progress.report("save")
-        compiled.save(path, weights=weights)
+        compiled.save(path, weights=weights_file)
     facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
     if as_json:
         print_json(facts)

@@ -8,11 +8,26 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import (
+    Dims,
+    FastMath,
+    Inputs,
+    Json,
+    Limit,
+    Model,
+    Outputs,
+    Precision,
+    Signature,
+    Sizes,
+    Target,
+    Threads,
+    Weights,
+    words,
+)
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
-from ingot.debug.source import Source, compile_source, open_source, parse_dims, read_graph
+from ingot.debug.source import Source, compile_source, open_source, read_graph
 from ingot.ir.show import show
 from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError
@@ -28,7 +43,10 @@ def dump(
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     size: Sizes = None,
     threads: Threads = None,
     target: Target = "native",
@@ -53,7 +71,7 @@ def dump(
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         built = None
         if source.kind != "artifact":
             built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision, target=target)

@@ -9,14 +9,29 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Sizes, Target, Threads, Uncompiled
+from ingot.cli.options import (
+    Dims,
+    FastMath,
+    Inputs,
+    Json,
+    Limit,
+    Outputs,
+    Precision,
+    Signature,
+    Sizes,
+    Target,
+    Threads,
+    Uncompiled,
+    Weights,
+    words,
+)
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
 from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.report import html_report
-from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.debug.source import open_source, read_graph
 from ingot.quantization.report import Report
 from ingot.runtime import artifact
 from ingot.support.files import atomic_write
@@ -27,7 +42,10 @@ def explain(
     size: Sizes = None,
     threads: Threads = None,
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page: graph, timeline, memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
@@ -48,7 +66,7 @@ def explain(
     ingot explain quantized.ingot                   which op computes in which format, and what it costs
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         for path in (html, trace):
             if path is not None:
                 writable(path)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ingot.debug.source import Words
+
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")
 ]
@@ -20,11 +22,22 @@ Dims = Annotated[
         "--dim", metavar="NAME=SIZE", help="Compile for one size (batch=1, x:2=48) or range (n=1:512). Repeatable."
     ),
 ]
-Constants = Annotated[
+Weights = Annotated[
     list[str] | None,
     typer.Option(
-        "--constant", metavar="NAME=VALUE", help="An input that always is 16000, [1,2] or FILE.npy. Repeatable."
+        "--weights", "--constant", metavar="NAME=VALUE",
+        help="An input that always is 16000, [1,2] or FILE.npy; or FILE.safetensors for several. Repeatable.",
     ),
+]  # fmt: skip
+Signature = Annotated[str | None, typer.Option(metavar="NAME", help="Which signature of a SavedModel or TFLite file.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inputs", metavar="NAME[=SHAPE]", help="A tensor to use as input: x, x=?,224,3, x=f32:?,8. Repeatable."
+    ),
+]
+Outputs = Annotated[
+    list[str] | None, typer.Option("--outputs", metavar="NAME", help="An output to compile, of several. Repeatable.")
 ]
 Sizes = Annotated[
     list[str] | None,
@@ -46,3 +59,11 @@ Limit = Annotated[
     list[str] | None,
     typer.Option("--limit", metavar="NAME=NUMBER", help="Raise a budget: nodes, elements, terms, seconds. Repeatable."),
 ]
+
+
+def words(
+    dim: list[str] | None, weights: list[str] | None, signature: str | None, inputs: list[str] | None,
+    outputs: list[str] | None,
+) -> Words:  # fmt: skip
+    """What is said of the model, in the words of `ingot.compile`."""
+    return Words(dim or [], weights or [], signature, inputs or [], outputs or [])

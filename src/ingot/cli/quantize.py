@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import escape, out, presented, writable
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
-from ingot.debug.source import open_source, parse_dims, read_torch
+from ingot.debug.source import Words, open_source, read_torch
 from ingot.quantization.run import Asked, quantize_model
 from ingot.support.errors import InputError
 from ingot.support.files import open_regular
@@ -54,7 +54,7 @@ def quantize(
     ingot quantize model.onnx --samples data.npz --size-mb 20 --table measured.json
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []))
+        source = open_source(model, Words(dim or []))
         path = writable(model.with_suffix(".ingot") if output is None else output)
         for beside in (html, onnx):
             if beside is not None:

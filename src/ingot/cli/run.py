@@ -11,11 +11,25 @@ import numpy as np
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json
-from ingot.cli.options import Constants, Dims, Json, Limit, Model, Precision, Sizes, Target, Threads
+from ingot.cli.options import (
+    Dims,
+    Inputs,
+    Json,
+    Limit,
+    Model,
+    Outputs,
+    Precision,
+    Signature,
+    Sizes,
+    Target,
+    Threads,
+    Weights,
+    words,
+)
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
-from ingot.debug.source import compile_source, open_source, parse_dims, runnable
+from ingot.debug.source import compile_source, open_source, runnable
 from ingot.support import progress
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
@@ -33,7 +47,10 @@ def run(
     target: Target = "native",
     precision: Precision = "float32",
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     limit: Limit = None,
     as_json: Json = False,
@@ -45,7 +62,7 @@ def run(
     ingot run model.onnx --random --size batch=4
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         compiled = runnable(compile_source(source, threads=threads, cache=True, target=target, precision=precision))
         feeds = read_feeds(compiled.program, feed or [])
         if random:

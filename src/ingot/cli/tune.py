@@ -9,11 +9,25 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import Constants, Dims, FastMath, Json, Limit, Precision, Sizes, Threads, Uncompiled
+from ingot.cli.options import (
+    Dims,
+    FastMath,
+    Inputs,
+    Json,
+    Limit,
+    Outputs,
+    Precision,
+    Signature,
+    Sizes,
+    Threads,
+    Uncompiled,
+    Weights,
+    words,
+)
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
-from ingot.debug.source import open_source, parse_dims, read_graph
+from ingot.debug.source import open_source, read_graph
 from ingot.support import flags, progress
 from ingot.support.errors import InputError
 from ingot.tune.run import Report
@@ -30,7 +44,10 @@ def tune(
     again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
     size: Sizes = None,
     dim: Dims = None,
-    constant: Constants = None,
+    weights: Weights = None,
+    signature: Signature = None,
+    inputs: Inputs = None,
+    outputs: Outputs = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
     limit: Limit = None,
@@ -48,7 +65,7 @@ def tune(
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
     with presented(as_json, limit):
-        source = open_source(model, parse_dims(dim or []), constant or [])
+        source = open_source(model, words(dim, weights, signature, inputs, outputs))
         path = database or flags.tuning()
         if path is None:
             raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")

@@ -93,8 +93,8 @@ def _blame_import(source: Source, feeds: Feeds, apart: Agreement, tolerance: flo
     names = [o.name for o in model.graph.output]
     makers = {out: node for node in model.graph.node for out in node.output}
     try:
-        expected = session(model.SerializeToString())({**feeds, **source.constants})
-        graph = import_onnx(model, dynamic=source.dynamic, constants=source.constants)
+        expected = session(model.SerializeToString())({**feeds, **source.weights})
+        graph = import_onnx(model, dynamic=source.dynamic, weights=source.weights)
         got = interpret(graph, [feeds[n.op.label] for n in graph.inputs if isinstance(n.op, Input)])
     except IngotError as error:  # some values cannot be outputs, sequences for one: say so, the mismatch stands
         return replace(unknown, text=f"{apart}; which op cannot be told: {error}")

@@ -52,7 +52,7 @@ def _onnx_runtime(source: Source) -> Reference | None:
     except ImportError:
         return None
     run = session(str(source.path))
-    return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.constants}))
+    return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.weights}))
 
 
 def session(model: str | bytes) -> Run:

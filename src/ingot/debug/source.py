@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ingot import compiler
 from ingot.debug.feeds import read_array
+from ingot.frontends.shared.weights import arrays_of
 from ingot.hosted import HostedModel
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Input
 from ingot.model_file import Kind, kind_of
+from ingot.opening import Request, frontend_for, open_model
 from ingot.runtime import artifact
+from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.specialized import SpecializedModel
 from ingot.support import progress
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
     from ingot.frontends.torch import ImportedModel
 
 Bound = int | tuple[int, int | None]
-Dims = Mapping[str, Bound | Mapping[int, Bound]]
-
-# What torch.export.load raises on archives that are damaged or hold something else.
-_UNREADABLE = (
-    RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError, EOFError,
-    zipfile.BadZipFile, pickle.UnpicklingError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Source:
-    """A readable model file and what was asked of its sizes, by symbol and by input and axis. constants: inputs that
-    always have these values."""
+    """A readable model file and what was asked of its sizes, by symbol and by input and axis; and of the rest, in the
+    words of `ingot.compile`."""
 
     path: Path
     kind: Kind
     dims: Mapping[str, Bound]
     axes: Mapping[str, Mapping[int, Bound]] = field(default_factory=dict)
-    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    signature: str | None = None
+    inputs: Mapping[str, Any] | None = None
+    outputs: tuple[str, ...] | None = None
+
+    @property
+    def request(self) -> Request:
+        weights, outputs = dict(self.weights) or None, list(self.outputs) if self.outputs else None
+        return Request(None, self.dynamic, weights, self.signature, self.inputs, outputs)
 
     @property
     def dynamic(self) -> dict[str, Bound | Mapping[int, Bound]] | None:
@@ -63,9 +64,21 @@ class Source:
         return self.path.stem
 
 
-def open_source(path: Path, dims: Dims | None = None, constants: Sequence[str] = ()) -> Source:
-    """constants: as in `read_constants`. Raises ImportModelError for a path that is no readable file, InputError for
-    sizes or values that cannot be asked of its kind."""
+@dataclass(frozen=True)
+class Words:
+    """What the command line says of a model, as it is written. weights: as in `read_weights`. inputs: NAME, or
+    NAME=[TYPE:]SIZES, with ? for open ones."""
+
+    dims: Sequence[str] = ()
+    weights: Sequence[str] = ()
+    signature: str | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+
+
+def open_source(path: Path, words: Words | None = None) -> Source:
+    """Raises ImportModelError for a path that is no readable file, InputError for what cannot be asked of its kind."""
+    words = words or Words()
     try:
         kind = kind_of(path)
     except OSError as error:
@@ -76,16 +89,19 @@ def open_source(path: Path, dims: Dims | None = None, constants: Sequence[str] =
     if isinstance(kind, Format):
         known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite, Keras or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
+    dims = parse_dims(words.dims)
     if kind == "artifact" and dims:
         raise InputError(f"{path} is compiled: its sizes are settled", fix="compile the model again with --dim")
-    if constants and kind != "onnx":
-        raise InputError("--constant", expected="an ONNX file", got=str(path), fix="close over the values, and export")
-    sizes = {name: bound for name, bound in (dims or {}).items() if not isinstance(bound, Mapping)}
-    axes = {name: bound for name, bound in (dims or {}).items() if isinstance(bound, Mapping)}
-    if axes and kind not in ("onnx", "tensorflow"):
+    sizes = {name: bound for name, bound in dims.items() if not isinstance(bound, Mapping)}
+    axes = {name: bound for name, bound in dims.items() if isinstance(bound, Mapping)}
+    if axes and kind in ("torch", "artifact"):
         known = "the name of a size, which ingot compile --json tells"
         raise InputError("--dim", expected=known, got=[f"{name}:{axis}" for name, own in axes.items() for axis in own])
-    return Source(path, kind, sizes, axes, read_constants(path, constants) if constants else {})
+    inputs = parse_inputs(words.inputs) if words.inputs else None
+    source = Source(path, kind, sizes, axes, {}, words.signature, inputs, tuple(words.outputs) or None)
+    if words.weights or source.request.asked:
+        frontend_for(kind, replace(source.request, weights=list(words.weights) or None))
+    return replace(source, weights=read_weights(source, words.weights)) if words.weights else source
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
@@ -107,23 +123,48 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
     return dims
 
 
-def read_constants(path: Path, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """["axes=[1]", "rate=16000", "table=table.npy"] -> arrays in the types of an ONNX file's inputs. Raises InputError
-    for what is no such input, no value, or a value that the type does not hold."""
-    import onnx  # an extra; reading the file has asked for it
+def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    """["x", "image=?,224,224,3", "h=f32:?,64"] -> tensors by name, with their shapes, or types and shapes."""
+    out: dict[str, Any] = {}
+    for text in texts:
+        match = re.fullmatch(r"([^=]+)(?:=(?:(\w+):)?((?:\?|\d+)(?:,(?:\?|\d+))*)?)?", text.strip())
+        if match is None:
+            raise InputError("--inputs", expected="NAME, NAME=?,224,224,3 or NAME=f32:?,64", got=repr(text))
+        name, kind, sizes = match.groups()
+        shape = [None if d == "?" else int(d) for d in sizes.split(",")] if sizes else []
+        out[name] = None if "=" not in text else (kind, shape) if kind else shape
+    return out
 
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except Exception as error:  # protobuf's errors have no other base
-        raise ImportModelError(f"not a readable ONNX file: {error}", where=str(path)) from error
-    types = {i.name: i.type.tensor_type.elem_type for i in graph.input}
+
+def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """["axes=[1]", "rate=16000", "table=table.npy", "model.safetensors"] -> arrays in the types of the model's inputs.
+    Raises InputError for what is no input, no value, or a value that the type does not hold."""
+    types = _input_types(source)
     out: dict[str, np.ndarray] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in types:
-            raise InputError("--constant", expected=f"NAME=VALUE with a name of {list(types)}", got=repr(text))
-        out[name] = _typed(name, value, onnx.helper.tensor_dtype_to_np_dtype(types[name]))
+        if not equals and name.endswith(".safetensors"):
+            out |= arrays_of(name, list(types))
+        elif not equals or name not in types:
+            known = f"NAME=VALUE with a name of {list(types)}, or FILE.safetensors"
+            raise InputError("--weights", expected=known, got=repr(text))
+        else:
+            out[name] = _typed(name, value, types[name])
     return out
+
+
+def _input_types(source: Source) -> dict[str, np.dtype]:
+    if source.kind != "onnx":
+        graph = open_model(source.path, source.request).graph
+        return {n.op.label: np.dtype(n.dtype.numpy) for n in graph.inputs if isinstance(n.op, Input)}
+    import onnx  # an extra; reading the file has asked for it
+
+    try:
+        graph = onnx.load(source.path, load_external_data=False).graph
+    except Exception as error:  # protobuf's errors have no other base
+        raise ImportModelError(f"not a readable ONNX file: {error}", where=str(source.path)) from error
+    types = {i.name: i.type.tensor_type.elem_type for i in graph.input}
+    return {name: onnx.helper.tensor_dtype_to_np_dtype(code) for name, code in types.items()}
 
 
 def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
@@ -133,11 +174,11 @@ def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
         array = np.asarray(json.loads(value))
     except ValueError as error:
         wanted = "a number, true, false, nested lists of them, or a file FILE.npy"
-        raise InputError(f"--constant {name}", expected=wanted, got=repr(value)) from error
+        raise InputError(f"--weights {name}", expected=wanted, got=repr(value)) from error
     held = array.astype(dtype) if array.dtype.kind in "bif" else array
     rounds = array.dtype.kind == "f" and dtype.kind not in "biu"
     if array.dtype.kind not in "bif" or not (rounds or np.array_equal(held, array)):
-        raise InputError(f"--constant {name}", expected=f"what {dtype} holds", got=repr(value))
+        raise InputError(f"--weights {name}", expected=f"what {dtype} holds", got=repr(value))
     return held
 
 
@@ -154,76 +195,19 @@ def read_graph(source: Source) -> Graph:
         )
     if source.kind == "torch":
         return read_torch(source)[1].graph
-    progress.report("read")
-    if source.kind == "stablehlo":
-        from ingot.frontends.stablehlo import import_stablehlo
-
-        return import_stablehlo(source.path, dynamic=dict(source.dims) or None).graph
-    if source.kind == "tensorflow":
-        from ingot.frontends.tensorflow import import_tensorflow
-
-        return import_tensorflow(source.path, dynamic=source.dynamic).graph
-    if source.kind == "tflite":
-        from ingot.frontends.tflite import import_tflite
-
-        return import_tflite(source.path, dynamic=dict(source.dims) or None).graph
-    if source.kind == "keras":
-        from ingot.frontends.keras import import_keras
-
-        return import_keras(source.path, dynamic=dict(source.dims) or None)
-    from ingot.frontends.onnx import import_onnx  # an extra; without it the import says what to install
-
-    return import_onnx(source.path, dynamic=source.dynamic, constants=source.constants)
+    return open_model(source.path, source.request).graph
 
 
 def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
     """The program in a .pt2 file, and its import with the sizes that were asked for."""
-    _check_archive(source.path)
     try:
-        import torch  # an extra
-
-        from ingot.frontends.torch import import_exported
+        from ingot.frontends.torch import import_exported, load_exported, sized  # an extra
     except ImportError as error:
         raise ImportModelError("reading .pt2 files needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from error
     progress.report("read")
-    log = logging.getLogger("torch.export")
-    log.disabled = True  # what matters is in the raised error
-    try:
-        program = torch.export.load(source.path)
-    except _UNREADABLE as error:
-        raise ImportModelError(
-            f"not a readable exported program: {error}", where=str(source.path), fix="write it with torch.export.save"
-        ) from error
-    finally:
-        log.disabled = False
+    program = load_exported(source.path)
     imported = import_exported(program)
-    return program, replace(imported, graph=_sized(imported.graph, source.dims))
-
-
-def _check_archive(path: Path) -> None:
-    """Raise ImportModelError for what torch.save or torch.jit.save wrote: pickled at the archive's top, no program."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = any(name.count("/") == 1 and name.endswith("/data.pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ImportModelError(
-            f"not a readable exported program: {error}", where=str(path), fix="write it with torch.export.save"
-        ) from error
-    if pickled:
-        raise ImportModelError(
-            "a module or its weights, not a program", expected="what torch.export.save writes", where=str(path),
-            fix="torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')",
-        )  # fmt: skip
-
-
-def _sized(graph: Graph, dims: Mapping[str, Bound]) -> Graph:
-    known = graph.symbols()
-    if unknown := [name for name in dims if name not in known]:
-        raise InputError("--dim", expected=f"one of the model's symbols {list(known)}", got=unknown)
-    bounds = {name: (low, high) for name, low, high in graph.bounds}
-    bounds |= {name: bound for name, bound in dims.items() if isinstance(bound, tuple)}
-    graph = replace(graph, bounds=tuple((name, low, high) for name, (low, high) in sorted(bounds.items())))
-    return graph.substitute({name: size for name, size in dims.items() if isinstance(size, int)})
+    return program, replace(imported, graph=sized(imported.graph, source.dims))
 
 
 def compile_source(
@@ -239,13 +223,11 @@ def compile_source(
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
     model = read_torch(source)[1] if source.kind == "torch" else source.path
-    dims = source.dynamic if source.kind != "torch" else None
-    compiled = compiler.compile_model(
-        model, None, target=target, dynamic=dims, precision=precision, threads=threads, cache=cache,
-        fast_math=fast_math, constants=source.constants,
-    )  # fmt: skip
+    request = source.request if source.kind != "torch" else Request()
+    options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
+    compiled = compiler.compile_model(model, request, options)
     if isinstance(compiled, SpecializedModel):
-        values = [f"--constant {name}=VALUE" for name in compiled.deciding]
+        values = [f"--weights {name}=VALUE" for name in compiled.deciding]
         raise InputError(
             f"{source.path} is a program for each value or size that decides ranks, axes or branches: {compiled}",
             fix=" ".join(values) or "fix the sizes with --dim",

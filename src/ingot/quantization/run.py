@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.compiler import Opened, opened
 from ingot.debug.probe import cpu_name
 from ingot.ir.node import Graph
+from ingot.opening import Opened, Request, open_model
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.quantization.bench import Bench, Built, with_receipt
@@ -106,7 +106,7 @@ def quantize_model(
     """See `ingot.quantize`."""
     _check(asked)
     began = time.monotonic()
-    read = opened(model, example_inputs, dynamic)
+    read = open_model(model, Request(example_inputs, dynamic)).stateless()
     given = read_samples(read.graph, samples, labels, batch, read.flatten)
     work = _Work(model, read, given, asked, Path(table) if table is not None else None, began)
     return work.run()

@@ -161,7 +161,7 @@ class NeedsValues(UnsupportedOpError):
     ) -> None:
         self.inputs, self.signature, self.sizes = tuple(inputs), tuple(signature), sizes
         given = ", ".join(f"{name!r}: ..." for name in inputs)
-        needed = [f"the values of inputs: pass constants={{{given}}}"] if inputs else []
+        needed = [f"the values of inputs: pass weights={{{given}}}"] if inputs else []
         needed += ["open sizes: pass dynamic={name: size, ...}"] if sizes else []
         self.fix = "they depend on " + ", and on ".join(needed)
         super().__init__(ops, model=model)

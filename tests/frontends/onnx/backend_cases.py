@@ -67,7 +67,7 @@ def as_given(value: object) -> object:
     return None if value is None else as_array(value)
 
 
-_ASKED = re.compile(r"constants=\{'([^']+)'")
+_ASKED = re.compile(r"weights=\{'([^']+)'")
 
 
 def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bool]:
@@ -75,7 +75,7 @@ def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bo
     constants: dict[str, np.ndarray] = {}
     while True:
         try:
-            return import_onnx(case.model, constants=constants), bool(constants)
+            return import_onnx(case.model, weights=constants), bool(constants)
         except UnsupportedOpError as e:
             asked = {name for op in e.ops for name in _ASKED.findall(op.reason)}
             asked |= set(e.inputs) if isinstance(e, NeedsValues) else set()

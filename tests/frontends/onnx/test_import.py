@@ -91,7 +91,7 @@ def test_requests_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="wrong rank"):
         import_onnx(m, shapes={"x": [1]})
     with pytest.raises(InputError, match="wrong dtype"):
-        import_onnx(m, constants={"x": np.zeros((1, 3))})
+        import_onnx(m, weights={"x": np.zeros((1, 3))})
 
 
 def test_a_range_of_floats_up_to_a_size() -> None:
@@ -444,10 +444,10 @@ def test_all_unsupported_ops_are_listed_at_once() -> None:
 
 def test_an_axis_from_data_names_the_input_to_fix() -> None:
     m = model([node("Unsqueeze", ["x", "axes"])], [("x", F, [6]), ("axes", I, [1])])
-    with pytest.raises(NeedsValues, match="pass constants=") as e:
+    with pytest.raises(NeedsValues, match="pass weights=") as e:
         import_onnx(m)
     assert e.value.inputs == ("axes",) and e.value.signature == ("x", "axes")
-    assert types(import_onnx(m, constants={"axes": np.array([1])})) == ["f32[6,1]"]
+    assert types(import_onnx(m, weights={"axes": np.array([1])})) == ["f32[6,1]"]
 
 
 @pytest.mark.parametrize(

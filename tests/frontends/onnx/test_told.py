@@ -111,7 +111,7 @@ def test_axes_and_ranks_make_a_program_for_each_value() -> None:
     for axes in ([0], [1], [-1, 0], [0], []):
         same([compiled(X, np.array(axes, np.int64))], runtime(m, x=X, axes=np.array(axes, np.int64)))
     assert len(compiled._programs) == 4
-    with pytest.raises(InputError, match="constants="):
+    with pytest.raises(InputError, match="weights="):
         compiled.save("m.ingot")
     with pytest.raises(InputError, match="each of"):
         compiled(X)
@@ -120,7 +120,7 @@ def test_axes_and_ranks_make_a_program_for_each_value() -> None:
 
 def test_values_are_given_ahead() -> None:
     m = model(one("Unsqueeze", "x", "axes"), [X46, ("axes", I, [1])])
-    compiled = ingot.compile(m, constants={"axes": np.array([1])}, cache=False, threads=1)
+    compiled = ingot.compile(m, weights={"axes": np.array([1])}, cache=False, threads=1)
     assert [spec.name for spec in compiled.inputs] == ["x"]
     assert compiled(X).shape == (4, 1, 6)
     with pytest.raises(InputError, match="wrong dtype"):

@@ -271,7 +271,7 @@ class Call:
             self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
-                f"its input {name!r} must be known at compile time; pass constants={{{name!r}: ...}} if it is an input"
+                f"its input {name!r} must be known at compile time; pass weights={{{name!r}: ...}} if it is an input"
             )
         return found
 
@@ -300,7 +300,7 @@ class Call:
             self.importer.wish(self.x(i), exact=True)
             name = self.proto.input[i]
             raise Unsupported(
-                f"its input {name!r} must be a constant; pass constants={{{name!r}: ...}} if it is an input"
+                f"its input {name!r} must be a constant; pass weights={{{name!r}: ...}} if it is an input"
             )
         return op.value
 

@@ -27,7 +27,7 @@ def import_onnx(
     *,
     dynamic: Mapping[str, Bound | Mapping[int, Bound]] | bool | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
-    constants: Mapping[str, np.ndarray] | None = None,
+    weights: Mapping[str, np.ndarray] | None = None,
     example: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
     """An ONNX model as a MODEL-level graph.
@@ -37,7 +37,7 @@ def import_onnx(
         (`{"batch": 1}`) or inclusive bounds (`{"length": (1, 512)}`), or axes of an input (`{"x": {2: 48}}`).
     shapes: input name -> its shape, in place of the model's: an int fixes a dimension, a string names a symbol or gives
         an expression over symbols ("2*s0").
-    constants: input name -> the value that it always has; it is then no input of the graph.
+    weights: input name -> the value that it always has; it is then no input of the graph.
 
     example: input name -> its shape in a call. Where a test of sizes decides a rank (`If(n == 1) Squeeze`), there is
         the branch of these sizes, and the graph is one for sizes with the same outcome.
@@ -50,9 +50,9 @@ def import_onnx(
     file unchanged while the graph is in use.
 
     Raises ImportModelError for a file that is missing, truncated, malformed or unsafe; UnsupportedOpError naming every
-    node that Ingot has no op for, NeedsValues where such nodes need inputs among `constants`;
+    node that Ingot has no op for, NeedsValues where such nodes need inputs among `weights`;
     ShapeError where the model's shapes do not fit; InputError for `shapes`, `dynamic` or
-    `constants` that do not fit the model's inputs.
+    `weights` that do not fit the model's inputs.
     """
     model, external, cuts, where = read_model(source)
     if not model.HasField("graph"):
@@ -61,7 +61,7 @@ def import_onnx(
     if not model.opset_import:
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
     check_dynamic(dynamic)
-    requests = Requests(dynamic, shapes or {}, constants or {}, example)
+    requests = Requests(dynamic, shapes or {}, weights or {}, example)
     while True:
         walk, scope = Walk(external, model.functions, where), Scope(versions, None, {}, "")
         inputs = bind_inputs(walk, scope, model.graph, cuts, requests)

@@ -35,7 +35,7 @@ class Requests:
 
     dynamic: Dynamic
     shapes: Mapping[str, Sequence[int | str]]
-    constants: Mapping[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]
     example: Mapping[str, Sequence[int]] | None = None
     equations: Mapping[str, DimLike] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
@@ -73,13 +73,13 @@ def bind_inputs(
     given = [i for i in graph.input if i.name not in scope.values]
     check_names("inputs", [i.name for i in given], walk.where)
     _known_names("shapes", requests.shapes, {i.name for i in given})
-    _known_names("constants", requests.constants, {i.name for i in given})
+    _known_names("weights", requests.weights, {i.name for i in given})
     types: dict[str, TensorType] = {}
     for info in given:
         try:
             dtype = _dtype(info)
-            if info.name in requests.constants:
-                scope.values[info.name] = _constant(info.name, requests.constants[info.name], dtype)
+            if info.name in requests.weights:
+                scope.values[info.name] = _constant(info.name, requests.weights[info.name], dtype)
             else:
                 types[info.name] = TensorType(dtype, _shape(info, requests.shapes.get(info.name)))
         except Unsupported as e:

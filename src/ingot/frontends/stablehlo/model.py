@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.weights import Weights, arrays_of
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
 from ingot.frontends.stablehlo.parser import parse
 from ingot.frontends.stablehlo.rows import ROWS
@@ -20,12 +21,10 @@ from ingot.frontends.stablehlo.syntax import Module
 from ingot.frontends.stablehlo.types import tensor_type
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph
-from ingot.support import safetensors
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"
-Weights = Mapping[int, object] | Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def import_stablehlo(
     source: str | os.PathLike[str] | bytes | Module,
     *,
     dynamic: Dynamic = None,
-    weights: Weights | str | os.PathLike[str] | None = None,
+    weights: Weights | None = None,
     names: Sequence[str] | None = None,
     shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
     where: str = "",
@@ -100,9 +99,7 @@ def import_stablehlo(
         found = ", ".join(module.functions)
         raise ImportModelError("a module has no main function", expected="@main", got=found, where=where or None)
     labels = _names(module) if names is None else list(names)
-    if isinstance(weights, str | os.PathLike):
-        weights = {k: v for k, v in safetensors.read(weights).items() if k in labels}
-    values = _weights(weights or {}, labels)
+    values = arrays_of(weights, labels)
     declared = [_declared(type, shapes[i] if shapes else None) for i, (_, type) in enumerate(main.body.arguments)]
     asked = requests(dynamic, dict(zip(labels, declared, strict=True)))
     arguments = [
@@ -165,18 +162,6 @@ def _names(module: Module) -> list[str]:
         given = re.fullmatch(r'"([^"]*)"', text)
         out.append(given[1] if given and given[1] else name.lstrip("%"))
     return out if len(set(out)) == len(out) else [n.lstrip("%") for n, _ in main.body.arguments]
-
-
-def _weights(weights: Weights, labels: Sequence[str]) -> dict[str, np.ndarray]:
-    out: dict[str, np.ndarray] = {}
-    for key, value in weights.items():
-        if isinstance(key, int) and -len(labels) <= key < len(labels):
-            out[labels[key]] = np.asarray(value)
-        elif key in labels:
-            out[str(key)] = np.asarray(value)
-        else:
-            raise InputError("weights", expected=f"indices or names of {list(labels)}", got=repr(key))
-    return out
 
 
 def _declared(text: str, given: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:

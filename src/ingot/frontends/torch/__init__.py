@@ -9,7 +9,8 @@ imported.outputs.unflatten(tensors)               # the graph's outputs -> the m
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.export import export_module
+from ingot.frontends.torch.file import load_exported, sized
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.program import import_exported
 
-__all__ = ["ImportedModel", "export_module", "import_exported", "to_torch"]
+__all__ = ["ImportedModel", "export_module", "import_exported", "load_exported", "sized", "to_torch"]

@@ -1,0 +1,51 @@
+"""`weights=`, in the words of all frontends: arguments that always have these values, and are left out of calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.ir.node import Const, Graph, Input, Node, const, elements_of, rebuilt
+from ingot.support import safetensors
+from ingot.support.errors import InputError
+
+Weights = Mapping[int, object] | Mapping[str, object] | str | os.PathLike[str]
+
+
+def arrays_of(weights: Weights | None, labels: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays by argument. weights: a mapping from indices or names of `labels`, or the path of a safetensors file,
+    whose arrays of other names are left. Raises InputError for what is no argument."""
+    if isinstance(weights, str | os.PathLike):
+        return {k: v for k, v in safetensors.read(weights).items() if k in labels}
+    out: dict[str, np.ndarray] = {}
+    for key, value in (weights or {}).items():
+        if isinstance(key, int) and -len(labels) <= key < len(labels):
+            out[labels[key]] = np.asarray(value)
+        elif key in labels:
+            out[str(key)] = np.asarray(value)
+        else:
+            raise InputError("weights", expected=f"indices or names of {list(labels)}", got=repr(key))
+    return out
+
+
+def bound(graph: Graph, weights: Weights | None) -> Graph:
+    """With constants for some of its inputs. Raises InputError for what is no input, and for other types or shapes."""
+    if weights is None:
+        return graph
+    labels = {n.op.label: n for n in graph.inputs if isinstance(n.op, Input)}
+    by = {labels[name]: const(value, loc=name) for name, value in arrays_of(weights, list(labels)).items()}
+    for node, value in by.items():
+        if node.type != value.type:
+            raise InputError(f"weights of {value.loc!r}", expected=node.type, got=value.type)
+    told = {str(d): int(v) for n, c in by.items() for d, v in zip(elements_of(n), _elements(c), strict=False)}
+    inputs = tuple(n for n in graph.inputs if n not in by)
+    made = replace(graph, inputs=inputs, outputs=tuple(rebuilt(graph.outputs, dict(by))))
+    return made.substitute(told) if told else made
+
+
+def _elements(node: Node) -> list[int]:
+    assert isinstance(node.op, Const)
+    return [] if node.dtype.is_float else node.op.value.reshape(-1).tolist()
