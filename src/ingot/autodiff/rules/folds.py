@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 from ingot import ops
+from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.rules.shape import moved_back, moved_last, spread
-from ingot.autodiff.table import constant_everywhere, no_rule, reverse
-from ingot.ir.node import Node
+from ingot.autodiff.table import constant_everywhere, reverse
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -48,20 +53,64 @@ def _others(x: Node, dims: tuple[int, ...]) -> Node:
 def _cumulative(node: Node, g: Node) -> list[Node]:
     op = node.op
     assert isinstance(op, ops.CumReduce)
-    if op.kind != "sum":
-        raise no_rule(node, f"a running {op.kind}")
-    return [replace(op, reverse=not op.reverse)(g)]
+    if op.kind == "sum":
+        return [replace(op, reverse=not op.reverse)(g)]
+    (x,) = node.inputs
+    axis = op.dim
+    if op.reverse:
+        x, g = ops.flip(x, axis), ops.flip(g, axis)
+    if op.exclusive:  # each result is that in front of it
+        low, high = (tuple(s if d == axis else 0 for d in range(len(x.shape))) for s in (-1, 1))
+        g = ops.pad(g, low, high)
+    found = _running_product(x, g, axis) if op.kind == "prod" else _running_extreme(x, g, op.kind, axis)
+    return [ops.flip(found, axis) if op.reverse else found]
+
+
+def _running_product(x: Node, g: Node, axis: int) -> Node:
+    """Of y[k] = y[k - 1] x[k] it is h[k] y[k - 1] with h[k] = g[k] + h[k + 1] x[k + 1]: exact with zeros."""
+    line, rows = ops.swap_axes(x, 0, axis), ops.swap_axes(g, 0, axis)
+    if any(d == 0 for d in line.shape):
+        return g
+    size, rest = line.shape[0], (0,) * (len(line.shape) - 1)
+    behind = ops.pad(line, (-1, *rest), (1, *rest))  # x[k + 1], and 0 behind the last
+    state = ops.full(line.shape[1:], 0, x.dtype)
+    operands = (ops.scalar(size - 1, i64), state, ops.full(line.shape, 0, x.dtype), rows, behind)
+    entry = tuple(Input(f"s{i}", v.type)() for i, v in enumerate(operands))
+    k, h, out, given, factors = entry
+    zeros = [ops.scalar(0, i64)] * len(rest)
+    row, factor = (ops.DynamicSlice((1, *line.shape[1:]))(v, k, *zeros) for v in (given, factors))
+    now = ops.add(row, ops.mul(ops.Reshape(row.shape)(h), factor))
+    turn = (ops.sub(k, 1), ops.Reshape(h.shape)(now), ops.DynamicUpdateSlice()(out, now, k, *zeros), given, factors)
+    loop = ops.While(Graph(entry, (ops.compare("GE", k, 0),)), Graph(entry, turn))(*operands)
+    before = ops.CumReduce("prod", 0, exclusive=True)(line)
+    return ops.swap_axes(ops.mul(loop.results[2], before), 0, axis)
+
+
+def _running_extreme(x: Node, g: Node, kind: str, axis: int) -> Node:
+    """To the last element so far that equals the extreme, as in PyTorch."""
+    places = ops.Iota(TensorType(i64, x.shape), axis)()
+    extreme = ops.CumReduce(kind, axis)(x)
+    records = ops.where(ops.compare("EQ", x, extreme), places, ops.full(x.shape, 0, i64))
+    latest = ops.CumReduce("max", axis)(records)
+    return ops.ScatterElements(axis, "add")(ops.full(x.shape, 0, g.dtype), latest, g)
 
 
 @reverse(ops.ReduceWindow)
-def _reduce_window(node: Node, g: Node) -> list[Node]:
+def _reduce_window(node: Node, g: Node) -> list[Node | None]:
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.ReduceWindow)
     if op.kind == "sum":
         return [_window_sums(op, x, g)]
-    if op.kind == "prod" or set(op.base_dilation) > {1}:
-        raise no_rule(node, f"a window's {op.kind}" + " with holes" * (op.kind != "prod"))
-    return [_window_extremes(op, x, node, g)]
+    rank = len(x.shape)
+    low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
+    fill = ops.scalar({"prod": 1.0, "max": float("-inf"), "min": float("inf")}[op.kind], x.dtype)
+    padded = ops.Pad(low, high, tuple(b - 1 for b in op.base_dilation))(x, fill)
+    if rank == 0 or any(d == 0 for d in g.shape):
+        return [ops.full(x.shape, 0, g.dtype)]
+    if op.kind == "prod":
+        taps = [ops.Slice(*box, op.strides)(padded) for box in _boxes(op, g)]
+        return list(pulled_back([(reduce(ops.mul, taps), g)], [x]))
+    return list(pulled_back([(padded, _window_extremes(op, padded, node, g))], [x]))
 
 
 def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
@@ -75,26 +124,29 @@ def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
     return turned(g)
 
 
-def _window_extremes(op: ops.ReduceWindow, x: Node, y: Node, g: Node) -> Node:
-    """To the first element of each window that is its extreme."""
-    rank = len(x.shape)
-    padding = tuple(p[0] for p in op.padding), tuple(p[1] for p in op.padding)
-    fill = ops.scalar(float("-inf") if op.kind == "max" else float("inf"), x.dtype)
-    padded = ops.Pad(*padding, (0,) * rank)(x, fill)
+def _window_extremes(op: ops.ReduceWindow, padded: Node, y: Node, g: Node) -> Node:
+    """To the first element of each window that is its extreme; of the padded image."""
     zero = ops.full(g.shape, 0, g.dtype)
     total: Node | None = None
     taken: Node | None = None
-    for tap in _taps(op.window):
-        starts = tuple(t * d for t, d in zip(tap, op.dilation, strict=True))
-        ends = tuple(lo + (n - 1) * s + 1 for lo, n, s in zip(starts, g.shape, op.strides, strict=True))
+    for starts, ends in _boxes(op, g):
         hit = ops.compare("EQ", ops.Slice(starts, ends, op.strides)(padded), y)
         first = hit if taken is None else ops.and_(hit, ops.Not()(taken))
         taken = hit if taken is None else ops.or_(taken, hit)
         part = spread(ops.where(first, g, zero), starts, op.strides, padded.shape)
         total = part if total is None else ops.Add()(total, part)
     assert total is not None
-    low, high = (tuple(-p for p in side) for side in padding)
-    return ops.Pad(low, high, (0,) * rank)(total, ops.scalar(0, g.dtype))
+    return total
+
+
+Box = tuple[tuple[int, ...], tuple[DimLike, ...]]
+
+
+def _boxes(op: ops.ReduceWindow, g: Node) -> Iterator[Box]:
+    """Of each place in a window, where the windows' elements at it begin and end in the padded image."""
+    for tap in _taps(op.window):
+        starts = tuple(t * d for t, d in zip(tap, op.dilation, strict=True))
+        yield starts, tuple(lo + (n - 1) * s + 1 for lo, n, s in zip(starts, g.shape, op.strides, strict=True))
 
 
 def _taps(window: tuple[int, ...]) -> list[tuple[int, ...]]:

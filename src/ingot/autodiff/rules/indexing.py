@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot import ops
-from ingot.autodiff.table import RULES, no_rule, reverse
+from ingot.autodiff.table import RULES, reverse
 from ingot.ir.node import Node, Project
 from ingot.ir.types import TensorType, i64
 
@@ -45,8 +46,10 @@ def _scatter(node: Node, g: Node) -> list[Node | None]:
     assert isinstance(op, ops.Scatter)
     if op.kind == "add":
         return [g, None, _read(op, g, indices, updates)]
-    if op.kind != "set":
-        raise no_rule(node, f"a scatter's {op.kind}")
+    if op.kind == "mul":
+        return _multiplied(op, x, indices, updates, g)
+    if op.kind in ("max", "min"):
+        return _extremes(op, x, indices, updates, node, g)
     # the last of several updates of one place wins: each is known by its number
     numbers = ops.Reshape(updates.shape)(ops.arange(updates.type.size, i64))
     winners = op(ops.full(x.shape, -1, i64), indices, numbers)
@@ -55,6 +58,29 @@ def _scatter(node: Node, g: Node) -> list[Node | None]:
     kept = ops.compare("EQ", winners, ops.full(x.shape, -1, i64))
     of_updates = ops.where(won, _read(op, g, indices, updates), zero)
     return [ops.where(kept, g, ops.full(x.shape, 0, g.dtype)), None, of_updates]
+
+
+def _multiplied(op: ops.Scatter, x: Node, indices: Node, updates: Node, g: Node) -> list[Node | None]:
+    """Of each update, the product of all others at its place: without division by zeros, which are counted."""
+    zero = ops.compare("EQ", updates, 0)
+    filled = ops.where(zero, ops.full(updates.shape, 1, x.dtype), updates)
+    products = op(ops.full(x.shape, 1, x.dtype), indices, filled)
+    zeros = replace(op, kind="add")(ops.full(x.shape, 0, x.dtype), indices, ops.cast(zero, x.dtype))
+    nothing = ops.full(x.shape, 0, x.dtype)
+    of_x = ops.where(ops.compare("EQ", zeros, 0), ops.mul(g, products), nothing)
+    at = _read(op, zeros, indices, updates)
+    alone = ops.compare("EQ", at, ops.cast(zero, x.dtype))  # no other update is 0
+    share = _read(op, ops.mul(ops.mul(g, x), products), indices, updates)
+    of_updates = ops.where(alone, ops.div(share, filled), ops.full(updates.shape, 0, x.dtype))
+    return [of_x, None, of_updates]
+
+
+def _extremes(op: ops.Scatter, x: Node, indices: Node, updates: Node, y: Node, g: Node) -> list[Node | None]:
+    """Equal ones share, as in PyTorch's amax and JAX."""
+    hit_x = ops.cast(ops.compare("EQ", x, y), x.dtype)
+    hit = ops.cast(ops.compare("EQ", updates, _read(op, y, indices, updates)), x.dtype)
+    share = ops.div(g, ops.maximum(replace(op, kind="add")(hit_x, indices, hit), 1))
+    return [ops.mul(hit_x, share), None, ops.mul(hit, _read(op, share, indices, updates))]
 
 
 def _read(op: ops.Scatter, x: Node, indices: Node, updates: Node) -> Node:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingot import ops
-from ingot.autodiff.table import no_rule, reverse
+from ingot.autodiff.reverse import pulled_back
+from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 
@@ -43,13 +46,13 @@ def _operand(
 
 
 @reverse(ops.Convolution)
-def _convolution(node: Node, g: Node) -> list[Node]:
+def _convolution(node: Node, g: Node) -> list[Node] | list[Node | None]:
     """Both are convolutions: of the cotangent with the kernel turned around, and of the image with the cotangent, where
     batch and channels change places."""
     op, (x, w) = node.op, node.inputs
     assert isinstance(op, ops.Convolution)
     if op.batch_groups > 1:
-        raise no_rule(node, "batch groups")
+        return pulled_back([(_as_features(op, x, w), g)], [x, w])
     letters = op.spatial
     image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in "NC" + letters))(x)
     kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in "OI" + letters))(w)
@@ -59,6 +62,19 @@ def _convolution(node: Node, g: Node) -> list[Node]:
         ops.Transpose(tuple(("NC" + letters).index(c) for c in op.lhs_layout))(of_image),
         ops.Transpose(tuple(("OI" + letters).index(c) for c in op.rhs_layout))(of_kernel),
     ]
+
+
+def _as_features(op: ops.Convolution, x: Node, w: Node) -> Node:
+    """Groups of a batch as groups of channels."""
+    at, parts = op.lhs_layout.index("N"), op.batch_groups
+    split = ops.Reshape((*x.shape[:at], parts, x.shape[at] // parts, *x.shape[at + 1 :]))(x)
+    channels = op.lhs_layout.index("C") + (op.lhs_layout.index("C") > at)
+    order = [d for d in range(len(split.shape)) if d != at]
+    order.insert(order.index(channels), at)
+    sizes = dict(zip(op.lhs_layout, x.shape, strict=True)) | {"N": x.shape[at] // parts}
+    sizes["C"] = sizes["C"] * parts
+    joined = ops.Reshape(tuple(sizes[c] for c in op.lhs_layout))(ops.Transpose(tuple(order))(split))
+    return replace(op, feature_groups=parts, batch_groups=1)(joined, w)
 
 
 def _dilated(size: DimLike, step: int) -> DimLike:

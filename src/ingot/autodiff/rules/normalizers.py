@@ -1,0 +1,87 @@
+"""MODEL ops whose reverse is shorter than that of what they are lowered to: softmax and its kin, norms of rows.
+
+Each is written in the results, or in standardized values that are computed again, and sums rows once for each mean.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.autodiff.table import reverse
+from ingot.ir.dims import product
+from ingot.ir.node import Node
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.terms import Term
+
+
+@reverse(ops.Softmax)
+def _softmax(node: Node, g: Node) -> list[Node]:
+    """y (g - sum g y)."""
+    assert isinstance(node.op, ops.Softmax)
+    y, wide = t.floating(node), t.floating(g)
+    return [(y * (wide - (wide * y).sum((node.op.axis,)))).cast(g.dtype).node]
+
+
+@reverse(ops.LogSoftmax)
+def _log_softmax(node: Node, g: Node) -> list[Node]:
+    """g - e^y sum g."""
+    assert isinstance(node.op, ops.LogSoftmax)
+    y, wide = t.floating(node), t.floating(g)
+    return [(wide - t.exp(y) * wide.sum((node.op.axis,))).cast(g.dtype).node]
+
+
+@reverse(ops.LogSumExp)
+def _log_sum_exp(node: Node, g: Node) -> list[Node]:
+    """g e^(x - y)."""
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, ops.LogSumExp)
+    y, wide = (
+        v.reshape(tuple(d for i, d in enumerate(x.shape) if i not in op.axes)).restore(x.shape, op.axes)
+        for v in (t.floating(node), t.floating(g))
+    )
+    return [(wide * t.exp(t.floating(x) - y)).cast(x.dtype).node]
+
+
+@reverse(ops.LayerNorm)
+def _layer_norm(node: Node, g: Node) -> list[Node]:
+    op = node.op
+    assert isinstance(op, ops.LayerNorm)
+    x = t.floating(node.inputs[0])
+    centred = x - x.mean(op.axes)
+    return _of_norm(node, g, op.axes, op.eps, centred, True)
+
+
+@reverse(ops.RMSNorm)
+def _rms_norm(node: Node, g: Node) -> list[Node]:
+    op = node.op
+    assert isinstance(op, ops.RMSNorm)
+    return _of_norm(node, g, op.axes, op.eps, t.floating(node.inputs[0]), False)
+
+
+def _of_norm(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, centred: bool) -> list[Node]:
+    """r (h - z mean h z [- mean h]) of h = g scale and z = r x: Ba et al. 2016, "Layer normalization"."""
+    first, *parameters = node.inputs
+    wide = t.floating(g)
+    r = t.rsqrt((x * x).mean(axes) + eps)
+    z = x * r
+    h = wide * _over(parameters[0], z, axes) if parameters else wide
+    inner = h - z * (h * z).mean(axes)
+    out = [(r * (inner - h.mean(axes) if centred else inner)).cast(first.dtype).node]
+    sums = (wide * z, wide)
+    return out + [_gathered(s, p, axes).node for s, p in zip(sums, parameters, strict=False)]
+
+
+def _places(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of x that a parameter's are."""
+    return axes[len(axes) - len(p.shape) :]
+
+
+def _over(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
+    return t.floating(p).cast(x.dtype).spread(x.shape, _places(p, axes))
+
+
+def _gathered(x: Term, p: Node, axes: tuple[int, ...]) -> Term:
+    """x summed to the shape of a parameter."""
+    kept = [d for d, size in zip(_places(p, axes), p.shape, strict=True) if size == x.shape[d]]
+    gone = [d for d in range(x.rank) if d not in kept]
+    assert product(p.shape) == product(x.shape[d] for d in kept)
+    return x.sum(gone, keepdims=False).reshape(p.shape).cast(p.dtype)
