@@ -9,6 +9,7 @@ Pierce, Eggert, "Monte Carlo Arithmetic", 2000). Elements that stay where they a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count, repeat
 from typing import Literal, Self
 
 import numpy as np
@@ -47,6 +48,8 @@ def _widened(value: object, seed: int) -> object:
 
 def _twin(graph: Graph, seed: int) -> Graph:
     """`graph` with floats of 64 bits; seed: of random rounding, 0 for none."""
+    # each node rounds by numbers of its own: in a chain, equal ones would take each other back
+    seeds = count(seed << 32) if seed else repeat(0)
 
     def image(n: Node, xs: Sequence[Node]) -> Node:
         op = n.op
@@ -64,14 +67,14 @@ def _twin(graph: Graph, seed: int) -> Graph:
             new = None
         if new is None or new.types != types:  # bits of a float, levels: an op that has no form in f64
             own = tuple(i.dtype for i in n.inputs for _ in i.types)
-            return Node.make(_Step(op, own, tuple(t.dtype for t in n.types), seed), xs, n.loc, types)
+            return Node.make(_Step(op, own, tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
         if not seed or op.bodies or not any(t.dtype in _NARROW for t in n.types):
             return new
-        return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), seed), xs, n.loc, types)
+        return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
 
     found = rebuilt((*graph.inputs, *graph.outputs), rule=image)
-    count = len(graph.inputs)
-    return Graph(found[:count], found[count:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
+    inputs = len(graph.inputs)
+    return Graph(found[:inputs], found[inputs:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,10 @@ class Resize(Op):
         dtype = dtype_of(x)
         work = f64 if dtype == f64 else f32
         y = x if self.mode == "nearest" else t.exact(x) if dtype.is_float else x.astype(np.float64)
-        for i, axis in enumerate(self.axes):
-            size = int(x.shape[axis])
+        # what shrinks first: an axis that grows while another is still long may need a thousand times the result
+        growth = [int(out) / max(x.shape[axis], 1) for out, axis in zip(self.sizes, self.axes, strict=True)]
+        for i in np.argsort(growth, kind="stable").tolist():
+            axis, size = self.axes[i], int(x.shape[self.axes[i]])
             if self._identity(i, size) or not y.size:
                 y = np.take(y, np.zeros(int(self.sizes[i]), int), axis) if not y.size else y
                 continue

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.debug.build import build
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
@@ -147,3 +148,12 @@ def test_weights_that_are_a_part_of_others(groups: int, machine: Machine) -> Non
     part = ops.Slice((0, 1, 0, 0), (3, 4, 20 // groups, 20), (1, 1, 1, 1))
     check(Graph((x, w), (op(x, part(w)),)), xs, machine=machine)
     check(Graph((x,), (op(x, part(const(xs[1]))),)), xs[:1], machine=machine)
+
+
+def test_a_window_as_large_as_the_image_is_a_loop() -> None:
+    """2,256 taps printed one by one took minutes to compile."""
+    x = image(1, 48, 47, 5)
+    graph = Graph((x,), (pool(x, "max", (48, 47), (1, 1)),))
+    built = build(graph, threads=1)
+    assert all(len(built.source(kernel)) < 20_000 for kernel in built.trace.kernels)
+    check(graph, [values(1, 48, 47, 5)])

@@ -226,7 +226,7 @@ class _Pool:
                 there(b)
 
         # printed one by one, each row of the image has loads of its own, which hardware can follow
-        if window * len(self.offsets) <= UNROLL:
+        if window * prod(op.window[o] for o in rest) * len(self.offsets) <= UNROLL:
             for i in range(window):
                 one(block, integer(i))
         else:
