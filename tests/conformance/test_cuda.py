@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input, const
-from ingot.ir.types import TensorType, dtype_of
+from ingot.ir.types import DType, TensorType, dtype_of, i4, i8, u4, u8
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.samples import Sample
 from tests.conformance.targets import H100
@@ -42,3 +46,67 @@ def test_rows_that_are_stored_reshaped_into_padding() -> None:
     plain = {"strides": (1, 1), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
     graph = Graph((given,), (ops.Convolution(**plain, **shape)(image, const(w)),))
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [u4, i4, u8, i8])
+@pytest.mark.parametrize(("rows", "block", "blocks"), [(3, 32, 4), (1, 24, 3), (1, 128, 2)])
+def test_levels_are_widened_where_they_are_multiplied(dtype: DType, rows: int, block: int, blocks: int) -> None:
+    """Two of 4 bits share a byte where a turn has two products of them."""
+    rng = np.random.default_rng(2)
+    low = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
+    shape, kind = (40, blocks, block), np.float16 if block == 128 else np.float32
+    q, zero = (rng.integers(low, low + (1 << dtype.bits), s).astype(dtype.numpy) for s in (shape, (40, blocks, 1)))
+    scale = rng.uniform(0.1, 1, (40, blocks, 1)).astype(kind)
+    w = ops.reshape(ops.Dequantize()(*map(const, (q, zero, scale))), (40, blocks * block))
+    x = rng.normal(size=(rows, blocks * block)).astype(kind)
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (1,)))(given, w),))
+    np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=2e-3, atol=1e-2)
+    program, _ = planned(graph, H100)
+    assert program.steps[0].kernel.startswith("product"), "nothing widens them before"
+    packed = dtype.bits == 4 and block != 24
+    assert program.weights.nbytes < q.size // (2 if packed else 1) + 40 * blocks * 5 + 512
+
+
+def test_bytes_are_multiplied_on_tensor_cores() -> None:
+    """Values in u8 and weights in i8 both become i8; sums are exact."""
+    rng = np.random.default_rng(3)
+    x, w = rng.integers(0, 256, (5, 70)).astype(np.uint8), rng.integers(-128, 128, (70, 9)).astype(np.int8)
+    given, third = Input("x", TensorType(u8, x.shape))(), np.float32(0.3)
+    a = ops.Dequantize()(given, const(np.uint8(120)), const(third))
+    b = ops.Dequantize()(const(w), const(np.int8(0)), const(np.float32(0.1)))
+    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (0,)))(a, b),))
+    sums = (x.astype(np.int64) - 120) @ w.astype(np.int64)
+    np.testing.assert_allclose(run_checked(graph, [x], H100)[0], sums * (third * np.float32(0.1)), rtol=1e-6)
+    _, kernels = planned(graph, H100)
+    assert any("= product(" in show_kernel(kernel) for kernel in kernels.values())
+
+
+def test_a_single_row_is_multiplied_without_tiles() -> None:
+    rng = np.random.default_rng(4)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((1, 700), (700, 70)))
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((given,), (ops.DotGeneral(((), ()), ((1,), (0,)))(given, const(w)),))
+    np.testing.assert_allclose(run_checked(graph, [x], H100)[0], x @ w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> None:
+    """Also of two computed values, and in attention; the result is f32."""
+    rng = np.random.default_rng(5)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((1, 2, 6, 16), (16, 16)))
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    y = ops.DotGeneral(((), ()), ((3,), (0,)))(given, const(w))
+    seen = ops.Attention(scale=0.25)(y, y, y)
+    scores = ops.DotGeneral(((0, 1), (0, 1)), ((3,), (3,)))(seen, ops.Exp()(given))
+    graph = Graph((given,), (scores,))
+    trace = Trace()
+    build_program(graph, features_of(f"null:{H100}"), 1, precision=precision, trace=trace)
+    products = [n for _, _, g in trace.stages for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Attention)]
+    last = {n.op.name: n for n in products}
+    assert all(i.dtype.bits == 16 for n in last.values() for i in n.inputs)
+    (want,) = interpret(graph, [x])
+    after = next(g for name, _, g in trace.stages if name == "precision")
+    (got,) = interpret(after, [x])
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, want, atol=(4e-3 if precision == "float16" else 3e-2) * np.abs(want).max())

@@ -8,6 +8,7 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
+from ingot.ir.types import u8
 from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
@@ -44,7 +45,7 @@ def _has_kernel(node: Node) -> bool:
 def cpu_passes(options: Options = PLAIN, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
-    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, machine.int8_dot, height=height))
+    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, u8 if machine.int8_dot else None, height=height))
 
 
 class CpuTarget:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph, Node
-from ingot.ops import Attention
+from ingot.ir.types import bf16, f16, f32, i8
+from ingot.ops import Attention, Dequantize
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -25,6 +26,8 @@ PLAINEST = "sm_90a"
 
 def _has_kernel(node: Node) -> bool:
     """Whether the kernel of attention takes these operands: static heads, in types whose tiles are multiplied."""
+    if not isinstance(node.op, Attention):
+        return True
     sized = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
     return sized and node.inputs[0].dtype.bits <= 32
 
@@ -41,7 +44,10 @@ def _no_found_sizes(graph: Graph) -> Graph:
 # a row of a matrix that a program would compute for itself, or a pool's, is many programs' here; tiles are stored in
 # any order
 POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize)
-CHOICES = Choices(POLICY, frozenset({Attention}), _has_kernel, first=(("no_found_sizes", _no_found_sizes),))
+CHOICES = Choices(
+    POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, levels=(f32, f16, bf16), alike=True,
+    first=(("no_found_sizes", _no_found_sizes),),
+)  # fmt: skip
 
 
 class CudaTarget:

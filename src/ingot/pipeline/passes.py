@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ingot.ir.node import Graph, Node, Op
+from ingot.ir.types import DType, f32
 from ingot.passes.bodies import in_bodies
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
@@ -35,14 +36,18 @@ from ingot.support.dataclass import dataclass
 @dataclass(frozen=True)
 class Choices:
     """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
-    passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: whether sums of products
-    of bytes are one instruction. first: passes of the target's own in front of the others.
+    passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: what bytes are
+    multiplied with i8 where sums of such products are one instruction. levels: the types that weights of few bits may
+    stand for in products. alike: products are of two values of one type, so that both sides are stored in a reduced
+    precision. first: passes of the target's own in front of the others.
     height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
-    int8_dot: bool = False
+    int8_dot: DType | None = None
+    levels: tuple[DType, ...] = (f32,)
+    alike: bool = False
     first: tuple[NamedPass, ...] = ()
     height: Height = always_dense
 
@@ -65,13 +70,13 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
-        ("quantized", partial(lower_quantized, int8_dot=choices.int8_dot)),
+        ("quantized", partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels)),
         ("fold", fold_constants),
         ("simplify", tidy),
         ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
         ("split_transposed", split_transposed),
         # before layout, which weights are folded after
-        ("precision", partial(lower_precision, precision=options.precision)),
+        ("precision", partial(lower_precision, precision=options.precision, alike=choices.alike)),
         ("reshaped_reductions", reduce_unreshaped),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write

@@ -33,6 +33,7 @@ class Attention(Op):
     """
 
     name: ClassVar[str] = "attention"
+    stored_values: ClassVar[tuple[int, ...]] = (0, 1, 2)
     causal: str = "none"
     scale: float = 1.0
     softcap: float = 0.0

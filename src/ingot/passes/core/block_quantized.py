@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from ingot import ops
 from ingot.ir.layout import Layout, reshape_groups
 from ingot.ir.node import Node, deferred
-from ingot.ir.types import Shape, TensorType, f32, static_shape
+from ingot.ir.types import DType, Shape, TensorType, static_shape
 from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
@@ -26,15 +26,16 @@ LEAST = 8  # levels of a block: with fewer, scales take more than they save
 Perm = tuple[int, ...]
 
 
-def in_levels(n: Node) -> Node | None:
-    """The product `n` whose second operand is a constant of levels (see module); None where it is not."""
+def in_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
+    """The product `n` whose second operand is a constant of levels (see module); None where it is not. floats: what
+    these may stand for."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or len(op.contract[0]) != 1:
         return None
     ((at,), (bt,)), (x, w) = op.contract, n.inputs
     whole = _beyond(w, bt)
     base = base_of(whole, WHOLE_VIEWS)
-    if whole.type.rank != 2 or not _is_of_levels(base) or not x.dtype == n.dtype == f32:
+    if whole.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
     size, k = static_shape((whole.shape[bt], w.shape[bt]))
     sizes = {size, *(d for d in static_shape(base.inputs[0].shape) if d and size % d == 0)}
@@ -51,21 +52,21 @@ def in_levels(n: Node) -> Node | None:
     return None
 
 
-def holds_levels(n: Node) -> bool:
+def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
     """Whether the product `n` is as `in_levels` makes them."""
     op = n.op
-    if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1]):
+    if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
         return False
     w, axes = n.inputs[1], op.contract[1]
     if len(axes) not in (1, 2) or w.type.rank != len(axes) + 1 or w.type.size == 0:
         return False
     shapes = ((1,) * w.type.rank + p.shape for p in w.inputs[1:])
-    return n.inputs[0].dtype == n.dtype == f32 and all(shape[axes[-1] - w.type.rank] == 1 for shape in shapes)
+    return n.inputs[0].dtype == w.dtype and all(shape[axes[-1] - w.type.rank] == 1 for shape in shapes)
 
 
-def _is_of_levels(w: Node) -> bool:
+def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
     """Whether `w` is what constant levels of 4 or 8 bits stand for, by constant scales."""
-    if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype != f32:
+    if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype not in floats:
         return False
     return w.inputs[0].dtype.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
 

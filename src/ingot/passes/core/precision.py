@@ -8,6 +8,8 @@
   are the sums but for their own rounding. Everything else computes in f32.
 - "bfloat16" stores both sides, so that machines with dot instructions can use them. "float16" stores weights only:
   values of a model may well be larger than f16's 65504, and products of f32 with f16 are no slower than f16's own.
+- Tensor cores multiply two of one type (`alike`): "float16" stores both sides there, too, and so do products of two
+  computed values and attention, whose queries, keys and values are narrow.
 - A value that others read, too, is stored narrow once, and all read the rounded one. Ops that only move data, and
   maxima, work on it as it is (rounding commutes with them). The model's inputs and outputs keep their types, and values
   that are outputs are not rounded.
@@ -28,25 +30,25 @@ from ingot.support.errors import InputError
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
 
 
-def lower_precision(graph: Graph, precision: str) -> Graph:
-    """Store weights (and, for bfloat16, what they are multiplied with) in `precision` (see module).
+def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
+    """Store weights (and, for bfloat16 or `alike`, what they are multiplied with) in `precision` (see module).
 
     Raises InputError for a precision that does not exist.
     """
     stored = STORED.get(precision)
     if stored is None:
         raise InputError("precision", expected=" or ".join(STORED), got=repr(precision))
-    return graph if stored == f32 else _Narrowing(graph, stored).run()
+    return graph if stored == f32 else _Narrowing(graph, stored, alike).run()
 
 
-def _narrows(n: Node) -> bool:
-    """Whether `n` is a sum of f32 products with weights."""
+def _narrows(n: Node, alike: bool) -> bool:
+    """Whether `n` is a sum of f32 products, with weights unless `alike`."""
     floats = (*n.op.stored_weights, *n.op.stored_values)
     return (
-        bool(n.op.stored_weights)
+        bool(floats if alike else n.op.stored_weights)
         and all(t.dtype == f32 for t in n.types)
         and all(n.inputs[i].dtype == f32 for i in floats)
-        and all(is_constant(n.inputs[i]) for i in n.op.stored_weights)
+        and (alike or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
     )
 
 
@@ -61,15 +63,15 @@ _ELEMENT_BY_ELEMENT = (Category.ELEMENTWISE, Category.GATHER, Category.REDUCTION
 
 
 class _Narrowing:
-    def __init__(self, graph: Graph, stored: DType) -> None:
-        self.graph, self.stored = graph, stored
+    def __init__(self, graph: Graph, stored: DType, alike: bool) -> None:
+        self.graph, self.stored, self.alike = graph, stored, alike
         self.users = graph.uses()
         self.kept: set[Node] = set()  # values that are stored narrow for all their readers
 
     def run(self) -> Graph:
-        if self.stored == bf16:
+        if self.stored == bf16 or self.alike:
             for n in self.graph.nodes():
-                if _narrows(n):
+                if self._narrows(n):
                     for i in n.op.stored_values:
                         self._keep(n.inputs[i])
         return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
@@ -97,18 +99,20 @@ class _Narrowing:
                 if _moves(u) and u not in seen:
                     seen.add(u)
                     stack.append(u)
-                elif not _moves(u) and not _narrows(u) and category(u.op) not in _ELEMENT_BY_ELEMENT:
+                elif not _moves(u) and not self._narrows(u) and category(u.op) not in _ELEMENT_BY_ELEMENT:
                     return False
         return True
 
     def _image(self, n: Node, inputs: Sequence[Node]) -> Node:
         """`n` of f32 images of its operands."""
-        if _narrows(n):
+        if self._narrows(n):
             inputs = list(inputs)
-            chosen = n.op.stored_weights if self.stored == f16 else (*n.op.stored_weights, *n.op.stored_values)
+            weights = self.stored == f16 and not self.alike
+            chosen = n.op.stored_weights if weights else (*n.op.stored_weights, *n.op.stored_values)
             for i in chosen:
                 inputs[i] = self._narrow(inputs[i])
             made = n.op.with_sums(f32)(*inputs, loc=n.loc)
+            made = made if all(t.dtype == f32 for t in made.types) else self._wide(made)
         elif isinstance(n.op, Project):
             made = n.op(*inputs, loc=n.loc)
         elif _moves(n) and _widened(inputs[0], self.stored):
@@ -117,7 +121,14 @@ class _Narrowing:
             made = n.with_inputs(inputs)
         return self._wide(self._narrow(made)) if n in self.kept else made
 
+    def _narrows(self, n: Node) -> bool:
+        return _narrows(n, self.alike)
+
     def _narrow(self, x: Node) -> Node:
+        if self.alike and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
+            q, *parameters = x.inputs  # they stay levels
+            narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
+            return x.op(q, *narrow, loc=x.loc)
         return x.inputs[0] if _widened(x, self.stored) else ops.Convert(self.stored)(x, loc=x.loc)
 
     def _wide(self, x: Node) -> Node:

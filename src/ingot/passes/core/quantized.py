@@ -8,9 +8,10 @@ Products, where the machine multiplies and adds bytes four at a time:
 
     dot((a - za) * sa, (b - zb) * sb): f32   ->   convert(dot(a, b): i32 - za * sum(b)) * (sa * sb)
 
-a is u8 then and b, the weights, i8: what dot instructions multiply. i8 values are moved by 128, and u8 weights too;
-weights whose zero is not 0 are moved by it where the result fits, else za and zb each take a sum. All of it is exact in
-i32, the scales are applied to the sums: closer to the exact result than f32 products are. Padding is a's zero.
+b, the weights, are i8 then, and a is what the machine multiplies these with: u8 (dot instructions of CPUs) or i8
+(tensor cores). Values of the other type are moved by 128, and u8 weights too; weights whose zero is not 0 are moved by
+it where the result fits, else za and zb each take a sum. All of it is exact in i32, the scales are applied to the sums:
+closer to the exact result than f32 products are. Padding is a's zero.
 
 Only products with constant weights change, one scale for all of a, one for each output channel of b or for all of it.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -35,21 +37,22 @@ from ingot.support.dataclass import dataclass
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
 
-def lower_quantized(graph: Graph, int8_dot: bool) -> Graph:
-    """Products of `Dequantize`d values in integers if `int8_dot` (see module); what is left of these ops as
-    arithmetic, constants as what they stand for."""
+def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,)) -> Graph:
+    """Products of `Dequantize`d values in integers, where `int8_dot` is what bytes are multiplied with (see module);
+    what is left of these ops as arithmetic, constants as what they stand for. floats: the types that weights of levels
+    may stand for in a product."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if isinstance(n.op, ops.DotGeneral | ops.Convolution):
-            return (_in_integers(new) if int8_dot else None) or in_levels(new) or new
+            return (None if int8_dot is None else _in_integers(new, int8_dot)) or in_levels(new, floats) or new
         return new
 
     if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
         return graph
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
-    return graph.with_outputs(rebuilt(graph.outputs, rule=_as_arithmetic))
+    return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
 
 def _later(n: Node, inputs: Sequence[Node]) -> Node:
@@ -108,8 +111,8 @@ def _is_positive(scale: Node) -> bool:
     return value is not None and float(value) > 0
 
 
-def _as_arithmetic(n: Node, inputs: Sequence[Node]) -> Node:
-    if holds_levels(n):
+def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -> Node:
+    if holds_levels(n, floats):
         return n.op(inputs[0], n.inputs[1], loc=n.loc)
     if isinstance(n.op, ops.Quantize):
         scale = splat_of(inputs[1])
@@ -190,8 +193,10 @@ def _moved(x: Node, by: int, to: DType) -> Node:
     return ops.Convert(to)(ops.add(ops.Convert(i32)(x), by))
 
 
-def _unsigned(a: _Levels) -> _Levels:
-    return a if a.q.dtype == u8 else replace(a, q=_moved(a.q, 128, u8), zero=ops.add(a.zero, 128))
+def _bytes(a: _Levels, to: DType) -> _Levels:
+    """Levels as u8 or i8."""
+    by = 128 if to == u8 else -128
+    return a if a.q.dtype == to else replace(a, q=_moved(a.q, by, to), zero=ops.add(a.zero, by))
 
 
 def _signed(b: _Levels) -> _Levels:
@@ -201,15 +206,15 @@ def _signed(b: _Levels) -> _Levels:
         levels = b.q.op.value.astype(np.int32) - b.zero.op.value.reshape(shape)
         if levels.size == 0 or (levels.min() >= -128 and levels.max() <= 127):
             return replace(b, q=const(levels.astype(np.int8), loc=b.q.loc), zero=const(np.zeros_like(b.zero.op.value)))
-    return b if b.q.dtype == i8 else replace(b, q=_moved(b.q, -128, i8), zero=ops.add(b.zero, -128))
+    return _bytes(b, i8)
 
 
-def _in_integers(n: Node) -> Node | None:
+def _in_integers(n: Node, int8_dot: DType) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
     a, b = (_levels(x) for x in n.inputs)
     if a is None or b is None or a.axis is not None or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
         return None
-    a, b = _unsigned(a), _signed(b)
+    a, b = _bytes(a, int8_dot), _signed(b)
     sums = _convolved(n, a, b) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b)
     if sums is None:
         return None
@@ -279,7 +284,7 @@ def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
     # a depthwise convolution is no sum of many products: f32 holds them exactly
     x, centred, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
     if centred and any(map(any, op.padding)):
-        op, x = padded(op, x, ops.cast(a.zero, u8))
+        op, x = padded(op, x, ops.cast(a.zero, a.q.dtype))
     sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
     if centred:
         of_b = ops.cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)

@@ -10,7 +10,7 @@ for A's rows, a row for B's columns, and one of each for the reduction, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -23,13 +23,14 @@ from ingot.ir.kernel import Buffer, Expr, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape
-from ingot.ops import Convolution, DotGeneral
+from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Elements, Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.levels import Levels, levels_of
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer, linear
@@ -39,6 +40,7 @@ from ingot.support.dataclass import dataclass
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
 PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
+VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied: no tile's business
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
 
 
@@ -58,6 +60,11 @@ class Tiling:
     def of(rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine) -> Tiling:
         """The largest tile that still gives every multiprocessor one. Where none does, a long reduction is cut."""
         m, n, count, length = map(estimate, (rows, columns, batch, depth))
+        fixed = all(isinstance(d, int) for d in (rows, columns, depth, batch))
+        if rows == 1 and dtype.is_float:
+            programs = -(-n // VECTOR) * count
+            parts = min(machine.programs // programs, length // (2 * VECTOR), MOST_PARTS) if fixed else 1
+            return Tiling(1, VECTOR, min(VECTOR, power_of_two(length)), 4, 3, max(1, parts))
         wide = 128 // (2 if dtype == f32 else 1)
         options = (
             (128, wide, 8), (64, 128, 4), (128, 64, 4), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4),
@@ -71,7 +78,7 @@ class Tiling:
         side = min(64, most[0]), min(64, most[1])
         programs, most_parts = -(-m // side[0]) * -(-n // side[1]) * count, length // (PART * step)
         parts = min(2 * machine.processors // programs, most_parts, MOST_PARTS)
-        if parts > 1 and all(isinstance(d, int) for d in (rows, columns, depth, batch)):
+        if parts > 1 and fixed:
             return Tiling(*side, step, 4, 4, parts)
         return Tiling(a, b, step, warps, 4 if dtype.bits <= 16 else 3)
 
@@ -94,6 +101,15 @@ class _Operand:
 
 
 @dataclass(frozen=True)
+class _Terms:
+    """How B is read: `begin` a turn at a place of the reduction, and then each of its `halves` (where it begins, its
+    number)."""
+
+    halves: int
+    begin: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
+
+
+@dataclass(frozen=True)
 class _Product:
     group: Group
     anchor: Node
@@ -101,7 +117,9 @@ class _Product:
     b: _Operand
     loops: Loops
     tiling: Tiling
-    pack: Pack | None
+    packs: tuple[Pack, ...] = ()
+    packed: tuple[tuple[Buffer, Arg], ...] = ()
+    levels: Levels | None = None
 
     @staticmethod
     def of(
@@ -114,19 +132,29 @@ class _Product:
     ) -> _Product:
         group = Group.of(body, ins, outs)
         operands = group.operands
-        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, x, ins) for x in anchor.inputs)
+        x, y = anchor.inputs
+        of_levels = isinstance(y.op, Dequantize)
+        stored = x, y.inputs[0] if of_levels else y
+        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in stored)
         loops = loops_of(anchor, a_layout, b_layout)
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
         tiling = Tiling.of(m, n, depth, batch, anchor.inputs[0].dtype, machine)
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        if of_levels:
+            levels, packed, packs, left = levels_of(body, anchor, ins, operands.ins, a_layout, loops)
+            for index in left:
+                group = group.without(index)
+            b, tiling = _Operand(levels.buffer, 0), replace(tiling, depth=levels.turn)
+            return _Product(group, anchor, a, b, _side_by_side(loops), tiling, packs, packed, levels)
         pack = _packed(loops, b_at, b_layout.offset, b.buffer.dtype) if constant[b_at] else None
         if pack is None:
-            return _Product(group, anchor, a, b, loops, tiling, None)
+            return _Product(group, anchor, a, b, loops, tiling)
         if not _reads(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         loops = _side_by_side(loops)
-        return _Product(group, anchor, a, _Operand(Buffer("b", pack.dtype, align=ALIGN), 0), loops, tiling, pack)
+        buffer = Buffer("b", pack.dtype, align=ALIGN)
+        return _Product(group, anchor, a, _Operand(buffer, 0), loops, tiling, (pack,), ((buffer, Arg("pack", 0)),))
 
     @property
     def tile(self) -> Tile:
@@ -148,9 +176,6 @@ class _Product:
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
         place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
-        extra = () if self.pack is None else ((self.b.buffer, Arg("pack", 0)),)
-        packs = () if self.pack is None else (self.pack,)
-
         if t.parts > 1:
             sums = Buffer("sums", acc.dtype, writable=True, align=ALIGN), Arg("temp", 0)
             flat = ix.add(linear(place, self._dense.strides), ix.mul(part, dim_expr(self.anchor.type.size)))
@@ -158,16 +183,16 @@ class _Product:
             flat, acc, *masks = k.alike(flat, acc, *(() if live is None else (live,)))
             top.store(sums[0], flat, acc, masks[0] if masks else None)
             chunks = whole * t.parts
-            step = self.group.step("product", chunk, chunks, top, *extra, sums, warps=t.warps, stages=t.stages)
+            step = self.group.step("product", chunk, chunks, top, *self.packed, sums, warps=t.warps, stages=t.stages)
             nbytes = self.anchor.type.size * t.parts * acc.dtype.nbytes
-            return Lowered((step, self._joined(sums, machine)), (nbytes,), packs)
+            return Lowered((step, self._joined(sums, machine)), (nbytes,), self.packs)
         em = self.group.emitter(() if columns.live is None else (columns.live,))
         bind_result(em, top, self.anchor, top.let(k.cast(acc, self.anchor.dtype), "acc"))
         for root, buffer, layout in self.group.results:
             index = result_index(top, root, self.anchor, place)
             write(top, em, root, buffer, layout, index, columns.live, rows.live)
-        step = self.group.step("product", chunk, whole, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((step,), (), packs)
+        step = self.group.step("product", chunk, whole, top, *self.packed, warps=t.warps, stages=t.stages)
+        return Lowered((step,), (), self.packs)
 
     @property
     def _dense(self) -> Layout:
@@ -213,36 +238,79 @@ class _Product:
         b_base = ix.add(dim_expr(self.b.offset), _dot(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, _dot(rows, [x.a for x in loops.rows])), "a")
         b_columns = top.let(ix.add(b_base, _dot(columns, [x.b for x in loops.cols])), "b")
-        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
-        lanes = t.rows * t.columns
-        acc = top.alloc("acc", dtype, 1, lanes=lanes, tile=self.tile)
-        top.store(acc, ZERO, Lit(dtype, lanes, 0.0 if dtype.is_float else 0, tile=self.tile))
-        x, y = (operand.dtype for operand in self.anchor.inputs)
-        in_tiles = x == y and x in UNITS and x.is_float == dtype.is_float
+        axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
+        axes = merge_axes(axes) if self.levels is None else axes
+        x_type, y_type = (operand.dtype for operand in self.anchor.inputs)
+        in_tiles = x_type == y_type and x_type in UNITS and x_type.is_float == dtype.is_float and t.rows > 1
+        alone = t.rows == 1 and dtype.is_float  # products of a single row are summed in place, and these at last
         depth = product(x.extent for x in axes)
-        step = t.depth if in_tiles else 1
+        step = t.depth if in_tiles or alone else 1
+        terms = self._terms(top, axes, columns, b_columns, live, step)
+        size = step // terms.halves
+        tile = (size, t.columns) if alone else self.tile
+        acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
+        top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
 
         def turn(block: Block, at: Expr) -> None:
-            a_at, a_live = self._along(block, at, step, axes, 1, [x.a for x in axes])
-            b_at, b_live = self._along(block, at, step, axes, 0, [x.b for x in axes])
-            b_mask = live if b_live is None else b_live if live is None else k.binary("and", b_live, live)
-            x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
-            y = read_at(block, self.b.buffer, ix.add(b_at, b_columns), b_mask)
-            old = k.load(acc, ZERO)
-            if in_tiles:
-                x, y = k.spread(x, (t.rows, step)), k.spread(y, (step, t.columns))
-                block.store(acc, ZERO, k.tile_product(x, y, old))
-            else:
-                block.store(acc, ZERO, k.fma(k.cast(x, dtype), k.cast(y, dtype), old))
+            read = terms.begin(block, at)
+            for half in range(terms.halves):
+                first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
+                a_at, a_live = self._along(block, first, size, axes, 0 if alone else 1, [x.a for x in axes])
+                x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
+                y = read(block, first, half)
+                old = k.load(acc, ZERO)
+                if in_tiles:
+                    x, y = k.spread(x, (t.rows, size)), k.spread(y, (size, t.columns))
+                    block.store(acc, ZERO, k.tile_product(x, y, old))
+                else:
+                    block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))
 
         if t.parts == 1:
             top.loop("k", 0, depth, step, turn)
-            return k.load(acc, ZERO)
-        length = ceildiv(ceildiv(depth, step), t.parts) * step
-        begin = top.let(k.mul(part, dim_expr(length)), "begin")
-        end = top.let(k.binary("min", k.add(begin, dim_expr(length)), dim_expr(depth)), "end")
-        top.loop("k", begin, end, step, turn, multiple=step)
-        return k.load(acc, ZERO)
+        else:
+            length = ceildiv(ceildiv(depth, step), t.parts) * step
+            begin = top.let(k.mul(part, dim_expr(length)), "begin")
+            end = top.let(k.binary("min", k.add(begin, dim_expr(length)), dim_expr(depth)), "end")
+            top.loop("k", begin, end, step, turn, multiple=step)
+        return top.let(k.reduce_along("add", k.load(acc, ZERO), 0), "sum") if alone else k.load(acc, ZERO)
+
+    def _terms(
+        self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, live: Expr | None, step: int
+    ) -> _Terms:
+        """How a turn of `step` reads B. base: where its columns begin."""
+
+        def mask_of(inner: Expr | None) -> Expr | None:
+            return _both(inner, live)
+
+        def plain(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
+            def read(block: Block, first: Expr, half: int) -> Expr:
+                b_at, b_live = self._along(block, first, step, axes, 0, [x.b for x in axes])
+                return read_at(block, self.b.buffer, ix.add(b_at, base), mask_of(b_live))
+
+            return read
+
+        levels = self.levels
+        if levels is None:
+            return _Terms(1, plain)
+        parameters = [(p, top.let(ix.add(integer(p.offset), _dot(columns, p.columns)), "p")) for p in levels.parameters]
+
+        def meant(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
+            known: list[Expr] = []
+            for p, column in parameters:
+                if isinstance(p.source, Lit):
+                    known.append(p.source)
+                    continue
+                p_at, p_live = self._along(block, at, step, axes, 0, p.reduce)
+                known.append(k.cast(read_at(block, p.source, ix.add(column, p_at), mask_of(p_live)), f32))
+            if levels.halves == 1:
+                inner = plain(block, at)
+                return lambda b, first, half: b.let(levels.meant(inner(b, first, half), *known), "w")
+            row = k.add(k.binary("div", at, integer(levels.halves)), k.positions(step // levels.halves, 0))
+            place = ix.add(block.let(ix.mul(row, integer(levels.width)), "o"), base)
+            pairs = block.let(read_at(block, self.b.buffer, place, live), "pairs")
+            return lambda b, first, half: b.let(levels.meant(levels.half(b, pairs, half), *known), "w")
+
+        return _Terms(levels.halves, meant)
 
     def _along(
         self, block: Block, first: Expr, step: int, axes: Sequence[Axis], axis: int, strides: Sequence[DimLike]
@@ -255,8 +323,11 @@ class _Product:
         inner = extents[-1]
         if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
             *outer, start = ix.delinearize(first, extents, block.multiples)
+            line = block.let(_dot(outer, strides[:-1]), "o")
+            if strides[-1] == 0:
+                return line, None
             span = block.let(k.add(start, k.positions(step, axis)), "k")
-            return ix.add(block.let(_dot(outer, strides[:-1]), "o"), ix.mul(span, dim_expr(strides[-1]))), None
+            return ix.add(line, ix.mul(span, dim_expr(strides[-1]))), None
         span = Span.of(block, first, step, product(extents), axis)
         return _dot(span.index(block, extents), strides), span.live
 

@@ -1,0 +1,145 @@
+"""A contraction's B of constant levels of 4 or 8 bits: what is packed of it, and the tile that it stands for in a turn.
+
+    (q - zero) * scale        zero and scale of a block of the reduction, and of a column
+
+Levels lie with their columns side by side. Two of 4 bits share a byte: those of the first half of a turn, and those of
+its second, which are multiplied one after the other.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.layout import Layout
+from ingot.ir.node import Const, Graph, Node
+from ingot.ir.types import DType, f32, i8, static_shape, u8
+from ingot.schedule.axes import Axis
+from ingot.schedule.block import Block
+from ingot.schedule.dimension_numbers import Loops, loops_of
+from ingot.schedule.gpu.blocks import ALIGN
+from ingot.schedule.group_io import operand_memory
+from ingot.schedule.lowered import Arg, Pack
+from ingot.support.dataclass import dataclass
+
+LEAST, MOST = 16, 64  # terms of a product, terms of a turn
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Zeros or scales: a number, or where they lie by the loops of the contraction."""
+
+    source: Buffer | Lit
+    offset: int = 0
+    columns: tuple[int, ...] = ()
+    reduce: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Levels:
+    """turn: terms of the reduction in a turn, which have one zero and scale for each column if `even`. halves: parts of
+    a turn whose levels share bytes. bias: added to the levels where they were packed. width: columns."""
+
+    buffer: Buffer
+    turn: int
+    even: bool
+    halves: int
+    bias: int
+    width: int
+    zero: Parameter
+    scale: Parameter
+    dtype: DType
+
+    @property
+    def parameters(self) -> tuple[Parameter, Parameter]:
+        return self.zero, self.scale
+
+    def half(self, block: Block, packed: Expr, number: int) -> Expr:
+        """The levels of one part of a turn."""
+        if self.halves == 1:
+            return packed
+        if number == 0:
+            return block.let(k.binary("and", packed, k.lit(15, u8)))
+        return block.let(k.binary("lshr", packed, k.lit(4, u8)))
+
+    def meant(self, levels: Expr, zero: Expr, scale: Expr) -> Expr:
+        """What levels stand for, rounded once."""
+        moved = zero if not self.bias else k.add(zero, k.lit(float(self.bias), f32))
+        return k.cast(k.mul(k.binary("sub", k.cast(levels, f32), moved), scale), self.dtype)
+
+
+def levels_of(
+    body: Graph, anchor: Node, ins: tuple[Layout, ...], buffers: tuple[Buffer, ...], a: Layout, loops: Loops
+) -> tuple[Levels, tuple[tuple[Buffer, Arg], ...], tuple[Pack, ...], tuple[int, ...]]:
+    """The operand; the packs that its kernel reads, and as parameters of it; the group's inputs that it does not read.
+
+    loops: with the strides of the levels in B's place.
+    """
+    w = anchor.inputs[1]
+    q, zero, scale = w.inputs
+    at, layout = operand_memory(body, q, ins)
+    (block,) = static_shape((loops.reduce[-1].extent,))
+    turn = min(block & -block, MOST)
+    even = turn >= LEAST
+    halves = 2 if q.dtype.bits == 4 and turn >= 2 * LEAST else 1
+    bias = 8 if q.dtype.bits == 4 and q.dtype.kind == "i" else 0
+    packs = [_packed(at, layout, loops, turn, halves, bias, i8 if q.dtype == i8 else u8)]
+    params = [(Buffer("b", packs[0].dtype, align=ALIGN), Arg("pack", 0))]
+    left = [at]
+
+    def parameter(name: str, p: Node) -> Parameter:
+        if isinstance(p.op, Const) and p not in body.inputs:
+            return Parameter(k.lit(float(p.op.value.reshape(()).item()), f32))
+        index, own = operand_memory(body, p, ins)
+        buffer = buffers[index]
+        spread = own.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
+        if p.dtype.bits < 8:  # in bytes: Triton has nothing narrower
+            wide = i8 if p.dtype.kind == "i" else u8
+            packs.append(_bytes(index, wide, prod(static_shape(p.shape))))
+            buffer = Buffer(name, wide, align=ALIGN)
+            params.append((buffer, Arg("pack", len(packs) - 1)))
+            left.append(index)
+        walked = loops_of(anchor, a, spread)
+        columns, reduce = (static_shape(tuple(x.b for x in axes)) for axes in (walked.cols, walked.reduce))
+        (offset,) = static_shape((spread.offset,))
+        return Parameter(buffer, offset, columns, reduce)
+
+    width = prod(static_shape(tuple(x.extent for x in loops.cols)))
+    found = parameter("zeros", zero), parameter("scales", scale)
+    levels = Levels(params[0][0], turn if even else MOST, even, halves, bias, width, *found, w.dtype)
+    return levels, tuple(params), tuple(packs), tuple(left)
+
+
+def _packed(index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType) -> Pack:
+    axes: tuple[Axis, ...] = (*loops.reduce, *loops.cols)
+    extents, strides = (static_shape(tuple(e)) for e in ([x.extent for x in axes], [x.b for x in axes]))
+    (start,) = static_shape((layout.offset,))
+    depth = prod(extents[: len(loops.reduce)])
+    width = prod(extents[len(loops.reduce) :])
+
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1)[start:]
+        steps = tuple(s * flat.itemsize for s in strides)
+        levels = as_strided(flat, extents, steps, writeable=False).reshape(depth, width)
+        levels = (levels.astype(np.int16) + bias).astype(dtype.numpy)
+        if halves == 2:
+            pairs = levels.reshape(-1, 2, turn // 2, width)
+            levels = pairs[:, 0] | pairs[:, 1] << 4
+        out[:] = levels.reshape(-1)
+
+    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}"
+    return Pack(index, key, dtype, depth * width // halves, write)
+
+
+def _bytes(index: int, dtype: DType, size: int) -> Pack:
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        out[:] = array.astype(dtype.numpy).reshape(-1)
+
+    return Pack(index, "bytes", dtype, size, write)
+
+
+__all__ = ["Levels", "Parameter", "levels_of"]
