@@ -14,7 +14,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from ingot import optim as optim
     from ingot.differentiated import DifferentiatedModel
     from ingot.optim import Optimizer
+    from ingot.pruned import PrunedModel
     from ingot.quantization.run import QuantizedModel
     from ingot.training.run import CompiledStep
 
     Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
 
 __all__ = [
-    "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "quantize",
-    "train", "value_and_grad",
+    "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "prune",
+    "quantize", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.1.0"
@@ -181,6 +182,35 @@ def quantize(
     return quantize_model(
         model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, asked=asked
     )
+
+
+def prune(
+    model: Model | Any,
+    sparsity: float | Mapping[str, float],
+    *,
+    block: int = 4,
+    scope: Literal["layer", "global"] = "layer",
+    example_inputs: Any = None,
+    dynamic: Any = None,
+    threads: int | None = None,
+) -> PrunedModel:
+    """Compile a model with the smallest of its weights as zeros: by magnitude, without training.
+
+    Args:
+        model, example_inputs, dynamic, threads: as for `compile`.
+        sparsity: the part of the weights of products and convolutions that become zeros, such as 0.9; or for products
+            by name, with wildcards: {"*intermediate*": 0.9}. Others stay as they are; later entries win.
+        block: how many neighbouring outputs are kept or dropped together, by their mean magnitude: 1, 4 or 16.
+        scope: "layer": the part of each product's own weights; "global": of all of them together.
+
+    Returns: a compiled model with the `sparsity` of each product; `ingot.quantize` takes it, too (docs/sparse.md).
+
+    Raises InputError for arguments that do not fit, names of no product, and models without products of constant
+    float32 weights, and what `compile` raises.
+    """
+    from ingot.pruned import prune_model  # as above
+
+    return prune_model(model, sparsity, block, scope, example_inputs, dynamic, threads)
 
 
 def value_and_grad(

@@ -141,6 +141,8 @@ def open_model(model: Any, request: Request) -> Opened:
 
     Raises what its frontend raises, and InputError for what cannot be asked of it, or is several programs.
     """
+    if isinstance(own := getattr(model, "opened", None), Opened):  # a pruned model
+        return own
     kind, source = recognized(model)
     frontend = frontend_for(kind, request)
     progress.report("read")

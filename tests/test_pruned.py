@@ -1,0 +1,83 @@
+"""`ingot.prune`: the smallest weights are zeros, in blocks, and the model is what it was with such weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils import prune as torch_prune
+
+import ingot
+from ingot.support.errors import InputError
+
+X = np.random.default_rng(0).standard_normal((128, 96)).astype(np.float32)
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(96, 256), torch.nn.GELU(), torch.nn.Linear(256, 30)).eval()
+
+
+def without_smallest(w: torch.Tensor, part: float, block: int) -> torch.Tensor:
+    """w with the blocks of `block` rows of one column as zeros whose mean magnitudes are the smallest."""
+    sizes = torch.stack([rows.abs().mean(0) for rows in w.split(block)])
+    kept = torch.ones(sizes.numel())
+    kept[sizes.flatten().argsort(stable=True)[: round(part * sizes.numel())]] = 0
+    return w * kept.reshape(sizes.shape).repeat_interleave(block, 0)[: len(w)]
+
+
+def test_blocks_by_magnitude(tmp_path: Path) -> None:
+    module, expected = net(), net()
+    for layer in expected.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = without_smallest(layer.weight.data, 0.9, 4)
+    m = ingot.prune(module, 0.9, block=4, example_inputs=(torch.from_numpy(X),))
+    want = expected(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(m(torch.from_numpy(X)).numpy(), want, rtol=1e-5, atol=1e-5)
+    assert all(abs(zeros - 0.9) < 0.02 for zeros in m.sparsity.values())
+    kernels = [s.kernel for s in m.program.steps]
+    assert any("sparse" in name for name in kernels)
+    dense = ingot.compile(module, (torch.from_numpy(X),))
+    for name, model in (("pruned", m), ("dense", dense)):
+        model.save(tmp_path / f"{name}.ingot")
+    assert m.program.weights.nbytes < 0.25 * dense.program.weights.nbytes
+
+
+def test_masks_of_torch_are_seen() -> None:
+    """A mask is a product of constants until it is folded."""
+    module = net()
+    torch_prune.ln_structured(module[0], "weight", 0.5, n=2, dim=1)  # type: ignore[index]
+    torch_prune.l1_unstructured(module[2], "weight", 0.97)  # type: ignore[index]
+    m = ingot.compile(module, (torch.from_numpy(X),))
+    want = module(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(m(torch.from_numpy(X)).numpy(), want, rtol=1e-5, atol=1e-5)
+    assert any("sparse" in s.kernel for s in m.program.steps)
+
+
+def test_by_name_and_over_all_layers() -> None:
+    x = (torch.from_numpy(X),)
+    names = list(ingot.prune(net(), 0.5, example_inputs=x).sparsity)
+    one = ingot.prune(net(), {names[0]: 0.8}, block=1, example_inputs=x).sparsity
+    assert one[names[0]] == pytest.approx(0.8, abs=1e-3) and one[names[1]] == 0
+    over_all = ingot.prune(net(), 0.8, block=1, scope="global", example_inputs=x).sparsity
+    sizes = np.array([96 * 256, 256 * 30])
+    assert np.average(list(over_all.values()), weights=sizes) == pytest.approx(0.8, abs=1e-3)
+    assert over_all[names[0]] < over_all[names[1]]  # whose weights are smaller
+
+
+def test_what_is_refused() -> None:
+    x = (torch.from_numpy(X),)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"sparsity": 1.0}, "less than 1"),
+        ({"sparsity": 0.5, "block": 3}, "1, 4, 16"),
+        ({"sparsity": {"nothing": 0.5}}, "names of products"),
+        ({"sparsity": 0.5, "scope": "all"}, "layer or global"),
+    )
+    for arguments, told in refused:
+        with pytest.raises(InputError, match=told):
+            ingot.prune(net(), example_inputs=x, **arguments)
+    with pytest.raises(InputError, match="products with constant weights"):
+        ingot.prune(torch.nn.ReLU(), 0.5, example_inputs=x)
