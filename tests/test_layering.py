@@ -28,7 +28,8 @@ LAYERS: dict[str, set[str]] = {
 # These see every layer above; of each other, only what stands before them.
 TOP = [
     "tuned", "pipeline", "model_file", "specialized", "hosted", "framework_model", "opening", "compiler", "exporter",
-    "differentiated", "optim", "training", "debug", "bench", "tune", "quantization", "cli", "__main__",
+    "differentiated", "optim", "training", "debug", "bench", "tune", "quantization", "pruned", "cli",
+    "__main__",
 ]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
@@ -39,6 +40,7 @@ LAZY = {
     ("__init__", "quantization"),
     ("quantization/run", "quantization"),  # what needs ONNX
     ("__init__", "differentiated"),
+    ("__init__", "pruned"),
     ("__init__", "training"),
     ("compiler", "pipeline"),
     ("frontends/torch/dynamo", "compiler"),
