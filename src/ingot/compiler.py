@@ -98,7 +98,8 @@ def _told(request: Request) -> list[bytes]:
     elif isinstance(weights, Mapping):
         known = {str(name): np.asarray(value) for name, value in weights.items()}
         arrays = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(known.items())]
-    return [repr((request.dynamic, request.signature, request.inputs, request.outputs)).encode(), *arrays]
+    told = request.dynamic, request.signature, request.inputs, request.outputs, request.state
+    return [repr(told).encode(), *arrays]
 
 
 def compile_jax(
@@ -138,6 +139,8 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
     try:
         return build({}, None)
     except NeedsValues as needs:
+        if request.state:
+            raise InputError("state", expected="one program", got="one for each value of inputs") from needs
         return SpecializedModel(needs, build)
     except NeedsHost as needs:
         from ingot.frontends.onnx import stages_of
@@ -147,8 +150,9 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
             assert not isinstance(compiled, HostedModel)  # a part's nodes are all numeric
             return compiled
 
-        if request.outputs is not None:
-            raise InputError("outputs", expected="one program", got="one that takes turns with the host") from needs
+        for word in ("outputs", "state"):
+            if word in request.asked:
+                raise InputError(word, expected="one program", got="one that takes turns with the host") from needs
         return HostedModel(stages_of(needs.model), part, weights)
 
 

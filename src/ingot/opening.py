@@ -41,6 +41,7 @@ class Request:
     signature: str | None = None
     inputs: Any = None
     outputs: Any = None
+    state: Mapping[str, str] | None = None
 
     @property
     def asked(self) -> list[str]:
@@ -177,8 +178,8 @@ def _stablehlo(source: Any, request: Request) -> Opened:
     imported = import_stablehlo(source, dynamic=request.dynamic, weights=request.weights)
     if imported.plain:
         return Opened(_chosen(imported.graph, request), flatten=imported.flatten)
-    if request.outputs is not None:
-        raise InputError("outputs", expected="none for a program of complex numbers", got=request.outputs)
+    for word in {"outputs", "state"}.intersection(request.asked):
+        raise InputError(word, expected="none for a program of complex numbers", got="some")
     return _framework(imported.graph, imported)
 
 
@@ -212,8 +213,8 @@ def _tensorflow(source: Any, request: Request) -> Opened:
     imported = import_tensorflow(
         program, signature=request.signature, inputs=request.inputs, outputs=request.outputs, dynamic=request.dynamic
     )
-    graph = bound(imported.graph, request.weights)
-    if function is None or request.inputs is not None or request.outputs is not None or request.weights is not None:
+    graph = _keeping(bound(imported.graph, request.weights), request)
+    if function is None or {"inputs", "outputs", "weights", "state"}.intersection(request.asked):
         return Opened(graph, state=imported.state)
     return _framework(graph, function, imported.state)
 
@@ -223,7 +224,7 @@ def _tflite(source: Any, request: Request) -> Opened:
     from ingot.frontends.tflite import import_tflite
 
     imported = import_tflite(source, dynamic=request.dynamic, signature=request.signature)
-    graph = _chosen(bound(imported.graph, request.weights), request, len(imported.state))
+    graph = _chosen(bound(imported.graph, request.weights), request)
     return Opened(graph, state=imported.state)
 
 
@@ -280,7 +281,7 @@ def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchMode
     return TorchModel(compiled, call, imported.inputs.flatten)
 
 
-_DECLARED = frozenset(("weights", "outputs"))
+_DECLARED = frozenset(("weights", "outputs", "state"))
 FRONTENDS: Mapping[str, Frontend] = {
     "onnx": Frontend("an ONNX model", _onnx, _DECLARED),
     "stablehlo": Frontend("a StableHLO program", _stablehlo, _DECLARED),
@@ -295,11 +296,19 @@ FRONTENDS: Mapping[str, Frontend] = {
 }
 
 
-def _chosen(graph: Graph, request: Request, states: int = 0) -> Graph:
-    """With the outputs that are asked for, behind the states' new values."""
+def _keeping(graph: Graph, request: Request) -> Graph:
+    """With the state that is asked for."""
+    from ingot.ir.state import keep
+
+    return keep(graph, request.state or {})
+
+
+def _chosen(graph: Graph, request: Request) -> Graph:
+    """With the state and the outputs that are asked for, behind the state's new values."""
+    graph = _keeping(graph, request)
     if request.outputs is None:
         return graph
-    names = list(graph.output_names)
+    names, states = list(graph.output_names), len(graph.state)
     own = names[states:]
     asked = [request.outputs] if isinstance(request.outputs, str) else list(request.outputs)
     if not asked or any(name not in own for name in asked):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ingot import ops
 from ingot.debug.build import Build, build
 from ingot.debug.chrome import chrome_trace
 from ingot.debug.explain import Explanation, explain
@@ -17,6 +18,8 @@ from ingot.debug.feeds import random_feeds
 from ingot.debug.probe import Rates, measure
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, read_graph
+from ingot.ir.node import Graph, Input, const
+from ingot.ir.types import TensorType, f32, i64
 from ingot.plan.link import Launch
 from tests.debug.models import classifier, save
 
@@ -167,6 +170,20 @@ def test_the_page_works_in_a_browser(found: Explanation, tmp_path: Path):
     )  # fmt: skip
     title = re.search(r"<title>([^<]*)</title>", done.stdout)
     assert title is not None and title.group(1) == "checked:"
+
+
+def test_what_lasts_and_what_an_update_moves():
+    old, x, at = (
+        Input(name, TensorType(t, s))() for name, t, s in (("k", f32, (64, 8)), ("x", f32, (1, 8)), ("at", i64, ()))
+    )
+    last = Input("last", TensorType(f32, (64, 8)))()
+    new = ops.DynamicUpdateSlice()(old, x, at, const(0))
+    graph = Graph((x, at, old, last), (new, ops.Reverse((0,))(last)), state=("k", "last"))
+    made = build(graph, threads=1)
+    told = explain("state", made, random_feeds(made.program, {}), repeats=1, rates=RATES)
+    assert told.state[0] == ("k", "") and "reads other elements" in told.state[1][1]
+    # the row twice, its place, and what is copied twice
+    assert told.bytes == 2 * 32 + 8 + 8 + 2 * 64 * 32
 
 
 def test_launches_cover_all_steps_in_order(built: Build):

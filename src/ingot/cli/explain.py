@@ -127,6 +127,11 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
     out.print(
         f"{time_text(e.seconds)} in {len(e.rows)} groups, {e.steps} steps; the floor is {time_text(e.floor)} ({floor}) "
         f"at the measured {e.rates.gflops:.0f} GFLOP/s and {e.rates.gbytes:.0f} GB/s; arena {bytes_text(e.arena)}, "
-        f"weights {bytes_text(e.weights)}",
+        f"weights {bytes_text(e.weights)}; {bytes_text(e.bytes)} moved",
         highlight=False,
     )
+    if e.state:
+        out.print(f"state: {sum(not why for _, why in e.state)} of {len(e.state)} written in place", highlight=False)
+    for name, why in e.state:
+        if why:
+            out.print(f"  {escape(name)} is copied: {escape(why)}", highlight=False)

@@ -1,7 +1,8 @@
 """Where a compiled model's time goes: per kernel its time, work, share of the machine's limits, and what was fused why.
 
 A row is one fused group (one kernel, or a few). FLOPs are those of sums of products, 2 per multiply-add, as benchmarks
-count them. Bytes are what the group must read and write once: operands, weights and results. The floor is the longer
+count them. Bytes are what the group must read and write once: operands, weights and results; of a value that is updated
+where it lies, the updates alone. The floor is the longer
 of both at the rates that this machine reached in the same run, on as many bytes as the model's weights and arena have.
 What the group before has just written is nearer than that, so that a small group can beat its floor.
 """
@@ -21,7 +22,9 @@ from ingot.debug.probe import Rates, measure
 from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import TensorType
+from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
+from ingot.ops.views import base_of
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.build import likely
 from ingot.pipeline.target import target_of
@@ -76,7 +79,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A model's run, explained. seconds: the sum of the rows. floor: the sum of their floors."""
+    """A model's run, explained. seconds: the sum of the rows. floor: the sum of their floors. state: by name what lasts
+    from call to call, and why its new value has memory of its own; "" where it is written over the old one."""
 
     model: str
     sizes: dict[str, int]
@@ -90,6 +94,12 @@ class Explanation:
     code: int
     blocks: tuple[Block, ...]
     passes: tuple[tuple[str, float], ...]
+    state: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """That all rows move."""
+        return sum(r.bytes for r in self.rows)
 
 
 def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
@@ -115,7 +125,7 @@ def _explanation(
 ) -> Explanation:
     program = build.program
     shapes = [np.shape(feeds[spec.name]) for spec in program.inputs]
-    instance = Binding(program, shapes)
+    instance = Binding(program, [*shapes, *(s.shape for s in program.state)])
     rows = _rows(build, instance, times, rates)
     return Explanation(
         name,
@@ -130,6 +140,7 @@ def _explanation(
         program.code_bytes,
         tuple(_blocks(program, instance)),
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
+        tuple((s.spec.name, s.copied) for s in program.state),
     )
 
 
@@ -143,7 +154,7 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
         group = launch.node.op
         assert isinstance(group, Group)
         seconds = sum(times[launch.first : launch.last])
-        flops, moved = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes)
+        flops, moved = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes, launch.updates)
         floor = max(flops / rates.gflops, moved / rates.gbytes) / 1e9
         ran = seconds or 1e-12
         rows.append(
@@ -201,11 +212,16 @@ def group_flops(body: Graph) -> DimLike:
     return total
 
 
-def group_bytes(body: Graph, sizes: Mapping[str, int]) -> int:
-    """Bytes that a group reads and writes once. Of an operand that is only looked up or sliced, what is taken."""
-    users = body.uses()
+def group_bytes(body: Graph, sizes: Mapping[str, int], updates: bool = False) -> int:
+    """Bytes that a group reads and writes once. Of an operand that is only looked up or sliced, what is taken. updates:
+    its result lies over the operand of which it replaces some elements."""
+    users, inputs = body.uses(), body.inputs
     total = sum(_number(node.type.nbytes, sizes) for node in body.outputs)
-    for operand in body.inputs:
+    if updates:
+        anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
+        inputs = tuple(i for i in inputs if i is not base_of(anchor.inputs[0]))
+        total = max(_number(n.type.nbytes, sizes) for n in anchor.inputs[1:])
+    for operand in inputs:
         whole = _number(operand.type.nbytes, sizes)
         readers = users.get(operand, [])
         if readers and all(isinstance(r.op, ops.Gather | ops.Slice) and r.inputs[0] is operand for r in readers):

@@ -63,6 +63,11 @@ class Launch:
     outputs: tuple[tuple[int, Layout], ...]
     site: Site | None = None
 
+    @property
+    def updates(self) -> bool:
+        """Whether the result lies over the operand of which it replaces some elements."""
+        return isinstance(self.node.op, Group) and self.node.op.kind == "scatter" and self.outputs[0] in self.inputs
+
 
 @dataclass
 class _Weights:

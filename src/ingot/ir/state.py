@@ -1,0 +1,54 @@
+"""What lasts from run to run, told by the names of inputs and outputs.
+
+(x, past) -> (y, present)   ->   (x; cache) -> (cache'; y)        keep(graph, {"past": "present"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ingot.ir.node import Graph, Input
+from ingot.support.errors import InputError
+
+_NAMES = 8  # that a message lists
+
+
+def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+    """The graph with inputs as its state, by label, and the outputs that they are in the next run. It is named as they.
+
+    Raises InputError for names that there are not, and for pairs that are not of one type of fixed size.
+    """
+    if not pairs:
+        return graph
+    held = len(graph.state)
+    free = graph.inputs[: len(graph.inputs) - held]
+    inputs = {n.op.label: n for n in free if isinstance(n.op, Input)}
+    names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
+    outputs = {name: i for i, name in enumerate(names) if i >= held}
+    _known("input", pairs, inputs)
+    _known("output", pairs.values(), outputs)
+    if len(set(pairs.values())) != len(pairs):
+        raise InputError("state", expected="an output of its own for each input", got=dict(pairs))
+    for label, name in pairs.items():
+        old, new = inputs[label].type, graph.results[outputs[name]].type
+        if old != new or not all(isinstance(d, int) for d in old.shape):
+            got = f"{label}: {old}, {name}: {new}"
+            fix = "fix its sizes with dynamic=, or leave it an input and an output"
+            raise InputError("state", expected="an input and an output of one type of fixed size", got=got, fix=fix)
+    places = [outputs[name] for name in pairs.values()]
+    order = [*places, *(i for i in range(len(graph.outputs)) if i not in places)]
+    kept = [inputs[label] for label in pairs]
+    return replace(
+        graph,
+        inputs=(*(n for n in free if n not in kept), *kept, *graph.inputs[len(free) :]),
+        outputs=tuple(graph.outputs[i] for i in order),
+        output_names=tuple(names[i] for i in order if i < len(names)),
+        state=(*pairs, *graph.state),
+    )
+
+
+def _known(what: str, asked: Iterable[str], known: Mapping[str, object]) -> None:
+    if unknown := [name for name in asked if name not in known]:
+        more = f" and {len(known) - _NAMES} more" if len(known) > _NAMES else ""
+        raise InputError(f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_NAMES])}{more}")
