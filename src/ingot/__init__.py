@@ -92,8 +92,8 @@ def compile(
         outputs: which of the model's outputs, by name; of a TensorFlow model also tensors within.
         inputs: of a TensorFlow model, tensors by name to use in place of its inputs (docs/tensorflow.md).
         state: inputs that the compiled model keeps from call to call, and the outputs that they are in the next one:
-            {"past_key": "present_key"}. They are zeros at first (`set_state`), of fixed size, and written in place where
-            that can be (docs/runtime.md). Of a PyTorch module: by itself, the buffers that its forward writes.
+            {"past_key": "present_key"}. They are zeros at first (`set_state`), of fixed size, and written in place
+            where that can be (docs/runtime.md). Of a PyTorch module: by itself, the buffers that its forward writes.
 
     Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
     for each value when a call brings it; `weights` gives them ahead); for PyTorch a callable with the model's own
