@@ -298,7 +298,7 @@ FRONTENDS: Mapping[str, Frontend] = {
 
 def _keeping(graph: Graph, request: Request) -> Graph:
     """With the state that is asked for."""
-    from ingot.ir.state import keep
+    from ingot.frontends.shared.state import keep
 
     return keep(graph, request.state or {})
 

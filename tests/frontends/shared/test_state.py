@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ingot import ops
+from ingot.frontends.shared.state import keep
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.parse import parse
 from ingot.ir.show import show
-from ingot.ir.state import keep
 from ingot.ir.types import Shape, TensorType, f32
 from ingot.ir.verify import verify
 from ingot.support.errors import InputError, VerifyError
