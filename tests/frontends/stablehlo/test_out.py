@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +124,29 @@ def test_the_reference_interpreter_computes_the_same(cls: type[Op]):
         results = [np.asarray(r) for r in dialect.eval_module(module, values)]
     for got, expected in zip(results, interpret(graph, arrays), strict=True):
         np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_lines_that_docs_tell_for_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("jax")
+    pytest.importorskip("safetensors")
+    rng = np.random.default_rng(0)
+    w, b = (rng.normal(size=shape).astype(np.float32) for shape in ((64, 48), (3, 1024)))
+    x, i = Input("x", TensorType(T.f32, (3, 64)))(), Input("i", TensorType(T.i64, (2,)))()
+    y = ops.Take(0)(ops.concat([ops.Softmax(1)(ops.MatMul()(x, const(w, loc="w"))), const(b, loc="b")], 1), i)
+    graph = Graph((x, i), (y,), ("y",))
+    monkeypatch.chdir(tmp_path)
+    write(graph, tmp_path / "model.mlir")
+    page = Path(__file__).parents[3] / "docs" / "tpu.md"
+    told: dict[str, Callable[..., list[np.ndarray]]] = {}
+    exec(page.read_text().split("```python")[1].split("```")[0], told)
+    given = rng.normal(size=(3, 64)).astype(np.float32), np.array([2, 0])
+    np.testing.assert_allclose(told["run"](*given)[0], interpret(graph, given)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_powers_of_integers_wrap():
+    x, y = (np.array(v, np.int32) for v in ([3, -3, -1, 2, 0, 1], [2**31 - 1, 2**31 - 2, -3, -1, -2, -5]))
+    graph = _graph(ops.Pow(), (x, y))
+    again = import_stablehlo(show(emit(graph).module)).graph
+    assert not any(isinstance(n.op, ops.Pow) for n in again.nodes())  # XLA's wrap otherwise
+    np.testing.assert_array_equal(interpret(again, (x, y))[0], interpret(graph, (x, y))[0])

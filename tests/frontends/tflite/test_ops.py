@@ -217,7 +217,7 @@ _BOOLS = (
 )
 
 
-def _result_types(name: str, operands: list[Any], count: int) -> list[Any]:
+def result_types(name: str, operands: list[Any], count: int) -> list[Any]:
     if name in _BOOLS:
         kinds = [np.bool_]
     elif name in ("ARG_MAX", "ARG_MIN"):
@@ -235,7 +235,7 @@ def _result_types(name: str, operands: list[Any], count: int) -> list[Any]:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[3]}")
 def test_rows_agree_with_the_reference_kernels(case: tuple[Any, ...]):
     name, operands, options, values, *count = case
-    model = one_op(name, operands, _result_types(name, operands, count[0] if count else 1), options, **values)
+    model = one_op(name, operands, result_types(name, operands, count[0] if count else 1), options, **values)
     inputs = [o for o in operands if isinstance(o, tuple)]
     feeds = [feed(shape, dtype, seed=i) for i, (shape, dtype) in enumerate(inputs)]
     expected, got = reference(model, feeds), interpreted(model, feeds)
@@ -252,3 +252,13 @@ def test_local_response_normalization_reaches_as_far_up_as_down():
     x = feed((1, 2, 3, 7))
     total = np.stack([(x[..., max(0, c - 2) : c + 3] ** 2).sum(-1) for c in range(7)], -1)
     np.testing.assert_allclose(interpreted(model, [x])[0], x / (1 + 0.3 * total) ** 0.7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("x", [ints([[3, 0, 1], [0, 7, 3]]), ints([[1, 2, 3], [4, 5, 6]])], ids=["some", "all"])
+def test_sizes_that_data_decides(x: np.ndarray):
+    places = one_op("WHERE", [n(2, 3)], [((1, 2), np.int64)])
+    members = one_op("UNIQUE", [n(6)], [n(1), n(6)], "Unique")
+    for model, given in ((places, x), (members, x.reshape(-1))):
+        for got, want in zip(interpreted(model, [given]), reference(model, [given]), strict=False):
+            assert got.dtype == want.dtype and got.shape == want.shape
+            np.testing.assert_array_equal(got, want)

@@ -143,7 +143,7 @@ def _finished(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
         conditions=tuple(walk.conditions), state=tuple(key for key, _ in states),
     )  # fmt: skip
-    graph = replace(graph, bounds=asked.limits(graph))
+    graph = walk.found.added(replace(graph, bounds=asked.limits(graph)))
     check_sizes(graph, program.where)
     first: dict[str, np.ndarray] = {}
     for key, _ in states:

@@ -83,7 +83,9 @@ class Call:
             raise Unsupported(f"no attribute {name}")
         return found
 
-    def dtype(self, name: str = "T") -> DType:
+    def dtype(self, name: str = "T", default: DType | None = None) -> DType:
+        if default is not None and self._find(name) is None:
+            return default
         return dtype_of_code(self._get(name).int(6))
 
     def code(self, name: str) -> int:

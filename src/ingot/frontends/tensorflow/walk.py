@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
@@ -74,6 +75,7 @@ class Walk:
     lost: bool = False
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
+    found: Found = field(default_factory=Found)
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def run(self, frame: Frame, tensors: Sequence[str], nodes: Sequence[str] = ()) -> list[Value]:

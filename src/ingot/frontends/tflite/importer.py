@@ -8,6 +8,7 @@ from dataclasses import field
 
 import numpy as np
 
+from ingot.frontends.shared.found import Found, alone
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
@@ -49,6 +50,7 @@ class Importer:
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
+        self.found = Found()
         self._constants: dict[int, Node] = {}
         self.initialising = False
 
@@ -191,7 +193,7 @@ class Importer:
             if not all(isinstance(r, Node) for r in results):
                 raise Unsupported("")
             nodes = [r for r in results if isinstance(r, Node)]
-            return Graph(tuple(inputs), (*nodes, *(self.variables[name].node for name in names)))
+            return alone(Graph(tuple(inputs), (*nodes, *(self.variables[name].node for name in names))))
         finally:
             for name, node in outer.items():
                 self.variables[name].node = node

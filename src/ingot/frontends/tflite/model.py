@@ -110,7 +110,7 @@ def _result(
         new.append(variable.node)
     names = (*(f"{n}.new" for n in state), *names)
     graph = Graph((*inputs, *carriers), (*new, *outputs), names, state=tuple(state))
-    return ImportedModel(replace(graph, bounds=asked.limits(graph)), state)
+    return ImportedModel(importer.found.added(replace(graph, bounds=asked.limits(graph))), state)
 
 
 def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], known: Known) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.found import alone
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function
@@ -112,7 +113,7 @@ def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Seq
     taken = [n for n in own if n not in operands.values()]
     more = _foreign([n for o in outputs for n in o], taken)
     inputs = (*taken, *more)
-    graphs = tuple(Graph(inputs, o) for o in outputs)
+    graphs = tuple(alone(Graph(inputs, o)) for o in outputs)
     outer = {n: o for n, o in zip(own, _flat(arguments), strict=True)}
     return _rebuilt(like, ops.Case(graphs)(index, *(outer[n] for n in taken), *more, loc=c.loc).results)
 
@@ -207,7 +208,9 @@ def _loop(c: Call, cond: Function, body: Function, start: Sequence[Value], fixed
     operands = (*_flat([v for v, same in zip(start, fixed, strict=True) if not same]), *dict(kept).values(), *more)
     if not names:
         raise Unsupported("without values")
-    results = ops.While(Graph(names, (go,)), Graph(names, (*outputs, *held)))(*operands, loc=c.loc).results
+    results = ops.While(alone(Graph(names, (go,))), alone(Graph(names, (*outputs, *held))))(
+        *operands, loc=c.loc
+    ).results
     return merged(_rebuilt(moved, results[: len(inputs)]), outside)
 
 

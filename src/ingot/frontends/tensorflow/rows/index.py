@@ -9,7 +9,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, normal
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Node
-from ingot.ir.types import i64
+from ingot.ir.types import i32, i64
 
 row = Table()
 
@@ -151,3 +151,21 @@ def strided_update(c: Call, x: Node, begin: Node, end: Node, strides: Node, valu
 
 def _front(at: DimLike, size: DimLike) -> DimLike:
     return at + size if isinstance(at, int) and at < 0 else at
+
+
+@row("Where")
+def where(c: Call, x: Node) -> Node:
+    return c.walk.found.places(x)
+
+
+@row("Unique", results=("y", "idx"))
+def unique(c: Call, x: Node) -> tuple[Node, Node]:
+    values, places, _ = c.walk.found.unique(x)
+    return values, ops.cast(places, c.dtype("out_idx", i32))
+
+
+@row("UniqueWithCounts", results=("y", "idx", "count"))
+def unique_with_counts(c: Call, x: Node) -> tuple[Node, Node, Node]:
+    values, *others = c.walk.found.unique(x)
+    places, counts = (ops.cast(v, c.dtype("out_idx", i32)) for v in others)
+    return values, places, counts

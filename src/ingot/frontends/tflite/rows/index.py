@@ -120,3 +120,14 @@ def unsorted_segment(c: Call) -> Node:
         fill = -3.4028234663852886e38 if kind == "max" else 3.4028234663852886e38  # the ends of f32
     base = ops.full((count, *x.shape[len(at.shape) :]), fill, x.dtype)
     return ops.ScatterND(kind)(base, ops.expand_dims(at, -1), x, loc=c.loc)
+
+
+@row("WHERE")
+def where(c: Call) -> Node:
+    return ops.cast(c.importer.found.places(c.x(0)), c.type())
+
+
+@row("UNIQUE")
+def unique(c: Call) -> tuple[Node, Node]:
+    values, places, _ = c.importer.found.unique(c.x(0))
+    return values, ops.cast(places, c.type(1))

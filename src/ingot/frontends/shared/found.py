@@ -1,0 +1,58 @@
+"""Sizes that the run finds: how many elements are not 0, how many differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir.dims import FOUND, DimLike, is_found, symbol
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import i64
+
+
+class Found:
+    """Those of one graph: an i64 scalar for each, and the most that it may be."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, tuple[Node, DimLike]] = {}
+
+    def size(self, count: Node, most: DimLike, what: str) -> DimLike:
+        """The size that `count` says in the run. Equal values are one size."""
+        for name, (node, _) in self.sizes.items():
+            if node is count:
+                return symbol(name)
+        name = f"{FOUND}{what}{len(self.sizes)}"
+        self.sizes[name] = count, most
+        return symbol(name)
+
+    def added(self, graph: Graph) -> Graph:
+        """`graph` with what gives its sizes behind its outputs."""
+        values = tuple(node for node, _ in self.sizes.values())
+        sizes = tuple((name, most) for name, (_, most) in self.sizes.items())
+        return replace(graph, outputs=(*graph.outputs, *values), sizes=sizes)
+
+    def places(self, x: Node) -> Node:
+        """i64[k, rank]: indices of the elements that are not 0, in order."""
+        mask = ops.truth(x)
+        flat, count = ops.true_places(mask)
+        flat = ops.slice_axis(flat, 0, 0, self.size(count, mask.type.size, "places"))
+        if not x.shape:
+            return ops.full((flat.shape[0], 0), 0, i64)
+        return ops.stack(ops.coordinates(flat, x.shape), 1)
+
+    def unique(self, x: Node) -> tuple[Node, Node, Node]:
+        """Of a vector the elements that differ, in the order in which they appear; where each of x's is among them,
+        and how often each of them is in x, both i64. NaN differs from itself."""
+        (n,) = x.shape
+        groups = ops.equal_rows(ops.reshape(x, (n, 1)), by_appearance=True)
+        size = self.size(groups.count, n, "unique")
+        first, counts = (ops.slice_axis(v, 0, 0, size) for v in (groups.first, groups.counts))
+        return ops.Take(0)(x, first), groups.inverse, counts
+
+
+def alone(graph: Graph) -> Graph:
+    """The graph of a branch or a loop, which the run finds no sizes in. Raises Unsupported."""
+    if any(is_found(name) for name in graph.mentioned | set(graph.symbols())):
+        raise Unsupported("a size that data decides, inside of a branch or loop")
+    return graph
