@@ -43,6 +43,14 @@ def test_damaged_models_are_refused_or_compiled(first: int) -> None:
         assert what in ("accepted", "refused"), f"seed {seed}: {where}"
 
 
+@pytest.mark.parametrize("kind", ["stablehlo", "tensorflow", "tflite"])
+def test_damaged_files_of_other_formats_are_refused_or_read(kind: str) -> None:
+    pytest.importorskip("ai_edge_litert") if kind == "tflite" else None
+    for seed in range(25):
+        what, where, _ = fuzz.outcome(fuzz.CASES[kind], seed)
+        assert what in ("accepted", "refused"), f"seed {seed}: {where}"
+
+
 def test_a_seed_is_always_the_same_case() -> None:
     data = bytes(range(200))
     assert [fuzz.mutate_bytes(data, random.Random(s)) for s in range(50)] == [
