@@ -27,7 +27,7 @@ import numpy as np
 
 _SIZES = (4, 8, 12, 16, 24)  # of operators
 _PART = 20  # seeds of one process, as solver and exporter keep memory
-_MEMORY, _SECONDS = 4 << 30, 60  # of a process, and of a seed
+_MEMORY, _SECONDS = 4 << 30, 60  # of a process, and processor time of a seed
 
 
 def models_of_nnsmith():  # types of a package that is not always there
@@ -59,12 +59,17 @@ def make(kind, operators, seed: int, folder: Path) -> None:
     (folder / f"{seed}.onnx").write_bytes(model.onnx_model.SerializeToString())
 
 
+def _out_of_time(*_: object) -> None:
+    raise TimeoutError(f"{_SECONDS} s of processor time")
+
+
 def make_all(kind, operators, seeds: range, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    signal.signal(signal.SIGPROF, _out_of_time)
     for seed in seeds:
         if (folder / f"{seed}.onnx").exists():
             continue
-        signal.alarm(_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
         try:
             make(kind, operators, seed, folder)
         except Exception as error:  # NNSmith's, z3's, torch's and its exporter's have no common class

@@ -11,7 +11,7 @@ import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.specialized import SpecializedModel
-from ingot.support.errors import InputError, NeedsValues, ShapeError
+from ingot.support.errors import InputError, NeedsValues, ShapeError, UnsupportedOpError
 from tests.frontends.onnx.told import F, model, one, runtime, same
 
 
@@ -147,3 +147,46 @@ def test_parts_say_what_an_open_axis_is() -> None:
     same(runtime(m, x=x), [compiled(x)])
     with pytest.raises(InputError):
         compiled(x[:5])
+
+
+@pytest.mark.parametrize(("first", "last"), [("i", "i + 2"), ("i + 3", "i + 5")])
+def test_a_slice_that_a_loop_moves(first: str, last: str) -> None:
+    def place(name: str, text: str) -> str:
+        return f"{name}k = Constant <value = int64 {{{(text + ' + 0').split()[2]}}}> () {name}s = Add (i, {name}k)"
+
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (int64 n, float[8,3] x, float[2,3] start) => (float[2,3] y, float[t,2,3] each) {{
+        yes = Constant <value = bool {{1}}> ()
+        y, each = Loop (n, yes, start)
+        <body = b (int64 i, bool go, float[2,3] v) => (bool go_on, float[2,3] w, float[2,3] z) {{
+            go_on = Identity (go)
+            axis = Constant <value = int64[1] {{0}}> ()
+            {place("a", first)} {place("b", last)}
+            a = Unsqueeze (as, axis) b = Unsqueeze (bs, axis)
+            z = Slice (x, a, b, axis)
+            w = Add (v, z)
+        }}>
+    }}"""
+    m = onnx.parser.parse_model(text)
+    given = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
+    compiled = ingot.compile(m, threads=1)
+    for turns in (0, 1, 4):
+        arrays = {"n": np.array(turns), **given}
+        same(compiled(**arrays), runtime(m, **arrays))
+
+
+def test_a_slice_of_another_length_at_each_turn_is_refused() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (int64 n, float[8] x, float s) => (float y) {
+        yes = Constant <value = bool {1}> ()
+        y = Loop (n, yes, s) <body = b (int64 i, bool go, float v) => (bool go_on, float w) {
+            go_on = Identity (go)
+            axis = Constant <value = int64[1] {0}> ()
+            a = Unsqueeze (i, axis)
+            b = Mul (a, a)
+            z = Slice (x, a, b, axis)
+            total = ReduceSum <keepdims = 0> (z)
+            w = Add (v, total)
+        }>
+    }"""
+    with pytest.raises(UnsupportedOpError, match="which a loop changes"):
+        ingot.compile(onnx.parser.parse_model(text))

@@ -2,9 +2,7 @@
 
 import re
 
-UNSUPPORTED: dict[str, tuple[str, ...]] = {
-    "a slice that a loop of unknown length moves": ("test_loop11",),
-}
+UNSUPPORTED: dict[str, tuple[str, ...]] = {}
 REFUSED = {name for names in UNSUPPORTED.values() for name in names}
 
 # ONNX's reference keeps the fraction of the resized length under align_corners; ONNX Runtime, PyTorch and Ingot do not

@@ -183,8 +183,9 @@ class Importer(Protocol):
         """Require that two sizes are equal; as `require`."""
         ...
 
-    def wish(self, node: Node, *, exact: bool) -> None:
-        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""
+    def wish(self, node: Node, *, exact: bool) -> bool:
+        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Whether that
+        can be: not where a loop changes them."""
         ...
 
     def marked(self) -> tuple[object, ...]:

@@ -411,9 +411,10 @@ class Walk:
                 self.conditions[size] = None
         return bool(value)
 
-    def wish(self, node: Node, *, exact: bool) -> None:
-        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers."""
-        self.wishes.add(node, exact)
+    def wish(self, node: Node, *, exact: bool) -> bool:
+        """Note that a row needs the elements of `node` at import: as sizes, or, if `exact`, as numbers. Whether that
+        can be: not where a loop changes them."""
+        return self.wishes.add(node, exact)
 
     def note_capture(self, inside: Node, outside: Node) -> None:
         """`inside` is what a body's graph calls `outside`."""

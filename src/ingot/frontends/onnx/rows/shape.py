@@ -32,7 +32,7 @@ from ingot.ir.dims import (
     symbols_of,
     zero_bit,
 )
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import Shape
 
 # an end as large stands for all there is: no axis is longer, and that is checked
@@ -280,6 +280,8 @@ def slice_1(c: Call) -> Result:
 
 @onnx_op("Slice", since=10)
 def slice_(c: Call) -> Result:
+    if c.value(1).sym is None and not c.importer.wish(c.x(1), exact=False):
+        return _window(c)
     starts, ends = c.dims(1), c.dims(2)
     axes = c.ints(3) if c.has(3) else tuple(range(len(starts)))
     steps = c.ints(4) if c.has(4) else (1,) * len(starts)
@@ -295,6 +297,36 @@ def _slice(
             raise Unsupported("a slice with step 0")
         x = slice_one(c, x, axis, start, end, step)
     return x
+
+
+def _window(c: Call) -> Node:
+    """x[i : i + k] where each turn of a loop has another i: k elements, which have to be there."""
+    x, (start, first), (end, last) = c.x(), _offset(c.x(1)), _offset(c.x(2))
+    if start is not end or c.x(1).type.size != 1 or (c.has(4) and c.ints(4) != (1,)):
+        raise Unsupported(f"a slice from {c.proto.input[1]!r}, which a loop changes, but to as many elements behind it")
+    axis = normal_axis(c.ints(3)[0] if c.has(3) else 0, c.rank())
+    sizes = tuple(last - first if i == axis else d for i, d in enumerate(x.shape))
+    at = ops.reshape(c.x(1), ())
+    at = ops.where(ops.compare("LT", at, 0), ops.add(at, ops.scalar(x.shape[axis], at.dtype)), at)
+    zero = ops.scalar(0, at.dtype)
+    return ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(sizes))))
+
+
+def _offset(n: Node) -> tuple[Node, int]:
+    """(x, k) for an integer of one element that is computed as x + k."""
+    offset = 0
+    while n.type.size == 1:
+        if isinstance(n.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
+            n = n.inputs[0]
+            continue
+        known = [splat_of(i) for i in n.inputs]
+        if isinstance(n.op, ops.Add) and known[0] is not None:
+            n, offset = n.inputs[1], offset + int(known[0])
+        elif isinstance(n.op, ops.Add | ops.Sub) and known[1] is not None:
+            n, offset = n.inputs[0], offset + (int(known[1]) if isinstance(n.op, ops.Add) else -int(known[1]))
+        else:
+            break
+    return n, offset
 
 
 # padding
