@@ -15,6 +15,7 @@ from ingot.ir.node import Graph
 from ingot.pipeline.build import build_program
 from ingot.pipeline.c import TARGET
 from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.program import Program
 
 GCC = shutil.which("gcc")
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
@@ -32,7 +33,10 @@ def built(folder: Path, source: Path, compiler: str | None = None, *more: str) -
 
 def run_c(graph: Graph, arrays: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:
     """What a graph's C program computes."""
-    program = build_program(graph, TARGET.features(""), 1)
+    return run_program(build_program(graph, TARGET.features(""), 1), arrays, folder)
+
+
+def run_program(program: Program, arrays: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:
     TARGET.export(program, folder / "net.c")
     library = built(folder, folder / "net.c")
     outputs = [np.zeros(tuple(d for d in s.shape if isinstance(d, int)), numpy_dtype(s.dtype)) for s in program.outputs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
 import ingot  # noqa: E402
+from tests.conformance.c import needs_gcc, run_program  # noqa: E402
 from tests.models.nets import FAMILIES, make  # noqa: E402
 
 TOLERANCE = 1e-5
@@ -55,3 +57,16 @@ def test_from_onnx(name: str) -> None:
         )
     model = ingot.compile(onnx.load_from_string(file.getvalue()), cache=False, threads=2)
     _check(name, lambda *xs: model(*(np.asarray(x) for x in xs)), net)
+
+
+@needs_gcc
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_as_c(name: str, tmp_path: Path) -> None:
+    family, net = FAMILIES[name], make(name)
+    given = family.inputs(1, family.lengths[0])
+    model = ingot.compile(net, given, target="c", cache=False)
+    (got,) = run_program(model.program, [x.numpy() for x in given], tmp_path)
+    with torch.no_grad():
+        want = net(*given).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())

@@ -59,6 +59,12 @@ IG_UNUSED static uint16_t ig_f16_from(float x) {
   r = a - 0x38000000U;
   return (uint16_t)(s | ((r + 0xfffU + ((r >> 13) & 1U)) >> 13));
 }
+/* the machine's own multiply-add where it has one */
+#if defined(__GNUC__) && defined(__FP_FAST_FMAF)
+#define IG_ADD32(a, b, c) __builtin_fmaf(a, b, c)
+IG_UNUSED static float ig_fma32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+#define IG_ADD32(a, b, c) ((c) + (a) * (b))
 IG_UNUSED static float ig_fma32(float a, float b, float c) {
   /* the product is exact; the sum is rounded to odd, so that a float of it is rounded once */
   double p = (double)a * (double)b, z = (double)c, s = p + z, t = s - p, e = (p - (s - t)) + (z - t);
@@ -67,6 +73,12 @@ IG_UNUSED static float ig_fma32(float a, float b, float c) {
     s = ig_float64(((e > 0.0) == (s > 0.0)) ? u + 1U : u - 1U);
   return (float)s;
 }
+#endif
+#if defined(__GNUC__) && defined(__FP_FAST_FMA)
+#define IG_ADD64(a, b, c) __builtin_fma(a, b, c)
+IG_UNUSED static double ig_fma64(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
+#define IG_ADD64(a, b, c) ((c) + (a) * (b))
 IG_UNUSED static double ig_fma64(double a, double b, double c) {
   /* Dekker's product and Knuth's sum; beyond the range of the splitting, two roundings */
   double p = a * b, m = ig_abs64(p), x = ig_abs64(a), y = ig_abs64(b), s, t, e, ah, al, bh, bl;
@@ -79,6 +91,7 @@ IG_UNUSED static double ig_fma64(double a, double b, double c) {
   t = s - p;
   return s + (((p - (s - t)) + (c - t)) + e);
 }
+#endif
 IG_UNUSED static double ig_sqrt64(double x) {
   uint64_t u = ig_bits64(x), m, q = 0, r = 0;
   int e = (int)(u >> 52), i;

@@ -137,7 +137,8 @@ class _Function:
                 self.line(f"const {value_type(s.var.dtype)} {name} = {value};")
                 self.line(f"(void){name};")
             case k.Store():
-                place, value = f"{self.names[s.buffer]}[{self.value(s.index)}]", self.value(s.value)
+                place = f"{self.names[s.buffer]}[{self.value(s.index)}]"
+                value = self.accumulated(s, place) or self.value(s.value)
                 guard = "" if s.mask is None else f"if ({self.value(s.mask)} != 0) "
                 self.line(f"{guard}{place} = {self.stored(value, s.buffer)};")
             case k.Alloc():
@@ -151,6 +152,16 @@ class _Function:
                 pass
             case _:
                 raise CompileError(f"C: statement {type(s).__name__}", expected="kernel IR of one lane")
+
+    def accumulated(self, s: k.Store, place: str) -> str | None:
+        """A product added to the accumulator at `place`, None for other values. A sum of many is not promised to be
+        rounded once a term, and an exact multiply-add costs twenty operations where the machine has none."""
+        match s.value:
+            case k.Fma(dtype=dtype, a=a, b=b, c=k.Load(buffer=s.buffer, index=s.index, mask=None)) if (
+                dtype.is_float and s.buffer.space == "register"
+            ):
+                return f"IG_ADD{dtype.bits}({self.value(a)}, {self.value(b)}, {place})"
+        return None
 
     def alloc(self, b: Buffer) -> None:
         name = self.names[b] = name_of(b.name)
