@@ -27,7 +27,6 @@ from ingot.ops.core.elementwise import Abs, Expm1, Log1p
 from ingot.ops.core.quantize import Quantize
 from ingot.ops.core.shape import DimValue, DynamicSlice, DynamicUpdateSlice
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.terms import Term, Value
 from ingot.support.dataclass import dataclass
 
@@ -102,8 +101,8 @@ class Recurrent(Op):
     state. w and r may be narrower floats than x of f32.
 
     activations: of every gate function in turn, for each direction; () for the defaults. clip: the gates' inputs are
-    clamped to [-clip, clip]. levels: x and the output before each step are rounded to 256 levels between their least
-    and greatest elements, 0 among them (ONNX's DynamicQuantizeLinear), before they are multiplied with w and r.
+    clamped to [-clip, clip]. levels: the output before each step is rounded to 256 levels between its least and
+    greatest elements, 0 among them (ONNX's DynamicQuantizeLinear), before it is multiplied with r.
     """
 
     stored_weights: ClassVar[tuple[int, ...]] = (1, 2)
@@ -150,7 +149,7 @@ class Recurrent(Op):
         """[S,B,G*H]: what every step adds that does not depend on the state: x W^T + b_W (+ b_R where it only adds)."""
         width = self.gates * self.hidden
         bias = p.b.slice(0, 0, width)
-        return t.contract(self._rounded(x), p.w, [(2, 1)]) + (bias + self.outer_bias(p))
+        return t.contract(x, p.w, [(2, 1)]) + (bias + self.outer_bias(p))
 
     def outer_bias(self, p: Parameters) -> Term:
         """The part of b_R[G*H] that may be added outside the loop: all of it, unless a cell scales it."""
@@ -222,7 +221,6 @@ class Recurrent(Op):
         dtype = dtype_of(inputs[0])
         x, w, r, b, *rest = (t.exact(v) for v in inputs)
         steps, batch, _ = x.shape
-        x = self._levelled(x)
         lengths = rest[self.states] if self.has_lengths else np.full(batch, steps)
         y = np.zeros((steps, len(self.directions()), batch, self.hidden))
         last = [s.copy() for s in rest[: self.states]]
@@ -308,7 +306,7 @@ class Recurrent(Op):
         scale = _term(t.where(least.equals(0.0), 1.0, least))
         zero = _term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
         step, offset = scale.spread(x.shape, ()), zero.spread(x.shape, ())
-        return Term(Dequantize()(Quantize()(x.node, step.node, offset.node), zero.node, scale.node))
+        return (Term(Quantize()(x.node, step.node, offset.node)).cast(f32) - offset.cast(f32)) * step
 
     def _levelled(self, x: np.ndarray) -> np.ndarray:
         """`_rounded` in numpy, the levels found in f32."""

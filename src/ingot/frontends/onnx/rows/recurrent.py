@@ -106,7 +106,9 @@ def dynamic_quantize_lstm(c: Call) -> Result | None:
         step, zero = (ops.reshape(c.x(n), (c.shape(i)[0], 1, -1)) for n in (scale, scale + 1))
         return Value(ops.transpose(ops.apply(ops.Dequantize(), c.x(i), zero, step), (0, 2, 1)))
 
-    return _lstm(replace(c, inputs=(c.inputs[0], matrix(1, 8), matrix(2, 10), *c.inputs[3:8])), levels=True)
+    rounded, scale, low = ops.dynamically_quantized(c.x(0))
+    x = Value(ops.apply(ops.Dequantize(), rounded, low, scale))
+    return _lstm(replace(c, inputs=(x, matrix(1, 8), matrix(2, 10), *c.inputs[3:8])), levels=True)
 
 
 @onnx_op("GRU")

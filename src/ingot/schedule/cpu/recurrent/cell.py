@@ -29,7 +29,7 @@ class Stage:
     """One product of the cell: `node` [B, gates*H] = operand [B,H] times rows of R from `first` on.
 
     base: of its weights among the packed ones of a direction; vectors: of columns in a block, for each gate; rows: of a
-    register tile.
+    register tile. folds: reductions of a whole state that the operand waits for, as a rounded one does.
     """
 
     node: Node
@@ -40,6 +40,7 @@ class Stage:
     rows: int
     blocks: int
     base: int
+    folds: tuple[Node, ...] = ()
 
     @property
     def width(self) -> int:
@@ -133,7 +134,10 @@ class Recurrence:
         if isinstance(self.batch, int) and self.batch:
             rows = -(-self.batch // -(-self.batch // rows))  # as even as can be
         base = sum(self._weights_size(s) for s in before)
-        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base)
+        folds = tuple(n for n in topological([node.inputs[0]]) if isinstance(n.op, ops.Reduce))
+        if folds and before:
+            raise CompileError("a recurrent cell", expected="reductions of a state in front of its first product alone")
+        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base, folds)
 
     def _weights_size(self, s: Stage) -> int:
         return s.blocks * self.hidden * s.gates * s.vectors * self.lanes

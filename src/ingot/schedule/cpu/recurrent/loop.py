@@ -18,7 +18,9 @@ from ingot.ir.types import DType, i64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import body_dims, symbol_params
+from ingot.schedule.cpu.chunks import Write, vector_loop
 from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, Stage, offset_from
+from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
@@ -38,6 +40,7 @@ class Loop:
         outputs: Arg,
         others: list[Arg],
         between: list[tuple[Arg, Arg]],
+        operand: Arg | None,
         control: Arg | None,
     ):
         self.scan = scan
@@ -51,6 +54,8 @@ class Loop:
             (self._param(f"dot{i}", acc, dots, True), self._param(f"operand{i}", acc, operand, True))
             for i, (dots, operand) in enumerate(between)
         ]
+        # of the first product, where it waits for folds of the state: each worker makes its own
+        self.operand = self._param("operand", acc, operand, True) if operand is not None else None
         self.control = self._param("control", i64, control, True) if control is not None else None
         needed = set(topological([n for c in scan.cells for n in c.results]))
         if scan.op.has_lengths:
@@ -145,7 +150,9 @@ class Loop:
         low = block.let(k.binary("div", k.mul(part, integer(blocks)), integer(parts)), "low")
         high = block.let(k.binary("div", k.mul(k.add(part, integer(1)), integer(blocks)), integer(parts)), "high")
         odd = block.let(k.binary("eq", k.binary("rem", i, integer(2)), integer(1)), "odd")
-        step = _Step(self, cell, stage, i, odd)
+        step = _Step(self, cell, stage, i, odd, part)
+        if s.folds:
+            step.make_operand(block)
 
         def columns(b: Block, c: Expr) -> None:
             back = k.sub(k.sub(k.add(low, high), integer(1)), c)
@@ -158,9 +165,9 @@ class Loop:
 class _Step:
     """One stage of one step of one direction: the products and the cell's arithmetic for a block of columns."""
 
-    def __init__(self, loop: Loop, cell: Cell, stage: int, i: Expr, odd: Expr):
+    def __init__(self, loop: Loop, cell: Cell, stage: int, i: Expr, odd: Expr, part: Expr):
         self.loop, self.scan, self.cell, self.number, self.i, self.odd = loop, loop.scan, cell, stage, i, odd
-        self.stage = cell.stages[stage]
+        self.stage, self.part = cell.stages[stage], part
 
     def _state(self, b: Expr, j: Expr) -> Expr:
         """The place of (direction, b, j) in a state."""
@@ -172,6 +179,41 @@ class _Step:
         """The start of the outputs of step i."""
         size = len(self.scan.directions) * self.scan.batch * self.scan.hidden
         return block.let(k.mul(k.binary("rem", i, integer(2)), dim_expr(size)), "slot")
+
+    def _own(self, b: Expr) -> Expr:
+        """The place of row b of the operand that this worker makes."""
+        scan = self.scan
+        mine = ix.add(integer(self.cell.at.index * scan.parts), self.part)
+        return ix.mul(ix.add(ix.mul(mine, dim_expr(scan.batch)), b), integer(scan.hidden))
+
+    def make_operand(self, block: Block) -> None:
+        """What the products read instead of the state: element by element, behind folds of all of it."""
+        scan, s, target = self.scan, self.stage, self.loop.operand
+        assert target is not None
+        em = self._emitter(block, k.var("none"), [])
+        folds = [Reducer.of(n, block, scan.lanes, 1) for n in s.folds]
+
+        def fold(x: Block, index: Index, mask: Expr | None) -> None:
+            for f in folds:
+                f.add(x, em.value(x, f.node.inputs[0], index, mask), index[1], mask, 0)
+
+        def store(x: Block, index: Index, mask: Expr | None) -> None:
+            store_at(x, target, ix.add(self._own(index[0]), index[1]), em.value(x, s.operand, index, mask), mask)
+
+        self._over(block, fold)
+        for f in folds:
+            value = block.let(f.result(block), "fold")
+            em.bind(f.node, Leaf(lambda b, index, mask, value=value: value, home=block, pinned=True))
+        self._over(block, store)
+
+    def _over(self, block: Block, body: Write) -> None:
+        """body(block, (row, columns), mask) for all elements of a state."""
+        scan = self.scan
+
+        def row(x: Block, b: Expr) -> None:
+            vector_loop(x, ZERO, scan.hidden, scan.lanes, scan.machine, lambda y, j, m: body(y, (b, j), m))
+
+        block.loop("b", 0, scan.batch, 1, row)
 
     def columns(self, block: Block, column: Expr) -> None:
         """A block of columns: the products of a tile of rows at a time, then the cell row by row."""
@@ -227,7 +269,9 @@ class _Step:
         zero = k.lit(0.0, scan.dtype, lanes)
         for n in range(sets * tile):
             block.store(acc, integer(n), zero)
-        if self.number == 0:
+        if self.loop.operand is not None:
+            source, start = self.loop.operand, self._own(b)
+        elif self.number == 0:
             source = self.loop.outputs
             start = ix.add(self._slot(block, k.add(self.i, integer(1))), self._state(b, ZERO))
         else:

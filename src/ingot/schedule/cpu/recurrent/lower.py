@@ -140,6 +140,7 @@ class _Scan(Recurrence):
             (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
             for s in self.stages[:-1]
         ]
+        rounded = self._temp(self.parts * state, self.dtype) if self.stages[0].folds else None
         control: Arg | None = None
         if self.parts > 1:
             counters = self.steps * len(self.stages) * count * LINE
@@ -147,7 +148,7 @@ class _Scan(Recurrence):
             zero = ops.BroadcastInDim((counters,), ())(const(0, np.int64))
             clear = lower_pointwise(Graph((), (zero,)), (), (Layout.contiguous((counters,)),), self.machine)
             self._embed(clear, (), (control,))
-        self.launches.append(Loop(self, rows, weights, outputs, others, between, control).step())
+        self.launches.append(Loop(self, rows, weights, outputs, others, between, rounded, control).step())
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs))
 
 
