@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Const, Node, Op
 from ingot.ir.types import u8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
@@ -33,7 +33,10 @@ KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
 
 
 def _has_kernel(node: Node) -> bool:
-    """Whether the kernel of a kept op takes these operands: heads of attention have a static size."""
+    """Whether the kernel of a kept op takes these operands: heads of attention have a static size, levels
+    of a recurrence are known."""
+    if isinstance(node.op, Recurrent) and node.op.has_scales:
+        return all(isinstance(node.inputs[i].op, Const) for i in (2, -1))
     if not isinstance(node.op, Attention):
         return True
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])

@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node, Op, topological
-from ingot.ir.types import TensorType, dtype_of, f32, i64, u8
+from ingot.ir.types import TensorType, dtype_of, f32, i8, i64, u8
 from ingot.ops.core.base import finish
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
@@ -102,7 +102,8 @@ class Recurrent(Op):
 
     activations: of every gate function in turn, for each direction; () for the defaults. clip: the gates' inputs are
     clamped to [-clip, clip]. levels: the output before each step is rounded to 256 levels between its least and
-    greatest elements, 0 among them (ONNX's DynamicQuantizeLinear), before it is multiplied with r.
+    greatest elements, 0 among them (ONNX's DynamicQuantizeLinear), before it is multiplied with r. has_scales: r is of
+    i8, and the last operand [D,G*H] is what its rows are multiplied with.
     """
 
     stored_weights: ClassVar[tuple[int, ...]] = (1, 2)
@@ -116,6 +117,7 @@ class Recurrent(Op):
     activations: tuple[Activation, ...] = ()
     has_lengths: bool = False
     levels: bool = False
+    has_scales: bool = False
 
     # --- what a schedule asks
 
@@ -142,8 +144,9 @@ class Recurrent(Op):
             return x.slice(0, index, index + 1).reshape(x.shape[1:])
 
         _, w, r, b, *rest = inputs
-        peephole = part(rest[-1]) if self.has_peepholes() else None
-        return Parameters(part(w), part(r), part(b), tuple(part(s) for s in rest[: self.states]), peephole)
+        peephole = part(rest[self.states + self.has_lengths]) if self.has_peepholes() else None
+        known = part(r).cast(f32) * part(rest[-1]).expand(1) if self.has_scales else part(r)
+        return Parameters(part(w), known, part(b), tuple(part(s) for s in rest[: self.states]), peephole)
 
     def projection(self, x: Term, p: Parameters) -> Term:
         """[S,B,G*H]: what every step adds that does not depend on the state: x W^T + b_W (+ b_R where it only adds)."""
@@ -180,7 +183,8 @@ class Recurrent(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         self.expect(not self.levels or inputs[0].dtype == f32, f"levels: expected x of f32, got {inputs[0]}")
-        count = 4 + self.states + self.has_lengths + self.has_peepholes()
+        self.expect(self.levels or not self.has_scales, "has_scales: expected levels of the state, too")
+        count = 4 + self.states + self.has_lengths + self.has_peepholes() + self.has_scales
         self.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
         choices = ("forward", "reverse", "bidirectional")
         self.expect(self.direction in choices, f"direction: expected one of {' '.join(choices)}, got {self.direction}")
@@ -201,8 +205,13 @@ class Recurrent(Op):
             *(("state", s, state) for s in rest[: self.states]),
         ]
         if self.has_peepholes():
-            shapes.append(("peephole", rest[-1], (passes, 3 * h)))
+            shapes.append(("peephole", rest[self.states + self.has_lengths], (passes, 3 * h)))
+        if self.has_scales:
+            shapes.append(("scales", rest[-1], (passes, width)))
         for what, got, shape in shapes:
+            if what == "r" and self.has_scales:
+                self.expect(got == TensorType(i8, shape), f"r: expected {TensorType(i8, shape)}, got {got}")
+                continue
             narrow = what in ("w", "r") and x.dtype == f32 and got.dtype.is_float and got.dtype.bits < 32
             self.expect(
                 got == TensorType(got.dtype if narrow else x.dtype, shape),
@@ -220,12 +229,14 @@ class Recurrent(Op):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         dtype = dtype_of(inputs[0])
         x, w, r, b, *rest = (t.exact(v) for v in inputs)
+        if self.has_scales:
+            r = r * rest[-1][:, :, None]
         steps, batch, _ = x.shape
         lengths = rest[self.states] if self.has_lengths else np.full(batch, steps)
         y = np.zeros((steps, len(self.directions()), batch, self.hidden))
         last = [s.copy() for s in rest[: self.states]]
         for d in self.directions():
-            peephole = rest[-1][d.index] if self.has_peepholes() else None
+            peephole = rest[self.states + self.has_lengths][d.index] if self.has_peepholes() else None
             states = tuple(s[d.index] for s in last)
             for i in range(steps):
                 at = steps - 1 - i if d.reverse else i
@@ -300,13 +311,18 @@ class Recurrent(Op):
         """What `levels` makes of x."""
         if not self.levels:
             return x
+        levels, zero, scale = self.rounding(x)
+        return (levels.cast(f32) - zero.spread(x.shape, ()).cast(f32)) * scale.spread(x.shape, ())
+
+    def rounding(self, x: Term) -> tuple[Term, Term, Term]:
+        """(u8 levels of x, their zero, their scale)."""
         axes = tuple(range(x.rank))
         low, high = (_term(fn(x.reduce(kind, axes, False), 0)) for fn, kind in ((t.minimum, "min"), (t.maximum, "max")))
         least = (high - low) / 255.0
         scale = _term(t.where(least.equals(0.0), 1.0, least))
         zero = _term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
         step, offset = scale.spread(x.shape, ()), zero.spread(x.shape, ())
-        return (Term(Quantize()(x.node, step.node, offset.node)).cast(f32) - offset.cast(f32)) * step
+        return Term(Quantize()(x.node, step.node, offset.node)), zero, scale
 
     def _levelled(self, x: np.ndarray) -> np.ndarray:
         """`_rounded` in numpy, the levels found in f32."""
@@ -401,6 +417,8 @@ class LSTM(Recurrent):
                 ),
             )
             yield cls(4, direction, has_lengths=True, levels=True), (*base, lengths)
+            levels, scales = (_values(passes, 16, 4) * 127).astype(np.int8), abs(_values(passes, 16)) * np.float32(0.02)
+            yield cls(4, direction, levels=True, has_scales=True), (*base[:2], levels, *base[3:], scales)
         yield cls(4), tuple(v.astype(np.float16) for v in _data(4, 2, 1))
         yield cls(4), tuple(v.astype(np.float64) for v in _data(4, 2, 1))
         functions = (("hardsigmoid", 0.2, 0.5), ("softsign", 0.0, 0.0), ("scaledtanh", 1.5, 0.7))

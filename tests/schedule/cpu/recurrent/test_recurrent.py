@@ -24,29 +24,41 @@ def operands(op: Recurrent, steps: int, batch: int, features: int = 20) -> list[
 
     d, h = len(op.directions()), op.hidden
     width = op.gates * h
-    parameters = (values(d, width, features), values(d, width, h), values(d, 2 * width))
+    parameters = [values(d, width, features), values(d, width, h), values(d, 2 * width)]
+    if op.has_scales:
+        parameters[1] = rng.integers(-128, 128, (d, width, h)).astype(np.int8)
     xs = [values(steps, batch, features), *parameters, *(values(d, batch, h) for _ in range(op.states))]
     if op.has_lengths:
         xs.append(rng.integers(0, steps + 1, batch).astype(np.int32))
     if op.has_peepholes():
         xs.append(values(d, 3 * h))
+    if op.has_scales:
+        xs.append(abs(values(d, width)) * np.float32(0.02))
     return xs
+
+
+def constants(op: Recurrent, xs: list[np.ndarray]) -> tuple[int, ...]:
+    """Which operands are parameters."""
+    return (1, 2, 3, len(xs) - 1) if op.has_scales else (1, 2, 3)
 
 
 def constant_graph(op: Recurrent, xs: list[np.ndarray], shapes: dict[int, tuple[object, ...]] | None = None) -> Graph:
     """Parameters as constants, the rest as inputs."""
     ins = inputs_like(xs, shapes)  # type: ignore[arg-type]
-    args = [const(x) if i in (1, 2, 3) else n for i, (x, n) in enumerate(zip(xs, ins, strict=True))]
-    return Graph(tuple(n for i, n in enumerate(ins) if i not in (1, 2, 3)), op(*args).results)
+    known = constants(op, xs)
+    args = [const(x) if i in known else n for i, (x, n) in enumerate(zip(xs, ins, strict=True))]
+    return Graph(tuple(n for i, n in enumerate(ins) if i not in known), op(*args).results)
 
 
-def given(xs: list[np.ndarray]) -> list[np.ndarray]:
-    return [x for i, x in enumerate(xs) if i not in (1, 2, 3)]
+def given(op: Recurrent, xs: list[np.ndarray]) -> list[np.ndarray]:
+    return [x for i, x in enumerate(xs) if i not in constants(op, xs)]
 
 
 @pytest.mark.parametrize(
     ("op", "xs"),
-    [(op, xs) for cls in (LSTM, GRU, RNN) for op, xs in cls.samples() if not op.levels],  # those are loops
+    [
+        (op, xs) for cls in (LSTM, GRU, RNN) for op, xs in cls.samples() if not op.has_scales
+    ],  # with R unknown, those are loops
     ids=lambda v: v.name if hasattr(v, "name") else "",
 )
 def test_samples(op: Recurrent, xs: tuple[np.ndarray, ...]) -> None:
@@ -59,6 +71,8 @@ OPS = {
     "gru": GRU(48, "reverse"),
     "gru-linear": GRU(40, "bidirectional", linear_before_reset=True),
     "rnn": RNN(50, has_lengths=True),
+    "lstm-rounded": LSTM(40, has_lengths=True, levels=True),
+    "lstm-bytes": LSTM(37, "bidirectional", has_lengths=True, has_peephole=True, levels=True, has_scales=True),
 }
 
 
@@ -67,7 +81,7 @@ OPS = {
 def test_packed_parameters(op: Recurrent, machine) -> None:
     for steps, batch in ((6, 1), (3, 6), (5, 9)):
         xs = operands(op, steps, batch)
-        check(constant_graph(op, xs), given(xs), machine=machine)
+        check(constant_graph(op, xs), given(op, xs), machine=machine)
 
 
 @pytest.mark.parametrize("op", [*OPS.values(), LSTM(160, "bidirectional")], ids=[*OPS, "lstm-large"])
@@ -76,11 +90,11 @@ def test_columns_shared_by_workers(op: Recurrent, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scan_cell, "PART_SECONDS", 1e-12)
     xs = operands(op, 9, 2)
     graph = constant_graph(op, xs)
-    want = interpret(graph, given(xs))
+    want = interpret(graph, given(op, xs))
     for threads in (1, 3):
         model = compile_graph(graph, replace(NATIVE, threads=6), threads=threads)
         for _ in range(20):
-            results = model(*given(xs))
+            results = model(*given(op, xs))
             assert isinstance(results, tuple)
             for got, w in zip(results, want, strict=True):
                 np.testing.assert_allclose(got, w, rtol=0, atol=1e-5)
@@ -101,15 +115,17 @@ def test_dynamic_steps_and_batch(op: Recurrent) -> None:
     # whole tiles of rows, what is left of one, and both
     for steps, batch in ((1, 1), (7, 11), (3, 4), (2, 2), (2, 3), (3, 5), (2, 7), (4, 8), (2, 17)):
         xs = operands(op, steps, batch)
-        xs[1:4] = first[1:4]
-        results = model(*given(xs))
+        for i in constants(op, xs):
+            xs[i] = first[i if i < 4 else -1]
+        results = model(*given(op, xs))
         assert isinstance(results, tuple)
-        for got, want in zip(results, interpret(graph, given(xs)), strict=True):
+        for got, want in zip(results, interpret(graph, given(op, xs)), strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=4e-6)
 
 
 def test_unread_results() -> None:
-    xs = operands(LSTM(32), 4, 1)
-    graph = constant_graph(LSTM(32), xs)
+    op = LSTM(32)
+    xs = operands(op, 4, 1)
+    graph = constant_graph(op, xs)
     (y,) = [n for n in graph.outputs if isinstance(n.op, Project) and n.op.index == 0]
-    check(graph.with_outputs((y,)), given(xs))
+    check(graph.with_outputs((y,)), given(op, xs))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, Value, onnx_op
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.node import Node
+from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -77,10 +79,10 @@ def _outputs(y: Node, states: tuple[Node, ...], batch_first: bool) -> Result:
 
 @onnx_op("LSTM")
 def lstm(c: Call) -> Result:
-    return _lstm(c, levels=False)
+    return _lstm(c)
 
 
-def _lstm(c: Call, *, levels: bool) -> Result:
+def _lstm(c: Call, *, levels: bool = False, scales: tuple[Node, ...] = ()) -> Result:
     x, w, r, b, h, hidden, first = _operands(c, "LSTM")
     cell = _state(c, 6, (w.shape[0], x.shape[1], hidden), x, first)
     op = ops.LSTM(
@@ -90,10 +92,11 @@ def _lstm(c: Call, *, levels: bool) -> Result:
         _activations(c),
         c.has(4),
         levels,
+        bool(scales),
         input_forget=c.flag("input_forget"),
         has_peephole=c.has(7),
     )
-    y, *states = op(x, w, r, b, h, cell, *(c.x(i) for i in (4, 7) if c.has(i))).results
+    y, *states = op(x, w, r, b, h, cell, *(c.x(i) for i in (4, 7) if c.has(i)), *scales).results
     return _outputs(y, tuple(states), first)
 
 
@@ -108,7 +111,18 @@ def dynamic_quantize_lstm(c: Call) -> Result | None:
 
     rounded, scale, low = ops.dynamically_quantized(c.x(0))
     x = Value(ops.apply(ops.Dequantize(), rounded, low, scale))
-    return _lstm(replace(c, inputs=(x, matrix(1, 8), matrix(2, 10), *c.inputs[3:8])), levels=True)
+    known = _known_levels(c)
+    r, scales = (matrix(2, 10), ()) if known is None else (Value(known[0]), known[1:])
+    return _lstm(replace(c, inputs=(x, matrix(1, 8), r, *c.inputs[3:8])), levels=True, scales=scales)
+
+
+def _known_levels(c: Call) -> tuple[Node, Node] | None:
+    """R [D, 4H, H] in bytes and the scales of its rows, where they are constants and 0 is level 0."""
+    r, step, zero = (n.op.value if isinstance((n := c.x(i)).op, Const) else None for i in (2, 10, 11))
+    if r is None or step is None or zero is None or r.dtype != np.int8 or zero.any():
+        return None
+    each = np.broadcast_to(step.reshape(len(r), -1), (len(r), r.shape[2]))
+    return const(np.ascontiguousarray(r.swapaxes(1, 2))), const(np.ascontiguousarray(each))
 
 
 @onnx_op("GRU")

@@ -10,7 +10,7 @@ from ingot.ir.dims import estimate
 from ingot.ir.kernel import Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import DType, TensorType, boolean, f32, f64
+from ingot.ir.types import DType, TensorType, boolean, f32, f64, u8
 from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
 from ingot.ops.nn.terms import Term
 from ingot.ops.views import strided
@@ -20,6 +20,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LINE = 16  # counters of a pass and direction: on cache lines of their own
+BYTES = 4  # of a lane that a dot product takes
 BLOCK = 4  # vectors of a block of columns, if the gates allow it
 PART_SECONDS = 3e-6  # of work that is worth a wait
 
@@ -29,7 +30,8 @@ class Stage:
     """One product of the cell: `node` [B, gates*H] = operand [B,H] times rows of R from `first` on.
 
     base: of its weights among the packed ones of a direction; vectors: of columns in a block, for each gate; rows: of a
-    register tile. folds: reductions of a whole state that the operand waits for, as a rounded one does.
+    register tile. folds: reductions of a whole state that the operand waits for, as a rounded one does. levels: the
+    operand's, their zero and their scale, where R has levels too.
     """
 
     node: Node
@@ -41,6 +43,7 @@ class Stage:
     blocks: int
     base: int
     folds: tuple[Node, ...] = ()
+    levels: tuple[Node, ...] = ()
 
     @property
     def width(self) -> int:
@@ -85,6 +88,9 @@ class Recurrence:
         self.r_at = body.inputs.index(r) if r in body.inputs and constant[body.inputs.index(r)] else -1
         # a constant R stays as narrow as it is, and is widened as it is loaded
         self.stored: DType = r.dtype if self.r_at >= 0 else self.dtype
+        # bytes of a column are multiplied four at a time
+        self.depth = -(-self.hidden // BYTES) * BYTES if op.has_scales else self.hidden
+        self.operand = u8 if op.has_scales else self.dtype
         self.lanes = machine.lanes(self.dtype)
         if not machine.masks:
             # without mask registers columns come in whole vectors
@@ -116,10 +122,11 @@ class Recurrence:
             if found is None or found[0] is not r or not isinstance(found[1].offset, int):
                 raise CompileError("a recurrent cell", expected="products with rows of R", got=str(n))
             first = found[1].offset // h
-            stages.append(self._stage(n, first, stages))
+            levels = tuple(x.node for x in op.rounding(Term(states[0]))) if op.has_scales else ()
+            stages.append(self._stage(n, first, stages, levels))
         return Cell(d, row, states, valid, nodes, tuple(stages))
 
-    def _stage(self, node: Node, first: int, before: list[Stage]) -> Stage:
+    def _stage(self, node: Node, first: int, before: list[Stage], levels: tuple[Node, ...]) -> Stage:
         gates = int(node.shape[1]) // self.hidden
         lanes = self.lanes
         most = -(-self.hidden // lanes)
@@ -134,13 +141,13 @@ class Recurrence:
         if isinstance(self.batch, int) and self.batch:
             rows = -(-self.batch // -(-self.batch // rows))  # as even as can be
         base = sum(self._weights_size(s) for s in before)
-        folds = tuple(n for n in topological([node.inputs[0]]) if isinstance(n.op, ops.Reduce))
+        folds = tuple(n for n in topological(levels or [node.inputs[0]]) if isinstance(n.op, ops.Reduce))
         if folds and before:
             raise CompileError("a recurrent cell", expected="reductions of a state in front of its first product alone")
-        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base, folds)
+        return Stage(node, node.inputs[0], first, gates, vectors, rows, -(-most // vectors), base, folds, levels)
 
     def _weights_size(self, s: Stage) -> int:
-        return s.blocks * self.hidden * s.gates * s.vectors * self.lanes
+        return s.blocks * self.depth * s.gates * s.vectors * self.lanes
 
     def _parts(self) -> int:
         """Workers that share a direction's columns."""
@@ -169,6 +176,32 @@ def pack_weights(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarr
             padded[:, :hidden] = own
             blocks = padded.reshape(s.gates, s.blocks, s.vectors * lanes, hidden).transpose(1, 3, 0, 2)
             line[s.base : s.base + blocks.size] = blocks.reshape(-1)
+
+
+def pack_bytes(stages: tuple[Stage, ...], hidden: int, lanes: int, r: np.ndarray, out: np.ndarray) -> None:
+    """R as [direction][stage][block][k / 4][gate][columns of the block][4], what is missing zero."""
+    for direction, line in zip(r, out.reshape(len(r), -1), strict=True):
+        for s in stages:
+            columns, turns = s.vectors * lanes, -(-hidden // BYTES)
+            padded = np.zeros((s.gates, s.blocks * columns, turns * BYTES), r.dtype)
+            padded[:, :hidden, :hidden] = direction[s.first : s.first + s.gates * hidden].reshape(
+                s.gates, hidden, hidden
+            )
+            blocks = padded.reshape(s.gates, s.blocks, columns, turns, BYTES).transpose(1, 3, 0, 2, 4)
+            line[s.base : s.base + blocks.size] = blocks.reshape(-1)
+
+
+def pack_columns(stages: tuple[Stage, ...], hidden: int, lanes: int, given: np.ndarray, out: np.ndarray) -> None:
+    """A number for each row of R [D, G*H], or its sums of [D, G*H, H], as [direction][stage][block][gate][columns]."""
+    numbers = given if given.ndim == 2 else given.sum(axis=2, dtype=np.int32)
+    for direction, line in zip(numbers, out.reshape(len(numbers), -1), strict=True):
+        at = 0
+        for s in stages:
+            columns = s.vectors * lanes
+            padded = np.zeros((s.gates, s.blocks * columns), numbers.dtype)
+            padded[:, :hidden] = direction[s.first : s.first + s.gates * hidden].reshape(s.gates, hidden)
+            line[at : at + padded.size] = padded.reshape(s.gates, s.blocks, columns).swapaxes(0, 1).reshape(-1)
+            at += padded.size
 
 
 def offset_from(index: Expr, j: Var) -> int:

@@ -14,12 +14,12 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var, integer
 from ingot.ir.node import Node, topological
-from ingot.ir.types import DType, i64
+from ingot.ir.types import DType, f32, i32, i64, u8, u32
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.cpu.chunks import Write, vector_loop
-from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, Stage, offset_from
+from ingot.schedule.cpu.recurrent.cell import BYTES, LINE, Cell, Recurrence, Stage, offset_from
 from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
@@ -36,7 +36,7 @@ class Loop:
         self,
         scan: Recurrence,
         rows: Arg,
-        weights: Arg,
+        weights: list[Arg],
         outputs: Arg,
         others: list[Arg],
         between: list[tuple[Arg, Arg]],
@@ -47,7 +47,10 @@ class Loop:
         acc = scan.dtype
         self.params: list[tuple[Buffer, Arg]] = []
         self.rows = self._param("rows", acc, rows)
-        self.weights = self._param("weights", scan.stored, weights)
+        self.weights = self._param("weights", scan.stored, weights[0])
+        # of each of their rows, where they are levels: the sum and the scale
+        kinds = (("totals", i32), ("scales", f32))
+        self.columns = [self._param(name, dtype, a) for (name, dtype), a in zip(kinds, weights[1:], strict=False)]
         self.outputs = self._param("outputs", acc, outputs, True)
         self.others = [self._param(f"state{i}", acc, a, True) for i, a in enumerate(others)]
         self.between = [
@@ -55,7 +58,7 @@ class Loop:
             for i, (dots, operand) in enumerate(between)
         ]
         # of the first product, where it waits for folds of the state: each worker makes its own
-        self.operand = self._param("operand", acc, operand, True) if operand is not None else None
+        self.operand = self._param("operand", scan.operand, operand, True) if operand is not None else None
         self.control = self._param("control", i64, control, True) if control is not None else None
         needed = set(topological([n for c in scan.cells for n in c.results]))
         if scan.op.has_lengths:
@@ -168,6 +171,7 @@ class _Step:
     def __init__(self, loop: Loop, cell: Cell, stage: int, i: Expr, odd: Expr, part: Expr):
         self.loop, self.scan, self.cell, self.number, self.i, self.odd = loop, loop.scan, cell, stage, i, odd
         self.stage, self.part = cell.stages[stage], part
+        self.zero, self.scale = ZERO, ZERO  # of the operand's levels
 
     def _state(self, b: Expr, j: Expr) -> Expr:
         """The place of (direction, b, j) in a state."""
@@ -184,7 +188,7 @@ class _Step:
         """The place of row b of the operand that this worker makes."""
         scan = self.scan
         mine = ix.add(integer(self.cell.at.index * scan.parts), self.part)
-        return ix.mul(ix.add(ix.mul(mine, dim_expr(scan.batch)), b), integer(scan.hidden))
+        return ix.mul(ix.add(ix.mul(mine, dim_expr(scan.batch)), b), integer(scan.depth))
 
     def make_operand(self, block: Block) -> None:
         """What the products read instead of the state: element by element, behind folds of all of it."""
@@ -192,18 +196,21 @@ class _Step:
         assert target is not None
         em = self._emitter(block, k.var("none"), [])
         folds = [Reducer.of(n, block, scan.lanes, 1) for n in s.folds]
+        operand, *terms = s.levels or (s.operand,)
 
         def fold(x: Block, index: Index, mask: Expr | None) -> None:
             for f in folds:
                 f.add(x, em.value(x, f.node.inputs[0], index, mask), index[1], mask, 0)
 
         def store(x: Block, index: Index, mask: Expr | None) -> None:
-            store_at(x, target, ix.add(self._own(index[0]), index[1]), em.value(x, s.operand, index, mask), mask)
+            store_at(x, target, ix.add(self._own(index[0]), index[1]), em.value(x, operand, index, mask), mask)
 
         self._over(block, fold)
         for f in folds:
             value = block.let(f.result(block), "fold")
             em.bind(f.node, Leaf(lambda b, index, mask, value=value: value, home=block, pinned=True))
+        if terms:
+            self.zero, self.scale = (em.value(block, n, ()) for n in terms)
         self._over(block, store)
 
     def _over(self, block: Block, body: Write) -> None:
@@ -261,6 +268,9 @@ class _Step:
     def _products(self, block: Block, column: Expr, b: Expr, at: Expr, rows: int, sums: Buffer) -> None:
         """Rows from b on times the block's weights, to rows from `at` on of the sums."""
         scan, s, lanes = self.scan, self.stage, self.scan.lanes
+        if s.levels:
+            self._dots(block, column, b, at, rows, sums)
+            return
         width, h = s.width, scan.hidden
         tile = rows * width
         unroll = next(u for u in (16, 8, 4, 2, 1) if (h % u == 0 and u * tile <= TURN) or u == 1)
@@ -300,6 +310,46 @@ class _Step:
         block.loop("k", 0, h, unroll, turns)
         for n in range(tile):
             value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
+            block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
+
+    def _dots(self, block: Block, column: Expr, b: Expr, at: Expr, rows: int, sums: Buffer) -> None:
+        """`_products` of levels, by bytes: scale * (sum of levels * R - zero * sum of R)."""
+        scan, s, lanes, loop = self.scan, self.stage, self.scan.lanes, self.loop
+        assert loop.operand is not None
+        operand, (totals, scales) = loop.operand, loop.columns
+        width, turns = s.width, scan.depth // BYTES
+        tile, vector = rows * width, BYTES * lanes
+        unroll = next(u for u in (8, 4, 2, 1) if (turns % u == 0 and u * tile <= TURN) or u == 1)
+        sets = min(unroll, -(-SUMS // tile))
+        acc = block.alloc("acc", i32, sets * tile, lanes=lanes)
+        for n in range(sets * tile):
+            block.store(acc, integer(n), k.lit(0, i32, lanes))
+        start = block.let(self._own(b), "h")
+        first = self.cell.at.index * scan.weights_size + s.base
+        line = block.let(k.add(integer(first), k.mul(column, integer(scan.depth * width * lanes))), "w")
+
+        def turn(x: Block, e: Expr) -> None:
+            e = x.let(k.select(self.odd, k.sub(integer(turns - unroll), e), e), "k")
+            for u in range(unroll):
+                here = ix.add(e, integer(u))
+                row = ix.add(line, ix.mul(here, integer(width * vector)))
+                weights = [_weights(x, loop.weights, ix.add(row, integer(n * vector)), lanes) for n in range(width)]
+                for r in range(rows):
+                    place = ix.add(ix.add(start, integer(r * scan.depth)), ix.mul(here, integer(BYTES)))
+                    value = _in_all_lanes(x, operand, place, lanes)
+                    for n, w in enumerate(weights):
+                        slot = integer(u % sets * tile + r * width + n)
+                        x.store(acc, slot, _dot(value, w, k.load(acc, slot)))
+
+        block.loop("k", 0, turns, unroll, turn)
+        zero = block.let(k.splat(k.cast(self.zero, i32), lanes), "zero")
+        scale = block.let(k.splat(self.scale, lanes), "scale")
+        terms = k.add(integer(first // scan.depth), k.mul(column, integer(width * lanes)))
+        for n in range(tile):
+            value = reduce(k.add, (k.load(acc, integer(i * tile + n)) for i in range(sets)))
+            own = ix.add(terms, integer(n % width * lanes))
+            exact = k.sub(value, k.mul(zero, k.load(totals, own, lanes)))
+            value = k.mul(k.cast(exact, scan.dtype), k.mul(scale, k.load(scales, own, lanes)))
             block.store(sums, ix.add(ix.mul(at, integer(width * lanes)), integer(n * lanes)), value)
 
     def _finish(self, block: Block, column: Expr, b: Expr, products: Buffer, r: Expr, v: int) -> None:
@@ -398,6 +448,27 @@ class _Step:
             return load_at(b, dots, ix.add(ix.mul(row, integer(s.gates * scan.hidden)), index[1]), mask)
 
         return Leaf(read, pinned=True)
+
+
+def _weights(block: Block, buffer: Buffer, place: Expr, lanes: int) -> tuple[Expr, ...]:
+    """BYTES neighbours in each lane: a vector of them, or for a single lane one number each."""
+    if lanes > 1:
+        return (block.let(k.load(buffer, place, BYTES * lanes), "w"),)
+    return tuple(block.let(k.cast(k.load(buffer, ix.add(place, integer(i))), i32), "w") for i in range(BYTES))
+
+
+def _in_all_lanes(block: Block, buffer: Buffer, place: Expr, lanes: int) -> tuple[Expr, ...]:
+    """BYTES neighbours, the same in all lanes, as `_weights` has them."""
+    if lanes == 1:
+        return _weights(block, buffer, place, lanes)
+    word = k.bitcast(k.load(buffer, place, BYTES), u32)
+    return (block.let(k.bitcast(k.splat(word, lanes), u8), "x"),)
+
+
+def _dot(values: tuple[Expr, ...], weights: tuple[Expr, ...], acc: Expr) -> Expr:
+    if len(values) == 1:
+        return k.dot(values[0], weights[0], acc)
+    return reduce(lambda total, pair: k.add(total, k.mul(*pair)), zip(values, weights, strict=True), acc)
 
 
 __all__ = ["Loop"]

@@ -18,12 +18,12 @@ from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, const, topological
-from ingot.ir.types import DType, i64
+from ingot.ir.types import DType, f32, i32, i64
 from ingot.ops.nn.terms import Term
 from ingot.schedule.cpu.contraction.lower import lower_contraction
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_weights
+from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_bytes, pack_columns, pack_weights
 from ingot.schedule.cpu.recurrent.loop import Loop
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 
@@ -100,7 +100,7 @@ class _Scan(Recurrence):
         if at >= 0:
             what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in stages)
             key = f"scan {what} {self.hidden} {lanes} {self.stored}"
-            write = partial(pack_weights, stages, self.hidden, lanes)
+            write = partial(pack_bytes if self.op.has_scales else pack_weights, stages, self.hidden, lanes)
             self.packs.append(Pack(at, key, self.stored, size * len(self.directions), write))
             return Arg("pack", len(self.packs) - 1)
         to = self._temp(size * len(self.directions), self.dtype)
@@ -116,13 +116,25 @@ class _Scan(Recurrence):
                 self._compute(value, to, Layout(dense.shape, dense.strides, d.index * size + s.base))
         return to
 
+    def _columns(self) -> list[Arg]:
+        """Of each row of R, where it has levels: their sum, and their scale."""
+        if not self.op.has_scales:
+            return []
+        own = self.body.inputs.index(self.anchor.inputs[-1])
+        count, size = len(self.directions), self.weights_size // self.depth
+        write = partial(pack_columns, self.stages, self.hidden, self.lanes)
+        what = "/".join(f"{s.first}:{s.gates}x{s.vectors}" for s in self.stages)
+        for name, at, dtype in (("sums", self.r_at, i32), ("scales", own, f32)):
+            self.packs.append(Pack(at, f"scan {name} {what} {self.hidden} {self.lanes}", dtype, size * count, write))
+        return [Arg("pack", len(self.packs) - 2), Arg("pack", len(self.packs) - 1)]
+
     def lower(self) -> Lowered:
         count, h = len(self.directions), self.hidden
         state: DimLike = count * self.batch * h
         rows = self._temp(state * self.op.gates * self.steps, self.dtype)
         for cell in self.cells:
             self._project(cell, rows)
-        weights = self._weights()
+        weights = [self._weights(), *self._columns()]
         # the output of the pass at hand and of the one before; the other states are changed in place
         outputs = self._temp(2 * state, self.dtype)
         others = [self._temp(state, self.dtype) for _ in range(self.op.states - 1)]
@@ -140,7 +152,8 @@ class _Scan(Recurrence):
             (self._temp(count * self.batch * s.gates * h, self.dtype), self._temp(state, self.dtype))
             for s in self.stages[:-1]
         ]
-        rounded = self._temp(self.parts * state, self.dtype) if self.stages[0].folds else None
+        each = self.parts * count * self.batch * self.depth
+        rounded = self._temp(each, self.operand) if self.stages[0].folds else None
         control: Arg | None = None
         if self.parts > 1:
             counters = self.steps * len(self.stages) * count * LINE
