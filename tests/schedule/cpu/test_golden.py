@@ -107,6 +107,12 @@ def block_quantized() -> Node:
     return ops.DotGeneral(((), ()), ((1,), (1,)))(arg("x", 1, 16), w)
 
 
+def sparse() -> Node:
+    places, starts = const(np.array([1, 4, 0], np.uint16)), const(np.array([0, 2, 3], np.int32))
+    w = ops.Densify((8, 5))(weight(3, 4), places, starts)
+    return ops.DotGeneral(((), ()), ((1,), (1,)))(arg("x", S, 5), w)
+
+
 def attention_decode() -> Node:
     return ops.Attention("none", 0.5)(arg("q", 1, 1, 1, 4), arg("k", 1, 1, S, 4), arg("v", 1, 1, S, 4))
 
@@ -132,7 +138,7 @@ def scatter() -> Node:
 MAKERS: tuple[Callable[[], Node], ...] = (
     pointwise, blocked_transpose, short_lines, concat, gather, row_sums, row_columns, short_rows, centered_rows,
     arg_max, cumulative_sum, max_pool, macro_kernel, dot_products, convolution, depthwise, block_quantized,
-    attention_decode, attention_flash, recurrent, sort_network, scatter,
+    sparse, attention_decode, attention_flash, recurrent, sort_network, scatter,
 )  # fmt: skip
 
 
