@@ -206,6 +206,11 @@ class Importer:
         if self.depth > _DEEPEST_CALL:
             raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
         results = self.block(function.body, arguments, None)
+        if len(results) != len(function.result_types):
+            raise ImportModelError(
+                f"results of @{function.name}", expected=len(function.result_types), got=len(results),
+                where=self.where or None,
+            )  # fmt: skip
         self.depth -= 1
         return results
 
