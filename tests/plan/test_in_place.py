@@ -15,6 +15,7 @@ from ingot.pipeline.target import features_of
 from ingot.plan.storage import assign
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
+from tests.conformance.checked import run_checked
 from tests.schedule.compiled import check
 
 SHAPE = (4, 6)
@@ -112,6 +113,19 @@ def test_why_values_are_copied(new: Node, reason: str) -> None:
     inputs = [i for i in (X, AT) if i in Graph((), (new,)).nodes()]
     copied = lasting(S, new, inputs=tuple(inputs)).state[0].copied
     assert reason in copied and bool(copied) == bool(reason)
+
+
+@pytest.mark.parametrize("target", ["native", "cuda"])
+@pytest.mark.parametrize("at", [-9, -2, 0, 3, 5, 1 << 40])
+def test_updates_in_place_on_each_target(target: str, at: int) -> None:
+    """Two rows of a slice or a scattered window, which may lie beyond the operand."""
+    window = ops.Scatter("set", (0, 1), (), (), (), (0,), 0)
+    places = ops.BroadcastInDim((1,), ())(AT)
+    x, where = np.arange(10, dtype=np.float32).reshape(2, 5) + 1, np.asarray(at)
+    for new in (WRITTEN, window(S, places, X)):
+        graph = Graph((X, AT, S), (new, ops.Neg()(new)), state=("s",))
+        (got,) = run_checked(graph, (x, where), target)
+        np.testing.assert_array_equal(got, interpret(graph, (x, where, np.zeros((6, 5), np.float32)))[1])
 
 
 def test_circles_are_copied() -> None:

@@ -13,7 +13,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.rows import lower_rows
 from ingot.schedule.gpu.scan import lower_scan
-from ingot.schedule.gpu.scatter import lower_scatter
+from ingot.schedule.gpu.scatter import lower_scatter, lower_update
 from ingot.schedule.gpu.sort import lower_sort
 from ingot.schedule.gpu.window import lower_window
 from ingot.schedule.lowered import Lowered
@@ -30,7 +30,7 @@ STRATEGIES: dict[str, Strategy] = {
     "scan": lower_scan,
     "sort": lower_sort,
     "scatter": lower_scatter,
-    "update": lower_scatter,  # each element of the operand is read by whoever writes it
+    "update": lower_update,
 }
 
 

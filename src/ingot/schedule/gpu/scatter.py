@@ -10,16 +10,18 @@ Updates that meet in one element are so combined in their order, by whoever owns
 from __future__ import annotations
 
 from ingot.ir import kernel as k
+from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
-from ingot.ir.types import boolean, i64
-from ingot.ops import Scatter
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import Shape, boolean, i64
+from ingot.ops import DynamicUpdateSlice, Scatter
+from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Index
+from ingot.schedule.emit import Index, slice_starts
 from ingot.schedule.folds import accumulator
-from ingot.schedule.gpu.blocks import Elements, Group
+from ingot.schedule.gpu.blocks import Elements, Group, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.group_io import bind_result
@@ -80,10 +82,60 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     return Lowered((work.step("scatter"),))
 
 
+def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    """The same where the result lies over the operand: an updated slice, and updates that cannot meet as each window is
+    alone, run over the updates; others over all elements, each of which is read by whoever writes it."""
+    anchor = next(n for n in body.nodes() if isinstance(n.op, Scatter | DynamicUpdateSlice))
+    op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
+    assert out is not None  # else it is not in place
+    updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]
+    if isinstance(op, Scatter) and not (op.kind == "set" and _one_window(op, updates.shape)):
+        return lower_scatter(body, ins, outs, machine)
+    if 0 in updates.shape:
+        return Lowered(())
+    group = Group.of(body, ins, outs)
+    work = Elements.of(group, updates, machine)
+    inside: Expr | None = None
+    if isinstance(op, DynamicUpdateSlice):
+        starts = slice_starts(work.em, work.top, anchor.inputs[2:], anchor.shape, updates.shape)
+        place = tuple(ix.add(e, s) for e, s in zip(work.index, starts, strict=True))
+    else:
+        assert isinstance(op, Scatter)
+        place, inside = _window_place(op, anchor, work)
+    write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.live, inside, place)
+    chunks = ceildiv(product(updates.shape), work.tile[1])
+    return Lowered((group.step("update", work.chunk, chunks, work.top),))
+
+
+def _one_window(op: Scatter, shape: Shape) -> bool:
+    """Whether all updates are one window of the operand."""
+    return not op.input_batching_dims and all(n == 1 for d, n in enumerate(shape) if d not in op.update_window_dims)
+
+
+def _window_place(op: Scatter, anchor: Node, work: Elements) -> tuple[Index, Expr | None]:
+    """Where elements of the only window go, and whether that lies inside."""
+    x, indices, _ = anchor.inputs
+    kept = [d for d in range(x.type.rank) if d not in op.inserted_window_dims]
+    place: dict[int, Expr] = dict.fromkeys(range(x.type.rank), ZERO)
+    place |= {d: work.index[u] for d, u in zip(kept, op.update_window_dims, strict=True)}
+    inside: Expr | None = None
+    for component, d in enumerate(op.scatter_dims_to_operand_dims):
+        where = [ZERO] * indices.type.rank
+        if op.index_vector_dim < indices.type.rank:
+            where[op.index_vector_dim] = integer(component)
+        start = work.top.let(k.cast(work.em.value(work.top, indices, tuple(where), None), i64), "s")
+        place[d] = ix.add(place[d], start)
+        fits = k.binary("and", k.binary("ge", place[d], ZERO), k.binary("lt", place[d], dim_expr(x.shape[d])))
+        # the sum of a huge index and a window's offset would wrap around
+        fits = k.binary("and", fits, k.binary("ge", start, dim_expr(x.shape[d] * -1)))
+        inside = both(inside, fits)
+    return tuple(place[d] for d in range(x.type.rank)), inside
+
+
 def _combined(kind: str, old: Expr, value: Expr) -> Expr:
     if old.dtype == boolean:
         return k.binary("or" if kind == "max" else "and", old, value)
     return k.binary(kind, old, value)
 
 
-__all__ = ["lower_scatter"]
+__all__ = ["lower_scatter", "lower_update"]
