@@ -359,3 +359,36 @@ def test_tune_refuses_what_it_cannot_write_to(model: Path, tmp_path: Path, monke
     refused(2, "tune", model, "--database", tmp_path / "no folder" / "db.jsonl")
     monkeypatch.setenv("INGOT_TUNING", "0")
     assert "--database" in refused(2, "tune", model)
+
+
+# --- train
+
+
+@pytest.mark.slow
+def test_train_goes_on_where_it_was_killed(tmp_path: Path):
+    text = (
+        '<ir_version: 10, opset_import: ["" : 18]> m (float[n,6] x) => (float[n,3] y)'
+        "<float[6,8] a, float[8,3] b> { h = MatMul(x, a) r = Relu(h) y = MatMul(r, b) }"
+    )
+    net = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    net.graph.ClearField("initializer")
+    weights = {"a": rng.standard_normal((6, 8)), "b": rng.standard_normal((8, 3))}
+    net.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items())
+    onnx.save(net, tmp_path / "m.onnx")
+    x = rng.standard_normal((50, 6)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, label=x[:, :3].argmax(1))
+    common = (
+        "train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "--loss", "cross_entropy", "--lr", 0.05,
+        "--batch", 8, "--metric", "accuracy", "--threads", 1, "--json",
+    )  # fmt: skip
+    whole = told(call(*common, "--epochs", 6, "-o", tmp_path / "whole.onnx", "--curve", tmp_path / "loss.svg"))
+    assert whole["calls"] == 36 and whole["loss"] < whole["first_loss"] and 0 <= whole["accuracy"] <= 1
+    assert (tmp_path / "loss.svg").read_text().startswith("<svg")
+    kept = ("--checkpoint", tmp_path / "c.safetensors", "--resume")
+    told(call(*common, *kept, "--epochs", 2, "-o", tmp_path / "part.onnx"))
+    rest = told(call(*common, *kept, "--epochs", 6, "-o", tmp_path / "part.onnx"))
+    assert rest["calls"] == 36 and rest["loss"] == whole["loss"]
+    assert (tmp_path / "part.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+    assert "samples" in refused(2, *common, *kept, "--seed", 7)
+    assert "adamw" in refused(2, *common, "--optimizer", "sga")

@@ -27,6 +27,7 @@ from ingot.cli.export import export
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
+from ingot.cli.train import train
 from ingot.cli.tune import tune
 
 COMMANDS = {
@@ -39,6 +40,7 @@ COMMANDS = {
     "explain": explain,
     "tune": tune,
     "quantize": quantize,
+    "train": train,
     "machine": machine,
 }
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from ingot.cli.console import escape, out, presented, writable
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
+from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source, read_torch
 from ingot.quantization.run import Asked, quantize_model
-from ingot.support.errors import InputError
-from ingot.support.files import open_regular
 
 
 def quantize(
@@ -63,7 +61,7 @@ def quantize(
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
         dims = source.dynamic
-        made = quantize_model(read, _read(samples), dynamic=dims, batch=batch, table=table, asked=asked)
+        made = quantize_model(read, read_archive(samples), dynamic=dims, batch=batch, table=table, asked=asked)
         made.save(path)
         if onnx is not None:
             made.save_onnx(onnx)
@@ -74,16 +72,3 @@ def quantize(
         return
     out.print(escape(made.report.text()), highlight=False)
     out.print(f"[bold]{escape(str(path))}[/]", highlight=False)
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open_regular(path) as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise InputError(
-                    f"samples {path}", expected="an archive of named arrays (numpy.savez)", got="one array"
-                )
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot read {path}", expected="arrays written by numpy.savez", got=str(error)) from error

@@ -27,6 +27,18 @@ BATCHES, LENGTHS = (1, 3, 2), (128, 33, 7)  # one common size, and odd ones that
 PIXELS = (224, 97, 64)  # of an image's height and width: networks halve them time and again
 
 
+def read_archive(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Raises InputError for one that is damaged or of another kind."""
+    try:
+        with open_regular(path) as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise InputError(f"arrays {path}", expected="an archive of named arrays (numpy.savez)", got="one array")
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}", expected="arrays written by numpy.savez", got=str(error)) from error
+
+
 def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
     """["batch=1,length=128", "batch=4"] -> one mapping per text. Raises InputError."""
     out: list[dict[str, int]] = []

@@ -77,17 +77,21 @@ class TrainingStep(CompiledModel):
         names = (*self.training.parameters, *self.training.buffers)
         safetensors.write(Path(path), {name: state[name] for name in names})
 
-    def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
+    def save_checkpoint(self, path: str | os.PathLike[str], notes: Mapping[str, np.ndarray] | None = None) -> None:
         """Write all that lasts from step to step, the learning rate and the state of random numbers included, as one
-        safetensors file; whole or not at all. What goes on from it gives the same bits."""
-        safetensors.write(Path(path), {**self.state(), _RATE: np.asarray(self.lr, np.float64)})
+        safetensors file; whole or not at all. What goes on from it gives the same bits. notes: arrays to keep with it.
+        """
+        beside = {_NOTE + name: array for name, array in (notes or {}).items()}
+        safetensors.write(Path(path), {**self.state(), **beside, _RATE: np.asarray(self.lr, np.float64)})
 
-    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint. Raises InputError for one of another model or optimizer; nothing changes then."""
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+        """Go on from a checkpoint; the notes in it. Raises InputError for one of another model or optimizer; nothing
+        changes then."""
         values = dict(safetensors.read(path))
         if _RATE not in values:
             raise InputError(f"checkpoint {path}", expected="a file that save_checkpoint wrote", got="another")
         lr = float(values.pop(_RATE))
+        notes = {k.removeprefix(_NOTE): np.array(values.pop(k)) for k in [*values] if k.startswith(_NOTE)}
         names = {s.spec.name for s in self.program.state}
         if names != values.keys():
             differ = sorted(names ^ values.keys())
@@ -96,6 +100,7 @@ class TrainingStep(CompiledModel):
             )
         self.set_state(values)
         self.lr = lr
+        return notes
 
     def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
         """Write one file that `ingot.load` reads and that goes on from here, with numpy alone."""
@@ -114,4 +119,4 @@ class TrainingStep(CompiledModel):
         return f"{type(self).__name__}({len(self.training.parameters)} parameters of {count:,} bytes, lr {self.lr:g})"
 
 
-_RATE = "learning rate"
+_RATE, _NOTE = "learning rate", "note:"

@@ -1,0 +1,122 @@
+"""`ingot train`: an ONNX model on arrays from a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from ingot import optim
+from ingot.cli.console import escape, out, presented, print_json, writable
+from ingot.cli.options import Dims, Json, Limit, Threads
+from ingot.debug.drawing import time_text
+from ingot.debug.feeds import read_archive
+from ingot.debug.source import Words, open_source
+from ingot.runtime.training import TrainingStep
+from ingot.support import progress
+from ingot.support.errors import InputError
+from ingot.support.files import atomic_write
+from ingot.training.loop import Plan, curve
+from ingot.training.loop import run as run_epochs
+from ingot.training.run import CompiledStep, train_model
+
+
+def train(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
+    data: Annotated[Path, typer.Option(help="A .npz file: an array for each input and the target, samples first.")],
+    loss: Annotated[str, typer.Option(help="cross_entropy, nll, mse, l1, huber, bce_with_logits or kl_div.")],
+    optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw or lion.")] = "adamw",
+    lr: Annotated[float | None, typer.Option(min=0, help="Learning rate; by default the optimizer's.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(min=0, help="By default the optimizer's.")] = None,
+    momentum: Annotated[float | None, typer.Option(min=0, help="Of sgd.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a call.")] = 32,
+    target: Annotated[str | None, typer.Option(help="The target's array, if it is not the one that is left.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="accuracy, mse or l1. Repeatable.")] = None,
+    trainable: Annotated[list[str] | None, typer.Option(help="A pattern of parameters to train. Repeatable.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Bound of all gradients' norm.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Calls whose mean gradient is one update.")] = 1,
+    precision: Annotated[str, typer.Option(help="What products take: float32, bfloat16, float16.")] = "float32",
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of samples, and of dropout.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The trained model; by default MODEL.trained.onnx.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A file that is written every so often.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Calls between checkpoints.")] = 100,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one.")] = False,
+    picture: Annotated[Path | None, typer.Option("--curve", help="Draw the loss as an SVG file.")] = None,
+    threads: Threads = None,
+    dim: Dims = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Train an ONNX model on arrays, and write it with what it learned.
+
+    A run that was killed goes on from its checkpoint with --resume, and ends with the same bits as one that was not.
+
+    \b
+    ingot train model.onnx --data digits.npz --loss cross_entropy --metric accuracy --epochs 5
+    ingot train model.onnx --data d.npz --loss mse --optimizer sgd --momentum 0.9 --lr 0.1 --curve loss.svg
+    ingot train model.onnx --data d.npz --loss mse --epochs 50 --checkpoint c.safetensors --resume
+    """
+    with presented(as_json, limit):
+        if resume and checkpoint is None:
+            raise InputError("--resume", expected="a checkpoint", got="none", fix="--checkpoint FILE.safetensors")
+        written = writable(output or model.with_suffix(".trained.onnx"))
+        for path in (checkpoint, picture):
+            if path is not None:
+                writable(path)
+        chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        source = open_source(model, Words(dim or []))
+        progress.report("compile")
+        step = train_model(
+            source.path, loss, chosen, None, (), metrics=metric or (), trainable=trainable, clip_norm=clip_norm,
+            accumulate=accumulate, precision=precision, dynamic=source.dynamic, threads=threads, seed=seed,
+        )  # fmt: skip
+        plan = Plan(_data(step, data, target), batch, epochs, seed, checkpoint, every)
+        began = time.perf_counter()
+        last: dict[str, float] = {}
+
+        def told(done: int, value: float, measured: Mapping[str, float]) -> None:
+            last.update(measured)
+            numbers = {"loss": value, **measured}
+            progress.report(" ".join(f"{k} {v:.4g}" for k, v in numbers.items()), done, plan.calls)
+
+        losses = run_epochs(step, plan, told, resume=resume)
+        seconds = time.perf_counter() - began
+        atomic_write(written, [step.trained().SerializeToString()])
+        if picture is not None:
+            atomic_write(picture, [curve(losses, model.name).encode()])
+    facts = {"model": str(written), "calls": len(losses), "seconds": seconds, "first_loss": losses[0]}
+    facts |= {"loss": losses[-1], **last}
+    if as_json:
+        print_json(facts)
+        return
+    measured = "".join(f", {k} {v:.4g}" for k, v in last.items())
+    out.print(f"loss {losses[0]:.4g} -> {losses[-1]:.4g}{measured} in {len(losses)} calls, {time_text(seconds)}")
+    out.print(f"[bold]{escape(str(written))}[/]", highlight=False)
+
+
+def _optimizer(name: str, given: Mapping[str, float | None]) -> optim.Optimizer:
+    if name not in optim.OPTIMIZERS:
+        raise InputError("--optimizer", expected=f"one of {', '.join(optim.OPTIMIZERS)}", got=name)
+    made = optim.OPTIMIZERS[name]
+    chosen: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    if "momentum" in chosen and made is not optim.SGD:
+        raise InputError("--momentum", expected="sgd, which has it", got=name)
+    return made(**chosen)
+
+
+def _data(step: CompiledStep | TrainingStep, path: Path, target: str | None) -> dict[str, np.ndarray]:
+    """The arrays by the step's inputs: the target's is the one that is left behind the model's own."""
+    arrays = read_archive(path)
+    *own, last = (s.name for s in step.inputs if s.name != step.training.rate)
+    left = [name for name in arrays if name not in own]
+    name = target or (last if last in arrays else left[0] if len(left) == 1 else last)
+    if missing := [n for n in (*own, name) if n not in arrays]:
+        raise InputError(f"data {path}", expected=f"arrays named {', '.join(missing)}", got=", ".join(arrays))
+    return {**{n: arrays[n] for n in own}, last: arrays[name]}

@@ -1,0 +1,117 @@
+"""Whole networks beside eager PyTorch: a CNN on digits, a transformer and an LSTM on Python's own text."""
+
+from __future__ import annotations
+
+import copy
+import this
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+pytestmark = pytest.mark.slow
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+def beside_eager(net: nn.Module, batches: Batches, steps: int, lr: float) -> tuple[np.ndarray, Any, nn.Module]:
+    """The differences of the losses, the step, and the eager model."""
+    eager = copy.deepcopy(net)
+    x, y = next(batches)
+    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(lr=lr), (x,), clip_norm=1.0)
+    other = torch.optim.AdamW(eager.parameters(), lr=lr)
+    differences = []
+    for _ in range(steps):
+        loss, _ = step(x, y)
+        other.zero_grad()
+        want = F.cross_entropy(eager(x), y)
+        want.backward()
+        nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
+        other.step()
+        differences.append(float(loss) - want.item())
+        x, y = next(batches)
+    return np.asarray(differences), step, eager
+
+
+def test_a_cnn_reads_digits() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    found = datasets.load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(found.target)
+    rng = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=rng)
+    train, test = order[:1500], order[1500:]
+
+    def batches() -> Batches:
+        while True:
+            rows = train[torch.randint(0, len(train), (64,), generator=rng)]
+            yield images[rows], labels[rows]
+
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+    differences, step, _ = beside_eager(net, batches(), 200, 3e-3)
+    assert np.abs(differences).max() < 1e-3
+    trained = step.trained().eval()
+    with torch.no_grad():
+        assert (trained(images[test]).argmax(1) == labels[test]).float().mean() >= 0.98
+
+
+def text_batches(length: int, rows: int) -> tuple[Batches, int]:
+    text = "".join(chr((ord(c) - 97 + 13) % 26 + 97) if c.islower() else c for c in this.s)
+    letters = sorted(set(text))
+    codes = torch.tensor([letters.index(c) for c in text])
+    rng = torch.Generator().manual_seed(0)
+
+    def batches() -> Batches:
+        while True:
+            starts = torch.randint(0, len(codes) - length - 1, (rows,), generator=rng)
+            window = torch.stack([codes[s : s + length + 1] for s in starts])
+            yield window[:, :-1], window[:, 1:]
+
+    return batches(), len(letters)
+
+
+class Transformer(nn.Module):
+    def __init__(self, letters: int, width: int, length: int) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(letters, width), nn.Parameter(torch.zeros(length, width))
+        options = {"batch_first": True, "norm_first": True, "activation": "gelu"}
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, **options)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(width, letters)
+        self.register_buffer("mask", torch.full((length, length), float("-inf")).triu(1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.layers(self.embed(ids) + self.place, mask=self.mask)
+        return self.out(h).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, letters: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(letters, width)
+        self.lstm, self.out = nn.LSTM(width, width, 2, batch_first=True), nn.Linear(width, letters)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(self.embed(ids))[0]).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "lstm"])
+def test_a_model_of_text(kind: str) -> None:
+    batches, letters = text_batches(24, 16)
+    torch.manual_seed(0)
+    net = Transformer(letters, 32, 24) if kind == "transformer" else Recurrent(letters, 32)
+    differences, step, _ = beside_eager(net, batches, 60, 3e-3)
+    assert np.abs(differences).max() < 1e-3
+    x, y = next(batches)
+    assert float(step(x, y)[0]) < 2.9 < np.log(letters)
