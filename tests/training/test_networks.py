@@ -1,10 +1,10 @@
-"""Whole networks beside eager PyTorch: a CNN on digits, a transformer and an LSTM on Python's own text."""
+"""Whole networks beside eager PyTorch: a CNN on digits, an LSTM on Python's own text."""
 
 from __future__ import annotations
 
 import copy
 import this
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,29 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Eager PyTorch's threads wait for each other by spinning."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-def beside_eager(net: nn.Module, batches: Batches, steps: int, lr: float) -> tuple[np.ndarray, Any, nn.Module]:
-    """The differences of the losses, the step, and the eager model."""
+Eager = Callable[[Any], torch.optim.Optimizer]
+
+
+def beside_eager(net: nn.Module, batches: Batches, steps: int, ours: Any, theirs: Eager) -> tuple[np.ndarray, Any]:
+    """The differences of the losses, and the step."""
     eager = copy.deepcopy(net)
     x, y = next(batches)
-    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(lr=lr), (x,), clip_norm=1.0)
-    other = torch.optim.AdamW(eager.parameters(), lr=lr)
+    step = ingot.train(net, "cross_entropy", ours, (x,), clip_norm=1.0, threads=1)
+    other = theirs(eager.parameters())
     differences = []
     for _ in range(steps):
         loss, _ = step(x, y)
@@ -36,7 +50,7 @@ def beside_eager(net: nn.Module, batches: Batches, steps: int, lr: float) -> tup
         other.step()
         differences.append(float(loss) - want.item())
         x, y = next(batches)
-    return np.asarray(differences), step, eager
+    return np.asarray(differences), step
 
 
 def test_a_cnn_reads_digits() -> None:
@@ -55,11 +69,11 @@ def test_a_cnn_reads_digits() -> None:
 
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10),
+        nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
+        nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24 * 16, 10),
     )  # fmt: skip
-    differences, step, _ = beside_eager(net, batches(), 200, 3e-3)
+    ours = ingot.optim.SGD(lr=0.05, momentum=0.9)
+    differences, step = beside_eager(net, batches(), 200, ours, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
     assert np.abs(differences).max() < 1e-3
     trained = step.trained().eval()
     with torch.no_grad():
@@ -81,21 +95,6 @@ def text_batches(length: int, rows: int) -> tuple[Batches, int]:
     return batches(), len(letters)
 
 
-class Transformer(nn.Module):
-    def __init__(self, letters: int, width: int, length: int) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(letters, width), nn.Parameter(torch.zeros(length, width))
-        options = {"batch_first": True, "norm_first": True, "activation": "gelu"}
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, **options)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(width, letters)
-        self.register_buffer("mask", torch.full((length, length), float("-inf")).triu(1))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        h = self.layers(self.embed(ids) + self.place, mask=self.mask)
-        return self.out(h).transpose(1, 2)
-
-
 class Recurrent(nn.Module):
     def __init__(self, letters: int, width: int) -> None:
         super().__init__()
@@ -106,12 +105,12 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(self.embed(ids))[0]).transpose(1, 2)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "lstm"])
-def test_a_model_of_text(kind: str) -> None:
+def test_an_lstm_of_text() -> None:
     batches, letters = text_batches(24, 16)
     torch.manual_seed(0)
-    net = Transformer(letters, 32, 24) if kind == "transformer" else Recurrent(letters, 32)
-    differences, step, _ = beside_eager(net, batches, 60, 3e-3)
+    net = Recurrent(letters, 32)
+    ours = ingot.optim.AdamW(lr=3e-3)
+    differences, step = beside_eager(net, batches, 60, ours, lambda p: torch.optim.AdamW(p, lr=3e-3))
     assert np.abs(differences).max() < 1e-3
     x, y = next(batches)
-    assert float(step(x, y)[0]) < 2.9 < np.log(letters)
+    assert float(step(x, y)[0]) < 0.85 * np.log(letters)  # what guessing costs
