@@ -154,18 +154,18 @@ def test_values_that_decide_are_given_ahead(tmp_path: Path):
     graph = onnx.helper.make_graph([node], "g", [x, axes], [z])
     model = tmp_path / "sum.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), model)
-    assert "--weights axes=VALUE" in refused(2, "compile", model)
-    facts = told(call("compile", model, "--weights", "axes=[1]", "--dim", "x:0=2:9", "--json"))
+    assert "--constant axes=VALUE" in refused(2, "compile", model)
+    facts = told(call("compile", model, "--constant", "axes=[1]", "--dim", "x:0=2:9", "--json"))
     assert facts["inputs"] == ["x: f32[x_0, x_1, 4]"] and facts["outputs"] == ["z: f32[x_0, 4]"]
     ran = told(call("run", facts["output"], "--random", "--size", "x:0=3,x:1=5", "--json"))
     assert ran["outputs"][0]["shape"] == [3, 4]
     assert "<= 9, got 10" in refused(2, "run", facts["output"], "--random", "--size", "x:0=10")
     assert "an open axis" in refused(2, "run", facts["output"], "--random", "--size", "x:2=4")
     np.save(tmp_path / "axes.npy", np.array([0]))
-    facts = told(call("compare", model, "--weights", f"axes={tmp_path / 'axes.npy'}", "--json"))
+    facts = told(call("compare", model, "--constant", f"axes={tmp_path / 'axes.npy'}", "--json"))
     assert facts["ok"]
-    assert "what int64 holds" in refused(2, "compile", model, "--weights", "axes=[0.5]")
-    assert "['x', 'axes']" in refused(2, "compile", model, "--weights", "axis=[0]")
+    assert "what int64 holds" in refused(2, "compile", model, "--constant", "axes=[0.5]")
+    assert "['x', 'axes']" in refused(2, "compile", model, "--constant", "axis=[0]")
     assert "nested lists" in refused(2, "compile", model, "--constant", "axes=one")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
 from ingot.cli.options import (
+    Constants,
     Dims,
     FastMath,
     Inputs,
@@ -22,7 +23,6 @@ from ingot.cli.options import (
     Target,
     Threads,
     Uncompiled,
-    Weights,
     words,
 )
 from ingot.debug import compare as comparing
@@ -41,7 +41,7 @@ def compare(
         bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
     ] = True,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -66,7 +66,7 @@ def compare(
     ingot compare model.onnx --program model.ingot
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         found = comparing.compare(
             source, program=program, threads=threads, fast_math=fast_math, precision=precision,
             sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter, seed=seed,

@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import escape, out, presented, print_json, writable
 from ingot.cli.options import (
+    Constants,
     Dims,
     FastMath,
     Inputs,
@@ -21,7 +22,6 @@ from ingot.cli.options import (
     Target,
     Threads,
     Uncompiled,
-    Weights,
     words,
 )
 from ingot.debug.drawing import bytes_text, time_text
@@ -38,12 +38,12 @@ def compile_(
     ] = None,
     threads: Threads = None,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
     target: Target = "native",
-    weights_file: Annotated[
+    weights: Annotated[
         Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
     ] = None,
     precision: Precision = "float32",
@@ -64,7 +64,7 @@ def compile_(
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
         suffix = ".c" if target.partition(":")[0] == "c" else ".ingot"
@@ -75,7 +75,7 @@ def compile_(
         )
         seconds = time.perf_counter() - began
         progress.report("save")
-        compiled.save(path, weights=weights_file)
+        compiled.save(path, weights=weights)
     facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
     if as_json:
         print_json(facts)

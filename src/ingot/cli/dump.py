@@ -9,6 +9,7 @@ import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
 from ingot.cli.options import (
+    Constants,
     Dims,
     FastMath,
     Inputs,
@@ -21,7 +22,6 @@ from ingot.cli.options import (
     Sizes,
     Target,
     Threads,
-    Weights,
     words,
 )
 from ingot.cli.sizes import random_inputs
@@ -43,7 +43,7 @@ def dump(
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -71,7 +71,7 @@ def dump(
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         built = None
         if source.kind != "artifact":
             built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision, target=target)

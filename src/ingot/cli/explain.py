@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
 from ingot.cli.options import (
+    Constants,
     Dims,
     FastMath,
     Inputs,
@@ -22,7 +23,6 @@ from ingot.cli.options import (
     Target,
     Threads,
     Uncompiled,
-    Weights,
     words,
 )
 from ingot.cli.sizes import random_inputs
@@ -42,7 +42,7 @@ def explain(
     size: Sizes = None,
     threads: Threads = None,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -66,7 +66,7 @@ def explain(
     ingot explain quantized.ingot                   which op computes in which format, and what it costs
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         for path in (html, trace):
             if path is not None:
                 writable(path)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, presented, print_json, writable
-from ingot.cli.options import Dims, Inputs, Json, Outputs, Signature, Uncompiled, Weights, words
+from ingot.cli.options import Constants, Dims, Inputs, Json, Outputs, Signature, Uncompiled, words
 from ingot.debug.source import open_source, read_graph
 from ingot.exporter import write
 
@@ -20,7 +20,7 @@ def export(
         Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .mlir.")
     ] = None,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -36,7 +36,7 @@ def export(
     ingot export model.onnx -o small.mlir --inline --dim batch=1
     """
     with presented(as_json):
-        graph = read_graph(open_source(model, words(dim, weights, signature, inputs, outputs)))
+        graph = read_graph(open_source(model, words(dim, constant, signature, inputs, outputs)))
         path = writable(model.with_suffix(".mlir") if output is None else output)
         beside = write(graph, path, inline)
     files = [str(path), *([str(beside)] if beside else [])]

@@ -22,10 +22,10 @@ Dims = Annotated[
         "--dim", metavar="NAME=SIZE", help="Compile for one size (batch=1, x:2=48) or range (n=1:512). Repeatable."
     ),
 ]
-Weights = Annotated[
+Constants = Annotated[
     list[str] | None,
     typer.Option(
-        "--weights", "--constant", metavar="NAME=VALUE",
+        "--constant", metavar="NAME=VALUE",
         help="An input that always is 16000, [1,2] or FILE.npy; or FILE.safetensors for several. Repeatable.",
     ),
 ]  # fmt: skip
@@ -62,8 +62,8 @@ Limit = Annotated[
 
 
 def words(
-    dim: list[str] | None, weights: list[str] | None, signature: str | None, inputs: list[str] | None,
+    dim: list[str] | None, constant: list[str] | None, signature: str | None, inputs: list[str] | None,
     outputs: list[str] | None,
 ) -> Words:  # fmt: skip
     """What is said of the model, in the words of `ingot.compile`."""
-    return Words(dim or [], weights or [], signature, inputs or [], outputs or [])
+    return Words(dim or [], constant or [], signature, inputs or [], outputs or [])

@@ -12,6 +12,7 @@ import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json
 from ingot.cli.options import (
+    Constants,
     Dims,
     Inputs,
     Json,
@@ -23,7 +24,6 @@ from ingot.cli.options import (
     Sizes,
     Target,
     Threads,
-    Weights,
     words,
 )
 from ingot.cli.sizes import inputs_of
@@ -47,7 +47,7 @@ def run(
     target: Target = "native",
     precision: Precision = "float32",
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -62,7 +62,7 @@ def run(
     ingot run model.onnx --random --size batch=4
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         compiled = runnable(compile_source(source, threads=threads, cache=True, target=target, precision=precision))
         feeds = read_feeds(compiled.program, feed or [])
         if random:

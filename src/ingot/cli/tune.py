@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
 from ingot.cli.options import (
+    Constants,
     Dims,
     FastMath,
     Inputs,
@@ -21,7 +22,6 @@ from ingot.cli.options import (
     Sizes,
     Threads,
     Uncompiled,
-    Weights,
     words,
 )
 from ingot.cli.sizes import random_inputs
@@ -44,7 +44,7 @@ def tune(
     again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
     size: Sizes = None,
     dim: Dims = None,
-    weights: Weights = None,
+    constant: Constants = None,
     signature: Signature = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -65,7 +65,7 @@ def tune(
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, weights, signature, inputs, outputs))
+        source = open_source(model, words(dim, constant, signature, inputs, outputs))
         path = database or flags.tuning()
         if path is None:
             raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")

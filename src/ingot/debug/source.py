@@ -147,7 +147,7 @@ def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
             out |= arrays_of(name, list(types))
         elif not equals or name not in types:
             known = f"NAME=VALUE with a name of {list(types)}, or FILE.safetensors"
-            raise InputError("--weights", expected=known, got=repr(text))
+            raise InputError("--constant", expected=known, got=repr(text))
         else:
             out[name] = _typed(name, value, types[name])
     return out
@@ -174,11 +174,11 @@ def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
         array = np.asarray(json.loads(value))
     except ValueError as error:
         wanted = "a number, true, false, nested lists of them, or a file FILE.npy"
-        raise InputError(f"--weights {name}", expected=wanted, got=repr(value)) from error
+        raise InputError(f"--constant {name}", expected=wanted, got=repr(value)) from error
     held = array.astype(dtype) if array.dtype.kind in "bif" else array
     rounds = array.dtype.kind == "f" and dtype.kind not in "biu"
     if array.dtype.kind not in "bif" or not (rounds or np.array_equal(held, array)):
-        raise InputError(f"--weights {name}", expected=f"what {dtype} holds", got=repr(value))
+        raise InputError(f"--constant {name}", expected=f"what {dtype} holds", got=repr(value))
     return held
 
 
@@ -227,7 +227,7 @@ def compile_source(
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
     compiled = compiler.compile_model(model, request, options)
     if isinstance(compiled, SpecializedModel):
-        values = [f"--weights {name}=VALUE" for name in compiled.deciding]
+        values = [f"--constant {name}=VALUE" for name in compiled.deciding]
         raise InputError(
             f"{source.path} is a program for each value or size that decides ranks, axes or branches: {compiled}",
             fix=" ".join(values) or "fix the sizes with --dim",
