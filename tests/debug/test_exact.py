@@ -1,9 +1,15 @@
 """What float64 says of results that are apart."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from ingot import ops
+from ingot.debug import compare as comparing
 from ingot.debug.exact import exactly
+from ingot.debug.reference import Reference
+from ingot.debug.source import open_source
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i32
 
@@ -40,3 +46,25 @@ def test_an_op_without_a_form_in_f64_runs_in_its_own_type() -> None:
     graph = _graph(lambda x: ops.BitcastConvert(i32)(x))
     given = np.array([1, -2, 0.5, 0], np.float32)
     assert exactly(graph, [given]).values[0].tolist() == given.view(np.int32).tolist()
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_compare_blames_nobody_where_rounding_decides(
+    off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other program rounds a third down where Ingot may round it up; `off`: and is wrong elsewhere."""
+    onnx = pytest.importorskip("onnx")
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[999] x) => (float[999] z) {
+        three = Constant <value = float {3}> ()
+        a = Floor (x) b = Div (a, three) c = Mul (b, three) y = Floor (c) z = Add (y, a)
+    }"""
+    (tmp_path / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+
+    def other(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        x = np.floor(feeds["x"])
+        return [x + np.where(x % 3 == 0, x + off, x - 1)]
+
+    monkeypatch.setattr(comparing, "reference", lambda source: Reference("other", other))
+    found = comparing.compare(open_source(tmp_path / "m.onnx"), interpreter=False, threads=1)
+    assert found.ok == (not off) and (found.blame is None) == (not off)
+    assert off or found.checks[0].agreement.note.startswith("rounding alone decides")

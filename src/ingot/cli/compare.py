@@ -58,6 +58,7 @@ def compare(
     The references are ONNX Runtime (for ONNX), PyTorch (for .pt2) or LiteRT (for TFLite), where installed, and Ingot's
     interpreter.
 
+    Elements that rounding alone decides, as float64 tells, count as equal.
     Where they differ it names the first op that is wrong and the import, pass, rewrite rule or kernel responsible.
 
     \b
@@ -85,7 +86,7 @@ def _print_comparison(found: comparing.Comparison) -> None:
     table = plain_table("sizes", "against", "output", "error", "relative", "", left=("sizes", "against", "output", ""))
     for c in found.checks:
         a = c.agreement
-        verdict = "[green]ok[/]" if a.ok else f"[bold red]differs[/] {escape(a.note)}"
+        verdict = f"{'[green]ok[/]' if a.ok else '[bold red]differs[/]'} {escape(a.note)}".strip()
         sizes = ", ".join(f"{name}={size}" for name, size in c.sizes.items()) or "fixed"
         table.add_row(sizes, escape(c.against), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
     out.print(table)

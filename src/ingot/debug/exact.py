@@ -9,6 +9,7 @@ Pierce, Eggert, "Monte Carlo Arithmetic", 2000). Elements that stay where they a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count, repeat
 from typing import Literal, Self
 
@@ -136,6 +137,15 @@ class Exact:
         """Who is right about result i, of Ingot and another program."""
         ours, theirs = self.against(i, got, tolerance).ok, self.against(i, want, tolerance).ok
         return "unsettled" if ours and theirs else "ours" if ours else "theirs" if theirs else "neither"
+
+    def excused(
+        self, i: int, got: np.ndarray, want: np.ndarray, apart: Agreement, tolerance: float | None = None
+    ) -> Agreement:
+        """`apart`, which says how result i differs from another program's, or that rounding alone decides there."""
+        if self.judge(i, got, want, tolerance) != "unsettled":
+            return apart
+        loose = int((~self.settled[i]).sum())
+        return replace(apart, ok=True, note=f"rounding alone decides {loose} of {got.size} values ({apart})")
 
     def against(self, i: int, got: np.ndarray, tolerance: float | None = None) -> Agreement:
         """How far the settled elements of a program's result i are off."""
