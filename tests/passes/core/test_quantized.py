@@ -8,7 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Node, Op, const
+from ingot.ir.node import Const, Graph, Node, Op, const
 from ingot.ir.types import DType, f32, i4, i8, i32, i64, u4, u8
 from ingot.ir.verify import verify
 from ingot.passes.core.block_quantized import holds_levels
@@ -62,6 +62,16 @@ def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
 
 
 WEIGHTS = [(i8, 0), (i8, 5), (u8, 128), (u8, 77)]  # of the last not all fit i8 once they are centred
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_are_moved_as_constants(weights: tuple[DType, int]) -> None:
+    """However large they are: what a product packs is known, and no pass has to fold it."""
+    dtype, zero = weights
+    w = value(levels(37, 21, dtype=dtype), zero, 0.02)
+    new = lowered(graph(ops.MatMul()(value(arg("x", 9, 37, dtype=u8), 3, 0.037), w)))
+    (product,) = [n for n in new.nodes() if isinstance(n.op, ops.DotGeneral)]
+    assert isinstance(product.inputs[1].op, Const)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -190,6 +190,8 @@ def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
 
 def _moved(x: Node, by: int, to: DType) -> Node:
     """8-bit integers moved into the range of another type."""
+    if isinstance(x.op, Const):  # by half of the range: the highest bit changes, in no wider values
+        return const((x.op.value.view(np.uint8) ^ np.uint8(128)).view(to.numpy), loc=x.loc)
     return ops.Convert(to)(ops.add(ops.Convert(i32)(x), by))
 
 
