@@ -12,6 +12,7 @@ import ingot
 from ingot import ops
 from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32
+from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.build import build_program
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.target import features_of, target_of
@@ -109,3 +110,9 @@ def test_a_program_for_another_machine_is_saved_and_looked_at(tmp_path: Path) ->
         assert "1 kernels" in compiled.plan() and "exp" in compiled.dump("model")
     compiled.save(tmp_path / "m.ingot")
     assert artifact.load(tmp_path / "m.ingot").features == features_of(FOREIGN)
+
+
+def test_targets_that_run_say_what_fusion_weighs() -> None:
+    """`explain` asks fusion again why kernels are apart."""
+    for name in ("native", "cuda:sm_90a"):
+        assert isinstance(target_of(features_of(name)).policy, FusionPolicy)

@@ -1,6 +1,8 @@
 """Ingot and other engines on one model, each in a process of its own, driven by JSON lines.
 
-    python -m ingot.bench.engines ENGINE MODEL FEEDS.npz THREADS PRECISION     then commands on stdin: {"seconds": 0.2}
+    python -m ingot.bench.engines ENGINE MODEL FEEDS.npz THREADS PRECISION TARGET
+
+Commands come on stdin then: {"seconds": 0.2}.
 
 The first answer tells how starting went, each further one the median seconds of a burst of calls.
 """
@@ -26,31 +28,54 @@ Feeds = Mapping[str, np.ndarray]
 
 
 class Engine(ABC):
-    """One engine with its model ready to run on fixed inputs. An engine that has no `precision` but f32 runs that."""
+    """One engine with its model ready to run on fixed inputs, for the machine that Ingot's `target` names. An engine
+    that has no `precision` but f32 runs that."""
 
     @abstractmethod
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None: ...
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None: ...
 
     @abstractmethod
     def run(self) -> list[np.ndarray]: ...
 
+    def call(self) -> object:
+        """What is timed: a run until its results are there, on the GPU if it is one's."""
+        return self.run()
+
 
 class Ingot(Engine):
-    """Compiled without the disk cache, sizes as the model has them."""
+    """Compiled without the disk cache, sizes as the model has them. On a GPU inputs are PyTorch's, and lie there."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
-        self.model = runnable(compile_source(source, threads=threads, cache=False, precision=precision))
-        self.feeds = dict(feeds)
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        compiled = compile_source(source, threads=threads, cache=False, precision=precision, target=target)
+        self.model = runnable(compiled)
+        self.torch = _extra("torch", "ingot") if _is_gpu(target) else None
+        self.feeds: dict[str, Any] = dict(feeds)
+        if self.torch is not None:
+            self.feeds = {name: self.torch.from_numpy(x).cuda() for name, x in feeds.items()}
 
     def run(self) -> list[np.ndarray]:
         out = self.model(**self.feeds)
-        return [np.asarray(o) for o in (out if isinstance(out, tuple) else (out,))]
+        results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
+        return [np.asarray(o) if self.torch is None else o.cpu().numpy() for o in results]
+
+    def call(self) -> object:
+        out = self.model(**self.feeds)
+        if self.torch is not None:
+            self.torch.cuda.synchronize()
+        return out
 
 
 class OnnxRuntime(Engine):
     """All optimizations, one pool of `threads` threads, sizes fixed at the inputs' as its tuning guide advises."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        _needs_cpu(target, "ort")
         onnxruntime = _extra("onnxruntime", "ort")
         _needs_onnx(source, "ort")
         options = onnxruntime.SessionOptions()
@@ -70,7 +95,10 @@ class OnnxRuntime(Engine):
 class OpenVino(Engine):
     """Latency hint, static shapes, tensors shared with numpy."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        _needs_cpu(target, "openvino")
         core: Any = _extra("openvino", "openvino").Core()
         _needs_onnx(source, "openvino")
         settings = {
@@ -93,7 +121,9 @@ class OpenVino(Engine):
 class Eager(Engine):
     """PyTorch as it is."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
         torch = _extra("torch", "eager")
         if source.kind != "torch":
             raise InputError(
@@ -106,26 +136,38 @@ class Eager(Engine):
         leaves = imported.inputs.leaves
         if any(leaf.kind != "tensor" for leaf in leaves):
             raise InputError("engines eager and inductor", expected="a model whose arguments are all tensors")
+        self.gpu = _is_gpu(target)
         values = [torch.from_numpy(feeds[leaf.name]) for leaf in leaves]
+        if self.gpu:
+            values = [value.cuda() for value in values]
+            program = _extra("torch.export.passes", "eager").move_to_device_pass(program, "cuda")
         self.args, self.kwargs = torch.utils._pytree.tree_unflatten(values, imported.inputs.spec)
         self.torch = torch
-        self.call: Any = program.module()
+        self.module: Any = program.module()
 
     def run(self) -> list[np.ndarray]:
+        leaves = self.torch.utils._pytree.tree_leaves(self.call())
+        return [leaf.cpu().numpy() for leaf in leaves if isinstance(leaf, self.torch.Tensor)]
+
+    def call(self) -> object:
         with self.torch.no_grad():
-            out = self.call(*self.args, **self.kwargs)
-        leaves = self.torch.utils._pytree.tree_leaves(out)
-        return [leaf.numpy() for leaf in leaves if isinstance(leaf, self.torch.Tensor)]
+            out = self.module(*self.args, **self.kwargs)
+        if self.gpu:
+            self.torch.cuda.synchronize()
+        return out
 
 
 class Inductor(Eager):
-    """torch.compile with freezing and static shapes; needs a C++ compiler."""
+    """torch.compile with freezing and static shapes, which needs a C++ compiler; on GPUs with CUDA graphs."""
 
-    def __init__(self, source: Source, feeds: Feeds, threads: int, precision: str = "float32") -> None:
-        super().__init__(source, feeds, threads, precision)
+    def __init__(
+        self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
+    ) -> None:
+        super().__init__(source, feeds, threads, precision, target)
         config = _extra("torch._inductor.config", "inductor")
         config.freezing = True
-        self.call = self.torch.compile(self.call, dynamic=False)
+        mode = "reduce-overhead" if self.gpu else None
+        self.module = self.torch.compile(self.module, dynamic=False, mode=mode)
 
 
 ENGINES: dict[str, type[Engine]] = {
@@ -135,6 +177,15 @@ ENGINES: dict[str, type[Engine]] = {
     "eager": Eager,
     "inductor": Inductor,
 }
+
+
+def _is_gpu(target: str) -> bool:
+    return target.partition(":")[0] == "cuda"
+
+
+def _needs_cpu(target: str, engine: str) -> None:
+    if _is_gpu(target):
+        raise InputError(f"engine {engine} runs on CPUs here", expected="eager or inductor beside a GPU", got=target)
 
 
 def _extra(module: str, engine: str) -> Any:
@@ -166,17 +217,17 @@ def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
 
 def burst(engine: Engine, seconds: float) -> float:
     """Median seconds of calls back to back for about `seconds` (at least 3), but for the first, on cold caches."""
-    engine.run()
+    engine.call()
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         began = time.perf_counter()
-        engine.run()
+        engine.call()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
 
-def serve(name: str, model: Path, feeds: Path, threads: int, precision: str) -> None:
+def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> None:
     """Answer on what is standard output now; whatever engines print goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -189,7 +240,7 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str) -> 
         with np.load(feeds) as stored:
             arrays = {key: stored[key] for key in stored.files}
         began = time.perf_counter()
-        engine = ENGINES[name](open_source(model), arrays, threads, precision)
+        engine = ENGINES[name](open_source(model), arrays, threads, precision, target)
         ready = time.perf_counter()
         outputs = [np.array(o) for o in engine.run()]
         first = time.perf_counter()
@@ -203,4 +254,4 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str) -> 
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    serve(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])

@@ -42,12 +42,12 @@ class Result:
     failed: str = ""
 
 
-def start(engine: str, model: Path, feeds: Path, threads: int, precision: str) -> Worker:
+def start(engine: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> Worker:
     """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.bench.engines`."""
     source = str(Path(ingot.__file__).parent.parent)
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
     return Worker(
-        "ingot.bench.engines", (engine, str(model), str(feeds), str(threads), precision),
+        "ingot.bench.engines", (engine, str(model), str(feeds), str(threads), precision, target),
         threads=threads, log=feeds.with_name(f"{engine}.log"),
         environment={"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(feeds.parent)},
     )  # fmt: skip
@@ -69,10 +69,12 @@ def bench(
     rounds: int = 10,
     seconds: float = 0.15,
     precision: str = "float32",
+    target: str = "native",
 ) -> list[Result]:
     """Ingot first, then each engine of `against` (see `engines`). An engine that fails says why; the others go on.
 
-    precision: of Ingot and of OpenVINO; the other engines run in float32.
+    precision: of Ingot and of OpenVINO; the other engines run in float32. target: Ingot's; on a GPU inputs and results
+    lie there, and the engines beside it are PyTorch's.
 
     """
     names = ["ingot", *against]
@@ -83,7 +85,7 @@ def bench(
         results = {name: Result(name) for name in names}
         for name in names:
             progress.report(f"start {name}")
-            process = start(name, model.resolve(), inputs, threads, precision)
+            process = start(name, model.resolve(), inputs, threads, precision, target)
             stack.callback(process.close)
             try:
                 started = process.answer()

@@ -10,7 +10,7 @@ import typer
 
 from ingot.bench import run as benching
 from ingot.cli.console import FAILED, UNSUPPORTED, err, escape, out, plain_table, presented, print_json
-from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Threads
+from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
@@ -30,6 +30,7 @@ def bench(
     ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
+    target: Target = "native",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = 0.15,
@@ -45,13 +46,14 @@ def bench(
     \b
     ingot bench model.onnx --against ort,openvino --threads 2
     ingot bench model.pt2 --against inductor,eager --size batch=8
+    ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
     """
     with presented(as_json, limit):
         source = open_source(model)
         names = benching.engines(DEFAULT[source.kind] if against is None else against)
-        compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision))
+        compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
         feeds = inputs_of(source, compiled.program, size, 0)
-        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision)
+        results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision, target)
     failed = [r for r in results if r.failed]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}

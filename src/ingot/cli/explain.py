@@ -98,7 +98,7 @@ def _print_receipt(receipt: str, as_json: bool) -> None:
 
 def _print_explanation(e: explaining.Explanation, top: int) -> None:
     sizes = ", ".join(f"{name} = {size}" for name, size in e.sizes.items()) or "all sizes fixed"
-    out.print(f"[bold]{escape(e.model)}[/]  {sizes}; {e.rates.cpu}, {e.rates.threads} threads", highlight=False)
+    out.print(f"[bold]{escape(e.model)}[/]  {sizes}; {e.rates.machine}", highlight=False)
     rows = sorted(e.rows, key=lambda r: -r.seconds)[:top] if top else e.rows
     heads = ("#", "kernel", "time", "share", "peak", "memory", "chunks", "MFLOP", "bytes", "why")
     table = plain_table(*heads, left=("kernel",))

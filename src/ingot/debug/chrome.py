@@ -10,7 +10,7 @@ from ingot.debug.explain import Explanation
 def chrome_trace(e: Explanation) -> str:
     """JSON in the Trace Event Format: one call of the model as one track, one slice per group, in microseconds."""
     name = {"name": "process_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": f"ingot: {e.model}"}}
-    track = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": f"{e.rates.threads} threads"}}
+    track = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": e.rates.machine}}
     slices = [
         {
             "name": r.label,

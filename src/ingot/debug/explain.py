@@ -16,12 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
+from ingot.debug import gpu_probe
 from ingot.debug.build import Build
 from ingot.debug.feeds import Feeds
 from ingot.debug.probe import Rates, measure
-from ingot.ir.dims import DimLike, likely_sizes, substitute
+from ingot.ir.dims import DimLike, estimate, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
-from ingot.ir.types import TensorType
+from ingot.ir.types import DType, TensorType, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
@@ -108,16 +109,36 @@ def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rat
     model = build.model()
     model(**feeds)
     moved = sum(a.nbytes for a in feeds.values()) + model.arena_bytes + build.program.weights.nbytes
-    before = rates or measure(build.threads, moved)
+    before = rates or _measured(build, moved)
     taken: list[list[float]] = []
     for i in range(repeats):
         progress.report("run", i, repeats)
         taken.append([seconds for _, seconds in model.profile(**feeds)])
     times = [statistics.median(column) for column in zip(*taken, strict=True)]
-    after = rates or measure(build.threads, moved)
+    after = rates or _measured(build, moved)
     # the better of two: a neighbour may have disturbed one
     limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
     return _explanation(name, build, model, feeds, times, limits)
+
+
+def _measured(build: Build, moved: int) -> Rates:
+    """What the machine can do of what the model asks for."""
+    if build.program.device == "cuda":
+        return gpu_probe.measure(build.features, _multiplied(build))
+    return measure(build.threads, moved)
+
+
+def _multiplied(build: Build) -> DType:
+    """The type of the operands of most products."""
+    sizes = likely(build.graph)
+    flops: dict[DType, int] = {}
+    for launch in build.launches:
+        assert isinstance(launch.node.op, Group)
+        for node in launch.node.op.body.nodes():
+            if node.op.stored_values:
+                count = estimate(substitute(node.op.flops(*(i.type for i in node.inputs)), sizes))
+                flops[node.inputs[0].dtype] = flops.get(node.inputs[0].dtype, 0) + count
+    return max(flops, key=lambda dtype: flops[dtype], default=f32)
 
 
 def _explanation(

@@ -28,7 +28,8 @@ _PEAKS = 20  # short runs of the multiply-add loop in each repeat: some fall bet
 
 @dataclass(frozen=True)
 class Rates:
-    """What all threads together reach. gflops: f32 multiply-adds, 2 each. gbytes: GB/s on `working_set` bytes, the
+    """What all threads together reach. gflops: f32 multiply-adds, 2 each; on GPUs those of the type that the model
+    multiplies. threads: 0 where there is no number of them. gbytes: GB/s on `working_set` bytes, the
     better of reading and copying (which counts what is read and what is written)."""
 
     cpu: str
@@ -36,6 +37,10 @@ class Rates:
     gflops: float
     gbytes: float
     working_set: int
+
+    @property
+    def machine(self) -> str:
+        return f"{self.cpu}, {self.threads} threads" if self.threads else self.cpu
 
 
 def cpu_name() -> str:

@@ -25,7 +25,7 @@ def html_report(e: Explanation) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{escape(e.model)} · ingot explain</title><style>{_STYLE}</style></head><body>
 <header><div><h1>{escape(e.model)}</h1>
-<small>{escape(sizes)} · {escape(e.rates.cpu)}, {e.rates.threads} threads</small></div>
+<small>{escape(sizes)} · {escape(e.rates.machine)}</small></div>
 <button id="theme" type="button">light / dark</button></header>
 <div class="tiles">{_tiles(e)}</div>
 <h2>Timeline of one call <input id="zoom" type="range" min="100" max="2000" value="100" aria-label="zoom"></h2>

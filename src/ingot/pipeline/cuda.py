@@ -54,6 +54,7 @@ class CudaTarget:
     """See `ingot.pipeline.target.Target`."""
 
     name = "cuda"
+    policy = POLICY
     forms = ("triton",)
     lower = staticmethod(lower)
 

@@ -88,6 +88,13 @@ class Driver:
         """Of the GPU: 90 for 9.0."""
         return 10 * self.attribute(_MAJOR) + self.attribute(_MINOR)
 
+    @property
+    def name(self) -> str:
+        """Of the GPU, as NVIDIA has it."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, c_int(len(text)), c_int(self._device))
+        return text.value.decode(errors="replace")
+
     # -- code
 
     def load(self, cubin: bytes) -> int:
