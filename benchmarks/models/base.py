@@ -1,5 +1,6 @@
 """What every builder hands back, and the seeded randomness that makes random weights a fair test."""
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,11 @@ class Net:
 
 
 def declare_torchvision_ops() -> None:
-    """Declare the two library ops that torchvision's Python half expects, where its binary half is not installed."""
+    """Declare the two library ops that torchvision's Python half expects, where its binary half does not load."""
+    # a library whose binary half loads declares its ops itself, and aborts where they are there already
+    with contextlib.suppress(ImportError, RuntimeError):
+        importlib.import_module("torchvision")
+        return
     existing = {schema.name for schema in torch._C._jit_get_all_schemas()}
     for name in ("nms", "qnms"):
         if f"torchvision::{name}" not in existing:

@@ -135,3 +135,13 @@ def test_length_is_dynamic() -> None:
 def test_refusals_name_the_op() -> None:
     with pytest.raises(UnsupportedOpError, match=r"aten.sinh.*on complex numbers"):
         agree(lambda z: z.sinh(), torch.randn(3, dtype=torch.complex64))
+
+
+def test_a_part_of_fixed_length_is_transformed_back() -> None:
+    class Net(nn.Module):
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(z, 9)
+
+    z = torch.randn(4, 7, dtype=torch.complex64)
+    model = import_exported(export_module(Net().eval(), (z,), dynamic={"z": {1: "length"}}))
+    close(run(model, z), torch.fft.irfft(z, 9))

@@ -281,3 +281,17 @@ def test_linspace_of_integers() -> None:
         return x, *(torch.linspace(*e, dtype=torch.int64) for e in ends), torch.linspace(0, 1, 5)
 
     agree(function, torch.ones(1))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7, 9), (3, 7, 9), (2, 2, 6, 8, 7)])
+def test_fractional_pools(shape: tuple[int, ...]) -> None:
+    rank = 3 if len(shape) == 5 else 2
+    pool = getattr(torch.ops.aten, f"fractional_max_pool{rank}d")
+    x, samples = torch.randn(shape), torch.rand(shape[0] if len(shape) > 3 else 1, shape[-rank - 1], rank)
+    agree(lambda x, s: pool(x, [2, 3, 2][:rank], [3, 4, 1][:rank], s), x, samples, tolerance=0.0)
+
+
+def test_hashes() -> None:
+    x = torch.cat((SPECIAL, torch.randn(7))).reshape(4, 5)
+    agree(lambda x: (torch.hash_tensor(x), torch.hash_tensor(x, 0), torch.hash_tensor(x, (1,), keepdim=True)), x)
+    agree(lambda x: (torch.hash_tensor(x), torch.hash_tensor(x > 3, 1)), torch.arange(12).reshape(3, 4))

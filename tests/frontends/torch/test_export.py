@@ -328,3 +328,46 @@ def test_sizes_rounded_up() -> None:
     for size in ((9, 11), (10, 30), (6, 4), (64, 40)):
         x = torch.randn(1, 2, *size)
         close(run(model, x), net(x))
+
+
+class Parts(dict[str, Any]):
+    """A container that its library registers without names for its parts."""
+
+
+pytree.register_pytree_node(
+    Parts,
+    lambda parts: (list(parts.values()), list(parts)),
+    lambda values, keys: Parts(zip(keys, values, strict=True)),
+    serialized_type_name="tests.Parts",
+)
+
+
+def test_containers_of_other_libraries() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Parts:
+            return Parts(sample=x + 1, rest=(x * 2, x * 3))
+
+    model = import_exported(export_module(Net().eval(), (torch.ones(2),)))
+    got = run(model, torch.ones(2))
+    assert isinstance(got, Parts) and list(got) == ["sample", "rest"]
+    close(got["rest"][1], torch.full((2,), 3.0))
+    assert list(model.graph.output_names) == ["sample", "rest_0", "rest_1"]
+
+
+def test_masks_of_an_encoder() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True, norm_first=True)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.shape[1]
+            return self.layers(x, mask=torch.triu(torch.ones(n, n, dtype=torch.bool), 1))
+
+    net = Net().eval()
+    model = import_exported(export_module(net, (torch.randn(2, 5, 8),), dynamic={"x": {1: "length"}}))
+    x = torch.randn(2, 9, 8)
+    with torch.no_grad():
+        close(run(model, x), net(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -112,6 +113,62 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     mantissa = ((bits & ~field) | (bias << digits)).view(v.dtype)
     plain = (v == 0) | ~torch.isfinite(v)
     return torch.where(plain, v, mantissa).to(x.dtype), torch.where(plain, 0, exponent).to(torch.int32)
+
+
+def fractional_max_pool(
+    x: Tensor, kernel: Sequence[int], output: Sequence[int], samples: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Maxima of windows whose places are as random as `samples` (N, C, axes), and where they are (Graham 2014).
+
+    x is (N, C, *S) or (C, *S). Of two axes the samples are in the reverse order, as PyTorch has it.
+    """
+    n = len(kernel)
+    planes = x if x.dim() > n + 1 else x.unsqueeze(0)
+    space = planes.shape[2:]
+    # a layer may hold more of them than there are planes
+    columns = samples[: planes.shape[0]].unbind(-1)
+    given = columns[::-1] if n == 2 else columns
+    place = torch.zeros((), dtype=torch.int64)
+    for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, given, strict=True)):
+        starts = _interval_starts(size - window, count, sample)
+        at = starts.unsqueeze(-1) + torch.arange(window)
+        shape = [1] * (2 * n)
+        shape[axis], shape[n + axis] = count, window
+        place = place * size + at.reshape(*planes.shape[:2], *shape)
+    place = place.flatten(2 + n)
+    held = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
+    values, best = held.max(-1)
+    places = place.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    return (values, places) if planes is x else (values.squeeze(0), places.squeeze(0))
+
+
+def _interval_starts(last: int, count: int, sample: Tensor) -> Tensor:
+    """Where `count` windows begin, the last at `last`: [..., count] of a number from 0 to 1 each."""
+    if count < 2:
+        return torch.full((*sample.shape, count), last)
+    alpha = sample.new_full((), last) / sample.new_full((), count - 1)
+    first = sample.unsqueeze(-1)
+    starts = ((torch.arange(count - 1) + first) * alpha).to(torch.int64) - (first * alpha).to(torch.int64)
+    return torch.cat([starts, torch.full_like(starts[..., :1], last)], -1)
+
+
+def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Tensor:
+    """The exclusive or of all elements' bits, 64 of each: a float's as a double. Halves join, log2(n) times."""
+    bits = x.to(torch.float64).view(torch.int64) if x.is_floating_point() else x.to(torch.int64)
+    axes = sorted(d % max(x.dim(), 1) for d in dim or range(x.dim()))
+    if x.dim():
+        kept = [i for i in range(x.dim()) if i not in axes]
+        bits = bits.permute(*kept, *axes).flatten(len(kept))
+    else:
+        bits = bits.reshape(1)
+    if not bits.shape[-1]:
+        bits = F.pad(bits, (0, 1))
+    while (n := bits.shape[-1]) > 1:
+        bits = bits[..., : n // 2] ^ bits[..., n // 2 :] if n % 2 == 0 else F.pad(bits, (0, 1))
+    out = bits.squeeze(-1)
+    for axis in axes if keepdim and x.dim() else ():
+        out = out.unsqueeze(axis)
+    return out.view(torch.uint64)
 
 
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}

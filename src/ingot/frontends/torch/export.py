@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.boxes import suppression_in_one
 from ingot.frontends.torch.guards import noted_differences
+from ingot.frontends.torch.hints import masks_unread
 from ingot.frontends.torch.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
@@ -77,7 +78,14 @@ def _traced(
     deferred: torch's guards on sizes become run-time asserts. It keeps named ranges whole where the model has a guard
     such as n // 2 != 1, but keeps torch from fixing an automatic dim that a layer's width settles.
     """
-    with warnings.catch_warnings(), torch.no_grad(), _Quiet(), whole_recurrences(), suppression_in_one():
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        _Quiet(),
+        whole_recurrences(),
+        suppression_in_one(),
+        masks_unread(),
+    ):
         warnings.simplefilter("ignore")
         try:
             with noted_differences() as differ:

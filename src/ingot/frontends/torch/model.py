@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any
@@ -220,15 +220,33 @@ class ImportedModel:
         return writing if self.writes else call
 
 
-def output_names(spec: pytree.TreeSpec, count: int) -> list[str]:
+def output_names(spec: pytree.TreeSpec) -> list[str]:
     """A name per leaf of a result: its path in dicts and dataclasses (`logits`), else output_0, output_1."""
-    tree = pytree.tree_unflatten(list(range(count)), spec)
     names: list[str] = []
-    for i, (path, _) in enumerate(pytree.tree_flatten_with_path(tree)[0]):
-        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-        name = "_".join(parts)
+    for i, path in enumerate(_paths(spec)):
+        name = "_".join(path)
         names.append(name if name and not name[0].isdigit() else f"output_{name}" if name else f"output_{i}")
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+
+
+def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[str, ...]]:
+    """The keys on the way to each leaf."""
+    if spec.is_leaf():
+        yield ()
+        return
+    children = _children(spec)
+    for key, child in zip(_keys(spec.context, len(children)), children, strict=True):
+        yield from ((key, *path) for path in _paths(child))
+
+
+def _keys(context: Any, count: int) -> Sequence[str]:
+    """What a container calls its `count` parts. Libraries register their own containers, often without a way to ask;
+    the context that rebuilds one has its fields' names, or a list of them, or a named tuple's class."""
+    lists = [context, *context] if isinstance(context, list | tuple) else [getattr(context, "_fields", ())]
+    for keys in lists:
+        if isinstance(keys, list | tuple) and len(keys) == count and all(isinstance(k, str | int) for k in keys):
+            return [str(k) for k in keys]
+    return [str(i) for i in range(count)]
 
 
 def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:

@@ -262,7 +262,7 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
     leaves: list[tuple[str, object]] = []
     results: list[Node] = []
     names: list[str] = []
-    for name, value in zip(output_names(spec, len(outputs)), outputs, strict=True):
+    for name, value in zip(output_names(spec), outputs, strict=True):
         found = _result(value)
         if found is not None:
             leaves.append((found[0], len(results)))

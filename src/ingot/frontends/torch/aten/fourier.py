@@ -14,7 +14,7 @@ from ingot.frontends.torch.aten.complex import on_complex
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Complex, Context, axis_of
+from ingot.frontends.torch.values import Complex, Context, axis_of, with_size
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node, const
 from ingot.ir.types import f64
@@ -87,7 +87,8 @@ def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forw
 def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: int) -> Node:
     *rest, last = _axes(z.real, dim)
     scale = _scale(c.shape, (*rest, last), normalization)
-    z, n = _forth(z, rest, 1.0, True), c.shape[last]
+    n = c.shape[last]
+    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _forth(z, rest, 1.0, True).parts))
     back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
     return back.real
 

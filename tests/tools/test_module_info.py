@@ -1,0 +1,38 @@
+"""A part of PyTorch's own samples of modules, forward in either mode; `tools/module_info.py` runs all."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("expecttest")  # ModuleInfo's own dependency
+
+from ingot.frontends.torch.dynamo import ingot_backend
+from tests.frontends.torch.agree import run
+from tools import module_info
+
+ENTRIES = module_info.entries()
+
+
+def test_a_wrong_result_and_a_refusal_are_seen() -> None:
+    linear = torch.nn.Linear(2, 2)
+
+    def wrong(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(2 * r for r in graph(*args))
+
+    def refuses(graph: Any, inputs: Any) -> Any:
+        raise ValueError("not this one")
+
+    assert module_info.compare(linear, (torch.ones(1, 2),), {}, wrong, False).result == "differs"
+    assert module_info.compare(linear, (torch.ones(1, 2),), {}, refuses, False).result == "error"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", module_info.MODES)
+def test_modules(mode: str) -> None:
+    backend = partial(ingot_backend, compile_model=lambda model: partial(run, model))
+    for entry in ENTRIES[::25]:
+        assert module_info.check(entry, mode, 1, backend).result in ("agrees", "skipped"), entry.name
