@@ -114,3 +114,21 @@ def test_an_lstm_of_text() -> None:
     assert np.abs(differences).max() < 1e-3
     x, y = next(batches)
     assert float(step(x, y)[0]) < 0.85 * np.log(letters)  # what guessing costs
+
+
+def test_a_causal_transformer() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(20, 16), nn.Linear(16, 20)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
+            self.register_buffer("mask", torch.full((8, 8), float("-inf")).triu(1))
+
+        def forward(self, ids: Any) -> Any:
+            return self.out(self.layer(self.embed(ids), src_mask=self.mask, is_causal=True)).transpose(1, 2)
+
+    torch.manual_seed(0)
+    net, (x, y) = Decoder(), torch.randint(0, 20, (2, 4, 8))
+    pair = ingot.optim.AdamW(lr=1e-3), lambda p: torch.optim.AdamW(p, lr=1e-3)
+    differences, _ = beside_eager(net, iter([(x, y)] * 11), 10, *pair)
+    assert np.abs(differences).max() < 1e-5
