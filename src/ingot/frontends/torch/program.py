@@ -149,7 +149,7 @@ def _imported(
             leaf, carrier = tensor_input(str(node.name), node.meta["val"], sizes)
             carriers[spec.target] = carrier
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
-        elif spec.target in parameters:
+        elif spec.target is not None and spec.target in parameters:
             tensor = _tensor(program, spec.target)
             if id(tensor) not in same:
                 same[id(tensor)] = held[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
