@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ingot.ir.kernel import Kernel
-from ingot.pipeline.cpu import cpu_passes
+from ingot.pipeline.cpu import POLICY, cpu_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.runtime.bind import Binding
 from ingot.runtime.expr import evaluate
@@ -32,6 +32,7 @@ class CTarget:
     """See `ingot.pipeline.target.Target`."""
 
     name = "c"
+    policy = POLICY
     forms = ("c",)
     lower = staticmethod(lower)
 

@@ -17,6 +17,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ops.group import Group
+from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.target import NamedPass, Options, Target, named, target_of
 from ingot.schedule.choice import Measured
 from ingot.schedule.lowered import Lowered
@@ -38,6 +39,7 @@ class NullTarget:
     """See `ingot.pipeline.target.Target`. Features are those of the other target, under the name "null:OTHER"."""
 
     name = "null"
+    policy = FusionPolicy()  # its passes bring the other target's
     forms = ("ir",)
     export = None
 
