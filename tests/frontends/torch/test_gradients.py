@@ -1,0 +1,112 @@
+"""Gradients that compilers are known to get silently wrong (numbers are PyTorch's issues), beside eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+pytestmark = pytest.mark.slow
+Tensor = torch.Tensor
+
+
+class Twice(torch.autograd.Function):
+    """Of two inputs, which may be one tensor (183604)."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b + a + b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * (b + 1), g * (a + 1)
+
+
+class HeadLoss(torch.autograd.Function):
+    """A loss that computes its gradients on the way (180642)."""
+
+    @staticmethod
+    def forward(ctx, x, w, labels):
+        logits = x @ w.T
+        g = torch.softmax(logits, -1) - F.one_hot(labels, len(w))
+        ctx.save_for_backward(g @ w, g.T @ x)
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    @staticmethod
+    def backward(ctx, g):
+        of_x, of_w = ctx.saved_tensors
+        return g * of_x, g * of_w, None
+
+
+def _modulated(x: Tensor, table: Tensor) -> Tensor:  # 193061
+    shift, scale, shift2, scale2 = table.chunk(4, -1)
+    h = F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+    return F.layer_norm(x + h, x.shape[-1:]) * (1 + scale2) + shift2
+
+
+def _pooled(x: Tensor, w: Tensor, b: Tensor) -> Tensor:  # 185509
+    y = F.interpolate(x, scale_factor=(1.5, 1.25), mode="bilinear", align_corners=False)[:, :, 1:7, 1:8]
+    c = F.conv2d(y, w, b, padding=1)
+    p = F.max_pool2d(c, 3, 1, 1)
+    return torch.where(c > p.mean((2, 3), keepdim=True), c, p)
+
+
+def _recurrence(xs: Tensor, state: Tensor, w: Tensor) -> Tensor:  # 106321
+    states = []
+    for x in xs:
+        state = x + state * w
+        states.append(state)
+    return torch.cat(states)
+
+
+ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...] | Tensor, ...]]] = {
+    "a tensor twice": (lambda x: Twice.apply(x, x), ((5,),)),
+    "gradients made forward": (lambda x, w: HeadLoss.apply(x.relu(), w, torch.arange(6) % 5), ((6, 4), (5, 4))),
+    "diagonal_scatter": (lambda x, s: torch.diagonal_scatter(x, s, 0).sum(), ((8, 8), (8,))),  # 182012
+    "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 1, 0, 6).sum(1), ((4, 13, 33), (4, 6, 33))),  # 180164
+    "slice_scatter of a line": (lambda x, y: torch.slice_scatter(x, y, 0, 1, 4).sum(), ((6,), (3,))),  # 183898
+    "detached in place": (lambda x: ((x * 2).detach_() + 1) * x, ((4,),)),  # 176854
+    "norms by one table": (_modulated, ((3, 7, 8), (3, 1, 32))),
+    "pools of resized images": (_pooled, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
+    "recurrence": (_recurrence, ((5, 3, 7), (3, 7), (7,))),
+    "product with zeros": (lambda x: x.prod(1), (ZEROS,)),
+    "running product with zeros": (lambda x: x.cumprod(1), (ZEROS,)),
+    "norm at zero": (lambda x: torch.linalg.vector_norm(x, 2, 1), (torch.zeros(2, 3),)),
+    "largest of equals": (lambda x: x.amax(1), (torch.tensor([[1.0, 1, 0], [2, 3, 3]]),)),
+    "added to one place": (
+        lambda x, v: x.index_put((torch.tensor([0, 0, 2]),), v, accumulate=True), ((4, 3), (3, 3)),
+    ),
+    "overlapping view": (lambda x: x.as_strided((3, 3), (1, 1)) * 1.5, ((5,),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_eager(name: str) -> None:
+    f, given = CASES[name]
+    torch.manual_seed(0)
+    values = [x if isinstance(x, Tensor) else torch.randn(x) for x in given]
+    found = []
+    for fn in (f, torch.compile(f, backend="ingot")):
+        xs = [v.clone().requires_grad_() for v in values]
+        y = fn(*xs)
+        (y * torch.linspace(-1, 2, y.numel()).view(y.shape)).sum().backward()
+        found.append([y.detach(), *(x.grad for x in xs)])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def test_writes_under_func_grad() -> None:  # 136662
+    def g(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[:, 0] += x[:, 2].abs()
+        y[:, 0] += x[:, 2].abs()
+        return y.sum()
+
+    x = torch.tensor([[1.0, 2, -3], [4, 5, 6]])
+    torch.testing.assert_close(torch.compile(torch.func.grad(g), backend="ingot")(x), torch.func.grad(g)(x))
