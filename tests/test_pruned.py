@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.utils import prune as torch_prune
 
-import ingot
-from ingot.support.errors import InputError
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils import prune as torch_prune  # noqa: E402
+
+import ingot  # noqa: E402
+from ingot.support.errors import InputError  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((128, 96)).astype(np.float32)
 

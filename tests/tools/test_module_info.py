@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # ModuleInfo's own dependency
 
-from ingot.frontends.torch.dynamo import ingot_backend
-from tests.frontends.torch.agree import run
-from tools import module_info
+from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
+from tests.frontends.torch.agree import run  # noqa: E402
+from tools import module_info  # noqa: E402
 
 ENTRIES = module_info.entries()
 

@@ -200,10 +200,8 @@ def read_graph(source: Source) -> Graph:
 
 def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
     """The program in a .pt2 file, and its import with the sizes that were asked for."""
-    try:
-        from ingot.frontends.torch import import_exported, load_exported, sized  # an extra
-    except ImportError as error:
-        raise ImportModelError("reading .pt2 files needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from error
+    from ingot.frontends.torch import import_exported, load_exported, sized  # an extra
+
     progress.report("read")
     program = load_exported(source.path)
     imported = import_exported(program)

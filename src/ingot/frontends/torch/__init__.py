@@ -7,6 +7,13 @@ imported.inputs.flatten(args, kwargs)             # the user's call -> the graph
 imported.outputs.unflatten(tensors)               # the graph's outputs -> the model's own structure
 """
 
+from ingot.support.errors import ImportModelError
+
+try:
+    import torch  # noqa: F401
+except ImportError as e:
+    raise ImportModelError("reading PyTorch models needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from e
+
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.export import export_module
 from ingot.frontends.torch.file import load_exported, sized
