@@ -31,9 +31,9 @@ def built(folder: Path, source: Path, compiler: str | None = None, *more: str) -
     return ctypes.CDLL(str(library))
 
 
-def run_c(graph: Graph, arrays: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:
-    """What a graph's C program computes."""
-    return run_program(build_program(graph, TARGET.features(""), 1), arrays, folder)
+def run_c(graph: Graph, arrays: Sequence[np.ndarray], folder: Path, vectors: str = "") -> list[np.ndarray]:
+    """What a graph's C program computes. vectors: "vector16" for those of 16 bytes."""
+    return run_program(build_program(graph, TARGET.features(vectors), 1), arrays, folder)
 
 
 def run_program(program: Program, arrays: Sequence[np.ndarray], folder: Path) -> list[np.ndarray]:

@@ -69,9 +69,9 @@ def _compiled(features: Features, samples: Sequence[Sample], folder: Path) -> li
     return apart(all_, got if isinstance(got, tuple) else (got,))
 
 
-def _printed_c(samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+def _printed_c(vectors: str, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
     all_ = together(samples)
-    return apart(all_, run_c(all_.graph, all_.arrays, folder))
+    return apart(all_, run_c(all_.graph, all_.arrays, folder, vectors))
 
 
 def _interpreted(
@@ -102,11 +102,14 @@ assert not set(_NO_TILES) & {d.name for d in TYPES}
 TARGETS: dict[str, Runner] = {
     "cpu": Runner(partial(_compiled, HOST)),
     **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
-    "c": Runner(
-        _printed_c, absent="" if shutil.which("gcc") else "no gcc", quick=(4, 0), slow=4,
-        missing={name: "C has no such type" for name in _NARROW}, fixed="C is written for fixed sizes",
-        skipped={"random_key": "its seed is state, which C keeps none of"},
-    ),
+    **{
+        name: Runner(
+            partial(_printed_c, vectors), absent="" if shutil.which("gcc") else "no gcc", quick=(quick, 0), slow=slow,
+            missing={t: "C has no such type" for t in _NARROW}, fixed="C is written for fixed sizes",
+            skipped={"random_key": "its seed is state, which a graph of one op does not name"},
+        )
+        for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
+    },
     "cuda": Runner(
         partial(_compiled, features_of(H100)), absent=_no_gpu(), quick=(4, 4), slow=16, missing=_NO_TILES,
         fixed="to be tried on a GPU",

@@ -17,8 +17,8 @@ from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, f32
 from ingot.pipeline.build import build_program
 from ingot.pipeline.c import TARGET
-from ingot.support.errors import CompileError, IngotError
-from tests.conformance.c import built, needs_gcc
+from ingot.support.errors import CompileError, IngotError, InputError
+from tests.conformance.c import built, needs_gcc, run_program
 
 
 def _network() -> tuple[Graph, np.ndarray]:
@@ -116,3 +116,21 @@ def test_from_a_model_file(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ingot", "compile", "m.onnx", "--target", "c", "-o", "again.c"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "again.c").exists() and (tmp_path / "again.h").exists()
+
+
+@needs_gcc
+@pytest.mark.parametrize("nbytes", [16, 32])
+def test_vector_extensions(tmp_path: Path, nbytes: int) -> None:
+    graph, image = _network()
+    program = build_program(graph, TARGET.features(f"vector{nbytes}"), 1)
+    (got,) = run_program(program, [image], tmp_path)
+    np.testing.assert_allclose(got, interpret(graph, [image])[0], rtol=1e-5, atol=1e-7)
+    assert (
+        f"typedef float ig_f32x{nbytes // 4} __attribute__((vector_size({nbytes})));"
+        in (tmp_path / "net.c").read_text()
+    )
+
+
+def test_other_vectors_are_refused() -> None:
+    with pytest.raises(InputError, match="c or c:vector16 or c:vector32"):
+        TARGET.features("vector7")

@@ -1,8 +1,13 @@
-"""Portable C: the CPU's passes and schedules for a machine of one lane, printed as C99."""
+"""Portable C: the CPU's passes and schedules, printed as C99.
+
+c            for a machine of one lane
+c:vector16   for vectors of 16 bytes (or vector32), by the extensions of GCC and Clang
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ingot.ir.kernel import Kernel
@@ -19,6 +24,7 @@ from ingot.support.files import atomic_write
 from ingot.support.native import Features
 from ingot.targets.c.printer import print_kernel
 from ingot.targets.c.program import Call, Plan, Tensor, identifier, print_program
+from ingot.targets.c.vectors import print_vectors
 from ingot.targets.text import TextAssembler
 
 # a small core without vectors: numbers of a microcontroller with a floating-point unit
@@ -26,6 +32,11 @@ SCALAR = Machine(
     vector_bits=8, registers=16, fma_per_cycle=1, loads_per_cycle=1, gflops=1.0, l1=16 << 10, l2=64 << 10, l3=256 << 10,
     winograd=False,
 )  # fmt: skip
+MACHINES = {
+    "": SCALAR,
+    "vector16": replace(SCALAR, vector_bits=128, gflops=8.0, l1=32 << 10, l2=512 << 10),
+    "vector32": replace(SCALAR, vector_bits=256, gflops=16.0, l1=32 << 10, l2=512 << 10),
+}
 
 
 class CTarget:
@@ -37,24 +48,24 @@ class CTarget:
     lower = staticmethod(lower)
 
     def features(self, asked: str) -> Features:
-        if asked:
-            raise InputError("target", expected="c", got=f"c:{asked}")
-        return Features("c99", target="c")
+        if asked not in MACHINES:
+            raise InputError("target", expected=" or ".join(f"c:{m}" if m else "c" for m in MACHINES), got=f"c:{asked}")
+        return Features("c99", (asked,) if asked else (), target="c")
 
     def prepare(self) -> None:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        return SCALAR
+        return _machine(features)
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        return cpu_passes(options, SCALAR)
+        return cpu_passes(options, _machine(features))
 
     def assembler(self, features: Features) -> TextAssembler:
-        return TextAssembler(features, print_kernel)
+        return TextAssembler(features, _printer(features))
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
-        return print_kernel(kernel)
+        return _printer(features)(kernel)
 
     @staticmethod
     def export(program: Program, path: Path, weights: Path | None = None) -> None:
@@ -68,6 +79,14 @@ class CTarget:
             atomic_write(weights, [blob or b""])
         atomic_write(header, [declarations.encode()])
         atomic_write(path, [source.encode()])
+
+
+def _machine(features: Features) -> Machine:
+    return MACHINES["".join(features.features)]
+
+
+def _printer(features: Features) -> Callable[[Kernel], str]:
+    return print_vectors if features.features else print_kernel
 
 
 def _plan(program: Program) -> Plan:

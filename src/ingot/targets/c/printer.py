@@ -9,24 +9,25 @@ bits are computed as `float` and rounded behind each operation. Integers wrap, s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
-from ingot.ir.types import DType, boolean, f64, truncated_in, u64
+from ingot.ir.types import DType, boolean, f32, f64, truncated_in, u64
 from ingot.support.errors import CompileError
 
-_NARROW = ("f16", "bf16")
+NARROW = ("f16", "bf16")
 _INFIX = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>"}
 
 
 def memory_type(dtype: DType) -> str:
     """Of an element in memory, as the prelude names it. Raises CompileError for types that C has none for."""
-    if dtype.name in _NARROW or dtype == boolean:
-        return "ig_u16" if dtype.name in _NARROW else "ig_u8"
+    if dtype.name in NARROW or dtype == boolean:
+        return "ig_u16" if dtype.name in NARROW else "ig_u8"
     if dtype.bits not in (8, 16, 32, 64) or (dtype.is_float and dtype.bits < 32):
         raise CompileError(f"C has no type for {dtype}", expected="f16 to f64, bf16, bool or i8 to u64")
     return f"ig_{dtype.name}"
@@ -60,7 +61,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 def print_kernel(kernel: Kernel) -> str:
     """A C function `static void NAME(params as void *..., dims..., chunk, scratch)`."""
-    return _Function(expand(kernel)).text()
+    return Function(expand(kernel)).text()
 
 
 def name_of(text: str) -> str:
@@ -68,13 +69,16 @@ def name_of(text: str) -> str:
     return "v_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
 
 
-class _Function:
+class Function:
+    """Prints one kernel; values have one lane. `vectors.VectorFunction` prints those of several."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.lines: list[str] = []
         self.depth = 1
         self.temps = 0
         self.tables: list[str] = []
+        self.held: dict[tuple[str, str], str] = {}  # names of tables by their text
         self.names: dict[Buffer, str] = {}
         self.known: dict[int, tuple[Expr, str]] = {}
 
@@ -158,7 +162,7 @@ class _Function:
         rounded once a term, and an exact multiply-add costs twenty operations where the machine has none."""
         match s.value:
             case k.Fma(dtype=dtype, a=a, b=b, c=k.Load(buffer=s.buffer, index=s.index, mask=None)) if (
-                dtype.is_float and s.buffer.space == "register"
+                dtype in (f32, f64) and s.buffer.space == "register"
             ):
                 return f"IG_ADD{dtype.bits}({self.value(a)}, {self.value(b)}, {place})"
         return None
@@ -175,7 +179,7 @@ class _Function:
                 self.line(f"{kind} *{name} = ({kind} *)(void *)((unsigned char *)scratch + {b.offset});")
 
     def stored(self, value: str, b: Buffer) -> str:
-        if b.space != "register" and b.dtype.name in _NARROW:
+        if b.space != "register" and b.dtype.name in NARROW:
             return f"ig_{b.dtype.name}_from({value})"
         return f"({memory_type(b.dtype)})({value})" if b.dtype == boolean and b.space != "register" else value
 
@@ -193,7 +197,7 @@ class _Function:
         found = self.known.get(id(e))
         if found is None:
             text = self.compute(e)
-            if e.dtype.name in _NARROW:
+            if e.dtype.name in NARROW:
                 text = f"ig_{e.dtype.name}_to(ig_{e.dtype.name}_from({text}))"
             found = self.known[id(e)] = e, self.temp(value_type(e.dtype), text)
         return found[1]
@@ -207,11 +211,7 @@ class _Function:
             case k.Binary():
                 return self.binary(e.fn, self.value(e.a), self.value(e.b), e.a.dtype)
             case k.Fma():
-                a, b, c = (self.value(x) for x in (e.a, e.b, e.c))
-                if e.dtype.is_float:
-                    return f"ig_fma{64 if e.dtype == f64 else 32}({a}, {b}, {c})"
-                return self.wrapped(f"{self.unsigned(a, e.dtype)} * {self.unsigned(b, e.dtype)} + "
-                                    f"{self.unsigned(c, e.dtype)}", e.dtype)  # fmt: skip
+                return self.multiply_add(e, self.value)
             case k.Select():
                 cond, a, b = self.value(e.cond), self.value(e.a), self.value(e.b)
                 return f"{cond} != 0 ? {a} : {b}"
@@ -228,25 +228,39 @@ class _Function:
             case k.Either():
                 return self.value(e.b)
             case k.Lookup():
-                table = f"{self.kernel.name}_table{len(self.tables)}"
-                entries = ", ".join(literal(v, e.dtype) for v in e.table)
-                kind = "double" if e.dtype == f64 else "float"
-                if any("(" in literal(v, e.dtype) for v in e.table):
-                    raise CompileError("C: a table", expected="finite numbers", got="others")
-                self.tables.append(f"static const {kind} {table}[{len(e.table)}] = {{{entries}}};")
-                at = f"(uint64_t){self.value(e.index)} & {len(e.table) - 1}U"
-                return f"{table}[{at}]"
+                return self.looked_up(e, self.value(e.index))
         raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of one lane")
 
+    def multiply_add(self, e: k.Fma, of: Callable[[Expr], str]) -> str:
+        a, b, c = of(e.a), of(e.b), of(e.c)
+        if e.dtype.is_float:
+            return f"ig_fma{64 if e.dtype == f64 else 32}({a}, {b}, {c})"
+        a, b, c = (self.unsigned(x, e.dtype) for x in (a, b, c))
+        return self.wrapped(f"{a} * {b} + {c}", e.dtype)
+
+    def looked_up(self, e: k.Lookup, index: str) -> str:
+        entries = [literal(v, e.dtype) for v in e.table]
+        if any("(" in x for x in entries):
+            raise CompileError("C: a table", expected="finite numbers", got="others")
+        kind, body = "double" if e.dtype == f64 else "float", ", ".join(entries)
+        table = self.held.get((kind, body))
+        if table is None:
+            table = self.held[kind, body] = f"{self.kernel.name}_table{len(self.tables)}"
+            self.tables.append(f"static const {kind} {table}[{len(entries)}] = {{{body}}};")
+        return f"{table}[(uint64_t){index} & {len(entries) - 1}U]"
+
     def load(self, e: k.Load | k.Gather) -> str:
-        b, index = e.buffer, self.value(e.index)
+        return self.loaded(e, self.value(e.index), "" if e.mask is None else self.value(e.mask))
+
+    def loaded(self, e: k.Load | k.Gather, index: str, mask: str) -> str:
+        b = e.buffer
         text = f"{self.names[b]}[{index}]"
         if b.space != "register":
-            if b.dtype.name in _NARROW:
+            if b.dtype.name in NARROW:
                 text = f"ig_{b.dtype.name}_to({text})"
             elif b.dtype == boolean:
                 text = f"{text} != 0"
-        return text if e.mask is None else f"{self.value(e.mask)} != 0 ? {text} : 0"
+        return f"{mask} != 0 ? {text} : 0" if mask else text
 
     @staticmethod
     def unsigned(text: str, dtype: DType) -> str:
@@ -309,12 +323,12 @@ class _Function:
 
     def bits_as(self, a: str, source: DType, dtype: DType) -> str:
         if source.is_float:
-            pattern = f"ig_{source.name}_from({a})" if source.name in _NARROW else f"ig_bits{source.bits}({a})"
+            pattern = f"ig_{source.name}_from({a})" if source.name in NARROW else f"ig_bits{source.bits}({a})"
         else:
             pattern = f"(uint{source.bits}_t){a}"
         if not dtype.is_float:
             return f"({value_type(dtype)})({pattern})"
-        return f"ig_{dtype.name}_to({pattern})" if dtype.name in _NARROW else f"ig_float{dtype.bits}({pattern})"
+        return f"ig_{dtype.name}_to({pattern})" if dtype.name in NARROW else f"ig_float{dtype.bits}({pattern})"
 
 
-__all__ = ["literal", "memory_type", "name_of", "print_kernel", "value_type"]
+__all__ = ["NARROW", "Function", "literal", "memory_type", "name_of", "print_kernel", "value_type"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.targets.c.prelude import PRELUDE
+from ingot.targets.c.vectors import vector_types
 
 _PER_LINE = 24  # bytes of weights
 _C_TYPES = {"f32": "float", "f64": "double", "bool": "uint8_t", "f16": "uint16_t", "bf16": "uint16_t"}
@@ -108,7 +109,7 @@ def _source(
     separate: bool,
 ) -> str:
     upper = name.upper()
-    lines = [f'#include "{header}"', "#include <stddef.h>", "", PRELUDE, kernels]
+    lines = [f'#include "{header}"', "#include <stddef.h>", "", PRELUDE, vector_types(kernels), kernels]
     if plan.weights and not separate:
         lines += _constant("weights_", plan.weights)
     if plan.state:
