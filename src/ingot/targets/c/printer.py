@@ -69,6 +69,25 @@ def name_of(text: str) -> str:
     return "v_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
 
 
+def rounded(text: str, dtype: DType) -> str:
+    """A value that was computed as `float`, as one of its own type."""
+    return f"ig_{dtype.name}_to(ig_{dtype.name}_from({text}))" if dtype.name in NARROW else text
+
+
+def product_added(s: k.Store) -> tuple[Expr, Expr] | None:
+    """The factors of a product that is added to the accumulator it is stored to, None for other values.
+
+    A sum of many is not promised to be rounded once a term, and an exact multiply-add costs twenty operations where
+    the machine has none.
+    """
+    match s.value:
+        case k.Fma(dtype=dtype, a=a, b=b, c=k.Load(buffer=s.buffer, index=s.index, mask=None)) if (
+            dtype in (f32, f64) and s.buffer.space == "register"
+        ):
+            return a, b
+    return None
+
+
 class Function:
     """Prints one kernel; values have one lane. `vectors.VectorFunction` prints those of several."""
 
@@ -142,7 +161,12 @@ class Function:
                 self.line(f"(void){name};")
             case k.Store():
                 place = f"{self.names[s.buffer]}[{self.value(s.index)}]"
-                value = self.accumulated(s, place) or self.value(s.value)
+                added = product_added(s)
+                if added is None:
+                    value = self.value(s.value)
+                else:
+                    a, b = map(self.value, added)
+                    value = f"IG_ADD{s.value.dtype.bits}({a}, {b}, {place})"
                 guard = "" if s.mask is None else f"if ({self.value(s.mask)} != 0) "
                 self.line(f"{guard}{place} = {self.stored(value, s.buffer)};")
             case k.Alloc():
@@ -156,16 +180,6 @@ class Function:
                 pass
             case _:
                 raise CompileError(f"C: statement {type(s).__name__}", expected="kernel IR of one lane")
-
-    def accumulated(self, s: k.Store, place: str) -> str | None:
-        """A product added to the accumulator at `place`, None for other values. A sum of many is not promised to be
-        rounded once a term, and an exact multiply-add costs twenty operations where the machine has none."""
-        match s.value:
-            case k.Fma(dtype=dtype, a=a, b=b, c=k.Load(buffer=s.buffer, index=s.index, mask=None)) if (
-                dtype in (f32, f64) and s.buffer.space == "register"
-            ):
-                return f"IG_ADD{dtype.bits}({self.value(a)}, {self.value(b)}, {place})"
-        return None
 
     def alloc(self, b: Buffer) -> None:
         name = self.names[b] = name_of(b.name)
@@ -197,9 +211,7 @@ class Function:
         found = self.known.get(id(e))
         if found is None:
             text = self.compute(e)
-            if e.dtype.name in NARROW:
-                text = f"ig_{e.dtype.name}_to(ig_{e.dtype.name}_from({text}))"
-            found = self.known[id(e)] = e, self.temp(value_type(e.dtype), text)
+            found = self.known[id(e)] = e, self.temp(value_type(e.dtype), rounded(text, e.dtype))
         return found[1]
 
     def compute(self, e: Expr) -> str:
@@ -331,4 +343,14 @@ class Function:
         return f"ig_{dtype.name}_to({pattern})" if dtype.name in NARROW else f"ig_float{dtype.bits}({pattern})"
 
 
-__all__ = ["NARROW", "Function", "literal", "memory_type", "name_of", "print_kernel", "value_type"]
+__all__ = [
+    "NARROW",
+    "Function",
+    "literal",
+    "memory_type",
+    "name_of",
+    "print_kernel",
+    "product_added",
+    "rounded",
+    "value_type",
+]

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
-from ingot.ir.types import DType, boolean, f32, f64
+from ingot.ir.types import DType, boolean
 from ingot.support.errors import CompileError
-from ingot.targets.c.printer import NARROW, Function, name_of, value_type
+from ingot.targets.c.printer import NARROW, Function, name_of, product_added, rounded, value_type
 
 _VECTOR = re.compile(r"\big_(f32|f64|[iu](?:8|16|32|64))x(\d+)\b")
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -77,13 +77,12 @@ class VectorFunction(Function):
     def store(self, s: k.Store) -> None:
         b, lanes = s.buffer, s.value.lanes
         held = b.space == "register"
-        if held and s.mask is None and isinstance(s.value, k.Fma) and s.value.dtype in (f32, f64):
-            total = s.value.c
-            if isinstance(total, k.Load) and (total.buffer, total.index, total.mask) == (b, s.index, None):
-                # a product that is added to a sum is rounded first, as `Function.accumulated` has it
-                place = f"{self.names[b]}[{self.value(s.index)}]"
-                self.line(f"{place} = {place} + {self.value(s.value.a)} * {self.value(s.value.b)};")
-                return
+        added = product_added(s) if s.mask is None else None
+        if added is not None:
+            place = f"{self.names[b]}[{self.value(s.index)}]"
+            x, y = map(self.value, added)
+            self.line(f"{place} = {place} + {x} * {y};")
+            return
         value, index = self.value(s.value), self.value(s.index)
         mask = "" if s.mask is None else self.value(s.mask) + _LANE * (s.mask.lanes > 1)
         if held and not mask and b.lanes == lanes:
@@ -139,9 +138,7 @@ class VectorFunction(Function):
                     raise CompileError("C: bits of several lanes as one", expected="types that C has", got=f"{e.dtype}")
                 source = self.value(e.a)
                 return self.copied(kind, source if e.a.lanes > 1 else self.temp(value_type(e.a.dtype), source), e)
-        text = self.lane(e)
-        if e.dtype.name in NARROW:
-            text = f"ig_{e.dtype.name}_to(ig_{e.dtype.name}_from({text}))"
+        text = rounded(self.lane(e), e.dtype)
         name = self.named()
         self.line(f"{kind} {name} = {{0}};")
         self.loop(e.lanes, f"{name}[l] = {text};")
@@ -192,10 +189,7 @@ class VectorFunction(Function):
         lanes = [f"{whole}[{i}]" for i in range(e.a.lanes)] if e.a.lanes > 1 else [whole]
 
         def combined(a: str, b: str) -> str:
-            text = self.binary(e.fn, a, b, dtype)
-            if dtype.name in NARROW:
-                text = f"ig_{dtype.name}_to(ig_{dtype.name}_from({text}))"
-            return self.temp(value_type(dtype), text)
+            return self.temp(value_type(dtype), rounded(self.binary(e.fn, a, b, dtype), dtype))
 
         while len(lanes) > 1:
             half = len(lanes) // 2
