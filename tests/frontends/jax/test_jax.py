@@ -183,3 +183,39 @@ def test_eigenvectors():
     w, v = _interpreted(lambda a: tuple(jnp.linalg.eigh(a, symmetrize_input=True)), x)(x)
     symmetric = (x + x.swapaxes(-1, -2)) / 2
     np.testing.assert_allclose((v * w[:, None]) @ v.swapaxes(-1, -2), symmetric, atol=1e-5)
+
+
+def test_calls_of_lapack():
+    """What is lowered for CPUs has them in the place of the operations that TPUs have."""
+
+    def f(x: Any) -> Any:
+        a = x @ x.T + jnp.eye(4)
+        q, r = jnp.linalg.qr(x)
+        u, s, vt = jnp.linalg.svd(x, full_matrices=True)
+        w, v = jnp.linalg.eigh(a)
+        factor = jax.scipy.linalg.cho_factor(a)
+        return {
+            "lu": jax.scipy.linalg.lu(x), "solve": jnp.linalg.solve(a, x), "qr": (q @ r, abs(r)),
+            "svd": ((u * s) @ vt[:4], s, jnp.linalg.svd(x.T, compute_uv=False)), "eigh": ((v * w) @ v.T, w),
+            "cholesky": (jnp.linalg.cholesky(a), jax.scipy.linalg.cho_solve(factor, x), jnp.linalg.cholesky(-a)),
+            "batch": jnp.linalg.det(jnp.stack([a, a + 1])),
+        }  # fmt: skip
+
+    x = _data(4, 6)
+    lowered = jax.jit(f).lower(x)
+    assert lowered.as_text().count("@lapack_") > 8
+    _agree(_interpreted(lowered)(x), f(x))
+
+
+def test_arguments_of_other_kinds():
+    """numpy's f64 is f32 to JAX, and keys of random numbers are integers."""
+
+    def f(w: Any, key: Any, x: Any) -> Any:
+        return x @ w + jax.random.uniform(key, (3,))
+
+    w, x, key = np.eye(3) * 2, np.arange(6.0).reshape(2, 3), jax.random.key(3)
+    for weights in ((0, 1), (0,)):
+        imported = import_jax(f, (w, key, x), weights=weights)
+        given = (x,) if 1 in weights else (jax.random.key(4), x)
+        got = imported.unflatten(interpret(imported.graph, imported.flatten(given, {})))
+        _agree(got, f(w, given[0] if len(given) == 2 else key, x))

@@ -7,6 +7,7 @@ from ingot.frontends.stablehlo.rows import (
     contraction,
     control,
     elementwise,
+    lapack,  # noqa: F401 - its rows are those of custom calls, which control.py has
     linalg,
     quantized,
     random,
