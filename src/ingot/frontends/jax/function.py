@@ -56,7 +56,7 @@ class ImportedFunction:
         arrays: list[Any] = []
         for (name, kind, fixed), value in zip(self.leaves, flat, strict=True):
             if kind == "array":
-                arrays.append(np.asarray(value))
+                arrays.append(_array(value))
             elif type(value) is not type(fixed) or value != fixed:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
@@ -130,14 +130,15 @@ def _function(
     def flattened(*given: Any) -> Any:
         full = list(leaves)
         for i, value in zip(arrays, given, strict=True):
-            full[i] = value
+            key = _is_key(leaves[i])
+            full[i] = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaves[i])) if key else value
         args, kwargs = tree_util.tree_unflatten(tree, full)
         return fn(*args, **kwargs)
 
     flattened.__name__ = getattr(fn, "__name__", "function")
-    scope, specs = _specs([(paths[i], leaves[i]) for i in arrays], names, dynamic)
+    scope, specs = _specs([(paths[i], _data(leaves[i])) for i in arrays], names, dynamic)
     exported = export_function(flattened, specs)
-    constants = {k: np.asarray(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
+    constants = {k: _array(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
     told = tuple(
         (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
         for i in range(len(leaves))
@@ -151,6 +152,24 @@ def _function(
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _is_key(leaf: Any) -> bool:
+    return _is_array(leaf) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    """A key of random numbers as the integers that it is made of; anything else as it is."""
+    if not _is_key(leaf):
+        return leaf
+    spec = isinstance(leaf, jax.ShapeDtypeStruct)
+    return jax.eval_shape(jax.random.key_data, leaf) if spec else jax.random.key_data(leaf)
+
+
+def _array(leaf: Any) -> np.ndarray:
+    """In the type that JAX computes in: without its option for 64 bits, numpy's f64 is f32."""
+    array = np.asarray(_data(leaf))
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
