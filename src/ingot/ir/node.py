@@ -59,6 +59,8 @@ class Op:
     commutative: ClassVar[bool] = False
     # every element of the result is some element of input 0: what holds for all of its elements holds here
     rearranges: ClassVar[bool] = False
+    # each element costs more to compute again than to load
+    costly: ClassVar[bool] = False
     # its value is another in each call: no constant, and no graph may hold a copy of it
     draws: ClassVar[bool] = False
     # operands of sums of products that may be of a narrower float type than the sums: constants, and values

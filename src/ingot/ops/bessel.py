@@ -14,7 +14,8 @@ from functools import partial, wraps
 
 from ingot.ir.node import Node
 from ingot.ir.types import f64
-from ingot.ops.core.elementwise import Abs, Cos, Exp, IsNan, Log, Sin, Sqrt
+from ingot.ops.core.elementwise import Abs, IsNan, Sqrt
+from ingot.ops.core.functions import Cos, Exp, Log, Sin
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term
 

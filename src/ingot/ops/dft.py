@@ -19,7 +19,8 @@ from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, TensorType, f64, i64
 from ingot.ops import build as ops
-from ingot.ops.core.elementwise import Cos, Neg, Sin
+from ingot.ops.core.elementwise import Neg
+from ingot.ops.core.functions import Cos, Sin
 from ingot.ops.core.shape import Iota
 from ingot.ops.nn.index import Take
 from ingot.ops.nn.matmul import MatMul

@@ -12,7 +12,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp, category
 from ingot.ops.core.binary import Add
-from ingot.ops.core.elementwise import Exp
+from ingot.ops.core.functions import Exp
 from ingot.ops.core.reduce import Reduce
 from ingot.ops.core.shape import Reshape
 from ingot.support.dataclass import dataclass

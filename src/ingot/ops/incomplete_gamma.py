@@ -16,7 +16,8 @@ from ingot.ops import special
 from ingot.ops.bessel import where
 from ingot.ops.build import broadcast_shapes, promote
 from ingot.ops.core.control import While
-from ingot.ops.core.elementwise import Abs, Exp, Log, Log1p, Sqrt
+from ingot.ops.core.elementwise import Abs, Sqrt
+from ingot.ops.core.functions import Exp, Log, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 

@@ -14,7 +14,8 @@ from ingot.ir.types import f64
 from ingot.ops.bessel import where
 from ingot.ops.build import broadcast_shapes, promote
 from ingot.ops.core.control import While
-from ingot.ops.core.elementwise import Abs, Acos, Acosh, Cos, Cosh, Floor, Sin, Sinh
+from ingot.ops.core.elementwise import Abs, Floor
+from ingot.ops.core.functions import Acos, Acosh, Cos, Cosh, Sin, Sinh
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 

@@ -15,7 +15,8 @@ from ingot.ir.types import DType, Shape, bf16, boolean, f16, f32, f64, i32, i64,
 from ingot.ops import build as b
 from ingot.ops.build import Operand
 from ingot.ops.core.binary import Convert, Or, ShiftLeft, ShiftRightLogical
-from ingot.ops.core.elementwise import Ceil, Cos, Log, Log1p, Neg, Sqrt, Tan
+from ingot.ops.core.elementwise import Ceil, Neg, Sqrt
+from ingot.ops.core.functions import Cos, Log, Log1p, Tan
 from ingot.ops.core.indexing import Sort
 from ingot.ops.nn.index import TopK
 from ingot.ops.random import RandomBits, fold_in

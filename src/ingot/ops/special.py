@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from ingot.ir.node import Node
 from ingot.ir.types import f64
 from ingot.ops import build as ops
-from ingot.ops.core.elementwise import Abs, Erf, Exp, Floor, IsNan, Log, Log1p, RoundEven, Sin, Sqrt, Tan
+from ingot.ops.core.elementwise import Abs, Floor, IsNan, RoundEven, Sqrt
+from ingot.ops.core.functions import Erf, Exp, Log, Log1p, Sin, Tan
 
 _STEPS = 8
 # B_2k / (2k (2k - 1)) and B_2k / 2k, k = 1 ...

@@ -18,12 +18,11 @@ from ingot.ir.dims import DimLike, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout, Place, reshape_groups
 from ingot.ir.node import Const, Node
-from ingot.ir.types import Shape, bf16, boolean, f32, f64, i64
+from ingot.ir.types import Shape, boolean, f32, f64, i64
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.concats import concat_at
-from ingot.schedule.gelu import gelu_operand
 from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
@@ -385,21 +384,6 @@ def _log_one_plus(em: Emitter, block: Block, node: Node, index: Index, mask: Exp
     return em.elementwise(block, node, index, mask)
 
 
-def _product(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    x = gelu_operand(node)
-    if x is None or x.dtype != f32:
-        return em.elementwise(block, node, index, mask)
-    return block.let(k.call("gelu", em.value(block, x, index, mask)))
-
-
-def _rounded(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    """GELU from bf16 to bf16 needs fewer digits than f32 has."""
-    x = gelu_operand(node.inputs[0]) if node.dtype == bf16 else None
-    if x is None or x.dtype != f32 or not isinstance(x.op, ops.Convert) or x.inputs[0].dtype != bf16:
-        return em.elementwise(block, node, index, mask)
-    return block.let(k.cast(k.call("gelu_narrow", em.value(block, x, index, mask)), bf16))
-
-
 def _on_wide(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, fn: str) -> Expr:
     """fn(operand) in f32, or in f64 where the operand is."""
     (x,) = node.inputs
@@ -435,8 +419,6 @@ _RULES: dict[type, Rule] = {
     Const: _const,
     ops.Exp: _exponential,
     ops.Log1p: _log_one_plus,
-    ops.Mul: _product,
-    ops.Convert: _rounded,
     ops.BroadcastInDim: _view,
     ops.Reshape: _reshape,
     ops.Transpose: _view,

@@ -20,6 +20,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Op, const
 from ingot.ir.types import TensorType, dtype_of
+from ingot.passes.core.simplify import simplify
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, UnsupportedOpError
 
@@ -50,6 +51,8 @@ def test_what_is_written_is_read_as_the_same(cls: type[Op]):
         text = show(emit(graph).module)
         assert show(parse(text)) == text
         again = import_stablehlo(text).graph
+        if cls is ops.Gelu:  # written out in steps that round
+            again = simplify(again)
         with np.errstate(all="ignore"):
             for got, expected in zip(interpret(again, arrays), interpret(graph, arrays), strict=True):
                 assert got.dtype == expected.dtype

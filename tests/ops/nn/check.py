@@ -1,4 +1,4 @@
-"""Run a MODEL op by its reference, by its lowering, and by its lowering on symbolic sizes."""
+"""Run an op by its reference, by its lowering (a primitive: by its rule), and by its lowering on symbolic sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ingot import ops
+from ingot.ir import kernel as k
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, dtype_of
+from tests.ops.evaluate import evaluate
 
 Dynamic = Mapping[int, Mapping[int, str]]  # operand -> axis -> symbol
 
@@ -30,7 +33,11 @@ def run(op: Op, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def run_lowered(op: Op, *inputs: np.ndarray, dynamic: Dynamic | None = None) -> tuple[np.ndarray, ...]:
-    """The op's lowering, whose types must be the op's."""
+    """The op's lowering, whose types must be the op's, or its rule for one element."""
+    if isinstance(op, ops.Elementwise):
+        names = [f"x{i}" for i in range(len(inputs))]
+        value = op.scalar(*(k.var(n, dtype_of(x)) for n, x in zip(names, inputs, strict=True)))
+        return (evaluate(value, dict(zip(names, inputs, strict=True))),)
     nodes = operands(inputs, dynamic)
     node = op(*nodes)
     low = op.lower(*nodes)

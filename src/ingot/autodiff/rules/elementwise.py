@@ -57,6 +57,22 @@ for _op, _partial in _UNARY.items():
     reverse(_op)(_times(_partial))
 
 
+@reverse(ops.Gelu)
+def _gelu(node: Node, g: Node) -> list[Node]:
+    """P + x P' of x P(x)."""
+    assert isinstance(node.op, ops.Gelu)
+    (x,) = node.inputs
+    if node.op.approximate == "tanh":
+        scale = math.sqrt(8 / math.pi)
+        u = mul(x, add(mul(_square(x), 0.044715 * scale), scale))
+        p = ops.Logistic()(u)
+        slope = mul(mul(p, ops.Logistic()(ops.Neg()(u))), add(mul(_square(x), 3 * 0.044715 * scale), scale))
+    else:
+        p = mul(add(ops.Erf()(mul(x, math.sqrt(0.5))), 1), 0.5)
+        slope = mul(ops.Exp()(mul(_square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return [mul(g, add(p, mul(x, slope)))]
+
+
 @reverse(ops.Convert)
 def _convert(node: Node, g: Node) -> list[Node | None]:
     (x,) = node.inputs

@@ -143,6 +143,7 @@ class Pow(BinaryOp):
     """a to the power b: IEEE pow on floats; on integers wraps, and a negative power gives 0 unless a is 1 or -1."""
 
     name: ClassVar[str] = "power"
+    costly: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ class Gather(CoreOp):
     """Slices of x at `indices`, with StableHLO's dimension numbers; starts are clamped so that each slice fits."""
 
     name: ClassVar[str] = "gather"
+    costly: ClassVar[bool] = True
     category: ClassVar[Category] = Category.GATHER
     offset_dims: tuple[int, ...]
     collapsed_slice_dims: tuple[int, ...]

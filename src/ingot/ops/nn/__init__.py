@@ -3,7 +3,6 @@
 from ingot.ops.nn.activation import (
     Celu,
     Elu,
-    Gelu,
     Hardshrink,
     HardSigmoid,
     HardSwish,
@@ -69,7 +68,6 @@ __all__ = [
     "Elu",
     "GatherElements",
     "GatherND",
-    "Gelu",
     "GridSample",
     "GroupNorm",
     "GroupedMatMul",

@@ -6,7 +6,6 @@ Narrow floats are computed in f32 and rounded once, as PyTorch does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import erf, pi, sqrt
 from typing import ClassVar
 
 import ml_dtypes
@@ -16,7 +15,7 @@ from ingot.ir.node import Node, Op
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish, widen
-from ingot.ops.core.elementwise import Erf, Expm1, Log1p
+from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
 from ingot.support.dataclass import dataclass
@@ -74,10 +73,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-wide))
 
 
-def _erf(x: np.ndarray) -> np.ndarray:
-    return np.asarray(np.frompyfunc(erf, 1, 1)(x.astype(np.float64)), np.float64)
-
-
 def _as_term(x: Value) -> Term:
     assert isinstance(x, Term)
     return x
@@ -101,37 +96,6 @@ class Relu(Activation):
         yield from super().samples()
         yield cls(), (np.asarray([-128, -1, 0, 5], np.int8),)
         yield cls(), (np.asarray([0, 200], np.uint8),)
-
-
-@dataclass(frozen=True)
-class Gelu(Activation):
-    """x * Phi(x) (Hendrycks and Gimpel 2016); approximate "tanh": 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-
-    name: ClassVar[str] = "gelu"
-    approximate: str = "none"
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(self.approximate in ("none", "tanh"), f"approximate: expected none or tanh, got {self.approximate}")
-        return super().infer(*inputs)
-
-    def compute(self, x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64)
-        if self.approximate == "tanh":
-            return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
-        return 0.5 * x * (1 + _erf(x * sqrt(0.5)))
-
-    def formula(self, x: Term) -> Term:
-        if self.approximate == "tanh":
-            # (1 + tanh(u)) / 2 = sigmoid(2 u), which is cheaper and does not cancel for x << 0
-            twice = x * (x * x * (0.044715 * sqrt(8 / pi)) + sqrt(8 / pi))
-            return x * t.logistic(twice)
-        return x * 0.5 * ((x * sqrt(0.5)).map(Erf()) + 1)
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for x in _floats():
-            yield cls(), (x,)
-            yield cls("tanh"), (x,)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from ingot.ir.types import TensorType, dtype_of, f32, i8, i64, u8
 from ingot.ops.core.base import finish
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
-from ingot.ops.core.elementwise import Abs, Expm1, Log1p
+from ingot.ops.core.elementwise import Abs
+from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.core.quantize import Quantize
 from ingot.ops.core.shape import DimValue, DynamicSlice, DynamicUpdateSlice
 from ingot.ops.nn import terms as t

@@ -37,7 +37,8 @@ from ingot.ops.core.binary import (
     Xor,
 )
 from ingot.ops.core.contraction import DotGeneral
-from ingot.ops.core.elementwise import Abs, Ceil, Exp, Floor, Log, Logistic, Neg, RoundEven, Rsqrt, Tanh
+from ingot.ops.core.elementwise import Abs, Ceil, Floor, Neg, RoundEven
+from ingot.ops.core.functions import Exp, Log, Logistic, Rsqrt, Tanh
 from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import Reduce
 from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Slice, Transpose

@@ -8,7 +8,7 @@ from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
 from ingot.ops.core.base import Category, category
-from ingot.ops.core.elementwise import Transcendental
+from ingot.ops.core.functions import Transcendental
 from ingot.passes.constants import results_of, value_of
 
 # A result of this size may always be kept: shape arithmetic, position ids.

@@ -23,6 +23,7 @@ from ingot.ir.types import DType, Shape, f8e8m0fnu, truncated_in
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.core.affine import Positions
 from ingot.passes.core.attention_masks import mask_rules
+from ingot.passes.core.gelu import GELU
 from ingot.passes.core.identities import FAST_MATH, IDENTITIES, rule_set
 from ingot.passes.view_chains import VIEW_CHAINS
 
@@ -39,7 +40,7 @@ def simplify(graph: Graph, *, fast_math: bool = False) -> Graph:
 
 @cache
 def _rules(fast_math: bool) -> RuleSet:
-    return SHAPES + VIEW_CHAINS + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
+    return SHAPES + VIEW_CHAINS + GELU + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
 
 
 # --- reshape, transpose, broadcast

@@ -48,9 +48,6 @@ from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import made_within, panel_operand, why_stored
 from ingot.passes.fusion.several_results import join_results
 
-_COSTLY = (
-    ops.Exp, ops.Expm1, ops.Log, ops.Log1p, ops.Logistic, ops.Tanh, ops.Sin, ops.Cos, ops.Erf, ops.Pow, ops.Gather,
-)  # fmt: skip
 _LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
 _FEW = 8  # channels: half a vector at most
 
@@ -192,7 +189,7 @@ class _Fusion:
         """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
         if is_leaf(node) or (is_free(node) and not node.inputs):
             return True
-        if depth == 0 or not (is_pointwise(node) or is_free(node)) or isinstance(node.op, (*_COSTLY, ops.Concat)):
+        if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
             return False
         return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
 
@@ -320,7 +317,7 @@ class _Fusion:
 
     def _is_stored_or_plain(self, node: Node, depth: int = 4) -> bool:
         """Plain arithmetic on values that lie in memory whatever happens to `node`: reductions do not, they join it."""
-        if depth == 0 or not isinstance(node.op, Elementwise) or isinstance(node.op, _COSTLY):
+        if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
             return False
         for x in map(_source, node.inputs):
             if isinstance(x.op, REDUCTIONS):
@@ -461,7 +458,7 @@ def _reads_leaves(node: Node) -> bool:
 
 def _is_cheap(node: Node) -> bool:
     """Plain arithmetic on leaves alone: any loop may compute it again."""
-    return is_pointwise(node) and not isinstance(node.op, _COSTLY) and _reads_leaves(node)
+    return is_pointwise(node) and not node.op.costly and _reads_leaves(node)
 
 
 def _box(root: Node) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +47,19 @@ def plain(e: Emitter, n: Node, xs: list[str]) -> str:
 @row(*_CHLO)
 def of_chlo(e: Emitter, n: Node, xs: list[str]) -> str:
     return e.one(f"chlo.{n.op.name}", xs, type_of(n))
+
+
+@row(ops.Gelu)
+def gelu(e: Emitter, n: Node, xs: list[str]) -> str:
+    """Written out in f32 at least, and rounded once."""
+    assert isinstance(n.op, ops.Gelu)
+    x = ops.cast(n.inputs[0], f32) if n.dtype.bits < 32 else n.inputs[0]
+    if n.op.approximate == "tanh":
+        u = ops.mul(x, ops.add(ops.mul(ops.mul(x, x), 0.044715 * math.sqrt(8 / math.pi)), math.sqrt(8 / math.pi)))
+        y = ops.mul(x, ops.Logistic()(u))
+    else:
+        y = ops.mul(ops.mul(x, 0.5), ops.add(ops.Erf()(ops.mul(x, math.sqrt(0.5))), 1))
+    return e.value(ops.cast(y, n.dtype))
 
 
 @row(ops.IsNan)
