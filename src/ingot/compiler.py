@@ -21,21 +21,21 @@ from ingot.framework_model import FrameworkModel, TorchModel
 from ingot.hosted import HostedModel
 from ingot.model_file import files_of
 from ingot.opening import (
+    FRONTENDS,
     Frontend,
     NeedsHost,
     Opened,
     Request,
     frontend_for,
-    imported_torch,
     onnx_graph,
     recognized,
-    torch_model,
 )
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.device import refusal
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.program import Program
+from ingot.runtime.zero_sizes import ZeroSizes
 from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key, sharing
@@ -58,13 +58,55 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
     progress.report("read")
     if kind == "torchscript":
         return _compile_script(source, request, options)
-    if frontend.by_content and isinstance(source, Path) and options.cache:
-        return _compile_content(frontend, source, request, options)
-    return _finished(frontend.open(source, request), options)
+    if kind == "torch":
+        return _finished(frontend.open(source, request), options)
+
+    def build(asked: Request) -> Any:
+        if frontend.by_content and isinstance(source, Path) and options.cache:
+            return _compile_content(frontend, source, asked, options)
+        return _finished(frontend.open(source, asked), options)
+
+    return build(request) if kind == "jax" else _on_zeros(source, request, build)
 
 
 def _finished(opened: Opened, options: Options) -> Any:
-    return opened.wrap(_compiled(_program(opened.graph, options).with_state(opened.state), options))
+    model = opened.wrap(_compiled(_program(opened.graph, options).with_state(opened.state), options))
+    again = opened.with_zeros
+    if again is not None and opened.graph.symbols():
+
+        def build(names: frozenset[str]) -> Any:
+            zero = again(names)
+            return None if zero is None else _finished(zero, options)
+
+        model.zeros = ZeroSizes(build)
+    return model
+
+
+def _on_zeros(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
+    """What `build` gives; where a call brings sizes of 0, that calls what it gives with these sizes told."""
+    model = build(request)
+    if not isinstance(model, CompiledModel | FrameworkModel) or not model.program.symbols:
+        return model
+    shapes = {spec.name: spec.shape for spec in model.inputs}
+    stamps = _stamps(source)
+
+    def again(names: frozenset[str]) -> Any:
+        from ingot.frontends.shared.dynamic import with_zeros
+
+        if _stamps(source) != stamps:
+            raise InputError(
+                "the model's files", expected="those that were compiled", got="others", fix="compile again"
+            )
+        dynamic = with_zeros(request.dynamic, names, shapes)
+        return None if dynamic is None else build(replace(request, dynamic=dynamic))
+
+    model.zeros = ZeroSizes(again)
+    return model
+
+
+def _stamps(source: Any) -> list[tuple[int, int]]:
+    """When a model's files were written, and how large they are."""
+    return [(p.stat().st_mtime_ns, p.stat().st_size) for p in files_of(source)] if isinstance(source, Path) else []
 
 
 @dataclass(frozen=True)
@@ -130,11 +172,13 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
     weights = {name: np.asarray(value) for name, value in (request.weights or {}).items()}
 
     def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledProgram:
-        asked = replace(request, weights={**weights, **values})
-        if isinstance(source, Path):
-            return _compile_file(source, asked, example, options)
-        progress.report("read")
-        return _compiled(_program(onnx_graph(source, asked, example), options), options)
+        def found(asked: Request) -> CompiledProgram:
+            if isinstance(source, Path):
+                return _compile_file(source, asked, example, options)
+            progress.report("read")
+            return _compiled(_program(onnx_graph(source, asked, example), options), options)
+
+        return _on_zeros(source, replace(request, weights={**weights, **values}), found)
 
     try:
         return build({}, None)
@@ -249,9 +293,7 @@ def _compile_script(source: Any, request: Request, options: Options) -> Any:
     inputs = arguments_of(program, request.example_inputs)
 
     def build(evaluator: Any, arguments: Sequence[Any]) -> TorchModel:
-        imported = imported_torch(evaluator, tuple(arguments), request.dynamic)
-        compiled = _compiled(_program(imported.graph, options).with_state(imported.state), options)
-        return torch_model(imported, compiled)
+        return _finished(FRONTENDS["torch"].open(evaluator, replace(request, example_inputs=tuple(arguments))), options)
 
     plain = Evaluator(program, program.attributes)
     if not program.written:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ingot.runtime.zero_sizes import ZeroSizes
+from ingot.support.errors import ZeroSizeError
+
 if TYPE_CHECKING:
     import torch
 
@@ -23,9 +26,13 @@ class FrameworkModel:
     ):
         self.compiled = compiled
         self._flatten, self._unflatten = flatten, unflatten
+        self.zeros: ZeroSizes | None = None  # where calls on nothing go
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._unflatten(self.compiled.run(self._flatten(args, kwargs)))
+        try:
+            return self._unflatten(self.compiled.run(self._flatten(args, kwargs)))
+        except ZeroSizeError as e:
+            return self.compiled.on_zeros(self.zeros, e, lambda other: other(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         return self.compiled.explain(*self._flatten(args, kwargs))
@@ -47,9 +54,13 @@ class TorchModel:
         self.compiled = compiled
         self._call = call
         self._flatten = flatten
+        self.zeros: ZeroSizes | None = None  # where calls on nothing go
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except ZeroSizeError as e:
+            return self.compiled.on_zeros(self.zeros, e, lambda other: other(*args, **kwargs))
 
     def state(self) -> dict[str, torch.Tensor]:
         """As `CompiledModel.state`, in tensors."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +15,7 @@ from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.state import Seeds, entropy
 from ingot.specialized import SpecializedModel
 from ingot.support.errors import InputError, ShapeError, UnsupportedOpError
+from ingot.support.recent import Recent
 
 if TYPE_CHECKING:
     import onnx
@@ -46,7 +46,7 @@ class HostedModel:
         self._weights = dict(weights)
         self._stages = stages
         self._build = build
-        self._programs: OrderedDict[Any, CompiledProgram | SpecializedModel] = OrderedDict()
+        self._programs: Recent[Any, CompiledProgram | SpecializedModel] = Recent(MOST_PROGRAMS, "programs", _log)
         self._exact: set[tuple[str, ...]] = set()  # stages, by what they compute, that hold for one size each
         self._lock = threading.Lock()
         self._seeds = Seeds()
@@ -84,25 +84,21 @@ class HostedModel:
             return found
 
     def _found(self, stage: NumericStage, forms: Any, tensors: Mapping[str, Any]) -> CompiledProgram:
-        key = stage.outputs, forms
-        found = self._programs.get(key)
-        if found is None:
+        def made() -> CompiledProgram | SpecializedModel:
             _log.info("compiling %s for %s", stage, forms)
-            if len(self._programs) >= MOST_PROGRAMS:
-                _log.warning("more than %d programs: the one least recently used goes", MOST_PROGRAMS)
-                self._programs.popitem(last=False)
-            found = self._build(stage.part(forms))
-            if isinstance(found, CompiledModel | SpecializedModel):
-                found.seed(self._seeds.take())
-        self._programs[key] = found
-        self._programs.move_to_end(key)
+            built = self._build(stage.part(forms))
+            if isinstance(built, CompiledModel | SpecializedModel):
+                built.seed(self._seeds.take())
+            return built
+
+        found = self._programs.find((stage.outputs, forms), made)
         return found if isinstance(found, CompiledProgram) else found.for_inputs(**tensors)
 
     def seed(self, seed: int | None = None) -> None:
         """As `SpecializedModel.seed`."""
         with self._lock:
             self._seeds = Seeds(entropy() if seed is None else seed)
-            for program in self._programs.values():
+            for program in self._programs:
                 if isinstance(program, CompiledModel | SpecializedModel):
                     program.seed(self._seeds.take())
 

@@ -53,13 +53,16 @@ class Request:
 class Opened:
     """A model as a graph. wrap: what users call, of a compiled program with the graph's signature. flatten: the model's
     own arguments to the graph's inputs; None where these are its arguments. state: names and first values of what it
-    keeps from call to call: the graph's last inputs and first outputs."""
+    keeps from call to call: the graph's last inputs and first outputs. with_zeros: from names of sizes to the model in
+    which they are 0, and to None where they may not be; None where it is to be opened once more with these sizes told.
+    """
 
     graph: Graph
     wrap: Callable[[CompiledProgram], Any] = lambda compiled: compiled
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     of_onnx: bool = False
+    with_zeros: Callable[[frozenset[str]], Opened | None] | None = None
 
     def stateless(self) -> Opened:
         """Raises InputError for a model that keeps a state."""
@@ -237,7 +240,19 @@ def _keras(source: Any, request: Request) -> Opened:
 
 
 def _torch(source: Any, request: Request) -> Opened:
+    from ingot.frontends.torch.zeros import ZeroImport
+
     imported = imported_torch(source, request.example_inputs, request.dynamic)
+    again = ZeroImport(source, imported, request.example_inputs, request.dynamic)
+
+    def with_zeros(names: frozenset[str]) -> Opened | None:
+        zero = again(names)
+        return None if zero is None else opened_torch(zero)
+
+    return replace(opened_torch(imported), with_zeros=with_zeros)
+
+
+def opened_torch(imported: ImportedModel) -> Opened:
     return Opened(imported.graph, partial(torch_model, imported), imported.inputs.flatten, imported.state)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from ingot.runtime import placement
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
-from ingot.runtime.program import Buffer, Program, Step, Symbol
-from ingot.support.errors import IngotError, InputError
+from ingot.runtime.program import Buffer, Program, Step
+from ingot.support.errors import IngotError, InputError, ZeroSizeError
 
 _MAX_CHUNKS = 1 << 31
 _UNKNOWN = -(1 << 63)
@@ -29,12 +29,10 @@ def told_by(program: Program, inputs: Sequence[np.ndarray]) -> tuple[Shape, ...]
     return (*(x.shape for x in inputs), *(tuple(x.reshape(-1).tolist()) for x in telling))
 
 
-def _wider(symbol: Symbol, size: int) -> str:
-    """What to do about a size outside of its bounds."""
-    if size:
-        return f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {max(1, size)})}}"
-    taken = f"dynamic={{{symbol.name!r}: (0, None)}} for ONNX, never for PyTorch's exports"
-    return f"leave out calls on nothing: a size may be 0 only where the model was compiled for it ({taken})"
+_ON_NOTHING = (
+    "leave out calls on nothing: a program of its own computes them, which is compiled where the model is at hand "
+    "(ingot.compile, not ingot.load) and no bounds rule out the 0"
+)
 
 
 def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
@@ -51,15 +49,19 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             name, slope, start = line
             values[name] = (size - start) // slope  # a size between two values fails the check below
             origin[name] = f"{place} of {where}"
+    zero = frozenset(s.name for s in program.symbols if values[s.name] == 0 and s.lo is not None and s.lo > 0)
     for symbol in program.symbols:
         size = values[symbol.name]
+        if symbol.name in zero:
+            wanted = f"{symbol.name} >= {symbol.lo}"
+            raise ZeroSizeError(origin[symbol.name], zero, expected=wanted, fix=_ON_NOTHING)
         if (symbol.lo is not None and size < symbol.lo) or (symbol.hi is not None and size > symbol.hi):
             limits = ((symbol.lo, ">="), (symbol.hi, "<="))
             raise InputError(
                 origin[symbol.name],
                 expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
-                fix=_wider(symbol, size),
+                fix=f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {max(1, size)})}}",
             )
     for dim, size, where, place, whole in facts:
         wanted = evaluate(dim, values)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from ingot.runtime.cpu import memory
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
 from ingot.runtime.tensors import Border, Tensor, is_tensor
-from ingot.support.errors import ArtifactError, InputError
+from ingot.runtime.zero_sizes import ZeroSizes
+from ingot.support.errors import ArtifactError, InputError, ZeroSizeError
+
+Result = TypeVar("Result")
 
 _RUNS = 15  # of an explanation: a step's time is their median
 
@@ -119,6 +123,8 @@ class CompiledModel(CompiledProgram):
         self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._held = Held(program.state, self._loaded.store)
         self._results = memory.Results(len(program.outputs))
+        self._turn = threading.RLock()  # of whoever uses the state
+        self.zeros: ZeroSizes | None = None  # where calls on nothing go
         if not program.symbols and not self._telling:
             self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
 
@@ -157,6 +163,8 @@ class CompiledModel(CompiledProgram):
             shapes += held.shapes
         if self._telling:
             shapes += tuple([tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling])
+        if held.shapes:
+            self._turn.acquire()
         context = self._loaded.claim()
         try:
             instance = context.bind(shapes)
@@ -184,25 +192,49 @@ class CompiledModel(CompiledProgram):
                 results = [maker.cut(result, shape) for maker, result, shape in shapes]
             if held.shapes:
                 held.exchange()
+            return results
+        except ZeroSizeError as e:
+            refused = e
         finally:
             context.release()
-        return results
+            if held.shapes:
+                self._turn.release()
+        return self.on_zeros(self.zeros, refused, lambda other: other.run(inputs))
+
+    def on_zeros(self, zeros: ZeroSizes | None, refused: ZeroSizeError, call: Callable[[Any], Result]) -> Result:
+        """What `call` gives of the program for the sizes of 0 that this one refused; it has this one's state meanwhile.
+
+        Raises `refused` where there is none.
+        """
+        if zeros is None:
+            raise refused
+        other = zeros.program(refused)
+        if not self._held.shapes:
+            return call(other)
+        with self._turn:
+            own = self.state()
+            other.set_state({name: own[name] for name in other.state()})
+            result = call(other)
+            self.set_state(other.state())
+            return result
 
     def state(self) -> dict[str, np.ndarray]:
         """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""
-        context = self._loaded.claim()
-        try:
-            return self._held.read()
-        finally:
-            context.release()
+        with self._turn:
+            context = self._loaded.claim()
+            try:
+                return self._held.read()
+            finally:
+                context.release()
 
     def set_state(self, values: Mapping[str, object]) -> None:
         """Set some of the state, as `state` gives it. Raises InputError for a name, dtype or shape that is not its."""
-        context = self._loaded.claim()
-        try:
-            self._held.write(values)
-        finally:
-            context.release()
+        with self._turn:
+            context = self._loaded.claim()
+            try:
+                self._held.write(values)
+            finally:
+                context.release()
 
     def seed(self, seed: int | None = None) -> None:
         """Draw random numbers as a model of this seed does from its first call on; None: of one that the system gives.

@@ -77,6 +77,14 @@ class InputError(IngotError):
     """A value handed to a compiled model, or an argument of the public API, does not fit."""
 
 
+class ZeroSizeError(InputError):
+    """A call brings sizes of 0 where the program holds for 1 at least: `symbols` names them."""
+
+    def __init__(self, what: str, symbols: frozenset[str], *, expected: object, fix: str) -> None:
+        self.symbols = symbols
+        super().__init__(what, expected=expected, got=0, fix=fix)
+
+
 class ImportModelError(IngotError):
     """A model file or framework object cannot be read: missing, truncated, malformed, unsafe."""
 

@@ -30,7 +30,9 @@ NAMES, DIFFER, SIGNATURE = "ingot_size_names", "ingot_sizes_that_differ", "ingot
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
-def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None) -> ExportedProgram:
+def export_module(
+    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, keep_zeros: bool = False
+) -> ExportedProgram:
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
     dynamic:
@@ -39,6 +41,7 @@ def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynami
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
         A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
+    keep_zeros: whether named axes of size 0 in the example stay 0, as automatic ones do.
 
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
@@ -54,6 +57,8 @@ def export_module(net: nn.Module, example_inputs: Inputs | None, dynamic: Dynami
     args, kwargs = _distinct(_arguments(example_inputs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
+    if keep_zeros:
+        shapes = _without_zeros(shapes, _bound(net, args, kwargs))
     args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
@@ -121,6 +126,17 @@ def _without_ones(
         return leaf
 
     return pytree.tree_map(grown, call)
+
+
+def _without_zeros(shapes: Any, value: Any) -> Any:
+    """`shapes` of arguments without their axes of size 0."""
+    if isinstance(value, torch.Tensor) and isinstance(shapes, Mapping):
+        return {axis: d for axis, d in shapes.items() if value.shape[axis]}
+    if isinstance(value, Mapping) and isinstance(shapes, Mapping):
+        return {k: _without_zeros(given, value[k]) for k, given in shapes.items()}
+    if isinstance(value, tuple | list) and isinstance(shapes, tuple | list):
+        return type(shapes)(_without_zeros(given, v) for given, v in zip(shapes, value, strict=True))
+    return shapes
 
 
 def _relaxed(shapes: Any, names: dict[str, Any]) -> Any:

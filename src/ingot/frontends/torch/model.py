@@ -55,7 +55,7 @@ class InputAdapter:
         simple = not kwargs and self._plain and len(args) == len(self.leaves)
         if simple and all([isinstance(a, torch.Tensor) for a in args]):
             return args
-        flat = self._leaves(tuple(args), dict(kwargs or {}))
+        flat = self.leaves_of(tuple(args), dict(kwargs or {}))
         out: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, flat, strict=True):
             if leaf.kind == FIXED:
@@ -71,7 +71,8 @@ class InputAdapter:
         flat = not kwargs.num_leaves and all(c.is_leaf() for c in _children(args))
         return flat and all(leaf.kind == TENSOR for leaf in self.leaves)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call in the order of `leaves`. Raises InputError for another structure than the exported."""
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.spec:
             return flat

@@ -53,11 +53,14 @@ from ingot.support.errors import ImportModelError
 Bounds = tuple[tuple[str, int, int | None], ...]
 
 
-def import_exported(program: ExportedProgram, parameters: Collection[str] = ()) -> ImportedModel:
+def import_exported(
+    program: ExportedProgram, parameters: Collection[str] = (), zeros: Collection[str] = ()
+) -> ImportedModel:
     """`program` as a graph over its user inputs; parameters, buffers and constants share memory with the tensors.
 
     Buffers that forward writes are the model's state (`ImportedModel`), which starts from copies of their values.
     parameters: names of tensors that are inputs in front of the state's, not constants; one of several that are one.
+    zeros: names of sizes that are 0, although torch's ranges may say otherwise.
 
     Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
     `run_decompositions` otherwise.
@@ -66,10 +69,15 @@ def import_exported(program: ExportedProgram, parameters: Collection[str] = ()) 
     """
     guards = _guards(program)
     equal = solved(guards)
-    sizes = Sizes(_names(program), progressions(guards), equal, data_reads(program.graph))
+    among, names = progressions(guards), _names(program)
+    if zeros:
+        known = Sizes(names, among, equal)
+        named = [s for s in program.range_constraints if s not in equal and known.name(str(s)) in zeros]
+        equal = equal | {s: sympy.Integer(known.progression(str(s)).start) for s in named}
+    sizes = Sizes(names, among, equal, data_reads(program.graph))
     sizes.begin(program.range_constraints)
     for symbol, span in program.range_constraints.items():
-        if symbol not in equal:
+        if symbol not in equal or isinstance(equal[symbol], sympy.Integer):
             continue  # bounds of the graph
         size, (lowest, highest) = sizes.expression(symbol), _limits(span)
         if is_found(sizes.name(str(symbol))):

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ingot.frontends.torch.script.evaluate import Evaluator
 from ingot.frontends.torch.script.graph import Program
 from ingot.support.errors import InputError
+from ingot.support.recent import Recent
 
 _MOST_PROGRAMS = 16
 _log = logging.getLogger("ingot.scripted")
@@ -38,8 +39,8 @@ class ScriptedModel:
         self._program = program
         self._build = build
         self._attributes: dict[str, Any] = {p: program.attributes[p] for p in program.written}
-        # the latest used last: state -> (the compiled program, the evaluator that it is of)
-        self._programs: dict[Any, tuple[Compiled, Evaluator]] = {}
+        # of a state, the compiled program and the evaluator that it is of
+        self._programs: Recent[Any, tuple[Compiled, Evaluator]] = Recent(_MOST_PROGRAMS, "programs for states", _log)
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,18 +83,15 @@ class ScriptedModel:
         fixed = tuple((i, type(v), repr(v)) for i, v in enumerate(leaves) if not isinstance(v, torch.Tensor))
         types = tuple((p, tuple(v.shape), v.dtype) for p, v in state.items())
         key = (repr(sorted(known.items())), types, fixed)
-        entry = self._programs.pop(key, None)
-        if entry is None:
+
+        def made() -> tuple[Compiled, Evaluator]:
             _log.info("compiling for %s, %s", known, [f"{p}: {list(v.shape)}" for p, v in state.items()])
             evaluator = Evaluator(self._program, {**self._program.attributes, **known}, tuple(state))
             first = (tuple(state.values()),) if state else ()
             bound = inspect.signature(evaluator.forward).bind(*first, *args, **kwargs)
-            entry = self._build(evaluator, tuple(bound.arguments.values())), evaluator
-            if len(self._programs) >= _MOST_PROGRAMS:
-                _log.warning("more than %d programs for states of a model: the oldest goes", _MOST_PROGRAMS)
-                del self._programs[next(iter(self._programs))]
-        self._programs[key] = entry
-        return entry
+            return self._build(evaluator, tuple(bound.arguments.values())), evaluator
+
+        return self._programs.find(key, made)
 
     def save(self, path: str | os.PathLike[str]) -> NoReturn:
         """Refused: a file holds one program."""

@@ -1,0 +1,121 @@
+"""Calls on nothing: a size of 0 that the program was not compiled for has a program of its own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import ingot
+from ingot.support.errors import InputError, ZeroSizeError
+from ingot.support.recent import Recent
+
+ONNX = """<ir_version: 8, opset_import: ["" : 18]>
+agraph (float[n,k] x) => (float[n] largest, float[n,k] shares, float[a,k] first, float[b,k] second) {
+    one = Constant<value: tensor = int64[1] {1}>()
+    largest = ReduceMax<keepdims=0>(x, one)
+    shares = Softmax<axis=1>(x)
+    first, second = Split<axis=0, num_outputs=2>(x)
+}"""
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_onnx_sizes_of_0(as_file: bool, tmp_path: Path) -> None:
+    model: onnx.ModelProto | Path = onnx.parser.parse_model(ONNX)
+    if as_file:
+        onnx.save(model, tmp_path / "model.onnx")
+        model = tmp_path / "model.onnx"
+    compiled = ingot.compile(model)
+    assert [r.shape for r in compiled(np.ones((4, 3), np.float32))] == [(4,), (4, 3), (2, 3), (2, 3)]
+    for _ in range(2):
+        assert [r.shape for r in compiled(np.ones((0, 3), np.float32))] == [(0,), (0, 3), (0, 3), (0, 3)]
+    if isinstance(model, Path):
+        fresh = ingot.compile(model)
+        model.write_bytes(model.read_bytes() + b"\x6a\x00")
+        with pytest.raises(InputError, match="files"):
+            fresh(np.ones((0, 3), np.float32))
+
+
+@pytest.mark.parametrize("dynamic", [{"n": (1, 9)}, {"x": {0: (2, None)}}])
+def test_bounds_that_are_told_rule_zero_out(dynamic: dict) -> None:
+    compiled = ingot.compile(onnx.parser.parse_model(ONNX), dynamic=dynamic)
+    with pytest.raises(ZeroSizeError, match="n >= "):
+        compiled(np.ones((0, 3), np.float32))
+
+
+def test_a_loaded_program_has_none(tmp_path: Path) -> None:
+    ingot.compile(onnx.parser.parse_model(ONNX)).save(tmp_path / "model.ingot")
+    with pytest.raises(ZeroSizeError, match=r"ingot\.compile"):
+        ingot.load(tmp_path / "model.ingot")(np.ones((0, 3), np.float32))
+
+
+def test_pytorch_sizes_of_0(caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        """What code that asks for a 0 makes of it, and a state that calls on nothing share with the others."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x, scale=2.0):
+            self.calls.add_(1)
+            y = self.linear(x) * scale
+            if x.shape[0] == 0:
+                return {"y": y, "mean": torch.tensor(7.0)}
+            return {"y": y, "mean": y.mean(), "softmax": torch.softmax(x, 1)}
+
+    def eager(x):
+        with torch.no_grad():
+            return net(x)
+
+    net = Net().eval()
+    compiled = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic={"x": {0: "batch", 1: "length"}})
+    shapes = [(3, 2, 8), (0, 2, 8), (0, 6, 8), (0, 0, 8), (1, 1, 8)]
+    with caplog.at_level(logging.INFO, "ingot.zero_sizes"):
+        for calls, shape in enumerate(shapes, start=1):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), eager(x), equal_nan=True)
+            assert compiled.state()["calls"] == calls
+    told = ["compiled for batch = 0", "compiled for batch = 0, length = 0"]
+    assert [r.message for r in caplog.records] == told
+
+    with torch.no_grad():
+        compiled = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic=True)
+        net.linear.weight.mul_(2)
+    with pytest.raises(InputError, match="weights"):
+        compiled(torch.randn(0, 5, 8))
+    bounded = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic={"x": {0: ("batch", 1, 8)}})
+    with pytest.raises(ZeroSizeError, match="batch >= 1"):
+        bounded(torch.randn(0, 5, 8))
+
+
+def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return x.new_zeros(min(x.shape[0], 1)), x.sum(0), x if x.shape[0] else x + 1
+
+    x = torch.randn(4, 3)
+    program = torch.export.export(Net(), (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
+    torch.export.save(program, tmp_path / "net.pt2")
+    for model in (program, tmp_path / "net.pt2"):
+        results = ingot.compile(model)(x[:0])
+        assert [tuple(r.shape) for r in results] == [(0,) if str(program.graph).count("Min") else (1,), (3,), (0, 3)]
+
+
+def test_the_least_recently_used_goes(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[str] = []
+    cache: Recent[str, str] = Recent(2, "letters", logging.getLogger("letters"))
+    for key in "abacab":
+        cache.find(key, lambda key=key: made.append(key) or key)
+    assert made == ["a", "b", "c", "b"]
+    assert sorted(cache) == ["a", "b"]
+    assert [r.message for r in caplog.records] == ["more than 2 letters: the one least recently used goes"] * 2
