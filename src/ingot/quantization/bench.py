@@ -22,7 +22,8 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
 
-_ROUNDS, _BURSTS, _BURST = 5, 9, 0.02
+_SPENT, _BURST = 0.4, 0.002  # seconds of all calls of a comparison, and of the calls between two looks at the clock
+_LEAST, _MOST = 5, 60  # turns
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Bench:
         self._features = features_of("native")
         self._owners = owners_of(graph, groups)
         self._float: Built | None = None
+        self._latency: float | None = None  # of the float model
 
     @property
     def exact(self) -> Built:
@@ -68,25 +70,30 @@ class Bench:
         """Seconds of each group's products in a call, with what runs between the one before and them: the best of
         some, by turns with the float model."""
         taken: list[list[float]] = []
-        for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        while len(taken) < _LEAST or (time.perf_counter() - began < _SPENT and len(taken) < _MOST):
             if built is not self.exact:
                 self.exact.model.run(self.call)
             taken.append([seconds for _, seconds in built.model.profile(*self.call)])
         return shared(built.launches, np.min(taken, axis=0).tolist(), self._owners)
 
     def latency(self, built: Built, clock: Callable[[], float] = time.perf_counter) -> float:
-        """Median seconds of a call, in bursts by turns with the float model's."""
-        once = _once(built.model, self.call, 1, clock)
+        """Median seconds of a call of the float model; of another one as they would be beside it: those times the ratio
+        of the least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would
+        make the one the better that was measured in a quiet moment."""
+        models = [self.exact.model] if built is self.exact else [self.exact.model, built.model]
+        once = max(_burst(model, self.call, 1, clock) for model in models)
         calls = max(1, int(_BURST / max(once, 1e-7)))
-        found: list[float] = []
-        for _ in range(_BURSTS):
-            found.append(_once(built.model, self.call, calls, clock))
-            if built is not self.exact:
-                _once(self.exact.model, self.call, calls, clock)
-        return statistics.median(found)
+        turns = min(max(int(_SPENT / max(once * calls * len(models), 1e-7)), _LEAST), _MOST)
+        found = [[_burst(model, self.call, calls, clock) for model in models] for _ in range(turns)]
+        if self._latency is None:
+            self._latency = statistics.median(float_seconds for float_seconds, *_ in found)
+        least = [min(times) for times in zip(*found, strict=True)]
+        return self._latency * least[-1] / least[0]
 
 
-def _once(model: CompiledModel, call: Call, calls: int, clock: Callable[[], float]) -> float:
+def _burst(model: CompiledModel, call: Call, calls: int, clock: Callable[[], float]) -> float:
+    """Seconds of a call, one more before them."""
     model.run(call)
     began = clock()
     for _ in range(calls):
