@@ -30,10 +30,14 @@ _INF, _NAN = math.inf, math.nan
 
 def _series(z: Node, coefficients: Sequence[float]) -> Node:
     """A polynomial in 1 / z^2."""
-    square = ops.div(1.0, ops.mul(z, z))
+    return _horner(ops.div(1.0, ops.mul(z, z)), coefficients)
+
+
+def _horner(x: Node, coefficients: Sequence[float]) -> Node:
+    """A polynomial, the highest power last."""
     value: Node | float = coefficients[-1]
     for c in coefficients[-2::-1]:
-        value = ops.add(ops.mul(square, value), c)
+        value = ops.add(ops.mul(x, value), c)
     assert isinstance(value, Node)
     return value
 
@@ -179,20 +183,57 @@ def erf_inv(x: Node) -> Node:
     a = ops.cast(x, f64)
     w = ops.sub(0.0, Log1p()(ops.sub(0.0, ops.mul(a, a))))
     near = ops.compare("LT", w, 5.0)
-    values: list[Node] = []
-    for at, coefficients in ((ops.sub(w, 2.5), _NEAR), (ops.sub(Sqrt()(w), 3.0), _FAR)):
-        total: Node | float = coefficients[0]
-        for c in coefficients[1:]:
-            total = ops.add(ops.mul(at, total), c)
-        assert isinstance(total, Node)
-        values.append(total)
-    y = ops.mul(a, ops.where(near, values[0], values[1]))
+    places = ops.sub(w, 2.5), ops.sub(Sqrt()(w), 3.0)
+    values = [_horner(at, coefficients[::-1]) for at, coefficients in zip(places, (_NEAR, _FAR), strict=True)]
+    y = ops.mul(a, ops.where(near, *values))
     for _ in range(2):
         slope = ops.mul(Exp()(ops.sub(0.0, ops.mul(y, y))), 2 / math.sqrt(math.pi))
         step = ops.div(ops.sub(Erf()(y), a), slope)
         y = ops.sub(y, ops.div(step, ops.add(1.0, ops.mul(y, step))))
     edge = ops.compare("EQ", Abs()(a), 1.0)
     return ops.cast(ops.where(edge, ops.mul(a, _INF), y), x.dtype)
+
+
+# Wichura, "Algorithm AS 241" (1988), PPND16: quotients of polynomials of 0.180625 - (p - 1/2)^2 in the middle, of
+# sqrt(-log(p)) - 1.6 up to 5, of sqrt(-log(p)) - 5 beyond; the highest power last
+_QUANTILES = (
+    (
+        (3.3871328727963666080, 133.14166789178437745, 1971.5909503065514427, 13731.693765509461125,
+         45921.953931549871457, 67265.770927008700853, 33430.575583588128105, 2509.0809287301226727),
+        (1.0, 42.313330701600911252, 687.18700749205790830, 5394.1960214247511077, 21213.794301586595867,
+         39307.895800092710610, 28729.085735721942674, 5226.4952788528545610),
+    ),
+    (
+        (1.42343711074968357734, 4.63033784615654529590, 5.76949722146069140550, 3.64784832476320460504,
+         1.27045825245236838258, 0.241780725177450611770, 0.0227238449892691845833, 7.74545014278341407640e-4),
+        (1.0, 2.05319162663775882187, 1.67638483018380384940, 0.689767334985100004550, 0.148103976427480074590,
+         0.0151986665636164571966, 5.47593808499534494600e-4, 1.05075007164441684324e-9),
+    ),
+    (
+        (6.65790464350110377720, 5.46378491116411436990, 1.78482653991729133580, 0.296560571828504891230,
+         0.0265321895265761230930, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7),
+        (1.0, 0.599832206555887937690, 0.136929880922735805310, 0.0148753612908506148525, 7.86869131145613259100e-4,
+         1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15),
+    ),
+)  # fmt: skip
+
+
+def ndtri(p: Node) -> Node:
+    """y such that a standard normal number is below it with the probability p (Wichura 1988), in f64. Infinite at 0 and
+    1, NaN outside."""
+    a = ops.cast(p, f64)
+    q = ops.sub(a, 0.5)
+    low = ops.compare("LT", q, 0.0)
+    tail = Sqrt()(ops.sub(0.0, Log()(ops.where(low, a, ops.sub(1.0, a)))))
+    places = ops.sub(0.180625, ops.mul(q, q)), ops.sub(tail, 1.6), ops.sub(tail, 5.0)
+    middle, near, far = (
+        ops.div(_horner(at, above), _horner(at, below)) for at, (above, below) in zip(places, _QUANTILES, strict=True)
+    )
+    far = ops.where(ops.compare("LE", tail, 5.0), near, far)
+    outer = ops.where(ops.compare("EQ", tail, _INF), _INF, far)
+    outer = ops.where(low, ops.sub(0.0, outer), outer)
+    y = ops.where(ops.compare("LE", Abs()(q), 0.425), ops.mul(q, middle), outer)
+    return ops.cast(y, p.dtype)
 
 
 # --- modified Bessel functions of the first kind

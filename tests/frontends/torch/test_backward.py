@@ -108,6 +108,53 @@ def test_edges_and_thresholds() -> None:
     same_gradients(F.softshrink, x)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_samples_of_grids(mode: str, padding: str) -> None:
+    how = {"mode": mode, "padding_mode": padding}
+    x, grid = torch.randn(2, 3, 5, 4), torch.rand(2, 6, 7, 2) * 2.6 - 1.3
+    same_gradients(lambda x, g: F.grid_sample(x, g, align_corners=False, **how), x, grid)
+    if mode != "bicubic":
+        x, grid = torch.randn(1, 2, 3, 4, 1), torch.rand(1, 3, 2, 2, 3) * 2.6 - 1.3
+        same_gradients(lambda x, g: F.grid_sample(x, g, align_corners=True, **how), x, grid)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances(p: float) -> None:
+    x = torch.randn(5, 3)
+    same_gradients(lambda x: torch.pdist(x, p), x)
+    # two rows that are the same
+    same_gradients(lambda a, b: torch.cdist(a, b, p), torch.randn(2, 1, 4, 3), torch.cat([x, x[:1]]))
+
+
+def test_what_masks_and_samples_choose() -> None:
+    mask, x = torch.rand(4, 5) > 0.4, torch.randn(4, 5)
+    same_gradients(lambda x, source: x.masked_scatter(mask, source), x, torch.randn(30))
+    same_gradients(lambda x, v: x.index_fill(0, torch.tensor([0, 2]), v), x, torch.randn(()))
+    same_gradients(lambda x: torch.einsum("...ii->...i", x), torch.randn(3, 4, 4))
+    samples = torch.rand(2, 3, 2)
+    same_gradients(
+        lambda x: F.fractional_max_pool2d(x, 2, output_size=(3, 3), _random_samples=samples), torch.randn(2, 3, 7, 8)
+    )
+    same_gradients(lambda x: F.rrelu(x, 0.1, 0.3), x)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "prod", "max", "min"])
+def test_segments(kind: str) -> None:
+    x = torch.randn(7, 3)
+    x[1, 1] = x[4, 0] = x[5, 0] = 0
+    lengths = torch.tensor([2, 0, 1, 4])
+    same_gradients(lambda x: torch.segment_reduce(x, kind, lengths=lengths, unsafe=True, initial=1.0), x)
+
+
+def test_factors_of_matrices_that_lie_by_rows_and_by_columns() -> None:
+    x = torch.randn(3, 4, 4)
+    same_gradients(torch.linalg.det, x)
+    same_gradients(lambda x: torch.linalg.slogdet(x)[1], x)
+    same_gradients(lambda x: torch.linalg.slogdet(x.mT)[1], x)
+    same_gradients(lambda x: torch.linalg.qr(x)[0], torch.randn(2, 5, 3))
+
+
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

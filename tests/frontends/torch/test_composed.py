@@ -137,6 +137,7 @@ def test_neighbours_and_parts_of_floats() -> None:
         agree(lambda x: _bits(*torch.frexp(x)), torch.cat((SPECIAL[:-1], torch.randn(20) * 1e5)).to(dtype))
     agree(lambda a, b: (torch.nextafter(a, b), *torch.frexp(a)), SPECIAL[:, None], SPECIAL)
     agree(lambda a, b: (torch.nextafter(a, b), *torch.frexp(a)), torch.randn(9).bfloat16(), torch.randn(9).bfloat16())
+    agree(torch.nextafter, SPECIAL.half()[:, None], SPECIAL.half())
     agree(torch.angle, SPECIAL)
     agree(torch.angle, torch.arange(-2, 2))
 

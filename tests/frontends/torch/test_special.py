@@ -60,6 +60,12 @@ def test_functions_of_one_argument(name: str) -> None:
         close(got, function(narrow.double()).float(), 5e-6)  # PyTorch's own f32 is within 1e-5
 
 
+def test_quantiles_of_the_normal_distribution() -> None:
+    p = torch.tensor([0, 5e-324, 1e-300, 1e-45, 1e-7, 0.07, 0.075, 0.3, 0.5, 0.9, 1 - 1e-16, 1, -0.1, 2, float("nan")])
+    agree(torch.special.ndtri, torch.cat([p.double(), torch.linspace(0, 1, 101).double()]), tolerance=1e-14)
+    agree(torch.special.ndtri, p)
+
+
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_polynomials_of_any_degree(name: str) -> None:
     function: Any = getattr(torch.special, name)

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ingot.frontends.torch import segments
+from ingot.frontends.torch.grid_sampling import grid_sampled
+
 _aten = torch.ops.aten
 Ints = Sequence[int]
 Wanted = Sequence[bool]
@@ -270,6 +273,50 @@ def weight_norm(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, axis: int) ->
     return g / norms * (grad - v * of_g / norms), of_g.to(g.dtype)
 
 
+def _distance_slope(difference: Tensor, distance: Tensor, grad: Tensor, p: float) -> Tensor:
+    """The gradient of differences along the last axis, whose p-norm is `distance`; 0 where that is 0."""
+    if p == 0:
+        return torch.zeros_like(difference)
+    if p == 1:
+        return grad * difference.sign()
+    if p == math.inf:
+        return grad * difference.sign() * (difference.abs() == distance)
+    # of numbers up to 1, so that no power overflows
+    share = difference / torch.where(distance == 0, 1.0, distance)
+    slope = share if p == 2 else share.sign() * share.abs().pow(p - 1)
+    return torch.where(difference == 0, 0.0, grad * slope)
+
+
+def distances(grad: Tensor, a: Tensor, b: Tensor, p: float, distance: Tensor) -> Tensor:
+    """cdist's, of its first operand (..., rows, size): the distances are (..., rows, rows of b)."""
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    return _distance_slope(difference, distance.unsqueeze(-1), grad.unsqueeze(-1), p).sum(-2)
+
+
+def distances_of_pairs(grad: Tensor, x: Tensor, p: float, distance: Tensor) -> Tensor:
+    """pdist's: what a pair of rows gets is the same, with the other sign."""
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1).unbind(0)
+    slope = _distance_slope(x[first] - x[second], distance[:, None], grad[:, None], p)
+    return torch.zeros_like(x).index_add(0, first, slope).index_add(0, second, -slope)
+
+
+def masked_scatter(grad: Tensor, mask: Tensor, sizes: Ints) -> Tensor:
+    """The source's: its k-th element gets what stands where the mask is true the k-th time."""
+    size = math.prod(sizes)
+    flat = mask.expand(grad.shape).flatten()
+    rank = torch.cumsum(flat.to(torch.int64), 0) - 1
+    place = torch.where(flat, rank, size)
+    return grad.new_zeros(size + 1).scatter(0, place, grad.flatten())[:size].reshape(list(sizes))
+
+
+def random_relu(
+    grad: Tensor, x: Tensor, noise: Tensor, lower: float, upper: float, training: bool, self_is_result: bool
+) -> Tensor:
+    if training and upper - lower > 1e-6:
+        return grad * noise
+    return torch.where(x > 0, grad, grad * ((lower + upper) / 2))
+
+
 # by the op that they are in place of
 BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.convolution_backward.default: convolution,
@@ -283,6 +330,15 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.max_pool3d_with_indices_backward.default: maximum_pool,
     _aten.adaptive_max_pool2d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 2),
     _aten.adaptive_max_pool3d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 3),
+    _aten.fractional_max_pool2d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 2),
+    _aten.fractional_max_pool3d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 3),
+    _aten._cdist_backward.default: distances,
+    _aten._pdist_backward.default: distances_of_pairs,
+    _aten.masked_scatter_backward.default: masked_scatter,
+    _aten.rrelu_with_noise_backward.default: random_relu,
+    _aten.grid_sampler_2d_backward.default: grid_sampled,
+    _aten.grid_sampler_3d_backward.default: grid_sampled,
+    _aten._segment_reduce_backward.default: segments.backward,
     _aten.hardshrink_backward.default: shrink,
     _aten.softshrink_backward.default: shrink,
     _aten.replication_pad1d_backward.default: replication_pad,

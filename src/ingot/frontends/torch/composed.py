@@ -13,11 +13,11 @@ from torch.nn import functional as F
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """log of the running sum of exp: log2(n) sums of neighbours at distances 1, 2, 4, ... (Hillis and Steele 1986).
 
-    A length that is known only at run time takes the sum of each prefix anew, n^2 in all.
+    In double, as PyTorch adds them. A length that only the run knows takes the sum of each prefix anew, n^2 in all.
     """
     if not x.dim():
         return x.clone()
-    y = (x if x.dtype == torch.float64 else x.float()).movedim(dim, -1)
+    y = x.double().movedim(dim, -1)
     n = y.shape[-1]
     if isinstance(n, torch.SymInt):
         place = torch.arange(n, device=x.device)
@@ -88,7 +88,12 @@ def pdist(x: Tensor, p: float = 2) -> Tensor:
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
 
 
-_BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
 
 
 def nextafter(x: Tensor, y: Tensor) -> Tensor:
@@ -171,44 +176,38 @@ def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mo
     return out.view(torch.uint64)
 
 
-_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
-
-
-def segment_reduce(
-    data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
-    offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
-) -> Tensor:  # fmt: skip
-    """Slices along `axis` reduced in consecutive segments of `lengths` slices, or between `offsets`; the axes before it
-    have segments of their own. An empty segment gives `initial`."""
-    if indices is not None:
-        raise NotImplementedError("segment_reduce by indices")
-    if offsets is None:
-        assert lengths is not None
-        offsets = F.pad(torch.cumsum(lengths, -1), (1, 0))
-    lead, rest, count = data.shape[:axis], data.shape[axis + 1 :], offsets.shape[-1] - 1
-    batch, size = math.prod(lead), data.shape[axis]
-    offsets, rows = offsets.reshape(batch, count + 1), data.reshape(batch * size, *rest)
-    place = torch.arange(size, dtype=offsets.dtype).expand(batch, size).contiguous()
-    at = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
-    # what is before the first segment or behind the last goes to one more of each row
-    at = torch.where(at < 0, count, at) + torch.arange(batch)[:, None] * (count + 1)
-    start = _START[reduce] if initial is None else initial
-    out = data.new_full((batch * (count + 1), *rest), start)
-    if reduce in ("sum", "mean"):
-        out = out.index_add(0, at.flatten(), rows)
-    else:
-        out = out.index_reduce(0, at.flatten(), rows, {"prod": "prod", "max": "amax", "min": "amin"}[reduce])
-    out = out.reshape(batch, count + 1, *rest)[:, :count]
-    if reduce == "mean":
-        held = (offsets[:, 1:] - offsets[:, :-1]).reshape(batch, count, *(1 for _ in rest))
-        empty = math.nan if initial is None else initial
-        out = torch.where(held > 0, out / held.clamp(min=1), empty)
-    return out.reshape(*lead, count, *rest)
-
-
 def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     """The rows that `indices` name, scaled down to a norm of `max_norm` where theirs is larger."""
     named = torch.zeros(weight.shape[0], dtype=torch.bool).index_fill(0, indices.flatten(), True)
     norms = torch.linalg.vector_norm(weight, norm_type, -1)
     scale = torch.where(named & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
     return weight * scale[:, None]
+
+
+def determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(the determinant, LU, pivots) of (..., n, n)."""
+    lu, pivots = _factored(x)
+    return _parity(pivots).to(x.dtype) * _diagonal(lu).prod(-1), lu, pivots
+
+
+def log_determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(the determinant's sign, the logarithm of its magnitude, LU, pivots) of (..., n, n)."""
+    lu, pivots = _factored(x)
+    diagonal = _diagonal(lu)
+    sign = _parity(pivots).to(x.dtype) * diagonal.sign().prod(-1)
+    return sign, diagonal.abs().log().sum(-1), lu, pivots
+
+
+def _factored(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of x's transpose where x lies by rows, as LAPACK reads columns: gradients solve with these very factors."""
+    lu, pivots, _ = torch.linalg.lu_factor_ex(x.mT if x.is_contiguous() else x)
+    return lu, pivots
+
+
+def _diagonal(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=-2, dim2=-1)
+
+
+def _parity(pivots: Tensor) -> Tensor:
+    moved = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return 1 - 2 * (moved.sum(-1) % 2)

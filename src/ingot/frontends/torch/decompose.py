@@ -11,7 +11,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch import composed, histograms
+from ingot.frontends.torch import composed, histograms, segments
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.backward import BACKWARD
 from ingot.frontends.torch.fused_attention import FUSED
@@ -143,11 +143,19 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten.hash_tensor.default: composed.hash_tensor,
     _aten.nextafter.default: composed.nextafter,
     _aten.frexp.Tensor: composed.frexp,
-    _aten.segment_reduce.default: composed.segment_reduce,
+    _aten.segment_reduce.default: segments.reduced,
     _aten.ldexp.Tensor: lambda x, other: x * torch.pow(2.0, other),
+    _aten._linalg_det.default: composed.determinant,
+    _aten._linalg_slogdet.default: composed.log_determinant,
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
     # of training, which core aten keeps
-    **get_decompositions([_aten._native_batch_norm_legit_functional, _aten._batch_norm_with_update_functional]),
+    **get_decompositions(
+        [
+            _aten._native_batch_norm_legit_functional,
+            _aten._batch_norm_with_update_functional,
+            _aten.batch_norm_backward,
+        ]
+    ),
     _aten.embedding_renorm.default: composed.embedding_renorm,
     _aten.histogram.bins_tensor: histograms.histogram,
     _aten.histogram.bin_ct: histograms.histogram_of_count,

@@ -21,7 +21,6 @@ from ingot.ops.linalg.systems import (
     determinant,
     diagonal,
     inverse,
-    log_determinant,
     lu_solve,
     order_of,
     solve,

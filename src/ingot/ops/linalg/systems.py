@@ -5,7 +5,6 @@ from __future__ import annotations
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node
 from ingot.ir.types import i64
-from ingot.ops.core.elementwise import Sign
 from ingot.ops.core.indexing import Sort
 from ingot.ops.linalg import matrices as m
 from ingot.ops.linalg.cholesky import Cholesky
@@ -111,16 +110,6 @@ def determinant(lu: Node, pivots: Node) -> Node:
     """det a of [..., n, n], for a's LU."""
     rows = Term(diagonal(lu))
     return (_sign(pivots, rows) * rows.reduce("prod", (rows.rank - 1,), keepdims=False)).node
-
-
-def log_determinant(lu: Node, pivots: Node) -> tuple[Node, Node]:
-    """The sign of det a, and log |det a|."""
-    rows = Term(diagonal(lu))
-    last = (rows.rank - 1,)
-    size = t.absolute(rows)
-    assert isinstance(size, Term)
-    sign = _sign(pivots, rows) * rows.map(Sign()).reduce("prod", last, keepdims=False)
-    return sign.node, t.log(size).sum(last, keepdims=False).node
 
 
 def _sign(pivots: Node, like: Term) -> Term:

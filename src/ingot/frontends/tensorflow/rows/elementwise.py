@@ -36,7 +36,8 @@ _UNARY: dict[str, Op] = {
 }  # fmt: skip
 _COMPARED = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
 _SPECIAL: dict[str, Callable[[Node], Node]] = {
-    "Erfc": special.erfc, "Erfinv": special.erf_inv, "Lgamma": special.lgamma, "Digamma": special.digamma,
+    "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
+    "Lgamma": special.lgamma, "Digamma": special.digamma,
     "BesselI0": special.bessel_i0, "BesselI0e": special.bessel_i0e, "BesselI1": special.bessel_i1,
     "BesselI1e": special.bessel_i1e,
 }  # fmt: skip
@@ -63,11 +64,6 @@ def compare(c: Call, a: Node, b: Node) -> Node:
 @row(*_SPECIAL)
 def special_function(c: Call, x: Node) -> Node:
     return _SPECIAL[c.op](x)
-
-
-@row("Ndtri")
-def ndtri(c: Call, x: Node) -> Node:
-    return ops.mul(special.erf_inv(ops.sub(ops.mul(x, 2.0), 1.0)), float(np.sqrt(2.0)))
 
 
 @row("AddN")

@@ -159,18 +159,6 @@ def inv_ex(c: Context, a: Node, *, check_errors: bool = False) -> tuple[Node, No
     return linalg.inverse(a), info
 
 
-@aten("_linalg_det.default")
-def det(c: Context, a: Node) -> tuple[Node, ...]:
-    lu, pivots, _ = ops.LU()(a).results
-    return linalg.determinant(lu, pivots), lu, _counted(pivots)
-
-
-@aten("_linalg_slogdet.default")
-def slogdet(c: Context, a: Node) -> tuple[Node, ...]:
-    lu, pivots, _ = ops.LU()(a).results
-    return *linalg.log_determinant(lu, pivots), lu, _counted(pivots)
-
-
 @aten("geqrf.default")
 def geqrf(c: Context, x: Node) -> tuple[Node, ...]:
     return ops.HouseholderQR()(x).results

@@ -394,15 +394,18 @@ def select_scatter(c: Context, x: Node, src: Node, dim: int, index: DimLike) -> 
 
 @aten("diagonal_scatter.default")
 def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
-    if x.type.rank != 2 or (dim1, dim2) != (0, 1):
-        raise Unsupported("a diagonal of more than two dimensions")
-    low = max(offset, 0)
-    columns = x.shape[1]
-    line = ops.Pad((low,), (columns - low - src.shape[0],), (0,))(src, scalar_like(0, src))
-    spread = ops.BroadcastInDim(x.shape, (1,))(line)
-    row, column = index_along(x.shape, 0), index_along(x.shape, 1)
+    rank = x.type.rank
+    last = axis_of(dim1, rank), axis_of(dim2, rank)
+    order = (*(d for d in range(rank) if d not in last), *last)
+    x = transpose(x, order)
+    rows, low = rank - 2, max(offset, 0)
+    # a line of the columns in front of each row, of which a row takes its own
+    behind = x.shape[-1] - low - src.shape[-1]
+    line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, behind), (0,) * (rows + 1))(src, scalar_like(0, src))
+    spread = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
+    row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
     kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
-    return ops.Select()(kept, spread, x)
+    return transpose(ops.Select()(kept, spread, x), tuple(order.index(d) for d in range(rank)))
 
 
 def static(size: DimLike, what: str) -> int:

@@ -74,6 +74,12 @@ def unique2(
     return _wanted(c, *_results(values, found, size, x.shape))
 
 
+@aten("_unique.default")
+def unique(c: Context, x: Node, sorted: bool = True, return_inverse: bool = False) -> tuple[Node, ...]:
+    values, found, size = _unique(c, x, None)
+    return _wanted(c, *_results(values, found, size, x.shape)[:2])
+
+
 @aten("unique_dim.default")
 def unique_dim(
     c: Context, x: Node, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False

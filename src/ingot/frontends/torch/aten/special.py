@@ -62,6 +62,7 @@ for _name, _function in {
     "i1": special.bessel_i1,
     "i1e": special.bessel_i1e,
     "erfcx": special.erfcx,
+    "ndtri": special.ndtri,
     "erfc": special.erfc,
 }.items():
     _unary(f"special_{_name}.default", _function)
