@@ -22,6 +22,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
 from ingot.plan.in_place import Pairs, in_place, overwrites, updated
+from ingot.plan.order import shortest_lives
 from ingot.support.dataclass import dataclass
 
 LINE = 64  # bytes of a cache line
@@ -126,7 +127,7 @@ class _Assignment:
             names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
             return (*n.inputs, *(found[s] for s in sorted(names) if s in found), *before.get(n, ()))
 
-        return tuple(topological((*self.graph.inputs, *self.graph.outputs), needs))
+        return tuple(shortest_lives((*self.graph.inputs, *self.graph.outputs), needs))
 
     def _in_place(self) -> None:
         """Write groups over an operand that they are the last to read: element by element, or but for some of them."""
