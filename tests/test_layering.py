@@ -136,7 +136,8 @@ def test_only_pipelines_import_targets(imports: list[Import]):
 
 
 def test_the_plan_knows_programs_but_not_how_they_run(imports: list[Import]):
-    known = {"ingot.runtime.program", "ingot.runtime.expr", "ingot.runtime"}
+    """And where their memory will be, which limits of it ask for."""
+    known = {"ingot.runtime.program", "ingot.runtime.expr", "ingot.runtime.placement", "ingot.runtime"}
     read = [i for i in imports if i.file.startswith("plan/") and _layer(i.module) == "runtime"]
     wrong = [str(i) for i in read if i.module not in known]
     assert not wrong, "\n".join(wrong)

@@ -258,6 +258,7 @@ def train(
     dynamic: Any = None,
     threads: int | None = None,
     seed: int = 0,
+    memory: float | None = None,
 ) -> CompiledStep:
     """Compile a step of training to one native program: forward, loss, gradients, clipping and the optimizer's update.
 
@@ -285,6 +286,9 @@ def train(
             that adapts). Parameters, sums and everything else stay as they are.
         skip_nonfinite: make no update where a gradient is NaN or infinite, so that `first_nan` can tell whose it is.
         dynamic, threads: as for `compile`. seed: of dropout and other random numbers.
+        memory: a limit, kept by computing values again where the backward pass reads them, with the same bits. Below 1:
+            a share of the bytes that are kept for the backward pass without it; else the bytes of all intermediate
+            values together. What came of it stands in `step.program.meta["memory"]` and in `step.explain(x, y)`.
 
     Returns: a step that is called with the model's arguments and the targets behind them, and gives (loss, metrics); it
     has state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md).
@@ -297,7 +301,7 @@ def train(
     return train_model(
         model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
         clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
-        skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed,
+        skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
     )  # fmt: skip
 
 

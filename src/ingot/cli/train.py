@@ -49,6 +49,10 @@ def train(
     every: Annotated[int, typer.Option(min=1, help="Calls between checkpoints.")] = 100,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one.")] = False,
     picture: Annotated[Path | None, typer.Option("--curve", help="Draw the loss as an SVG file.")] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="Below 1 a share of what the backward pass needs kept; else bytes of the arena."),
+    ] = None,
     threads: Threads = None,
     dim: Dims = None,
     limit: Limit = None,
@@ -76,6 +80,7 @@ def train(
         step = train_model(
             source.path, loss, chosen, None, (), metrics=metric or (), trainable=trainable, clip_norm=clip_norm,
             accumulate=accumulate, precision=precision, dynamic=source.dynamic, threads=threads, seed=seed,
+            memory=memory,
         )  # fmt: skip
         plan = Plan(_data(step, data, target), batch, epochs, seed, checkpoint, every)
         began = time.perf_counter()
@@ -93,11 +98,15 @@ def train(
             atomic_write(picture, [curve(losses, model.name).encode()])
     facts = {"model": str(written), "calls": len(losses), "seconds": seconds, "first_loss": losses[0]}
     facts |= {"loss": losses[-1], **last}
+    if memory is not None:
+        facts["memory"] = step.program.meta["memory"]
     if as_json:
         print_json(facts)
         return
     measured = "".join(f", {k} {v:.4g}" for k, v in last.items())
     out.print(f"loss {losses[0]:.4g} -> {losses[-1]:.4g}{measured} in {len(losses)} calls, {time_text(seconds)}")
+    if memory is not None:
+        out.print(f"memory: {facts['memory']}", highlight=False)
     out.print(f"[bold]{escape(str(written))}[/]", highlight=False)
 
 

@@ -23,13 +23,12 @@ from ingot.debug.probe import Rates, measure
 from ingot.ir.dims import DimLike, estimate, likely_sizes, substitute
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import DType, TensorType, f32
-from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
-from ingot.ops.views import base_of
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.build import likely
 from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
+from ingot.plan.work import group_bytes, group_flops
 from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
@@ -222,33 +221,6 @@ def reasons(build: Build) -> dict[Node, str]:
 def _place(node: Node) -> tuple[object, ...]:
     assert isinstance(node.op, Group)
     return (node.loc, node.types, fused_ops(node.op.body))
-
-
-def group_flops(body: Graph) -> DimLike:
-    """Floating-point operations of all sums of products in a group."""
-    total: DimLike = 0
-    for node in body.nodes():
-        if not isinstance(node.op, Input | Const | Project):
-            total = total + node.op.flops(*(i.types[0] for i in node.inputs))
-    return total
-
-
-def group_bytes(body: Graph, sizes: Mapping[str, int], updates: bool = False) -> int:
-    """Bytes that a group reads and writes once. Of an operand that is only looked up or sliced, what is taken. updates:
-    its result lies over the operand of which it replaces some elements."""
-    users, inputs = body.uses(), body.inputs
-    total = sum(_number(node.type.nbytes, sizes) for node in body.outputs)
-    if updates:
-        anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
-        inputs = tuple(i for i in inputs if i is not base_of(anchor.inputs[0]))
-        total = max(_number(n.type.nbytes, sizes) for n in anchor.inputs[1:])
-    for operand in inputs:
-        whole = _number(operand.type.nbytes, sizes)
-        readers = users.get(operand, [])
-        if readers and all(isinstance(r.op, ops.Gather | ops.Slice) and r.inputs[0] is operand for r in readers):
-            whole = min(whole, sum(_number(r.type.nbytes, sizes) for r in readers))
-        total += whole if readers or operand in body.outputs else 0
-    return total
 
 
 _QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)

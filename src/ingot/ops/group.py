@@ -52,6 +52,14 @@ class Group(CoreOp):
         yield cls(Graph((x, y), (total, Reduce("sum", (1,))(total))), "reduction"), operands
 
 
+@dataclass(frozen=True)
+class Recomputed(Group):
+    """The same kernel once more, where its results are read again later. turn: tells one from the others."""
+
+    name: ClassVar[str] = "recomputed"
+    turn: int = 1
+
+
 def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
     """Whether element i of the parameter `p` is needed for element i of the results alone, in row-major order; and for
     that of the result `value`, if one is named."""

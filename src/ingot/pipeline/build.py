@@ -26,7 +26,9 @@ from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import seeded
 from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
+from ingot.plan import work
 from ingot.plan.link import Launch, link
+from ingot.plan.recompute import within
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
@@ -138,9 +140,11 @@ def build_program(
     *,
     fast_math: bool = False,
     precision: str = "float32",
+    memory: float | None = None,
     trace: Trace | None = None,
 ) -> Program:
-    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`.
+    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`; memory: a
+    limit, see `ingot.plan.recompute`.
 
     Where the graph draws random numbers, their seed is the program's state.
     """
@@ -154,13 +158,19 @@ def build_program(
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
+        meta = {"precision": precision}
+        if memory is not None:
+            sizes = likely(graph)
+            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes))
+            meta["memory"] = str(found)
+            progress.report(f"memory: {found}")
         program = link(
             fused,
             partial(target.lower, machine=machine),
             _Watched(target.assembler(features), features, trace),
             device=target.name,
             stages={"model": show(graph), "fused": show(fused)},
-            meta={"precision": precision},
+            meta=meta,
             launches=None if trace is None else trace.launches,
         )
     program.check()

@@ -14,7 +14,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
-from ingot.ops.group import Group, label
+from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.control import launch_control
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
@@ -210,6 +210,8 @@ class _Linker:
         if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
             launch_control(self, node, ins, outs)
         else:
+            if isinstance(group, Recomputed):
+                group = Group(group.body, group.kind)  # of the first time's kernel
             if self.storage.updates(node):
                 group = replace(group, kind="update")
             key = (group, ins, outs, constant)

@@ -1,6 +1,6 @@
 """The order in which a graph's values are made, where it matters how long they live.
 
-    dw1 = f(x1, g1); dw2 = f(x2, g2); g1 = h(g2)   ->   g2, dw2, g1, dw1: x2 and g2 are gone before dw1 is there
+dw1 = f(x1, g1); dw2 = f(x2, g2); g1 = h(g2)   ->   g2, dw2, g1, dw1: x2 and g2 are gone before dw1 is there
 """
 
 from __future__ import annotations

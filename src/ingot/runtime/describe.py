@@ -44,6 +44,42 @@ def times(program: Program, seconds: Sequence[float]) -> str:
     return "\n".join([f"{sum(seconds) * 1e3:.3f} ms", "", *_table(["us", "share", "step", "kernel", "label"], rows)])
 
 
+_SECTIONS = {"f": "forward", "b": "backward", "o": "optimizer"}
+
+
+def training(program: Program, seconds: Sequence[float], sections: str) -> str:
+    """Of a step of training: its three sections with their steps, the slowest first, and the buffers that the forward
+    pass fills for the others, the largest first. sections: a letter for each step."""
+    total = sum(seconds) or 1.0
+    lines = [f"{total * 1e3:.3f} ms, memory: {program.meta.get('memory', 'no limit')}"]
+    for letter, name in _SECTIONS.items():
+        steps = [i for i, s in enumerate(sections) if s == letter]
+        took = sum(seconds[i] for i in steps)
+        lines += ["", f"{name}: {took * 1e3:.3f} ms, {took / total:.1%}, {len(steps)} steps"]
+        rows = [
+            [f"{seconds[i] * 1e6:.1f}", f"{seconds[i] / total:.1%}", str(i), program.steps[i].label]
+            for i in sorted(steps, key=lambda i: -seconds[i])
+        ]
+        lines += _table(["us", "share", "step", "label"], rows)
+    arena = (b for b in program.buffers if b.kind == "arena" and b.alias is None)
+    kept = [b for b in arena if sections[b.first_step] == "f" and sections[b.last_step] != "f"]
+    sizes = {b.id: b.nbytes if isinstance(b.nbytes, int) else 0 for b in kept}
+    kept.sort(key=lambda b: -sizes[b.id])
+    lines += ["", f"kept from the forward pass: {len(kept)} values, {sum(sizes.values()):,} bytes"]
+    held = [
+        [
+            show(b.nbytes),
+            f"{b.first_step}-{b.last_step}",
+            f"{sum(seconds[b.first_step : b.last_step]) / total:.0%}",
+            program.steps[b.first_step].label,
+            program.steps[b.last_step].label,
+        ]
+        for b in kept
+    ]
+    lines += _table(["bytes", "steps", "of the time", "made by", "last read by"], held)
+    return "\n".join(lines)
+
+
 def _steps(program: Program, instance: Binding | None) -> list[list[str]]:
     return [
         [

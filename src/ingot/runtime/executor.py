@@ -283,8 +283,12 @@ class CompiledModel(CompiledProgram):
 
         `ingot explain` measures the machine's limits too, and knows why a kernel is one of its own.
         """
+        return describe.times(self.program, self._times(args, kwargs))
+
+    def _times(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[float]:
+        """Median seconds of each step."""
         runs = [self.profile(*args, **kwargs) for _ in range(_RUNS)]
-        return describe.times(self.program, [statistics.median(t for _, t in step) for step in zip(*runs, strict=True)])
+        return [statistics.median(t for _, t in step) for step in zip(*runs, strict=True)]
 
     @property
     def arena_bytes(self) -> int:

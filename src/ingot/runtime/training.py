@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from ingot.runtime import artifact
+from ingot.runtime import artifact, describe
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support import safetensors
@@ -19,6 +19,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, InputError
 
 META = "training"  # the program's meta entry that says that it trains
+SECTIONS = "sections"  # that which has a letter for each of its steps
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class TrainingStep(CompiledModel):
         inputs = self._ordered(args, {**kwargs, self.training.rate: rate})
         loss, *measured = self.run(inputs)
         return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    def explain(self, *args: object, **kwargs: object) -> str:
+        """Run on a batch and say where the time goes, in forward pass, backward pass and optimizer; what is kept from
+        the first for the others, and how long."""
+        return describe.training(self.program, self._times(args, kwargs), self.program.meta[SECTIONS])
 
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model."""

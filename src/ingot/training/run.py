@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Input, Node
+from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType, dtype_of
+from ingot.ops.group import Group, Recomputed
 from ingot.optim import OPTIMIZERS, Optimizer
-from ingot.pipeline.build import build_native
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of
+from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.program import Program
-from ingot.runtime.training import META, Training, TrainingStep
+from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
 from ingot.support.errors import InputError
 from ingot.training.sources import Asked, Trainable, read
 from ingot.training.step import TARGET, Recipe, Step, step_of
@@ -92,6 +95,7 @@ def train_model(
     dynamic: Any = None,
     threads: int | None = None,
     seed: int = 0,
+    memory: float | None = None,
 ) -> CompiledStep:
     """See `ingot.train`."""
     if not isinstance(optimizer, Optimizer):
@@ -109,7 +113,7 @@ def train_model(
         clip_norm, clip_value, accumulate, precision, skip_nonfinite,
     )  # fmt: skip
     recipe.check()
-    return _compiled(read(model, asked), recipe, thread_count(threads), seed)
+    return _compiled(read(model, asked), recipe, thread_count(threads), seed, memory)
 
 
 def _type_of(targets: tuple[Any, ...]) -> TensorType | None:
@@ -120,11 +124,46 @@ def _type_of(targets: tuple[Any, ...]) -> TensorType | None:
     return TensorType(dtype_of(array), array.shape)
 
 
-def _compiled(source: Trainable, recipe: Recipe, threads: int, seed: int) -> CompiledStep:
-    step = step_of(source, recipe)
-    program = build_native(step.graph, threads).with_state({k.name: k.first for k in step.kept})
+def _compiled(source: Trainable, recipe: Recipe, threads: int, seed: int, memory: float | None) -> CompiledStep:
+    step, trace = step_of(source, recipe), Trace()
+    program = build_program(step.graph, features_of("native"), threads, memory=memory, trace=trace)
+    program = program.with_state({k.name: k.first for k in step.kept})
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate)
-    compiled = CompiledStep(replace(program, meta={**program.meta, META: meta.to_json()}), source, step, threads)
+    sections = _sections(program, trace.launches, meta)
+    told = {**program.meta, META: meta.to_json(), SECTIONS: sections}
+    compiled = CompiledStep(replace(program, meta=told), source, step, threads)
     compiled.seed(seed)
     return compiled
+
+
+def _sections(program: Program, launches: Sequence[Launch], training: Training) -> str:
+    """A letter for each step of the program: f(orward), b(ackward), o(ptimizer). Forward is what the loss, metrics and
+    the model's buffers are made of; the optimizer's is what makes the rest of what lasts, element by element."""
+    names = [s.spec.name for s in program.state]
+    own = len(program.inputs)
+    forward = {i for i, name in enumerate(names) if name in training.buffers}
+
+    def role(buffer: int) -> int | None:
+        """The number of the result that lies in a buffer."""
+        b = program.buffers[buffer]
+        return b.index if b.kind == "output" else b.index - own if b.kind == "input" and b.index >= own else None
+
+    made = {node: launch.node for launch in launches for node in launch.node.results}
+    written = {launch.node: {role(out[0]) for out in launch.outputs} - {None} for launch in launches}
+    first = [n for n, to in written.items() if any(i in forward or (i is not None and i >= len(names)) for i in to)]
+    ahead = set(topological(first))
+    users: dict[Node, list[Node]] = {}
+    for launch in launches:
+        for node in topological(launch.node.inputs, lambda n: () if n in made else n.inputs):
+            users.setdefault(made.get(node, node), []).append(launch.node)
+    letters = [""] * len(program.steps)
+    told: dict[Node, str] = {}
+    for launch in reversed(launches):
+        node = launch.node
+        small = isinstance(node.op, Group) and node.op.kind == "pointwise"
+        ends = bool(written[node]) or (small and all(told.get(u) == "o" for u in users.get(node, ())))
+        again = isinstance(node.op, Recomputed)
+        told[node] = "f" if node in ahead and not again else "o" if ends and not again else "b"
+        letters[launch.first : launch.last] = told[node] * (launch.last - launch.first)
+    return "".join(letters)

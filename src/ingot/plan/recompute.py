@@ -1,0 +1,316 @@
+"""Less memory for more time: what is read again much later is computed again instead of being kept.
+
+    y = f(x); z = g(y); ...; dz = h(y, ...)   ->   y = f(x); z = g(y); ...; y' = f(x); dz = h(y', ...)
+
+The order of kernels is known, and with it what is alive at each of them. Where most is, that value goes whose bytes
+take the least time to get back, until all fits. The kernel is the same one, so the bits are, too. Chen et al.,
+"Training deep nets with sublinear memory cost" (2016); Kumar et al., "Efficient rematerialization for deep networks"
+(2019), here with costs of fused kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from itertools import accumulate
+
+from ingot import ops
+from ingot.ir.dims import estimate
+from ingot.ir.node import Graph, Node
+from ingot.ops.group import Group, Recomputed
+from ingot.plan.in_place import maker_of
+from ingot.plan.storage import Storage, assign
+from ingot.runtime.placement import Request, align, place
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Cost = Callable[[Group], float]  # seconds
+_ROUNDS = 16
+_SMALL = 16  # a value that is so many times smaller than another is kept for its sake
+_DEEP = 12  # kernels that one value may take to be had again
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. kept: what is alive when the first result is there: of a step of training the loss, and what its backward
+    pass reads. arena: of all intermediate values. Both as they are, and before. again: kernels that run once more.
+    time: what all are thought to take, in terms of what they took before."""
+
+    kept: int
+    arena: int
+    kept_before: int
+    arena_before: int
+    again: int
+    time: float
+
+    def __str__(self) -> str:
+        kept = f"{self.kept / 1e6:.3f} of {self.kept_before / 1e6:.3f} MB kept for the backward pass"
+        arena = f"arena {self.arena / 1e6:.3f} of {self.arena_before / 1e6:.3f} MB"
+        return f"{kept}, {arena}, {self.again} kernels run again, about {self.time:.2f}x the time"
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """What a value lies in, the `turn`-th time that it is computed. owner: see `Place`; where: what must be apart."""
+
+    owner: Node
+    turn: int
+    nbytes: int
+    where: str
+    makers: list[_Call] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One run of a group. reads, writes: the buffers of its operands and results; None for what is no intermediate."""
+
+    node: Node
+    turn: int
+    reads: list[_Buffer | None]
+    writes: list[_Buffer | None]
+
+
+def within(graph: Graph, limit: float, cost: Cost) -> tuple[Graph, Memory]:
+    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, else bytes of the arena.
+
+    Raises InputError where no choice that is found makes it that small.
+    """
+    if not limit > 0:
+        raise InputError("memory", expected="a share above 0 and below 1, or a number of bytes", got=limit)
+    schedule = _Schedule(assign(graph, graph.lasting), cost, limit >= 1)
+    kept, arena, seconds = schedule.kept(), schedule.arena(), schedule.seconds()
+    most = aim = int(limit if limit >= 1 else limit * kept)
+    least = schedule.size()
+    for _ in range(_ROUNDS):
+        if schedule.size() <= most or not schedule.shrink(aim):
+            break
+        graph = schedule.graph()
+        schedule = _Schedule(assign(graph, graph.lasting), cost, limit >= 1)
+        least = min(least, schedule.size())
+        # gaps between buffers, and orders that differ: as much less is aimed at
+        aim -= max(0, schedule.size() - most) // 2
+    if schedule.size() > most:
+        what = "memory of the arena" if limit >= 1 else f"memory of what is kept, {kept:,} bytes"
+        fix = "a smaller batch, or more memory"
+        raise InputError(what, expected=f"at least {least:,} bytes", got=f"{most:,}", fix=fix)
+    again = sum(isinstance(c.node.op, Recomputed) for c in schedule.calls)
+    time = schedule.seconds() / seconds if seconds else 1.0
+    return graph, Memory(schedule.kept(), schedule.arena(), kept, arena, again, time)
+
+
+class _Schedule:
+    """Calls in order, which become more as values are computed again."""
+
+    def __init__(self, storage: Storage, cost: Cost, whole: bool) -> None:
+        """whole: whether the limit is of the arena."""
+        self.storage, self.cost, self.whole = storage, cost, whole
+        self.turns = 0
+        self.users = storage.graph.uses()
+        self.outside = {*storage.graph.inputs, *storage.graph.outputs}
+        self.buffers: dict[Node, list[_Buffer]] = {}
+        self.calls: list[_Call] = []
+        for node in storage.order:
+            if isinstance(node.op, Group):
+                call = _Call(node, 0, [self._held(v) for v in node.inputs], [self._held(v) for v in node.results])
+                self.calls.append(call)
+                for b in call.writes:
+                    if b is not None:
+                        b.makers.append(call)
+        self._touch()
+
+    def _held(self, value: Node) -> _Buffer | None:
+        """The buffer of a value: one that lies over another, in place, counts as one of its own."""
+        at = value
+        while stored := next((u for u in self.users.get(at, ()) if self._lies_in(at, u)), None):
+            at = stored
+        held = self.storage.places.get(at)
+        if held is None or held.owner in self.outside or not isinstance(maker_of(at).op, Group | ops.Concat | ops.Pad):
+            return None
+        if at not in self.buffers:
+            where = self.storage.halos.get(at, ("",))[0]
+            nbytes = align(estimate(held.layout.span) * at.dtype.nbytes)
+            self.buffers[at] = [_Buffer(at, 0, nbytes, where)]
+        return self.buffers[at][0]
+
+    def _lies_in(self, value: Node, user: Node) -> bool:
+        places = self.storage.places
+        inside = isinstance(user.op, ops.Concat | ops.Pad) and value in places and user in places
+        return inside and places[value].owner is places[user].owner
+
+    # --- what is alive when
+
+    def _touch(self) -> None:
+        """Note the calls that write or read each buffer, in order."""
+        self.touched: dict[_Buffer, list[int]] = {}
+        for at, call in enumerate(self.calls):
+            for b in dict.fromkeys((*call.writes, *call.reads)):
+                if b is not None:
+                    self.touched.setdefault(b, []).append(at)
+
+    def _alive(self) -> dict[str, list[int]]:
+        """Bytes at each call, by what lies apart."""
+        change: dict[str, list[int]] = {}
+        for b, at in self.touched.items():
+            row = change.setdefault(b.where, [0] * (len(self.calls) + 1))
+            row[at[0]] += b.nbytes
+            row[at[-1] + 1] -= b.nbytes
+        return {where: list(accumulate(row[:-1])) for where, row in change.items()}
+
+    def kept(self) -> int:
+        """Bytes that are alive behind the call that makes the first result."""
+        at = self._border()
+        return sum(b.nbytes for b, touched in self.touched.items() if touched[0] <= at < touched[-1])
+
+    def _border(self) -> int:
+        graph = self.storage.graph
+        made = maker_of(graph.outputs[len(graph.state)])
+        return next((i for i, c in enumerate(self.calls) if c.node is made), 0)
+
+    def arena(self) -> int:
+        """The bytes that the runtime will need for the plan, at likely sizes (see `runtime.bind.Layout`)."""
+        places, outside = self.storage.places, self.outside
+        spans: dict[Node, list[int]] = {}
+        for at, call in enumerate(self.calls):
+            for value in (*call.node.inputs, *call.node.results):
+                if value in places and places[value].owner not in outside:
+                    spans.setdefault(places[value].owner, [at, at])[1] = at
+        regions: dict[str, list[Request]] = {}
+        for owner, (begin, end) in spans.items():
+            where = self.storage.halos.get(owner, ("",))[0]
+            nbytes = estimate(places[owner].layout.span) * owner.dtype.nbytes
+            regions.setdefault(where, []).append(Request(nbytes, begin, end))
+        return sum(place(requests)[1] for requests in regions.values())
+
+    def size(self) -> int:
+        """What the limit is about."""
+        return self.arena() if self.whole else self.kept()
+
+    def seconds(self) -> float:
+        return sum(self.cost(_plain(c.node)) for c in self.calls)
+
+    def shrink(self, limit: int) -> int:
+        """Compute values again until what is alive fits, or nothing helps; how many."""
+        for count in range(len(self.calls)):
+            alive = self._alive()
+            if (sum(map(max, alive.values())) if self.whole else self.kept()) <= limit:
+                return count
+            # the last of the places where most is alive
+            crests = {where: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for where, row in alive.items()}
+            border = self._border()
+            choices: list[_Choice] = []
+            for b, touched in self.touched.items():
+                at = crests[b.where] if self.whole else border
+                if touched[0] <= at < touched[-1] and (not self.whole or at not in touched):
+                    choices += self._choice(b, at)
+            if not choices:
+                return count
+            self._apply(min(choices, key=lambda c: c.price))
+            self._touch()
+        return len(self.calls)
+
+    # --- one value
+
+    def _choice(self, b: _Buffer, at: int) -> list[_Choice]:
+        """What it takes to have `b` again behind call `at`; nothing where it cannot be had, or gains nothing."""
+        due = next(i for i in self.touched[b] if i > at)
+        choice = _Choice(b, due)
+        if not self._needed(b, due, choice, at):
+            return []
+        gain = b.nbytes - choice.kept
+        if gain <= 0:
+            return []
+        choice.price = sum(self.cost(_plain(c.node)) for c in choice.calls) / gain
+        return [choice]
+
+    def _needed(self, b: _Buffer, due: int, choice: _Choice, at: int) -> bool:
+        """Add the calls that make `b` again, those of their operands that are gone first."""
+        if b in choice.made:
+            return True
+        choice.made.append(b)
+        for call in b.makers:
+            body = _plain(call.node).body
+            if len(choice.calls) > _DEEP or any(isinstance(n.op, ops.While | ops.Case) for n in body.nodes()):
+                return False
+            for read in call.reads:
+                if read is None or read in choice.made or self._version(read, due):
+                    continue
+                if read.nbytes * _SMALL <= b.nbytes:
+                    choice.kept += read.nbytes if self.touched[read][-1] < at else 0
+                elif not self._needed(read, due, choice, at):
+                    return False
+            if call not in choice.calls:
+                choice.calls.append(call)
+        return True
+
+    def _version(self, b: _Buffer, at: int) -> _Buffer | None:
+        """The newest copy of a value that is there before call `at` and still will be at it."""
+        there = [v for v in self.buffers[b.owner] if self.touched[v][0] < at <= self.touched[v][-1]]
+        return there[-1] if there else None
+
+    def _apply(self, choice: _Choice) -> None:
+        due = choice.due
+        image = {b: self._copy(b) for b in choice.made}
+        again: list[_Call] = []
+        for call in choice.calls:
+            reads = [r and (image.get(r) or self._version(r, due) or r) for r in call.reads]
+            writes = [w and (image.get(w) or self._copy(w)) for w in call.writes]
+            self.turns += 1
+            new = _Call(call.node, self.turns, reads, writes)
+            for w in writes:
+                if w is not None:
+                    w.makers.append(new)
+            again.append(new)
+        new_buffer = image[choice.buffer]
+        for call in self.calls[due:]:
+            call.reads = [new_buffer if r is choice.buffer else r for r in call.reads]
+        self.calls[due:due] = again
+
+    def _copy(self, b: _Buffer) -> _Buffer:
+        versions = self.buffers[b.owner]
+        new = _Buffer(b.owner, len(versions), b.nbytes, b.where)
+        versions.append(new)
+        return new
+
+    def _again(self, call: _Call) -> Recomputed:
+        plain = _plain(call.node)
+        return Recomputed(plain.body, plain.kind, self.latest + call.turn)
+
+    # --- back to a graph
+
+    def graph(self) -> Graph:
+        made: dict[tuple[Node, int], Node] = {}  # (a value, its buffer's turn) -> its image
+
+        def image(value: Node, held: _Buffer | None) -> Node:
+            key = (value, 0 if held is None else held.turn)
+            if key not in made:
+                # what lies in one buffer is of one turn; inputs and constants are what they were
+                turns = (held if self._lies_in(i, value) else self._held(i) for i in value.inputs)
+                made[key] = value.with_inputs([image(i, turn) for i, turn in zip(value.inputs, turns, strict=True)])
+            return made[key]
+
+        self.latest = max((c.node.op.turn for c in self.calls if isinstance(c.node.op, Recomputed)), default=0)
+        for call in self.calls:
+            inputs = [image(v, held) for v, held in zip(call.node.inputs, call.reads, strict=True)]
+            node = (self._again(call) if call.turn else call.node.op)(*inputs, loc=call.node.loc)
+            for value, new, held in zip(call.node.results, node.results, call.writes, strict=True):
+                made[value, 0 if held is None else held.turn] = new
+        old = self.storage.graph
+        return old.with_outputs(tuple(image(y, None) for y in old.outputs))
+
+
+@dataclass(eq=False)
+class _Choice:
+    """buffer: what is had again before call `due`. made: all that is, by `calls`. kept: bytes that stay longer for it.
+    price: seconds for a byte."""
+
+    buffer: _Buffer
+    due: int
+    made: list[_Buffer] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+    kept: int = 0
+    price: float = 0.0
+
+
+def _plain(node: Node) -> Group:
+    assert isinstance(node.op, Group)
+    return Group(node.op.body, node.op.kind)

@@ -1,0 +1,77 @@
+"""Steps with a limit of their memory: the same bits, fewer bytes, and what is said of them."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.support.errors import InputError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+
+def _pair(net: nn.Module, x: torch.Tensor, memory: float) -> tuple[ingot.CompiledStep, ingot.CompiledStep]:
+    """Steps without and with the limit, that have made three steps each and differ in no bit."""
+    y, optimizer = torch.arange(len(x)) % 4, ingot.optim.AdamW(lr=1e-2)
+    steps = [
+        ingot.train(copy.deepcopy(net), "cross_entropy", optimizer, (x,), threads=2, memory=limit)
+        for limit in (None, memory)
+    ]
+    losses = [[float(step(x, y)[0]) for _ in range(3)] for step in steps]
+    assert losses[0] == losses[1]
+    states = [step.state() for step in steps]
+    assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
+    return steps[0], steps[1]
+
+
+def _numbers(step: ingot.CompiledStep) -> list[float]:
+    """Of the line on memory: kept and kept before, arena and arena before, in bytes."""
+    words = step.program.meta["memory"].replace(",", "").split()
+    numbers = [float(w) for w in words if w.replace(".", "").isdigit()]
+    return [n * 1e6 for n in numbers[:4]]
+
+
+def test_half_of_the_activations_and_all_of_the_bits() -> None:
+    """Dropout, a norm over the batch, concatenated values and a padded convolution are computed again."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU())
+            self.more = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh())
+            self.last = nn.Sequential(nn.Conv2d(32, 8, 3, stride=2), nn.SiLU(), nn.Flatten(), nn.LazyLinear(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a = self.first(x)
+            return self.last(torch.cat([a, self.more(a)], 1))
+
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(8, 3, 17, 17)
+    net(x)
+    free, limited = _pair(net, x, 0.5)
+    kept, kept_before, arena, arena_before = _numbers(limited)
+    assert kept <= 0.5 * kept_before + 64 * 64
+    assert limited.arena_bytes < free.arena_bytes
+    assert abs(arena - limited.arena_bytes) < 0.02 * arena
+    assert abs(arena_before - free.arena_bytes) < 0.02 * arena_before
+    told = limited.explain(x, torch.arange(8) % 4)
+    assert all(f"{section}: " in told for section in ("forward", "backward", "optimizer", "kept from the forward pass"))
+    sections = limited.program.meta["sections"]
+    assert len(sections) == len(limited.program.steps) and set(sections) == set("fbo")
+
+
+def test_bytes_of_the_arena() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]
+    net, x = nn.Sequential(*layers, nn.Linear(64, 4)), torch.randn(96, 64)
+    free, _ = _pair(net, x, 0.9)
+    most = free.arena_bytes * 2 // 3
+    _, limited = _pair(net, x, most)
+    assert limited.arena_bytes <= most
+    for wrong in (1000, -1.0):
+        with pytest.raises(InputError, match="memory"):
+            ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=wrong)
