@@ -29,6 +29,7 @@ from ingot.opening import (
     frontend_for,
     onnx_graph,
     recognized,
+    script_program,
 )
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
@@ -287,13 +288,13 @@ def fingerprint() -> str:
 
 def _compile_script(source: Any, request: Request, options: Options) -> Any:
     """A TorchScript program: one compiled program, or, where its attributes decide what it is, one for each state."""
-    from ingot.frontends.torch.script import Evaluator, ScriptedModel, arguments_of, extract, load
+    from ingot.frontends.torch.script import Evaluator, ScriptedModel
 
-    program = load(source) if isinstance(source, Path) else extract(source)
-    inputs = arguments_of(program, request.example_inputs)
+    program, inputs, dynamic = script_program(source, request)
 
     def build(evaluator: Any, arguments: Sequence[Any]) -> TorchModel:
-        return _finished(FRONTENDS["torch"].open(evaluator, replace(request, example_inputs=tuple(arguments))), options)
+        asked = Request(tuple(arguments), dynamic)
+        return _finished(FRONTENDS["torch"].open(evaluator, asked), options)
 
     plain = Evaluator(program, program.attributes)
     if not program.written:

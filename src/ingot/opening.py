@@ -257,15 +257,28 @@ def opened_torch(imported: ImportedModel) -> Opened:
 
 
 def _torchscript(source: Any, request: Request) -> Opened:
-    from ingot.frontends.torch.script import Evaluator, arguments_of, extract, load
+    return _torch(*script_evaluator(source, request))
 
-    program = load(source) if isinstance(source, Path) else extract(source)
-    inputs = arguments_of(program, request.example_inputs)
+
+def script_evaluator(source: Any, request: Request) -> tuple[Any, Request]:
+    """A TorchScript model that is one program as a module, and what is asked of that."""
+    from ingot.frontends.torch.script import Evaluator
+
+    program, inputs, dynamic = script_program(source, request)
     plain = Evaluator(program, program.attributes)
     if program.written and not plain.is_steady(inputs):
         raise InputError("the model", expected="one program", got="one for each state of its attributes")
     evaluator = Evaluator(program, program.attributes, buffers=True) if program.written else plain
-    return _torch(evaluator, replace(request, example_inputs=tuple(inputs)))
+    return evaluator, Request(inputs, dynamic)
+
+
+def script_program(source: Any, request: Request) -> tuple[Any, tuple[Any, ...], Any]:
+    """A TorchScript model's program, arguments to trace it with, and which of their sizes vary."""
+    from ingot.frontends.torch.script import examples, extract, load
+
+    program = load(source) if isinstance(source, Path) else extract(source)
+    given = request.example_inputs, request.inputs, request.weights, request.dynamic
+    return program, *examples(program, *given)
 
 
 def imported_torch(model: Any, example_inputs: Any, dynamic: Any) -> ImportedModel:
@@ -307,7 +320,7 @@ FRONTENDS: Mapping[str, Frontend] = {
     "keras": Frontend("a Keras model", _keras, _DECLARED | {"example_inputs"}, by_content=True),
     "jax": Frontend("a JAX function", _jax, frozenset(("weights", "example_inputs"))),
     "torch": Frontend("a PyTorch model", _torch, frozenset(("example_inputs",))),
-    "torchscript": Frontend("a TorchScript model", _torchscript, frozenset(("example_inputs",))),
+    "torchscript": Frontend("a TorchScript model", _torchscript, frozenset(("example_inputs", "inputs", "weights"))),
 }
 
 

@@ -55,8 +55,8 @@ def compare(
 ) -> None:
     """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
 
-    The references are ONNX Runtime (for ONNX), PyTorch (for .pt2) or LiteRT (for TFLite), where installed, and Ingot's
-    interpreter.
+    The references are the model's own framework, where it is installed (ONNX Runtime, PyTorch, LiteRT, XLA, TensorFlow,
+    Keras, torch.jit), and Ingot's interpreter.
 
     Elements that rounding alone decides, as float64 tells, count as equal.
     Where they differ it names the first op that is wrong and the import, pass, rewrite rule or kernel responsible.
@@ -65,6 +65,7 @@ def compare(
     ingot compare model.onnx
     ingot compare model.onnx --size batch=1,length=128 --size batch=3,length=7
     ingot compare model.onnx --program model.ingot
+    ingot compare scripted.pt --inputs x=f32:1,? --constant rate=16000
     """
     with presented(as_json, limit):
         source = open_source(model, words(dim, constant, signature, inputs, outputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
 from ingot.debug.exact import Exact, exactly
 from ingot.debug.feeds import Feeds, as_given, cases, index_limits, random_feeds
-from ingot.debug.reference import Reference, RefusedError, reference
+from ingot.debug.foreign import RefusedError
+from ingot.debug.reference import MissingError, Reference, reference
 from ingot.debug.source import Source, read_graph
 from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.interp import interpret
@@ -39,7 +41,7 @@ class Check:
 class Comparison:
     """`blame` says who is responsible for the first check that failed; None if all agree, or for a foreign program.
 
-    refused: why the model's framework did not run at some of the sizes.
+    refused: why the model's framework did not run, or not at some of the sizes.
     """
 
     checks: tuple[Check, ...]
@@ -66,19 +68,27 @@ def compare(
 ) -> Comparison:
     """Compile the model (or load `program`, compiled from it before) and check it on random inputs at several sizes.
 
-    The references are the model's framework where it is installed, and the interpreter (always if there is no other).
+    The references are the model's framework where it is installed, and the interpreter.
     Where a result is apart from theirs, float64 judges first: elements that rounding alone decides count as equal.
     `tolerance` is by default what `precision` allows. Raises what reading and compiling raise, and InputError for a
-    `program` with other inputs or outputs than the model's, and where the framework can run at none of the sizes.
+    `program` with other inputs or outputs than the model's, and where the framework can run at none of the sizes, or is
+    not installed and there is no interpreter either.
     """
     tolerance = ROUNDING.get(precision) if tolerance is None else tolerance
-    graph = read_graph(source)
+    # what a model keeps comes in and goes out, as random old values and new ones to compare
+    graph = replace(read_graph(source), state=())
     built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
     model = built.model() if program is None else _loaded(program, built, source, threads)
-    other = reference(source)
     limits = index_limits(graph)
     checks: list[Check] = []
     refused: list[RefusedError] = []
+    missing: tuple[str, ...] = ()
+    try:
+        other = reference(source)
+    except MissingError as error:
+        if not interpreter:
+            raise
+        other, missing = None, (str(error),)
     bad: Feeds | None = None
     tried = cases(model.program, sizes)
     for chosen in tried:
@@ -94,7 +104,7 @@ def compare(
     if len(refused) == len(tried):
         raise refused[0]
     blame = None if bad is None else find_blame(source, built, bad, other, tolerance)
-    return Comparison(tuple(checks), blame, tuple(map(str, refused)))
+    return Comparison(tuple(checks), blame, (*missing, *map(str, refused)))
 
 
 def _loaded(program: Path, built: Build, source: Source, threads: int | None) -> CompiledModel:

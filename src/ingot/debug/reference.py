@@ -1,18 +1,22 @@
-"""Other implementations of a model to compare with: ONNX Runtime for ONNX files, PyTorch for exported programs, LiteRT
-for TFLite models."""
+"""Other implementations of a model to compare with, each framework's own: ONNX Runtime, PyTorch, LiteRT, XLA,
+TensorFlow, Keras, torch.jit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ingot.debug.feeds import Feeds
+from ingot.debug.foreign import Foreign, RefusedError
 from ingot.debug.source import Source, read_torch
-from ingot.ir.node import Input
+from ingot.ir.node import Graph, Input
+from ingot.opening import imported_torch, open_model, script_evaluator
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ImportModelError, InputError
+from ingot.support.errors import ImportModelError
 
 if TYPE_CHECKING:
     import onnx
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
 Run = Callable[[Feeds], list[np.ndarray]]
 
 
-class RefusedError(InputError):
-    """A framework cannot run its model on these inputs."""
+class MissingError(ImportModelError):
+    """A framework that is not installed, or not for such a model."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +39,17 @@ class Reference:
     run: Run
 
 
-def reference(source: Source) -> Reference | None:
-    """The model's own framework, where it is installed; None otherwise."""
-    if source.kind == "torch":
-        return _pytorch(source)
-    if source.kind == "onnx":
-        return _onnx_runtime(source)
-    if source.kind == "tflite":
-        return _litert(source)
-    return None
+def reference(source: Source) -> Reference:
+    """The model's own framework. Raises MissingError where there is none: it says what to install."""
+    package, extra = _PACKAGES[source.kind]
+    if find_spec(package.partition(".")[0]) is None:
+        raise MissingError(f"{package} is not installed, which would run the model", fix=f"pip install {extra}")
+    return _REFERENCES[source.kind](source)
 
 
-def _onnx_runtime(source: Source) -> Reference | None:
-    try:
-        import onnxruntime  # an extra
-    except ImportError:
-        return None
+def _onnx_runtime(source: Source) -> Reference:
+    import onnxruntime  # an extra
+
     run = session(str(source.path))
     return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.weights}))
 
@@ -78,17 +77,14 @@ def session(model: str | bytes) -> Run:
     return run
 
 
-def _litert(source: Source) -> Reference | None:
+def _litert(source: Source) -> Reference:
     """LiteRT with its reference kernels, which say what levels an op gives."""
-    try:
-        from ai_edge_litert import interpreter as litert  # an extra
-    except ImportError:
-        return None
+    from ai_edge_litert import interpreter as litert  # an extra
+
     from ingot.frontends.tflite import import_tflite
 
     imported = import_tflite(source.path, dynamic=dict(source.dims) or None)
-    if imported.state:
-        return None  # what a variable holds cannot be set there
+    _stateless(imported.state, "LiteRT")
     labels = [n.op.label for n in imported.graph.inputs if isinstance(n.op, Input)]
     resolver = litert.OpResolverType.BUILTIN_REF
 
@@ -151,6 +147,91 @@ def _argument(leaf: Leaf, feeds: Feeds) -> object:
 
 def _array(value: torch.Tensor | float | int) -> np.ndarray:
     return np.asarray(value) if isinstance(value, int | float) else value.detach().numpy()
+
+
+def _stateless(state: object, name: str) -> None:
+    if state:
+        raise MissingError(f"the model keeps a state, which cannot be set in {name}")
+
+
+def _chosen(graph: Graph, source: Source) -> list[int]:
+    """Places of the outputs that are asked for among those of the whole model."""
+    names = list(graph.output_names)
+    return [names.index(name) for name in source.outputs] if source.outputs else list(range(len(names)))
+
+
+def _foreign(name: str, kind: str, request: dict[str, Any], source: Source, kept: list[int] | None = None) -> Reference:
+    started = Foreign(kind, {"path": str(source.path.resolve()), **request}, str(source.path))
+
+    def run(feeds: Feeds) -> list[np.ndarray]:
+        try:
+            results = started.run({**feeds, **source.weights})
+        except RefusedError as error:
+            raise RefusedError(f"{name} cannot run the model: {error}") from error
+        return results if kept is None else [results[i] for i in kept]
+
+    return Reference(name, run)
+
+
+def _xla(source: Source) -> Reference:
+    from ingot.frontends.stablehlo import import_stablehlo
+
+    whole = import_stablehlo(source.path)
+    # main's arguments in order, those that are given values among them
+    request = {"arguments": [(leaf.name, leaf.kind == "complex") for leaf in whole.inputs]}
+    return _foreign("XLA", "stablehlo", request, source, _chosen(whole.graph, source))
+
+
+def _tensorflow(source: Source) -> Reference:
+    from ingot.frontends.tensorflow.model import cut, read_program
+
+    opened = open_model(source.path, source.request)
+    _stateless(opened.state, "TensorFlow")
+    program = cut(read_program(source.path, source.signature), source.inputs, source.outputs)
+    if source.path.is_dir():
+        known = cut(read_program(source.path, source.signature), None, None)
+        inside = [e.name for e in program.inputs if e not in known.inputs]
+        if inside := [*inside, *(e.name for e in program.outputs if e not in known.outputs)]:
+            raise MissingError(f"TensorFlow runs a whole signature, and {inside} are inside of one")
+    ends = {k: [(e.name, e.tensor) for e in getattr(program, k)] for k in ("inputs", "outputs")}
+    return _foreign("TensorFlow", "tensorflow", {"signature": program.signature, **ends}, source)
+
+
+def _keras(source: Source) -> Reference:
+    whole = open_model(source.path, replace(source.request, outputs=None, weights=None)).graph
+    return _foreign("Keras", "keras", {}, source, _chosen(whole, source))
+
+
+def _torchscript(source: Source) -> Reference:
+    from torch.utils import _pytree as pytree
+
+    evaluator, asked = script_evaluator(source.path, source.request)
+    imported = imported_torch(evaluator, asked.example_inputs, asked.dynamic)
+    paths = [evaluator.path_of(name) for name in imported.state]
+    carriers = [n.op.label for n in imported.graph.inputs[-len(paths) :] if isinstance(n.op, Input)] if paths else []
+    leaves = [(x.kind, x.value if x.kind == "fixed" else x.name) for x in imported.inputs.leaves]
+    request = {
+        "spec": pytree.treespec_dumps(imported.inputs.spec), "leaves": leaves,
+        "state": list(zip(paths, carriers, strict=True)),
+        "results": [kind != "fixed" for kind, _ in imported.outputs.leaves],
+    }  # fmt: skip
+    return _foreign("torch.jit", "torchscript", request, replace(source, weights={}))
+
+
+# what runs a kind of model: the module that has to be there, what brings it
+_PACKAGES = {
+    "onnx": ("onnxruntime", "onnxruntime"),
+    "torch": ("torch", "torch"),
+    "tflite": ("ai_edge_litert", "ai-edge-litert"),
+    "stablehlo": ("jaxlib", "jax"),
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "keras": ("keras", "'ingot-compiler[keras]'"),
+    "torchscript": ("torch", "torch"),
+}
+_REFERENCES: dict[str, Callable[[Source], Reference]] = {
+    "onnx": _onnx_runtime, "torch": _pytorch, "tflite": _litert, "stablehlo": _xla, "tensorflow": _tensorflow,
+    "keras": _keras, "torchscript": _torchscript,
+}  # fmt: skip
 
 
 def with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:

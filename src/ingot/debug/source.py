@@ -83,9 +83,9 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         kind = kind_of(path)
     except OSError as error:
         raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
-    if kind == "torchscript":
-        fix = "ingot.compile(path, example_inputs) in Python"
-        raise InputError(f"model {path}", expected="example inputs", got="a TorchScript archive alone", fix=fix)
+    if kind == "torchscript" and not words.inputs:
+        fix = "--inputs x=f32:1,? and --constant rate=16000, or ingot.compile(path, example_inputs) in Python"
+        raise InputError(f"model {path}", expected="what goes in", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
         known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite, Keras or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
@@ -139,6 +139,8 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
 def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
     """["axes=[1]", "rate=16000", "table=table.npy", "model.safetensors"] -> arrays in the types of the model's inputs.
     Raises InputError for what is no input, no value, or a value that the type does not hold."""
+    if source.kind == "torchscript":  # its arguments have no types before they are given
+        return {name: _number(name, value) for name, _, value in (text.partition("=") for text in texts)}
     types = _input_types(source)
     out: dict[str, np.ndarray] = {}
     for text in texts:
@@ -167,14 +169,20 @@ def _input_types(source: Source) -> dict[str, np.dtype]:
     return {name: onnx.helper.tensor_dtype_to_np_dtype(code) for name, code in types.items()}
 
 
-def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
+def _number(name: str, value: str) -> np.ndarray:
     if value.endswith(".npy"):
         return read_array(Path(value))
     try:
-        array = np.asarray(json.loads(value))
+        return np.asarray(json.loads(value))
     except ValueError as error:
         wanted = "a number, true, false, nested lists of them, or a file FILE.npy"
         raise InputError(f"--constant {name}", expected=wanted, got=repr(value)) from error
+
+
+def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
+    array = _number(name, value)
+    if value.endswith(".npy"):
+        return array
     held = array.astype(dtype) if array.dtype.kind in "bif" else array
     rounds = array.dtype.kind == "f" and dtype.kind not in "biu"
     if array.dtype.kind not in "bif" or not (rounds or np.array_equal(held, array)):

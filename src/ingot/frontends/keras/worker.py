@@ -29,23 +29,29 @@ def main(source: Path, folder: Path, dynamic: Any) -> None:
 
 
 def _program(source: Path, folder: Path, dynamic: Any) -> Any:
+    model = load(source, folder)
+    from ingot.frontends.keras.program import program_of
+
+    return program_of(model, dynamic)
+
+
+def load(source: Path, folder: Path) -> Any:
+    """The model of a file that was looked at first; `folder` may get a copy. Raises ImportModelError,
+    UnsupportedOpError."""
     with source.open("rb") as file:
         old = file.read(4) == b"\x89HDF"
     described = config.legacy(_checked_hdf5(source)) if old else config.archived(source)
     config.check(described, str(source))
     import keras
 
-    from ingot.frontends.keras.program import program_of
-
     if old:
         source = _modern(source, folder, described, keras)
     else:
         _check_weights(source)
     try:
-        model = keras.models.load_model(source, compile=False, safe_mode=True)
+        return keras.models.load_model(source, compile=False, safe_mode=True)
     except Exception as e:  # of many kinds, as damaged files lead anywhere
         raise ImportModelError(f"Keras cannot load the model: {e}", fix="load and save it with Keras 3") from e
-    return program_of(model, dynamic)
 
 
 def _modern(source: Path, folder: Path, described: dict[str, Any], keras: Any) -> Path:

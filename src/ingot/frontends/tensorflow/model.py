@@ -58,7 +58,8 @@ class Endpoint:
 @dataclass(frozen=True)
 class Program:
     """What is imported. variables: those whose values are known. restore: the node that gives the others theirs.
-    captured: tensors that are given, and are no inputs. effects: nodes that run for what they write."""
+    captured: tensors that are given, and are no inputs. effects: nodes that run for what they write.
+    signature: its name."""
 
     graph: GraphDef
     inputs: tuple[Endpoint, ...]
@@ -69,6 +70,7 @@ class Program:
     effects: tuple[str, ...] = ()
     captured: Mapping[str, Value] = field(default_factory=dict[str, Value])
     variables: Mapping[str, Node] = field(default_factory=dict[str, Node])
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def import_tensorflow(
     node that Ingot has no op for, and a cut that leaves them out; InputError for what does not fit the model.
     """
     program = source if isinstance(source, Program) else read_program(Path(source), signature)
-    program = _cut(program, inputs, outputs)
+    program = cut(program, inputs, outputs)
     restored = dict(program.variables) | _restored(program)
     asked = requests(dynamic, {i.name: i.shape for i in program.inputs})
     written: set[str] = set()
@@ -228,7 +230,7 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
     if not found:
         raise ImportModelError("a SavedModel without graphs", where=str(path), fix="save the model again")
     meta = next((m for m in found if "serve" in m.tags), found[0])
-    chosen = _signature(meta, signature, str(path))
+    named, chosen = _signature(meta, signature, str(path))
     prefix = folder / "variables" / "variables"
     has_variables = prefix.with_name("variables.index").exists()
     return Program(
@@ -238,17 +240,18 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
         str(folder),
         Bundle.open(prefix, folder) if has_variables else None,
         meta.restore.split(":")[0],
+        signature=named,
     )
 
 
-def _signature(meta: MetaGraph, name: str | None, where: str) -> SignatureDef:
+def _signature(meta: MetaGraph, name: str | None, where: str) -> tuple[str, SignatureDef]:
     usable = {k: s for k, s in meta.signatures.items() if s.outputs and not k.startswith("__saved_model_")}
     if name is None:
         name = _DEFAULT if _DEFAULT in usable or len(usable) != 1 else next(iter(usable))
     if name not in usable:
         fix = "pass signature=" if usable else "save the model with signatures=, or freeze it to a GraphDef"
         raise InputError("signature", expected=f"one of {sorted(usable)}", got=repr(name), fix=f"{fix} ({where})")
-    return usable[name]
+    return name, usable[name]
 
 
 def _restored(program: Program) -> dict[str, Node]:
@@ -263,7 +266,8 @@ def _restored(program: Program) -> dict[str, Node]:
 # --- what is asked for
 
 
-def _cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) -> Program:
+def cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) -> Program:
+    """The part of it between these inputs and outputs; None: its own."""
     if inputs is not None:
         shapes = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
         program = replace(program, inputs=tuple(_asked_input(program, n, s) for n, s in shapes.items()))

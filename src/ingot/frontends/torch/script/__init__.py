@@ -1,9 +1,10 @@
 """TorchScript: archives and ScriptModules, as modules that torch.export traces."""
 
 from ingot.frontends.torch.script.archive import load
-from ingot.frontends.torch.script.evaluate import Evaluator, arguments_of
+from ingot.frontends.torch.script.evaluate import Evaluator
+from ingot.frontends.torch.script.examples import examples
 from ingot.frontends.torch.script.extract import extract
 from ingot.frontends.torch.script.graph import Program
 from ingot.frontends.torch.script.states import ScriptedModel
 
-__all__ = ["Evaluator", "Program", "ScriptedModel", "arguments_of", "extract", "load"]
+__all__ = ["Evaluator", "Program", "ScriptedModel", "examples", "extract", "load"]

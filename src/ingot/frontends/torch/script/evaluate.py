@@ -108,6 +108,10 @@ class Evaluator(nn.Module):
                 getattr(self, self._buffers_of[path]).copy_(value)
         return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
 
+    def path_of(self, buffer: str) -> str:
+        """The attribute that a buffer holds."""
+        return next(path for path, name in self._buffers_of.items() if name == buffer)
+
     def is_steady(self, arguments: Sequence[Any]) -> bool:
         """Whether what it writes are tensors alone, whose types stay."""
         with torch.no_grad():
@@ -126,22 +130,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_plain(v) for v in value)
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def arguments_of(program: Program, example_inputs: Any) -> tuple[Any, ...]:
-    """Example inputs, a tensor, a tuple or a dict by name, as arguments in order. Raises InputError."""
-    if example_inputs is None:
-        names = ", ".join(a.name for a in program.arguments)
-        raise InputError("example_inputs", expected=f"example inputs ({names})", got="none")
-    if isinstance(example_inputs, torch.Tensor):
-        example_inputs = (example_inputs,)
-    signature = inspect.signature(Evaluator(program, {}).forward)
-    try:
-        if isinstance(example_inputs, Mapping):
-            return tuple(signature.bind(**example_inputs).arguments.values())
-        return tuple(signature.bind(*example_inputs).arguments.values())
-    except TypeError as e:
-        raise InputError(f"example_inputs do not fit forward: {e}") from e
 
 
 class _Raised(InputError):
