@@ -30,9 +30,9 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, f64, i8, i32
 from ingot.ops import build as op
 from ingot.ops.nn.activation import Elu, Gelu, HardSwish, LeakyRelu, Mish, Relu, Silu, Softplus
+from ingot.ops.nn.image.resize import Resize
 from ingot.ops.nn.index import Take, TopK
 from ingot.ops.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
-from ingot.ops.nn.resize import Resize
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel

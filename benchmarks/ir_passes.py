@@ -18,8 +18,9 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir import verify as verify_module
+from ingot.ir.array import Array
 from ingot.ir.dims import symbol
-from ingot.ir.node import Array, Graph, Input, Node, const
+from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.parse import parse
 from ingot.ir.rewrite import rewrite
 from ingot.ir.show import show

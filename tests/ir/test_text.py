@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ingot.ir.array import Array
 from ingot.ir.dims import dim_max, parse_dim, symbol
-from ingot.ir.node import Array, Graph, const
+from ingot.ir.node import Graph, const
 from ingot.ir.parse import ParseError, parse
 from ingot.ir.show import show, show_node
 from ingot.ir.types import DTYPES, TensorType, bf16, f32

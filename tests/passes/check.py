@@ -6,9 +6,10 @@ import zlib
 
 import numpy as np
 
+from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.interp import interpret
-from ingot.ir.node import Array, Graph, Input, Node, Op
+from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.parse import parse
 from ingot.ir.show import show
 from ingot.ir.types import DType, TensorType, f32

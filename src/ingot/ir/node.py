@@ -11,7 +11,6 @@ several results makes a node with several types, read through `Project`.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cache, cached_property
@@ -21,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ingot.ir.array import Array
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, dtype_of, static_shape
 from ingot.support.dataclass import dataclass
@@ -28,6 +28,7 @@ from ingot.support.errors import ShapeError, VerifyError
 
 Types = TensorType | tuple[TensorType, ...]
 Arrays = np.ndarray | tuple[np.ndarray, ...]
+Samples: TypeAlias = "Iterator[tuple[Op, tuple[np.ndarray, ...]]]"  # see `Op.samples`
 Cropped: TypeAlias = "tuple[Op, tuple[Box | None, ...]] | None"  # see `Op.cropped`
 
 
@@ -110,7 +111,7 @@ class Op:
         return self
 
     @classmethod
-    def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
+    def samples(cls) -> Samples:
         """(op, inputs) pairs for the conformance test: odd sizes, edge attributes, dtypes."""
         return iter(())
 
@@ -268,61 +269,6 @@ class Input(Op):
 
     def infer(self, *inputs: TensorType) -> TensorType:
         return self.type
-
-
-class Array:
-    """An immutable constant array as an op attribute: small ones compare by content, large ones by identity.
-
-    A deferred one is made each time its value is read and kept by nobody: weights that passes transpose, scale or join
-    are in memory once, when they are packed.
-    """
-
-    __slots__ = ("__dict__", "_key", "_make", "dtype", "shape")
-    BY_CONTENT: ClassVar[int] = 4096
-
-    def __init__(self, value: np.ndarray):
-        self._key: object = id(value)
-        if value.nbytes <= Array.BY_CONTENT:
-            content = value.tobytes()
-            self._key = (value.dtype, value.shape, content)
-            # on the content's own bytes: a key must stay true where the caller writes his array later
-            value = np.ndarray(value.shape, value.dtype, content)
-        self.dtype, self.shape = value.dtype, value.shape
-        self._make: Callable[[], np.ndarray] = lambda: value
-
-    @staticmethod
-    def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:
-        """The array that `make` returns, of this dtype and shape; a small one is made at once."""
-        array = object.__new__(Array)
-        array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
-        return Array(make()) if array.nbytes <= Array.BY_CONTENT else array
-
-    @property
-    def value(self) -> np.ndarray:
-        return self._make()
-
-    @cached_property
-    def splat(self) -> np.generic | None:
-        """The one value that all elements have, bit for bit; None where they differ, are none or very many."""
-        if not 0 < self.size <= Array.BY_CONTENT:
-            return None
-        raw = np.ascontiguousarray(self.value).reshape(-1)
-        rows = raw.view(np.uint8).reshape(raw.size, raw.itemsize)
-        return raw[0] if raw.size == 1 or bool((rows == rows[0]).all()) else None
-
-    @cached_property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Array) and self._key == other._key
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from dataclasses import fields
 
 import numpy as np
 
+from ingot.ir.array import Array
 from ingot.ir.dims import Dim, DimLike, parse_dim
-from ingot.ir.node import Array, Const, Graph, Input, Node, Op
+from ingot.ir.node import Const, Graph, Input, Node, Op
 from ingot.ir.types import DTYPES, DType, TensorType, static_shape
 from ingot.support.errors import ImportModelError, IngotError
 

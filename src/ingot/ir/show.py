@@ -26,8 +26,9 @@ import math
 
 import numpy as np
 
+from ingot.ir.array import Array
 from ingot.ir.dims import Dim
-from ingot.ir.node import Array, Const, Graph, Node, Op, Project, elements_of
+from ingot.ir.node import Const, Graph, Node, Op, Project, elements_of
 from ingot.ir.types import DType, TensorType, dtype_of
 
 INLINE = 32

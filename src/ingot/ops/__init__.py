@@ -76,6 +76,7 @@ from ingot.ops.core.binary import (
 )
 from ingot.ops.core.contraction import Convolution, DotGeneral, is_depthwise
 from ingot.ops.core.control import Case, While
+from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice
 from ingot.ops.core.elementwise import (
     Abs,
     Ceil,
@@ -118,21 +119,8 @@ from ingot.ops.core.functions import (
 from ingot.ops.core.indexing import Gather, Scatter, Sort
 from ingot.ops.core.quantize import QUANTIZED, Quantize, multiplies
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow
-from ingot.ops.core.shape import (
-    BroadcastInDim,
-    Concat,
-    DimValue,
-    DynamicSlice,
-    DynamicUpdateSlice,
-    Iota,
-    Pad,
-    Reshape,
-    Reverse,
-    Slice,
-    Transpose,
-    Windows,
-    fill_byte,
-)
+from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose, Windows, fill_byte
+from ingot.ops.core.source import DimValue, Iota
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LU, SVD, Cholesky, Eigh, HouseholderQR, Reflect, TriangularSolve

@@ -35,7 +35,8 @@ from ingot.ops.core.binary import (
 )
 from ingot.ops.core.contraction import DotGeneral
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce
-from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Reverse, Slice, Transpose
+from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose
+from ingot.ops.core.source import DimValue, Iota
 from ingot.support.errors import ShapeError
 
 Number = int | float | bool

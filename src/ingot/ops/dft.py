@@ -21,7 +21,7 @@ from ingot.ir.types import DType, TensorType, f64, i64
 from ingot.ops import build as ops
 from ingot.ops.core.elementwise import Neg
 from ingot.ops.core.functions import Cos, Sin
-from ingot.ops.core.shape import Iota
+from ingot.ops.core.source import Iota
 from ingot.ops.nn.index import Take
 from ingot.ops.nn.matmul import MatMul
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project
+from ingot.ir.node import Const, Graph, Input, Node, Project, Samples
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp, category
 from ingot.ops.core.binary import Add
@@ -44,7 +43,7 @@ class Group(CoreOp):
         return out[0] if len(out) == 1 else out
 
     @classmethod
-    def samples(cls) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
+    def samples(cls) -> Samples:
         x, y = (Input(label, TensorType(f32, (2, 3)))() for label in "xy")
         total = Add()(x, y)
         operands = np.ones((2, 3), np.float32), np.full((2, 3), -0.5, np.float32)

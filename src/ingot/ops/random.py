@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, Op, const, rebuilt
+from ingot.ir.node import Graph, Input, Node, Op, Samples, const, rebuilt
 from ingot.ir.types import Shape, TensorType, i64, static_shape, u32, u64
 from ingot.ops import build as b
 from ingot.ops.core.base import check_count
@@ -27,7 +27,6 @@ from ingot.ops.core.control import Control
 from ingot.ops.nn.terms import Term, as_term, iota, where
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 Word = TypeVar("Word", Term, np.ndarray)
 
 KEY = TensorType(u32, (2,))

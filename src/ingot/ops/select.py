@@ -14,9 +14,9 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, boolean, i64
 from ingot.ops import build as b
 from ingot.ops.core.control import While
+from ingot.ops.core.dynamic_slice import DynamicSlice
 from ingot.ops.core.elementwise import IsNan, Not
 from ingot.ops.core.indexing import Scatter, Sort
-from ingot.ops.core.shape import DynamicSlice
 from ingot.ops.nn.index import Take
 from ingot.support.dataclass import dataclass
 

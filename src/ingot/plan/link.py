@@ -8,11 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
+from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, is_found, span_of, symbol
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Array, Const, Graph, Input, Node, Project, elements_of
+from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.control import launch_control

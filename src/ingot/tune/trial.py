@@ -20,10 +20,11 @@ from ingot.debug.explain import fused_ops
 from ingot.debug.feeds import Feeds
 from ingot.debug.stepper import Stepper
 from ingot.debug.tolerance import agree
+from ingot.ir.array import Array
 from ingot.ir.dims import likely_sizes, substitute
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Array, Graph
+from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, likely, optimize
 from ingot.pipeline.target import Options, features_of, target_of

@@ -11,7 +11,8 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Node, const
 from ingot.ir.rewrite import rewrite
 from ingot.ir.types import TensorType, i8, i32, i64, u8, u32
-from ingot.passes.core.affine import Affine, Positions
+from ingot.passes.core.positions.affine import Affine
+from ingot.passes.core.positions.rules import Positions
 from ingot.passes.core.simplify import simplify
 from tests.passes.check import arg, count, graph, same_values
 

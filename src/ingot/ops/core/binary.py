@@ -8,11 +8,12 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
+from ingot.ir.node import Samples
 from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncated_in, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core.base import finish, widen
-from ingot.ops.core.elementwise import Elementwise, Samples, widen_expr
+from ingot.ops.core.elementwise import Elementwise, widen_expr
 from ingot.support.dataclass import dataclass
 
 

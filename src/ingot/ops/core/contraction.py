@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
-from ingot.ir.node import Cropped, Node, Op, WeightAxes
+from ingot.ir.node import Cropped, Node, Op, Samples, WeightAxes
 from ingot.ir.types import Box, DType, TensorType, dtype_of, f32, i32
 from ingot.ops.core.base import (
     Category,
@@ -28,7 +27,6 @@ from ingot.ops.core.base import (
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 

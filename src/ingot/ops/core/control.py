@@ -5,21 +5,19 @@ A graph reads its own inputs and constants only: pass what it needs as operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Node, Op, const
+from ingot.ir.node import Graph, Input, Node, Op, Samples, const
 from ingot.ir.types import TensorType, boolean, f32, i64
 from ingot.ops.core.base import Category, CoreOp
 from ingot.ops.core.binary import Add, Compare, Mul
 from ingot.ops.core.elementwise import Neg
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 def _types(nodes: tuple[Node, ...]) -> tuple[TensorType, ...]:

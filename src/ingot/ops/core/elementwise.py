@@ -6,21 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.node import Cropped, Op
+from ingot.ir.node import Cropped, Samples
 from ingot.ir.types import DTYPES, Box, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
+from ingot.ir.node import Samples
 from ingot.ir.types import DType, TensorType, bf16, f32
-from ingot.ops.core.elementwise import Elementwise, Samples
+from ingot.ops.core.elementwise import Elementwise
 from ingot.support.dataclass import dataclass
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, negative
-from ingot.ir.node import Op
+from ingot.ir.node import Op, Samples
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 def _without(values: Sequence, axes: Sequence[int]) -> tuple:

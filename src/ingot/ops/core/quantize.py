@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import ClassVar
 
@@ -10,12 +9,11 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
-from ingot.ir.node import Op
+from ingot.ir.node import Samples
 from ingot.ir.types import DType, TensorType, dtype_of, f32, i8, i16, i32, u8, u16
 from ingot.ops.core.elementwise import Elementwise
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 QUANTIZED = (u8, i8, u16, i16)
 # The last bit of its sum with a float below 2^22 is worth 1: it is rounded, half to even, and the low bits are it.
 _ROUNDER = np.float32(3 << 22)

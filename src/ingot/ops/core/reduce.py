@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Cropped, Op
+from ingot.ir.node import Cropped, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
     Category,
@@ -30,7 +29,6 @@ from ingot.ops.core.base import (
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _UFUNC: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,

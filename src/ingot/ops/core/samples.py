@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.node import Op
+from ingot.ir.node import Op, Samples
 from ingot.ir.types import DTYPES, DType
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _BY_KIND = {
     "f": ("f32", "f64", "f16", "bf16"),
     "i": ("i32", "i64", "i8", "i16", "i4"),
@@ -51,6 +50,11 @@ def elementwise(make: Callable[[], Op], arity: int, kinds: str) -> Samples:
     first = DTYPES[_BY_KIND[kinds[0]][0]].numpy
     for shape in ((), (0,), (3, 0, 2), (1, 2, 3)):
         yield make(), tuple(np.ones(shape, first) for _ in range(arity))
+
+
+def counted(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """0, 1, 2, ... in row-major order."""
+    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
 
 
 def shifts(make: Callable[[], Op]) -> Samples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
 from ingot.ir.layout import IndexMap, Place, reshape_groups
-from ingot.ir.node import Const, Cropped, Node, Op
-from ingot.ir.types import DTYPES, Box, Shape, TensorType, i64
+from ingot.ir.node import Const, Cropped, Node, Samples
+from ingot.ir.types import Box, Shape, TensorType
+from ingot.ops.core import samples as s
 from ingot.ops.core.base import (
     Category,
     CoreOp,
     Perm,
     check_count,
     check_dims,
-    check_scalar_index,
     dilated,
     inverse,
     is_whole,
@@ -29,63 +29,6 @@ from ingot.ops.core.base import (
 )
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
-
-
-def _arange(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
-
-
-@dataclass(frozen=True)
-class Iota(CoreOp):
-    """0, 1, 2, ... along `dimension`, constant along the others."""
-
-    name: ClassVar[str] = "iota"
-    category: ClassVar[Category] = Category.SOURCE
-    type: TensorType
-    dimension: int
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        check_count(self, inputs, 0)
-        self.expect(self.type.dtype.kind != "b", "expected a number type, got bool")
-        check_dims(self, (self.dimension,), self.type.rank, "dimension")
-        return self.type
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        shape = tuple(int(d) for d in self.type.shape)
-        line = np.arange(shape[self.dimension]).astype(self.type.dtype.numpy)
-        form = [-1 if d == self.dimension else 1 for d in range(len(shape))]
-        return np.ascontiguousarray(np.broadcast_to(line.reshape(form), shape))
-
-    def yielding(self, perm: Perm) -> CoreOp | None:
-        return Iota(TensorType(self.type.dtype, permute(self.type.shape, perm)), inverse(perm)[self.dimension])
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for dtype in ("f32", "i64", "u8", "bf16"):
-            yield cls(TensorType(DTYPES[dtype], (3, 5)), 1), ()
-        yield cls(TensorType(DTYPES["i32"], (0,)), 0), ()
-
-
-@dataclass(frozen=True)
-class DimValue(CoreOp):
-    """A symbolic size as an i64 scalar."""
-
-    name: ClassVar[str] = "dim_value"
-    category: ClassVar[Category] = Category.SOURCE
-    dim: DimLike
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        check_count(self, inputs, 0)
-        return TensorType(i64)
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(int(self.dim), np.int64)
-
-    @classmethod
-    def samples(cls) -> Samples:
-        yield cls(7), ()
 
 
 @dataclass(frozen=True)
@@ -145,11 +88,11 @@ class BroadcastInDim(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((2, 3, 4), (2,)), (_arange(4),)
-        yield cls((2, 3, 4), (0, 2)), (_arange(2, 1),)
-        yield cls((2, 3), (1, 0)), (_arange(3, 2),)
+        yield cls((2, 3, 4), (2,)), (s.counted(4),)
+        yield cls((2, 3, 4), (0, 2)), (s.counted(2, 1),)
+        yield cls((2, 3), (1, 0)), (s.counted(3, 2),)
         yield cls((2, 2), ()), (np.asarray(3, np.int64),)
-        yield cls((0, 3), (1,)), (_arange(3),)
+        yield cls((0, 3), (1,)), (s.counted(3),)
         yield cls((), ()), (np.asarray(True),)
 
 
@@ -190,9 +133,9 @@ class Reshape(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((6, 4)), (_arange(2, 3, 4),)
-        yield cls(()), (_arange(1, 1),)
-        yield cls((0, 7)), (_arange(3, 0),)
+        yield cls((6, 4)), (s.counted(2, 3, 4),)
+        yield cls(()), (s.counted(1, 1),)
+        yield cls((0, 7)), (s.counted(3, 0),)
 
 
 @dataclass(frozen=True)
@@ -231,9 +174,9 @@ class Transpose(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((2, 0, 1)), (_arange(2, 3, 4),)
-        yield cls(()), (_arange(),)
-        yield cls((1, 0)), (_arange(0, 3, dtype=np.int8),)
+        yield cls((2, 0, 1)), (s.counted(2, 3, 4),)
+        yield cls(()), (s.counted(),)
+        yield cls((1, 0)), (s.counted(0, 3, dtype=np.int8),)
 
 
 @dataclass(frozen=True)
@@ -293,9 +236,9 @@ class Slice(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (_arange(5, 3, 9),)
-        yield cls((2,), (2,), (1,)), (_arange(4, dtype=np.int64),)
-        yield cls((), (), ()), (_arange(),)
+        yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (s.counted(5, 3, 9),)
+        yield cls((2,), (2,), (1,)), (s.counted(4, dtype=np.int64),)
+        yield cls((), (), ()), (s.counted(),)
 
 
 @dataclass(frozen=True)
@@ -336,11 +279,11 @@ class Windows(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls(0, 3), (_arange(7),)
-        yield cls(1, 3, 2, 2), (_arange(2, 11, 5),)
-        yield cls(2, 4, 4), (_arange(3, 2, 9, dtype=np.int64),)
-        yield cls(1, 5, 1, 3), (_arange(2, 13),)
-        yield cls(0, 1, 5), (_arange(6, 0),)
+        yield cls(0, 3), (s.counted(7),)
+        yield cls(1, 3, 2, 2), (s.counted(2, 11, 5),)
+        yield cls(2, 4, 4), (s.counted(3, 2, 9, dtype=np.int64),)
+        yield cls(1, 5, 1, 3), (s.counted(2, 13),)
+        yield cls(0, 1, 5), (s.counted(6, 0),)
 
 
 @dataclass(frozen=True)
@@ -393,11 +336,11 @@ class Pad(CoreOp):
     @classmethod
     def samples(cls) -> Samples:
         v = np.asarray(-1, np.float32)
-        yield cls((1, 0), (2, 3), (0, 2)), (_arange(3, 4), v)
-        yield cls((-1, 1), (0, -2), (1, 0)), (_arange(3, 4), v)
-        yield cls((2,), (1,), (0,)), (_arange(0), v)
-        yield cls((-5,), (1,), (1,)), (_arange(3), v)
-        yield cls((), (), ()), (_arange(), v)
+        yield cls((1, 0), (2, 3), (0, 2)), (s.counted(3, 4), v)
+        yield cls((-1, 1), (0, -2), (1, 0)), (s.counted(3, 4), v)
+        yield cls((2,), (1,), (0,)), (s.counted(0), v)
+        yield cls((-5,), (1,), (1,)), (s.counted(3), v)
+        yield cls((), (), ()), (s.counted(), v)
 
 
 def pad_array(
@@ -466,8 +409,8 @@ class Concat(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls(1), (_arange(2, 3), _arange(2, 0), _arange(2, 5))
-        yield cls(0), (_arange(4, dtype=np.int8),)
+        yield cls(1), (s.counted(2, 3), s.counted(2, 0), s.counted(2, 5))
+        yield cls(0), (s.counted(4, dtype=np.int8),)
 
 
 @dataclass(frozen=True)
@@ -499,74 +442,5 @@ class Reverse(CoreOp):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((0, 2)), (_arange(2, 3, 4),)
-        yield cls(()), (_arange(),)
-
-
-@dataclass(frozen=True)
-class DynamicSlice(CoreOp):
-    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then a start per axis."""
-
-    name: ClassVar[str] = "dynamic_slice"
-    rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.GATHER
-    sizes: Shape
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) > 0, "expected x and one start per axis of x")
-        x, starts = inputs[0], inputs[1:]
-        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
-        check_scalar_index(self, starts)
-        self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
-        for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
-            self.expect(not negative(size - window), f"axis {axis}: expected a size of at most {size}, got {window}")
-        return x.with_shape(self.sizes)
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *starts = inputs
-        return x[_window(x, [int(d) for d in self.sizes], starts)].copy()
-
-    @classmethod
-    def samples(cls) -> Samples:
-        i = np.asarray
-        yield cls((2, 3)), (_arange(4, 5), i(1, np.int64), i(2, np.int64))
-        yield cls((2, 3)), (_arange(4, 5), i(9, np.int32), i(-4, np.int32))
-        yield cls((0,)), (_arange(3), i(2, np.int64))
-
-
-@dataclass(frozen=True)
-class DynamicUpdateSlice(CoreOp):
-    """x with `update` written at run-time starts, clamped so that it fits. Operands: x, update, one start per axis."""
-
-    name: ClassVar[str] = "dynamic_update_slice"
-    category: ClassVar[Category] = Category.SCATTER
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        self.expect(len(inputs) > 1, "expected x, update and one start per axis of x")
-        x, update, starts = inputs[0], inputs[1], inputs[2:]
-        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
-        check_scalar_index(self, starts)
-        self.expect(
-            update.dtype == x.dtype and update.rank == x.rank,
-            f"expected an update of dtype {x.dtype} and rank {x.rank}, got {update}",
-        )
-        for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
-            self.expect(not negative(size - window), f"axis {axis}: expected an update of at most {size}, got {window}")
-        return x
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, update, *starts = inputs
-        out = x.copy()
-        out[_window(x, list(update.shape), starts)] = update
-        return out
-
-    @classmethod
-    def samples(cls) -> Samples:
-        i = np.asarray
-        yield cls(), (_arange(4, 5), -_arange(2, 3), i(1, np.int64), i(2, np.int64))
-        yield cls(), (_arange(4, 5), -_arange(2, 3), i(9, np.int64), i(-4, np.int64))
-
-
-def _window(x: np.ndarray, sizes: list[int], starts: list[np.ndarray]) -> tuple[slice, ...]:
-    at = [min(max(int(s), 0), n - w) for s, n, w in zip(starts, x.shape, sizes, strict=True)]
-    return tuple(slice(a, a + w) for a, w in zip(at, sizes, strict=True))
+        yield cls((0, 2)), (s.counted(2, 3, 4),)
+        yield cls(()), (s.counted(),)

@@ -15,14 +15,13 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike, at_most
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType
 from ingot.ops.core.base import check_count
 from ingot.ops.core.elementwise import Sqrt
 from ingot.ops.core.indexing import Sort
 from ingot.ops.core.reduce import ArgReduce
 from ingot.ops.linalg import matrices as m
-from ingot.ops.linalg.matrices import Samples
 from ingot.ops.linalg.reflectors import HouseholderQR, Reflect
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term

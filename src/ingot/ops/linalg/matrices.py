@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from ingot.ir.dims import DimLike, ceildiv, dim_min, product
 from ingot.ir.node import Graph, Input, Node, Op
 from ingot.ir.types import TensorType, f32, f64, i64, u32, u64
 from ingot.ops.core.binary import And, BitcastConvert
 from ingot.ops.core.control import While
+from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice
 from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import Reduce
-from ingot.ops.core.shape import DynamicSlice, DynamicUpdateSlice, Transpose
+from ingot.ops.core.shape import Transpose
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 # factorizations go by panels of so many columns, and update what is right of a panel by products; matrices of up to
 # _ONE columns are one panel
 PANEL, _ONE = 32, 64

@@ -6,11 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType
 from ingot.ops.core.base import check_count
 from ingot.ops.linalg import matrices as m
-from ingot.ops.linalg.matrices import Samples
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass

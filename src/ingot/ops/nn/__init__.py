@@ -17,11 +17,13 @@ from ingot.ops.nn.activation import (
     Softsign,
     ThresholdedRelu,
 )
+from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
 from ingot.ops.nn.attention import Attention
-from ingot.ops.nn.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.conv import Conv, ConvTranspose
-from ingot.ops.nn.gridsample import GridSample
 from ingot.ops.nn.grouped import GroupedMatMul
+from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
+from ingot.ops.nn.image.gridsample import GridSample
+from ingot.ops.nn.image.resize import PadMode, Resize
 from ingot.ops.nn.index import (
     GatherElements,
     GatherND,
@@ -42,10 +44,9 @@ from ingot.ops.nn.norm import (
     LpNorm,
     RMSNorm,
 )
-from ingot.ops.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize
-from ingot.ops.nn.resize import PadMode, Resize
-from ingot.ops.nn.rnn import GRU, LSTM, RNN, Recurrent
+from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 

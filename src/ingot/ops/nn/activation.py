@@ -11,16 +11,14 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish, widen
 from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.terms import Term, Value
+from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 _VALUES = np.asarray(
     [0, -0.0, 0.5, -0.5, 1, -1, 2.75, -2.75, 3, -3, 6, -7.5, 19.5, 20.5, -30, 95, -95, np.inf, -np.inf, np.nan]
@@ -73,11 +71,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-wide))
 
 
-def _as_term(x: Value) -> Term:
-    assert isinstance(x, Term)
-    return x
-
-
 @dataclass(frozen=True)
 class Relu(Activation):
     """max(x, 0); NaN stays NaN. Numbers of any kind."""
@@ -89,7 +82,7 @@ class Relu(Activation):
         return np.maximum(x, x.dtype.type(0))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.maximum(x, 0))
+        return t.term(t.maximum(x, 0))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -127,7 +120,7 @@ class HardSwish(Activation):
         return x * np.clip(x + 3, 0, 6) / 6
 
     def formula(self, x: Term) -> Term:
-        return x * _as_term(t.clamp(0, x + 3, 6)) * (1 / 6)
+        return x * t.term(t.clamp(0, x + 3, 6)) * (1 / 6)
 
 
 @dataclass(frozen=True)
@@ -142,7 +135,7 @@ class HardSigmoid(Activation):
         return np.clip(x * self.alpha + self.beta, 0, 1)
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.clamp(0, x * self.alpha + self.beta, 1))
+        return t.term(t.clamp(0, x * self.alpha + self.beta, 1))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -161,7 +154,7 @@ class LeakyRelu(Activation):
         return np.where(x > 0, x, x * x.dtype.type(self.alpha))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where(x > 0, x, x * self.alpha))
+        return t.term(t.where(x > 0, x, x * self.alpha))
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,7 @@ class Elu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where(x > 0, x, x.map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, x.map(Expm1()) * self.alpha))
 
 
 @dataclass(frozen=True)
@@ -190,7 +183,7 @@ class Selu(Activation):
         return self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where(x > 0, x * self.gamma, x.map(Expm1()) * (self.alpha * self.gamma)))
+        return t.term(t.where(x > 0, x * self.gamma, x.map(Expm1()) * (self.alpha * self.gamma)))
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ class Celu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64) / self.alpha))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where(x > 0, x, (x / self.alpha).map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, (x / self.alpha).map(Expm1()) * self.alpha))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -234,7 +227,7 @@ class PRelu(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x, slope = t.floating(inputs[0]), t.floating(inputs[1])
-        return _as_term(t.where(x > 0, x, x * slope)).cast(inputs[0].dtype).node
+        return t.term(t.where(x > 0, x, x * slope)).cast(inputs[0].dtype).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -259,8 +252,8 @@ class Softplus(Activation):
     def formula(self, x: Term) -> Term:
         scaled = x if self.beta == 1 else x * self.beta
         # log(1 + e^u) = max(u, 0) + log(1 + e^-|u|), which does not overflow
-        smooth = _as_term(t.maximum(scaled, 0)) + t.exp(-_as_term(t.absolute(scaled))).map(Log1p())
-        return _as_term(t.where(scaled > self.threshold, x, smooth if self.beta == 1 else smooth / self.beta))
+        smooth = t.term(t.maximum(scaled, 0)) + t.exp(-t.term(t.absolute(scaled))).map(Log1p())
+        return t.term(t.where(scaled > self.threshold, x, smooth if self.beta == 1 else smooth / self.beta))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -278,7 +271,7 @@ class Softsign(Activation):
         return x / (1 + np.abs(x))
 
     def formula(self, x: Term) -> Term:
-        return x / (_as_term(t.absolute(x)) + 1)
+        return x / (t.term(t.absolute(x)) + 1)
 
 
 @dataclass(frozen=True)
@@ -293,7 +286,7 @@ class Mish(Activation):
     def formula(self, x: Term) -> Term:
         # tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2): one exponential, and no cancellation for x << 0;
         # from x = 20 on the quotient is 1 to the last bit of f64, while e^2x would overflow
-        e = t.exp(_as_term(t.minimum(x, 20)))
+        e = t.exp(t.term(t.minimum(x, 20)))
         n = e * (e + 2)
         return x * (n / (n + 2))
 
@@ -309,7 +302,7 @@ class ThresholdedRelu(Activation):
         return np.where(x > x.dtype.type(self.alpha), x, x.dtype.type(0))
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where(x > self.alpha, x, 0))
+        return t.term(t.where(x > self.alpha, x, 0))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -330,7 +323,7 @@ class Softshrink(Activation):
 
     def formula(self, x: Term) -> Term:
         below = t.where(x < -self.lambd, x + self.lambd, x * 0)
-        return _as_term(t.where(x > self.lambd, x - self.lambd, below))
+        return t.term(t.where(x > self.lambd, x - self.lambd, below))
 
 
 @dataclass(frozen=True)
@@ -345,4 +338,4 @@ class Hardshrink(Activation):
         return np.where((x >= -edge) & (x <= edge), x.dtype.type(0), x)
 
     def formula(self, x: Term) -> Term:
-        return _as_term(t.where((x >= -self.lambd) & (x <= self.lambd), 0, x))
+        return t.term(t.where((x >= -self.lambd) & (x <= self.lambd), 0, x))

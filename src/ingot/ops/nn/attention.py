@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Cropped, Node, Op
+from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish, known
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.terms import Term, Value
+from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _INF = float("inf")
 
 
@@ -119,16 +117,16 @@ class Attention(Op):
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
         """[B, Hq, Sq, Sk]: what each query takes of each value, for what has to be done to it in between."""
         e, total = self._exponentials(q, k, *mask)
-        w = e / _term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
+        w = e / t.term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
 
     def lower(self, *inputs: Node) -> Node:
         e, total = self._exponentials(*inputs[:2], *inputs[3:])
         v, n = t.floating(inputs[2]), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
-        y = y / _term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
+        y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         if self.guarded:
-            y = _term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
+            y = t.term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
         return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
 
     def _exponentials(self, query: Node, key: Node, *mask: Node) -> tuple[Term, Term]:
@@ -147,10 +145,10 @@ class Attention(Op):
             s = self._masked(s, Term(mask[0]), group)
         if self.causal != "none":
             seen = self._seen(rows, cols)
-            s = _term(t.where(seen.broadcast(s.shape), s, -_INF))
+            s = t.term(t.where(seen.broadcast(s.shape), s, -_INF))
         top = s.max((n - 1,), keepdims=False)
         # of a row with no key: -inf - 0 = -inf, all weights 0
-        e = t.exp(s - _term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
+        e = t.exp(s - t.term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
         return e, e.sum((n - 1,), keepdims=False)
 
     def _masked(self, s: Term, mask: Term, group: DimLike) -> Term:
@@ -160,7 +158,7 @@ class Attention(Op):
             split = (1, 1) if h == 1 else (s.shape[1], group)
             full = full.reshape((b, *split, *rest))
         if mask.dtype == boolean:
-            return _term(t.where(full.broadcast(s.shape), s, -_INF))
+            return t.term(t.where(full.broadcast(s.shape), s, -_INF))
         return s + full.cast(s.dtype)
 
     def _seen(self, rows: DimLike, cols: DimLike) -> Term:
@@ -198,8 +196,3 @@ class Attention(Op):
 
 def _data(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-def _term(x: Value) -> Term:
-    assert isinstance(x, Term)
-    return x

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike, mod
-from ingot.ir.node import Node, Op, WeightAxes
+from ingot.ir.node import Node, Op, Samples, WeightAxes
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, finish, known
@@ -19,7 +18,6 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 # any letters but N, C, O and I
 _SPATIAL = "XYZUVW"
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import DimLike, dim_min, estimate
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, finish
 from ingot.ops.core.reduce import CumReduce
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 # Rows of a block: more share a matrix that is read once, but the blocks' last rows are padding.
 _MOST_ROWS = 64

@@ -6,23 +6,22 @@ it and scatters drop the element.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, negative
-from ingot.ir.node import Const, Node, Op, const
+from ingot.ir.node import Const, Node, Op, Samples, const
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, check_dims, finish, widen
 from ingot.ops.core.indexing import Gather, Scatter, Sort
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.terms import Operand, Term, Value
+from ingot.ops.nn.terms import Operand, Term
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _KINDS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
@@ -45,12 +44,7 @@ def wrapped(indices: Node, sizes: Operand) -> Term:
         return x
     if x.dtype.bits < 64:
         x = x.cast(i64)
-    return _term(t.where(x < 0, x + sizes, x))
-
-
-def _term(x: Value) -> Term:
-    assert isinstance(x, Term)
-    return x
+    return t.term(t.where(x < 0, x + sizes, x))
 
 
 def _line_of(indices: Node, axis: int) -> Node | None:
@@ -437,7 +431,7 @@ class OneHot(Op):
         shape = (*inputs[0].shape[: self.axis], self.depth, *inputs[0].shape[self.axis :])
         hit = t.iota(shape, self.axis, at.dtype).equals(at)
         off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
-        return _term(t.where(hit, on, off)).node
+        return t.term(t.where(hit, on, off)).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -474,7 +468,7 @@ class Trilu(Op):
         row, col = t.iota(square, 0) + self.k, t.iota(square, 1)
         kept = col >= row if self.upper else col <= row
         zero = Term(const(np.zeros((), x.dtype.numpy)))
-        return _term(t.where(kept, x, zero)).node
+        return t.term(t.where(kept, x, zero)).node
 
     @classmethod
     def samples(cls) -> Samples:

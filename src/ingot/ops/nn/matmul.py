@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op, WeightAxes
+from ingot.ir.node import Node, Op, Samples, WeightAxes
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish
@@ -17,8 +17,6 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 def _check_numbers(op: Op, inputs: Sequence[TensorType]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import ml_dtypes
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ingot.ir.dims import mod
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_dims, finish
@@ -20,8 +20,6 @@ from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 def _check(op: Op, inputs: Sequence[TensorType], least: int, most: int, rank: int) -> TensorType:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 def _computed_in(scale: DType) -> DType:

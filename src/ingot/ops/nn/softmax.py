@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.core.base import check_count, check_dims, finish
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _INF = float("inf")
 
 

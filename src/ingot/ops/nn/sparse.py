@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import ceildiv, product
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, i32, i64, static_shape, u16
 from ingot.ops import build as b
 from ingot.ops.core.indexing import Scatter
 from ingot.ops.nn.quant import Dequantize
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 @dataclass(frozen=True)

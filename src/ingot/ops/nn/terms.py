@@ -41,7 +41,8 @@ from ingot.ops.core.elementwise import Abs, Ceil, Floor, Neg, RoundEven
 from ingot.ops.core.functions import Exp, Log, Logistic, Rsqrt, Tanh
 from ingot.ops.core.indexing import Gather
 from ingot.ops.core.reduce import Reduce
-from ingot.ops.core.shape import BroadcastInDim, Concat, DimValue, Iota, Pad, Reshape, Slice, Transpose
+from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Slice, Transpose
+from ingot.ops.core.source import DimValue, Iota
 from ingot.support.dataclass import dataclass
 
 Number = int | float | bool
@@ -212,6 +213,12 @@ def _binary(op: Op, a: Operand, b: Operand) -> Term:
     x, y = as_term(a, dtype), as_term(b, dtype)
     shape = broadcast_shapes(x.shape, y.shape)
     return Term(op(broadcast(x.node, shape), broadcast(y.node, shape)))
+
+
+def term(x: Operand) -> Term:
+    """`x`, which is no number of numpy's."""
+    assert isinstance(x, Term)
+    return x
 
 
 def as_term(value: Operand | Node, dtype: DType | None = None) -> Term:

@@ -21,10 +21,10 @@ from ingot.ir.node import Const, Graph, Node, rebuilt, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape, f8e8m0fnu, truncated_in
 from ingot.ops.core.elementwise import Elementwise
-from ingot.passes.core.affine import Positions
-from ingot.passes.core.attention_masks import mask_rules
 from ingot.passes.core.gelu import GELU
 from ingot.passes.core.identities import FAST_MATH, IDENTITIES, rule_set
+from ingot.passes.core.positions.attention_masks import mask_rules
+from ingot.passes.core.positions.rules import Positions
 from ingot.passes.view_chains import VIEW_CHAINS
 
 

@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Project, const
 from ingot.ops import GRU, LSTM, RNN
-from ingot.ops.nn.rnn import Recurrent
+from ingot.ops.nn.recurrent import Recurrent
 from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph, inputs_like, op_graph
 
 

@@ -11,7 +11,7 @@ from ingot.ir.kernel import Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import DType, TensorType, boolean, f32, f64, u8
-from ingot.ops.nn.rnn import Parameters, Pass, Recurrent
+from ingot.ops.nn.recurrent import Parameters, Pass, Recurrent
 from ingot.ops.nn.terms import Term
 from ingot.ops.views import strided
 from ingot.schedule.buffers import Operands

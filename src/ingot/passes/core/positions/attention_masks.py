@@ -20,7 +20,8 @@ from ingot.ir.node import Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
 from ingot.passes.constants import interval
-from ingot.passes.core.affine import Affine, Positions
+from ingot.passes.core.positions.affine import Affine
+from ingot.passes.core.positions.rules import Positions
 from ingot.support.dataclass import dataclass
 
 View = Callable[[Node], Node]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Graph, Input, Node, Op
+from ingot.ir.node import Graph, Input, Node, Op, Samples
 from ingot.ir.types import TensorType, boolean, i64
 from ingot.ops import build as b
 from ingot.ops.core.base import check_count
@@ -16,8 +15,6 @@ from ingot.ops.core.control import While
 from ingot.ops.core.elementwise import Floor, Not
 from ingot.ops.nn.index import GatherElements, Take
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 
 
 @dataclass(frozen=True)

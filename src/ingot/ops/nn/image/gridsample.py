@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product as cartesian
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, finish
 from ingot.ops.core.indexing import Gather
@@ -17,7 +16,6 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 _A = -0.75
 
 

@@ -7,13 +7,12 @@ symbolic sizes, on terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, negative
-from ingot.ir.node import Node, Op
+from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
 from ingot.ops.core.base import check_count, check_dims, finish, known
 from ingot.ops.core.shape import Reverse
@@ -21,7 +20,6 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
 
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
 COORDINATES = (
     "half_pixel",
     "align_corners",
@@ -32,11 +30,6 @@ COORDINATES = (
     "tf_crop_and_resize",
 )
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-
-
-def _term(x: Operand) -> Term:
-    assert isinstance(x, Term)
-    return x
 
 
 def _cubic(distance: Value, a: float) -> Value:
@@ -258,7 +251,7 @@ class Resize(Op):
             outside = self._outside(i, node.shape[axis], work)
             if outside is not None:
                 mask = t.as_term(outside).spread(x.shape, (axis,))
-                x = _term(t.where(mask, self.extrapolation, x))
+                x = t.term(t.where(mask, self.extrapolation, x))
         return x.cast(node.dtype).node
 
     def _axis(self, x: Term, i: int, axis: int, size: DimLike, work: DType) -> Term:
@@ -304,19 +297,19 @@ class Resize(Op):
         spread = t.as_term(weight, work).cast(x.dtype).spread(rows.shape, (axis, axis + 1))
         # what weighs nothing is no part of a window
         part = t.where(spread.equals(0), 0, rows * spread)
-        return _term(part).sum((axis + 1,), keepdims=False)
+        return t.term(part).sum((axis + 1,), keepdims=False)
 
     def _open_rows(self, i: int, size: DimLike, work: DType) -> tuple[Value, DimLike, Value]:
         """As `_rows` where the scale is known at run time only, taps outside x excluded."""
         out, half = self.sizes[i], 2 if self.mode == "cubic" else 1
         position = t.as_term(self._position(i, size, work))
-        shrink = t.minimum(_term(t.as_term(t.size(out, work)) / t.size(size, work)), 1)
+        shrink = t.minimum(t.term(t.as_term(t.size(out, work)) / t.size(size, work)), 1)
         count = dim_min(2 * dim_max(ceildiv(half * size, out), half) + 1, size)
-        first = t.convert(t.ceil(position - half / _term(t.as_term(shrink))), i64)
+        first = t.convert(t.ceil(position - half / t.term(t.as_term(shrink))), i64)
         start = t.clamp(0, first, t.size(size - count))
-        places = _term(t.as_term(start)).expand(1) + t.as_term(t.arange(count))
+        places = t.term(t.as_term(start)).expand(1) + t.as_term(t.arange(count))
         distance = (position.expand(1) - places.cast(work)) * shrink
-        weight = _term(_cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance))
+        weight = t.term(_cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance))
         return start, count, weight / weight.sum((1,))
 
     @classmethod
@@ -370,8 +363,8 @@ def _rows(taps: list[tuple[Value, Value]], size: DimLike) -> tuple[Value, DimLik
     total: Value | None = None
     for at, weight in taps:
         if t.is_term(at, start, places, weight):
-            hit = t.as_term(places).equals(_term(t.as_term(at) - start).expand(1))
-            part = t.where(hit, _term(t.as_term(weight)).expand(1), 0.0)
+            hit = t.as_term(places).equals(t.term(t.as_term(at) - start).expand(1))
+            part = t.where(hit, t.term(t.as_term(weight)).expand(1), 0.0)
         else:
             part = np.where(np.asarray(at - start)[:, None] == places, np.asarray(weight)[:, None], 0)
         total = part if total is None else total + part

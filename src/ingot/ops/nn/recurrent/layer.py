@@ -1,6 +1,4 @@
-"""Recurrent layers: LSTM, GRU and RNN, with ONNX's parameters, gate orders and options.
-
-    y[t], state = cell(x[t] W^T + b_W, state R^T + b_R, state)
+"""What recurrent layers share: their operands, passes over time, padded sequences, and the loop that they lower to.
 
 The lowering computes x W^T + b for all steps as one contraction, then runs a While over steps. Padded sequences
 (`lengths`) keep their state and give zeros beyond their end; a reverse layer starts at each sequence's own end.
@@ -12,7 +10,7 @@ writing of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -23,57 +21,13 @@ from ingot.ir.types import TensorType, dtype_of, f32, i8, i64, u8
 from ingot.ops.core.base import finish
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
-from ingot.ops.core.elementwise import Abs
-from ingot.ops.core.functions import Expm1, Log1p
+from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice
 from ingot.ops.core.quantize import Quantize
-from ingot.ops.core.shape import DimValue, DynamicSlice, DynamicUpdateSlice
+from ingot.ops.core.source import DimValue
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.terms import Term, Value
+from ingot.ops.nn.recurrent.activations import TANH, TERMS, Activation
+from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-
-Samples = Iterator[tuple[Op, tuple[np.ndarray, ...]]]
-# name, alpha, beta: lower-case ONNX names; alpha and beta where the function has them
-Activation = tuple[str, float, float]
-SIGMOID: Activation = ("sigmoid", 0.0, 0.0)
-TANH: Activation = ("tanh", 0.0, 0.0)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def _term(x: Value) -> Term:
-    assert isinstance(x, Term)
-    return x
-
-
-_NUMPY: dict[str, Callable[[np.ndarray, float, float], np.ndarray]] = {
-    "sigmoid": lambda x, a, b: _sigmoid(x),
-    "tanh": lambda x, a, b: np.tanh(x),
-    "relu": lambda x, a, b: np.maximum(x, 0),
-    "affine": lambda x, a, b: a * x + b,
-    "leakyrelu": lambda x, a, b: np.where(x >= 0, x, a * x),
-    "thresholdedrelu": lambda x, a, b: np.where(x > a, x, 0),
-    "scaledtanh": lambda x, a, b: a * np.tanh(b * x),
-    "hardsigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
-    "elu": lambda x, a, b: np.where(x >= 0, x, a * np.expm1(x)),
-    "softsign": lambda x, a, b: x / (1 + np.abs(x)),
-    "softplus": lambda x, a, b: np.logaddexp(0, x),
-}
-_TERMS: dict[str, Callable[[Term, float, float], Value]] = {
-    "sigmoid": lambda x, a, b: t.logistic(x),
-    "tanh": lambda x, a, b: t.tanh(x),
-    "relu": lambda x, a, b: t.maximum(x, 0),
-    "affine": lambda x, a, b: x * a + b,
-    "leakyrelu": lambda x, a, b: t.where(x >= 0, x, x * a),
-    "thresholdedrelu": lambda x, a, b: t.where(x > a, x, 0),
-    "scaledtanh": lambda x, a, b: t.tanh(x * b) * a,
-    "hardsigmoid": lambda x, a, b: t.clamp(0, x * a + b, 1),
-    "elu": lambda x, a, b: t.where(x >= 0, x, x.map(Expm1()) * a),
-    "softsign": lambda x, a, b: x / (x.map(Abs()) + 1),
-    # max(x, 0) + log(1 + e^-|x|): no overflow
-    "softplus": lambda x, a, b: _term(t.maximum(x, 0)) + t.exp(-x.map(Abs())).map(Log1p()),
-}
 
 
 @dataclass(frozen=True)
@@ -173,8 +127,8 @@ class Recurrent(Op):
         new = self.cell(index, row, p)
         if valid is None:
             return new[0], *new
-        kept = tuple(_term(t.where(valid, n, old)) for n, old in zip(new, p.states, strict=True))
-        return _term(t.where(valid, new[0], 0.0)), *kept
+        kept = tuple(t.term(t.where(valid, n, old)) for n, old in zip(new, p.states, strict=True))
+        return t.term(t.where(valid, new[0], 0.0)), *kept
 
     # --- the op
 
@@ -192,8 +146,8 @@ class Recurrent(Op):
         passes, h, width = len(self.directions()), self.hidden, self.gates * self.hidden
         wanted = passes * len(self.functions)
         self.expect(
-            len(self.activations) in (0, wanted) and all(name in _TERMS for name, _, _ in self.activations),
-            f"activations: expected {wanted} of {' '.join(_TERMS)}, got {self.activations}",
+            len(self.activations) in (0, wanted) and all(name in TERMS for name, _, _ in self.activations),
+            f"activations: expected {wanted} of {' '.join(TERMS)}, got {self.activations}",
         )
         x, w, r, b, *rest = inputs
         self.expect(x.rank == 3, f"expected x [S,B,I], got {x}")
@@ -318,10 +272,12 @@ class Recurrent(Op):
     def rounding(self, x: Term) -> tuple[Term, Term, Term]:
         """(u8 levels of x, their zero, their scale)."""
         axes = tuple(range(x.rank))
-        low, high = (_term(fn(x.reduce(kind, axes, False), 0)) for fn, kind in ((t.minimum, "min"), (t.maximum, "max")))
+        low, high = (
+            t.term(fn(x.reduce(kind, axes, False), 0)) for fn, kind in ((t.minimum, "min"), (t.maximum, "max"))
+        )
         least = (high - low) / 255.0
-        scale = _term(t.where(least.equals(0.0), 1.0, least))
-        zero = _term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
+        scale = t.term(t.where(least.equals(0.0), 1.0, least))
+        zero = t.term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
         step, offset = scale.spread(x.shape, ()), zero.spread(x.shape, ())
         return Term(Quantize()(x.node, step.node, offset.node)), zero, scale
 
@@ -336,209 +292,7 @@ class Recurrent(Op):
         return (np.clip(np.rint(given / scale) + zero, 0, 255) - zero) * np.float64(scale)
 
     def _clip(self, x: Term) -> Term:
-        return x if self.clip is None else _term(t.clamp(-self.clip, x, self.clip))
+        return x if self.clip is None else t.term(t.clamp(-self.clip, x, self.clip))
 
     def _clipped(self, x: np.ndarray) -> np.ndarray:
         return x if self.clip is None else np.clip(x, -self.clip, self.clip)
-
-
-def _apply(activation: Activation, x: Term) -> Term:
-    name, alpha, beta = activation
-    return _term(_TERMS[name](x, alpha, beta))
-
-
-def _compute(activation: Activation, x: np.ndarray) -> np.ndarray:
-    name, alpha, beta = activation
-    return _NUMPY[name](x, alpha, beta)
-
-
-@dataclass(frozen=True)
-class LSTM(Recurrent):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997), gates in ONNX's order i o f c; states h, c.
-
-        i = f(x Wi + h Ri + Pi c)   f likewise   c' = f c + i g(x Wc + h Rc)   o = f(x Wo + h Ro + Po c')   h' = o h(c')
-
-    input_forget couples f = 1 - i. has_peephole: the last operand holds Pi, Po, Pf.
-    """
-
-    name: ClassVar[str] = "lstm"
-    gates: ClassVar[int] = 4
-    states: ClassVar[int] = 2
-    functions: ClassVar[tuple[Activation, ...]] = (SIGMOID, TANH, TANH)
-    input_forget: bool = False
-    has_peephole: bool = False
-
-    def has_peepholes(self) -> bool:
-        return self.has_peephole
-
-    def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
-        gate, update, output = self.activation(index)
-        h, c = p.states
-        i, o, f, g = self._split(row + t.contract(self._rounded(h), p.r, [(1, 1)]), 4)
-        pi, po, pf = self._split(p.peephole, 3) if p.peephole is not None else (None, None, None)
-        i = _apply(gate, self._clip(i if pi is None else i + c * pi))
-        f = 1.0 - i if self.input_forget else _apply(gate, self._clip(f if pf is None else f + c * pf))
-        new = f * c + i * _apply(update, self._clip(g))
-        o = _apply(gate, self._clip(o if po is None else o + new * po))
-        return o * _apply(output, new), new
-
-    def compute(
-        self,
-        index: int,
-        row: np.ndarray,
-        r: np.ndarray,
-        b: np.ndarray,
-        states: tuple[np.ndarray, ...],
-        peephole: np.ndarray | None,
-    ) -> tuple[np.ndarray, ...]:
-        gate, update, output = self.activation(index)
-        h, c = states
-        i, o, f, g = np.split(row + self._levelled(h) @ r.T + b[: b.size // 2] + b[b.size // 2 :], 4, axis=1)
-        pi, po, pf = np.split(peephole, 3) if peephole is not None else (0, 0, 0)
-        i = _compute(gate, self._clipped(i + pi * c))
-        f = 1 - i if self.input_forget else _compute(gate, self._clipped(f + pf * c))
-        new = f * c + i * _compute(update, self._clipped(g))
-        return _compute(gate, self._clipped(o + po * new)) * _compute(output, new), new
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for direction, passes in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
-            base = _data(4, 2, passes)
-            lengths = np.asarray([3, 0, 5], np.int32)
-            peephole = _values(passes, 12)
-            yield cls(4, direction), base
-            yield cls(4, direction, has_lengths=True), (*base, lengths)
-            yield cls(4, direction, has_peephole=True), (*base, peephole)
-            yield (
-                cls(4, direction, 0.3, has_lengths=True, input_forget=True, has_peephole=True),
-                (
-                    *base,
-                    lengths,
-                    peephole,
-                ),
-            )
-            yield cls(4, direction, has_lengths=True, levels=True), (*base, lengths)
-            levels, scales = (_values(passes, 16, 4) * 127).astype(np.int8), abs(_values(passes, 16)) * np.float32(0.02)
-            yield cls(4, direction, levels=True, has_scales=True), (*base[:2], levels, *base[3:], scales)
-        yield cls(4), tuple(v.astype(np.float16) for v in _data(4, 2, 1))
-        yield cls(4), tuple(v.astype(np.float64) for v in _data(4, 2, 1))
-        functions = (("hardsigmoid", 0.2, 0.5), ("softsign", 0.0, 0.0), ("scaledtanh", 1.5, 0.7))
-        yield cls(4, activations=functions), _data(4, 2, 1)
-        yield cls(4), _data(4, 2, 1, steps=0)
-        yield cls(4), _data(4, 2, 1, steps=1)
-
-
-@dataclass(frozen=True)
-class GRU(Recurrent):
-    """Gated recurrent unit (Cho et al. 2014), gates in ONNX's order z r h; state h.
-
-    h' = (1 - z) n + z h with n = g(x Wh + (r h) Rh + bias), or, with linear_before_reset (PyTorch, cuDNN),
-    n = g(x Wh + b_Wh + r (h Rh + b_Rh)).
-    """
-
-    name: ClassVar[str] = "gru"
-    gates: ClassVar[int] = 3
-    functions: ClassVar[tuple[Activation, ...]] = (SIGMOID, TANH)
-    linear_before_reset: bool = False
-
-    def bias_inside(self) -> bool:
-        return self.linear_before_reset
-
-    def outer_bias(self, p: Parameters) -> Term:
-        if not self.linear_before_reset:
-            return super().outer_bias(p)
-        # b_Rh is scaled by r
-        h = self.hidden
-        return p.b.slice(0, 3 * h, 5 * h).pad(0, 0, h, 0.0)
-
-    def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
-        gate, update = self.activation(index)
-        (h,) = p.states
-        n = self.hidden
-        if self.linear_before_reset:
-            inner = t.contract(h, p.r, [(1, 1)])
-            (xz, xr, xn), (hz, hr, hn) = self._split(row, 3), self._split(inner, 3)
-            z, r = _apply(gate, self._clip(xz + hz)), _apply(gate, self._clip(xr + hr))
-            new = _apply(update, self._clip(xn + r * (hn + p.b.slice(0, 5 * n, 6 * n))))
-        else:
-            inner = t.contract(h, p.r.slice(0, 0, 2 * n), [(1, 1)])
-            (xz, xr, xn), (hz, hr) = self._split(row, 3), self._split(inner, 2)
-            z, r = _apply(gate, self._clip(xz + hz)), _apply(gate, self._clip(xr + hr))
-            new = _apply(update, self._clip(xn + t.contract(r * h, p.r.slice(0, 2 * n, 3 * n), [(1, 1)])))
-        return ((1.0 - z) * new + z * h,)
-
-    def compute(
-        self,
-        index: int,
-        row: np.ndarray,
-        r: np.ndarray,
-        b: np.ndarray,
-        states: tuple[np.ndarray, ...],
-        peephole: np.ndarray | None,
-    ) -> tuple[np.ndarray, ...]:
-        gate, update = self.activation(index)
-        (h,) = states
-        (xz, xr, xn), (rz, rr, rn) = np.split(row, 3, axis=1), np.split(r, 3)
-        wz, wr, wn, bz, br, bn = np.split(b, 6)
-        z = _compute(gate, self._clipped(xz + wz + h @ rz.T + bz))
-        reset = _compute(gate, self._clipped(xr + wr + h @ rr.T + br))
-        inner = reset * (h @ rn.T + bn) if self.linear_before_reset else (reset * h) @ rn.T + bn
-        return ((1 - z) * _compute(update, self._clipped(xn + wn + inner)) + z * h,)
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for direction, passes in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
-            base = _data(3, 1, passes)
-            for linear in (False, True):
-                yield cls(4, direction, linear_before_reset=linear), base
-                lengths = np.asarray([5, 1, 0], np.int64)
-                yield cls(4, direction, 0.4, has_lengths=True, linear_before_reset=linear), (*base, lengths)
-        yield cls(4), tuple(v.astype(np.float16) for v in _data(3, 1, 1))
-
-
-@dataclass(frozen=True)
-class RNN(Recurrent):
-    """h' = f(x W + h R + b): the simple recurrent layer; f is activations[0], tanh unless told."""
-
-    name: ClassVar[str] = "rnn"
-
-    def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
-        (function,) = self.activation(index)
-        return (_apply(function, self._clip(row + t.contract(p.states[0], p.r, [(1, 1)]))),)
-
-    def compute(
-        self,
-        index: int,
-        row: np.ndarray,
-        r: np.ndarray,
-        b: np.ndarray,
-        states: tuple[np.ndarray, ...],
-        peephole: np.ndarray | None,
-    ) -> tuple[np.ndarray, ...]:
-        (function,) = self.activation(index)
-        total = row + states[0] @ r.T + b[: b.size // 2] + b[b.size // 2 :]
-        return (_compute(function, self._clipped(total)),)
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for direction, passes in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
-            base = _data(1, 1, passes)
-            yield cls(4, direction), base
-            yield cls(4, direction, 0.4, has_lengths=True), (*base, np.asarray([5, 1, 0], np.int64))
-        for name in _TERMS:
-            yield cls(4, activations=((name, 0.7, 0.3),)), _data(1, 1, 1)
-
-
-def _values(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
-
-
-def _data(gates: int, states: int, passes: int, steps: int = 5) -> tuple[np.ndarray, ...]:
-    batch, features, hidden = 3, 2, 4
-    width = gates * hidden
-    initial = (_values(passes, batch, hidden) * (1 + i) for i in range(states))
-    parameters = (_values(passes, width, features), _values(passes, width, hidden), _values(passes, 2 * width))
-    return (_values(steps, batch, features), *parameters, *initial)
-
-
-__all__ = ["GRU", "LSTM", "RNN", "SIGMOID", "TANH", "Activation", "Parameters", "Pass", "Recurrent"]

@@ -1,0 +1,38 @@
+"""Sizes that are known at run time: `algebra` has their canonical form, `bounds` what is known of them, `values` what
+becomes of them for given symbols, `text` how they are written and read."""
+
+# ruff: noqa: F401 - this file is the flat face of the package
+
+from ingot.ir.dims.algebra import (
+    FOUND,
+    Apply,
+    Dim,
+    DimLike,
+    Interval,
+    Symbol,
+    as_dim,
+    ceildiv,
+    divides,
+    floordiv,
+    is_found,
+    mod,
+    product,
+    symbol,
+    symbols_of,
+)
+from ingot.ir.dims.bounds import (
+    FARTHEST,
+    MOST,
+    at_most,
+    bounds,
+    dim_max,
+    dim_min,
+    narrowed,
+    negative,
+    sign_bit,
+    solve_equal,
+    span_of,
+    zero_bit,
+)
+from ingot.ir.dims.text import parse_dim, postfix
+from ingot.ir.dims.values import estimate, likely_sizes, substitute

@@ -1,0 +1,340 @@
+"""Symbolic dimensions: integer expressions over named symbols, kept in one canonical form.
+
+    dim     ::= sum of  coefficient * atom * atom * ...
+    atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
+
+Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
+A constant expression is always a plain `int`. A symbol is a size, >= its lower bound (1 unless told). One whose name
+starts with `$` may be 0: a value computed in the run gives it (`Graph.sizes`). One with a dot in its name (`shape.0`)
+is a number that a caller passes as data, or that the run finds, and any integer unless told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+from typing import SupportsIndex
+
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import LimitError
+from ingot.support.limits import most_terms
+
+Monomial = tuple["Atom", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named run-time size. Its bounds belong to the graph that it is used in, not to its identity."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FOUND = "$"  # the first letter of the names of sizes that only the run finds
+
+
+def is_found(name: str) -> bool:
+    """Whether a value that is computed in the run gives the symbol of that name."""
+    return name.startswith(FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A non-polynomial operation on two dims: fn is one of floordiv, mod, max, min."""
+
+    fn: str
+    a: int | Dim
+    b: int | Dim
+
+    def __str__(self) -> str:
+        if self.fn in ("max", "min"):
+            return f"{self.fn}({self.a},{self.b})"
+        return f"({_side(self.a)}{'//' if self.fn == 'floordiv' else '%'}{_side(self.b)})"
+
+
+def _side(d: int | Dim) -> str:
+    """The text of an operand, in brackets unless it is a number or one atom."""
+    if isinstance(d, int):
+        return str(d) if d >= 0 else f"({d})"
+    (atoms, count), *more = d.terms
+    return f"({d})" if more or count != 1 or len(atoms) != 1 else str(d)
+
+
+Atom = Symbol | Apply
+
+
+class Dim:
+    """An immutable, canonical, non-constant integer expression. Build with `symbol` and arithmetic."""
+
+    __slots__ = ("_bounds", "_hash", "_symbols", "_text", "terms", "weight")
+    terms: tuple[tuple[Monomial, int], ...]
+    weight: int  # symbols and operators in its text, which is what most questions about it cost
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
+        self.terms = terms
+        self.weight = sum(_weight(atom) for mono, _ in terms for atom in mono)
+        if self.weight > most_terms():
+            raise _too_heavy(self.weight)
+        self._hash = hash(terms)
+        # made when first asked for: type rules put sizes into messages that are rarely read
+        self._text: str | None = None
+        self._symbols: frozenset[str] | None = None
+        self._bounds: Interval | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and self.terms == other.terms
+
+    def __add__(self, other: int | Dim) -> int | Dim:
+        return _from_terms(_merge(_terms(self), _terms(other)))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> int | Dim:
+        return self * -1
+
+    def __sub__(self, other: int | Dim) -> int | Dim:
+        return self + (other * -1)
+
+    def __rsub__(self, other: int | Dim) -> int | Dim:
+        return (self * -1) + other
+
+    def __mul__(self, other: int | Dim) -> int | Dim:
+        out: dict[Monomial, int] = {}
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _PRODUCTS * most_terms():
+            raise _too_heavy(self.weight * other.weight)
+        for m1, c1 in _terms(self):
+            for m2, c2 in _terms(other):
+                m = tuple(sorted(m1 + m2, key=str))
+                out[m] = out.get(m, 0) + c1 * c2
+        return _from_terms(out)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int | Dim) -> int | Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int | Dim) -> int | Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: int | Dim) -> int | Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: int | Dim) -> int | Dim:
+        return mod(other, self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the size {self} is known only at run time: compare it with == or use bounds()")
+
+    def __int__(self) -> int:
+        raise TypeError(f"the size {self} is known only at run time")
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        if self._text is None:
+            parts = []
+            for mono, c in self.terms:
+                body = "*".join(map(str, mono))
+                parts.append(str(c) if not mono else body if c == 1 else f"{c}*{body}")
+            self._text = "+".join(parts).replace("+-", "-")
+        return self._text
+
+    __repr__ = __str__
+
+
+DimLike = int | Dim
+_PRODUCTS = 16  # of terms for each that a size may have: many cancel out
+
+
+def _too_heavy(weight: int) -> LimitError:
+    return LimitError("terms", most_terms(), "a size is too complicated", got=f"{weight} symbols and operators")
+
+
+def _weight(atom: Atom) -> int:
+    if isinstance(atom, Symbol):
+        return 1
+    return 1 + sum(side.weight for side in (atom.a, atom.b) if isinstance(side, Dim))
+
+
+def _terms(d: int | Dim) -> Iterable[tuple[Monomial, int]]:
+    return d.terms if isinstance(d, Dim) else (((), d),)
+
+
+def _merge(*many: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
+    out: dict[Monomial, int] = {}
+    for terms in many:
+        for m, c in terms:
+            out[m] = out.get(m, 0) + c
+    return out
+
+
+def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
+    kept = {m: c for m, c in terms.items() if c}
+    for mono in [m for m, c in kept.items() if c < 0 and len(m) == 1 and isinstance(m[0], Apply)]:
+        if (whole := _parted(kept, mono)) is not None:
+            return _from_terms(whole)
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    # the constant last, as people write it: 2*s0+1
+    return Dim(tuple(sorted(kept.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
+
+
+def _parted(terms: dict[Monomial, int], mono: Monomial) -> dict[Monomial, int] | None:
+    """The terms with max(x,0) - max(-x,0), of which the latter is `mono`, told as x; None where they are not there."""
+    (atom,), factor = mono, terms[mono]
+    if not (isinstance(atom, Apply) and atom.fn == "max"):
+        return None
+    x = next((d for d, other in ((atom.a, atom.b), (atom.b, atom.a)) if other == 0 and isinstance(d, Dim)), None)
+    if x is None:
+        return None
+    positive: Monomial = (Apply("max", *sorted((-x, 0), key=str)),)
+    if terms.get(positive) != -factor:
+        return None
+    rest = {m: c for m, c in terms.items() if m not in (mono, positive)}
+    return _merge(rest.items(), ((m, c * factor) for m, c in x.terms))
+
+
+def symbol(name: str) -> Dim:
+    """A fresh symbolic dimension of that name."""
+    return Dim((((Symbol(name),), 1),))
+
+
+def as_dim(d: object) -> int | Dim:
+    """`d` as a dimension: an int (numpy integers included) or a Dim. Raises TypeError otherwise."""
+    if isinstance(d, Dim):
+        return d
+    if isinstance(d, int | SupportsIndex):
+        return int(d)
+    raise TypeError(f"a dimension is an int or a Dim, got {d!r}")
+
+
+def product(dims: Iterable[int | Dim]) -> int | Dim:
+    """The product of `dims`; 1 for none."""
+    out: int | Dim = 1
+    for d in dims:
+        out = out * d
+    return out
+
+
+def _apply(fn: str, a: int | Dim, b: int | Dim) -> Dim:
+    return Dim((((Apply(fn, a, b),), 1),))
+
+
+def divides(a: int | Dim, b: int | Dim) -> int | Dim | None:
+    """a / b where the division is exact for every value of the symbols, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    if a == b:
+        return 1
+    b_terms = list(_terms(b))
+    if len(b_terms) > 1:
+        return _divide_polynomial(a, b)
+    b_mono, b_coef = b_terms[0]
+    out: dict[Monomial, int] = {}
+    for mono, c in _terms(a):
+        rest = list(mono)
+        for atom in b_mono:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if not b_coef or c % b_coef:
+            return None
+        out[tuple(rest)] = out.get(tuple(rest), 0) + c // b_coef
+    return _from_terms(out)
+
+
+def _divide_polynomial(a: int | Dim, b: int | Dim) -> int | Dim | None:
+    """Exact division by a sum, by matching leading terms: (s0+1)*8 / (s0+1) = 8."""
+    quotient: int | Dim = 0
+    rest = a
+    lead = _leading(b)
+    for _ in range(8):
+        if rest == 0:
+            return quotient
+        q = divides(_leading(rest), lead)
+        if q is None:
+            return None
+        quotient, rest = quotient + q, rest - q * b
+    return None
+
+
+def _leading(d: int | Dim) -> int | Dim:
+    """The term of the highest degree, of several the last by its symbols: an order that products keep."""
+    return _from_terms(dict([max(_terms(d), key=lambda t: (len(t[0]), tuple(map(str, t[0]))))]))
+
+
+def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
+    """floor(a / b), for b > 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = divides(a, b)
+    if exact is not None:
+        return exact
+    if isinstance(b, int) and isinstance(a, Dim):
+        # (8*s + 3) // 4 = 2*s + 0: the terms that b divides leave the floor
+        whole = {m: c // b for m, c in a.terms if m and c % b == 0}
+        rest = {m: c for m, c in a.terms if not (m and c % b == 0)}
+        const = rest.get((), 0)
+        if const // b:
+            whole[()] = const // b
+            rest[()] = const % b
+        if whole:
+            return _from_terms(whole) + floordiv(_from_terms(rest), b)
+        common = gcd(b, *(c for _, c in a.terms))
+        if common > 1:
+            return floordiv(_from_terms({m: c // common for m, c in a.terms}), b // common)
+        nested, plus = _quotient(a)
+        if nested is not None and isinstance(nested.b, int):
+            # (s // 2 + 1) // 2 = (s + 2) // 4
+            return floordiv(nested.a + plus * nested.b, nested.b * b)
+    return _apply("floordiv", a, b)
+
+
+def _quotient(d: Dim) -> tuple[Apply | None, int]:
+    """(x // n, c) of a size x // n + c."""
+    (mono, coefficient), *rest = d.terms
+    atom = mono[0] if len(mono) == 1 and coefficient == 1 else None
+    if not isinstance(atom, Apply) or atom.fn != "floordiv" or any(m for m, _ in rest):
+        return None, 0
+    return atom, sum(c for _, c in rest)
+
+
+def ceildiv(a: int | Dim, b: int | Dim) -> int | Dim:
+    """ceil(a / b), for b > 0."""
+    return floordiv(a + b - 1, b)
+
+
+def mod(a: int | Dim, b: int | Dim) -> int | Dim:
+    """a modulo b with a result in [0, b)."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if divides(a, b) is not None:
+        return 0
+    if isinstance(b, int) and isinstance(a, Dim):
+        reduced = _from_terms({m: c % b for m, c in a.terms})
+        if reduced != a:
+            return mod(reduced, b)
+    return _apply("mod", a, b)
+
+
+Interval = tuple[int | None, int | None]  # inclusive; None where unbounded
+
+
+def symbols_of(d: int | Dim) -> frozenset[str]:
+    """Names of the symbols in `d`."""
+    if isinstance(d, int):
+        return frozenset()
+    if d._symbols is None:
+        out: set[str] = set()
+        for mono, _ in d.terms:
+            for atom in mono:
+                out |= {atom.name} if isinstance(atom, Symbol) else symbols_of(atom.a) | symbols_of(atom.b)
+        d._symbols = frozenset(out)
+    return d._symbols

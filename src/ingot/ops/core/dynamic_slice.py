@@ -1,0 +1,87 @@
+"""Slices that begin at run-time positions, which are clamped so that the slice lies inside."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import negative
+from ingot.ir.node import Samples
+from ingot.ir.types import Shape, TensorType
+from ingot.ops.core import samples as s
+from ingot.ops.core.base import (
+    Category,
+    CoreOp,
+    check_scalar_index,
+)
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class DynamicSlice(CoreOp):
+    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then a start per axis."""
+
+    name: ClassVar[str] = "dynamic_slice"
+    rearranges: ClassVar[bool] = True
+    category: ClassVar[Category] = Category.GATHER
+    sizes: Shape
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) > 0, "expected x and one start per axis of x")
+        x, starts = inputs[0], inputs[1:]
+        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
+        check_scalar_index(self, starts)
+        self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
+        for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
+            self.expect(not negative(size - window), f"axis {axis}: expected a size of at most {size}, got {window}")
+        return x.with_shape(self.sizes)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, *starts = inputs
+        return x[_window(x, [int(d) for d in self.sizes], starts)].copy()
+
+    @classmethod
+    def samples(cls) -> Samples:
+        i = np.asarray
+        yield cls((2, 3)), (s.counted(4, 5), i(1, np.int64), i(2, np.int64))
+        yield cls((2, 3)), (s.counted(4, 5), i(9, np.int32), i(-4, np.int32))
+        yield cls((0,)), (s.counted(3), i(2, np.int64))
+
+
+@dataclass(frozen=True)
+class DynamicUpdateSlice(CoreOp):
+    """x with `update` written at run-time starts, clamped so that it fits. Operands: x, update, one start per axis."""
+
+    name: ClassVar[str] = "dynamic_update_slice"
+    category: ClassVar[Category] = Category.SCATTER
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) > 1, "expected x, update and one start per axis of x")
+        x, update, starts = inputs[0], inputs[1], inputs[2:]
+        self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
+        check_scalar_index(self, starts)
+        self.expect(
+            update.dtype == x.dtype and update.rank == x.rank,
+            f"expected an update of dtype {x.dtype} and rank {x.rank}, got {update}",
+        )
+        for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
+            self.expect(not negative(size - window), f"axis {axis}: expected an update of at most {size}, got {window}")
+        return x
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, update, *starts = inputs
+        out = x.copy()
+        out[_window(x, list(update.shape), starts)] = update
+        return out
+
+    @classmethod
+    def samples(cls) -> Samples:
+        i = np.asarray
+        yield cls(), (s.counted(4, 5), -s.counted(2, 3), i(1, np.int64), i(2, np.int64))
+        yield cls(), (s.counted(4, 5), -s.counted(2, 3), i(9, np.int64), i(-4, np.int64))
+
+
+def _window(x: np.ndarray, sizes: list[int], starts: list[np.ndarray]) -> tuple[slice, ...]:
+    at = [min(max(int(s), 0), n - w) for s, n, w in zip(starts, x.shape, sizes, strict=True)]
+    return tuple(slice(a, a + w) for a, w in zip(at, sizes, strict=True))

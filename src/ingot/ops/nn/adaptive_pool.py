@@ -1,0 +1,171 @@
+"""Pooling to a size that is given: each result folds its share of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike, dim_max, dim_min, divides, product
+from ingot.ir.node import Node, Op, Samples
+from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ops.core.base import check_count, finish, identity_of, widen
+from ingot.ops.core.reduce import ReduceWindow
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.pool import sample_image
+from ingot.ops.nn.terms import Term, Value
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class AdaptivePool(Op):
+    """Base: the i-th of `output_size` windows spans floor(i size / out) to ceil((i + 1) size / out)."""
+
+    output_size: Shape
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        spatial = len(self.output_size)
+        self.expect(x.rank == spatial + 2, f"expected x of rank {spatial + 2} (N, C and {spatial} sizes), got {x}")
+        self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
+        empty = any(d == 0 and out != 0 for d, out in zip(x.shape[2:], self.output_size, strict=True))
+        self.expect(not empty, f"expected spatial sizes other than 0, got {x}")
+        return x.with_shape((*x.shape[:2], *self.output_size))
+
+    def fold(self, x: Term, kind: str, dims: Sequence[tuple[int, DimLike]]) -> Term:
+        """Reduce each (dimension, factor) by `factor` neighbours at a time."""
+        whole = tuple(d for d, factor in dims if factor == x.shape[d])
+        out = x.reduce(kind, whole)
+        rest = [(d, f) for d, f in dims if d not in whole]
+        if not rest:
+            return out
+        if all(isinstance(f, int) for _, f in rest):
+            window = [1] * x.rank
+            for d, f in rest:
+                window[d] = int(f)
+            ones, zero = (1,) * x.rank, ((0, 0),) * x.rank
+            return out.map(ReduceWindow(kind, tuple(window), tuple(window), zero, ones, ones))
+        # a window of symbolic size: a dimension of its own
+        for d, f in rest:
+            shape = out.shape
+            split = out.reshape((*shape[:d], divides(shape[d], f) or 0, f, *shape[d + 1 :]))
+            out = split.reduce(kind, (d + 1,), keepdims=False)
+        return out
+
+    def gather(self, x: Term, d: int, kind: str) -> tuple[Term, Term]:
+        """The windows along dimension d as rows of one length, dimension d + 1, in which nothing but a window's own
+        elements counts in a reduction by `kind`; and how many these are."""
+        size, out = x.shape[d], self.output_size[d - 2]
+        first, end = _bounds(size, out)
+        if isinstance(size, int) and isinstance(out, int):
+            longest: DimLike = max((b - a for a, b in _spans(size, out)), default=1)
+        else:
+            longest = dim_min(dim_max((size + out - 1) // out + 1, 1), size)
+        start = t.as_term(t.minimum(first, t.size(size - longest)))
+        x = t.windows(x, start, longest, d)
+        places, f, e = start.expand(1) + t.as_term(t.arange(longest)), t.as_term(first), t.as_term(end)
+        own = (places >= f.expand(1)) & (places < e.expand(1))
+        return t.as_term(t.where(own.spread(x.shape, (d, d + 1)), x, identity_of(kind, x.dtype))), e - f
+
+    def windows(self, shape: Shape) -> tuple[list[tuple[int, DimLike]], list[int]]:
+        """Dimensions with windows of one size (and that size), and the others."""
+        regular: list[tuple[int, DimLike]] = []
+        general: list[int] = []
+        for i, out in enumerate(self.output_size):
+            size = shape[i + 2]
+            factor = divides(size, out) if out != 0 else None
+            if out == size:
+                continue
+            if factor is None:
+                general.append(i + 2)
+            else:
+                regular.append((i + 2, factor))
+        return regular, general
+
+
+def _bounds(size: DimLike, out: DimLike) -> tuple[Value, Value]:
+    """First and one-past-last input index of each window."""
+    i, n, m = t.arange(out), t.size(size), t.size(out)
+    return t.div_floor(i * n, m), t.div_floor((i + 1) * n + m - 1, m)
+
+
+def _spans(size: int, out: int) -> list[tuple[int, int]]:
+    return [(i * size // out, -((-(i + 1) * size) // out)) for i in range(out)]
+
+
+def _adaptive_reference(x: np.ndarray, sizes: Shape, mean: bool) -> np.ndarray:
+    for i, out in enumerate(sizes):
+        spans = _spans(x.shape[i + 2], int(out))
+        parts = [np.take(x, range(a, b), i + 2) for a, b in spans]
+        folded = [p.mean(i + 2) if mean else p.max(i + 2) for p in parts]
+        x = np.stack(folded, i + 2) if folded else np.take(x, [], i + 2)
+    return x
+
+
+def _adaptive_samples(cls: type[AdaptivePool]) -> Samples:
+    x = sample_image(2, 3, 9, 10)
+    for size in ((1, 1), (3, 5), (9, 10), (4, 3), (3, 4), (11, 2), (1, 5)):
+        yield cls(size), (x,)
+    yield cls((3,)), (sample_image(2, 2, 7).astype(np.float16),)
+    yield cls((2, 1, 2)), (sample_image(1, 2, 4, 3, 5),)
+    yield cls((2,)), (sample_image(0, 2, 5),)
+    yield cls((3,)), (sample_image(2, 2, 7).astype(np.float64),)
+    yield cls((3, 4)), (np.where(x > x.max() - 0.2, np.nan, np.where(x < x.min() + 0.2, np.inf, x)),)
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool(AdaptivePool):
+    """The mean of each adaptive window: x[N,C,*S] -> [N,C,*output_size]. Floats."""
+
+    name: ClassVar[str] = "adaptive_avg_pool"
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        out = super().infer(*inputs)
+        self.expect(out.dtype.is_float, f"expected a float operand, got {inputs[0]}")
+        return out
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return finish(_adaptive_reference(t.exact(inputs[0]), self.output_size, True), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        x = t.floating(node)
+        regular, general = self.windows(node.shape)
+        if regular:
+            x = self.fold(x, "sum", regular) / t.size(product(f for _, f in regular), x.dtype)
+        for d in general:
+            # not a product with a matrix that averages: its zeros would spread NaN and infinities to all windows
+            held, count = self.gather(x, d, "sum")
+            total = held.sum((d + 1,), keepdims=False)
+            x = total / count.cast(x.dtype).spread(total.shape, (d,))
+        return x.cast(node.dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _adaptive_samples(cls)
+
+
+@dataclass(frozen=True)
+class AdaptiveMaxPool(AdaptivePool):
+    """The largest element of each adaptive window: x[N,C,*S] -> [N,C,*output_size]."""
+
+    name: ClassVar[str] = "adaptive_max_pool"
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return finish(_adaptive_reference(widen(inputs[0]), self.output_size, False), dtype_of(inputs[0]))
+
+    def lower(self, *inputs: Node) -> Node:
+        (node,) = inputs
+        regular, general = self.windows(node.shape)
+        x = self.fold(Term(node), "max", regular)
+        for d in general:
+            windows, _ = self.gather(x, d, "max")
+            x = windows.max((d + 1,), keepdims=False)
+        return x.node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield from _adaptive_samples(cls)
+        yield cls((3, 2)), (np.arange(60, dtype=np.int32).reshape(1, 2, 6, 5),)

@@ -1,0 +1,1 @@
+"""Ops on images: resizing, sampling at computed places, boxes."""

@@ -1,0 +1,167 @@
+"""The affine form of an integer value, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.dims import MOST, DimLike
+from ingot.ir.layout import Layout, reshape_groups
+from ingot.ir.node import Const, Node, splat_of
+from ingot.ir.types import DType, boolean
+from ingot.passes.core.positions.affine import Affine, Known
+
+# constants up to this size are checked for being counters
+COUNTER = 1 << 16
+
+
+def normal(form: Affine, n: Node) -> Affine:
+    """No steps along sizes of 1, so that equal values have equal forms."""
+    return Affine(form.constant, tuple(0 if d == 1 else s for s, d in zip(form.steps, n.shape, strict=True)))
+
+
+def counts(dtype: DType) -> bool:
+    """Whether values of a type may be positions."""
+    return dtype.kind == "i" and dtype.bits >= 32
+
+
+def fit(ends: tuple[DimLike | None, ...], dtype: DType) -> bool:
+    """Whether what has these ends cannot have wrapped; sizes are small against any type of positions."""
+    low, high = dtype.range
+    return all(low <= end <= high for end in ends if isinstance(end, int))
+
+
+def _const_form(p: Known, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, Const)
+    if not 0 < n.op.array.size <= COUNTER:
+        return None
+    value = n.op.value
+    if max(abs(int(value.min())), abs(int(value.max()))) > MOST:
+        return None
+    start = int(value.reshape(-1)[0])
+    corner = (0,) * value.ndim
+    steps = []
+    for d in range(value.ndim):
+        one = (*corner[:d], 1, *corner[d + 1 :])
+        steps.append(int(value[one]) - start if value.shape[d] > 1 else 0)
+    made = np.full(value.shape, start, np.int64)
+    for d, s in enumerate(steps):
+        made += (np.arange(value.shape[d]) * s).reshape((-1, *(1,) * (value.ndim - 1 - d)))
+    return Affine(start, tuple(steps)) if np.array_equal(made, value) else None
+
+
+def _iota_form(p: Known, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, ops.Iota)
+    return Affine(0, tuple(int(d == n.op.dimension) for d in range(n.type.rank)))
+
+
+def _dim_form(p: Known, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, ops.DimValue)
+    return Affine(n.op.dim, ())
+
+
+def _view_form(p: Known, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, ops.CoreOp)
+    form, places = p.form(n.inputs[0], depth), n.op.index_map(n.inputs[0].shape, n.shape)
+    if form is None or places is None:
+        return None
+    at = Layout(n.inputs[0].shape, form.steps, form.constant).viewed(n.shape, places)
+    return Affine(at.offset, at.strides)
+
+
+def _reshape_form(p: Known, n: Node, depth: int) -> Affine | None:
+    (x,) = n.inputs
+    form = p.form(x, depth)
+    groups = reshape_groups(x.shape, n.shape)
+    if form is None or groups is None:
+        return None
+    steps: list[DimLike] = [0] * n.type.rank
+    for olds, news in groups:
+        olds = tuple(d for d in olds if x.shape[d] != 1)
+        step: DimLike = form.steps[olds[-1]] if olds else 0
+        for a, b in pairwise(olds):
+            if form.steps[a] != form.steps[b] * x.shape[b]:
+                return None
+        for d in reversed(news):
+            steps[d] = step
+            step = step * n.shape[d]
+    return Affine(form.constant, tuple(steps))
+
+
+def _convert_form(p: Known, n: Node, depth: int) -> Affine | None:
+    (x,) = n.inputs
+    filled = splat_of(x) if x.dtype == boolean else None
+    if filled is not None:
+        return Affine(int(filled), (0,) * n.type.rank)
+    if not x.dtype.is_integer or n.dtype.bits < x.dtype.bits or n.dtype.kind != x.dtype.kind:
+        return None
+    return p.form(x, depth)
+
+
+def _sum_form(p: Known, n: Node, depth: int) -> Affine | None:
+    a, b = (p.form(i, depth) for i in n.inputs)
+    if a is None or b is None:
+        return None
+    sign = -1 if isinstance(n.op, ops.Sub) else 1
+    return Affine(a.constant + b.constant * sign, tuple(s + t * sign for s, t in zip(a.steps, b.steps, strict=True)))
+
+
+def _product_form(p: Known, n: Node, depth: int) -> Affine | None:
+    a, b = (p.form(i, depth) for i in n.inputs)
+    if a is None or b is None or not (a.is_constant or b.is_constant):
+        return None
+    x, c = (a, b) if b.is_constant else (b, a)
+    return Affine(x.constant * c.constant, tuple(s * c.constant for s in x.steps))
+
+
+def _concat_form(p: Known, n: Node, depth: int) -> Affine | None:
+    """Parts that go on where the one before ended."""
+    assert isinstance(n.op, ops.Concat)
+    axis = n.op.dimension
+    found: Affine | None = None
+    start: DimLike = 0
+    for x in n.inputs:
+        form = p.form(x, depth)
+        if form is None:
+            return None
+        if found is not None:
+            steps = form.steps if x.shape[axis] != 1 else _put(form.steps, axis, found.steps[axis])
+            here = found.constant + found.steps[axis] * start
+            if steps != found.steps or form.constant != here:
+                return None
+        else:
+            found = form if x.shape[axis] != 1 else _continued(p, n, form, axis, depth)
+        start = start + x.shape[axis]
+    return found
+
+
+def _continued(p: Known, n: Node, first: Affine, axis: int, depth: int) -> Affine:
+    """The form of a concat's first part of size 1, whose step is the way to the next part."""
+    if len(n.inputs) < 2:
+        return first
+    second = p.form(n.inputs[1], depth)
+    step: DimLike = 0 if second is None else second.constant - first.constant
+    return Affine(first.constant, _put(first.steps, axis, step))
+
+
+def _put(steps: tuple[DimLike, ...], axis: int, step: DimLike) -> tuple[DimLike, ...]:
+    return (*steps[:axis], step, *steps[axis + 1 :])
+
+
+FORMS: dict[type, Callable[[Known, Node, int], Affine | None]] = {
+    Const: _const_form,
+    ops.Iota: _iota_form,
+    ops.DimValue: _dim_form,
+    ops.BroadcastInDim: _view_form,
+    ops.Reshape: _reshape_form,
+    ops.Transpose: _view_form,
+    ops.Slice: _view_form,
+    ops.Convert: _convert_form,
+    ops.Add: _sum_form,
+    ops.Sub: _sum_form,
+    ops.Mul: _product_form,
+    ops.Concat: _concat_form,
+}
