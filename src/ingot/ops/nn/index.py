@@ -1,7 +1,7 @@
 """Gathers, scatters and selections by index, with numpy's, PyTorch's and ONNX's semantics.
 
 Negative indices count from the end. Frameworks raise for an index out of range; compiled code cannot, so gathers clamp
-it and scatters drop the element.
+it, take zeros where there are no elements at all, and scatters drop the element.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ _KINDS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 def _check_indices(op: Op, indices: TensorType) -> None:
     op.expect(indices.dtype.is_integer, f"expected integer indices, got {indices}")
+
+
+def _check_there(op: Op, x: TensorType, indices: TensorType, axes: Sequence[int]) -> None:
+    """Refuse indices that are there, into axes without elements."""
+    empty = [d for d in axes if x.shape[d] == 0]
+    some = isinstance(indices.size, int) and indices.size > 0
+    op.expect(not (empty and some), f"expected elements to take on axis {empty}, got {x}")
 
 
 def _wrap(indices: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
@@ -59,6 +66,20 @@ def _line_of(indices: Node, axis: int) -> Node | None:
     return Reshape((indices.shape[axis],))(x)
 
 
+def _some_elements(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """x, or zeros with an element along each of `axes` that has none."""
+    shape = [max(n, 1) if d in axes else n for d, n in enumerate(x.shape)]
+    return x if list(x.shape) == shape else np.zeros(shape, x.dtype)
+
+
+def _nothing_to_take(op: Op, x: Node, indices: Node, axes: Sequence[int]) -> Node | None:
+    """What a gather along `axes` gives where it has no results, or nothing to take; None elsewhere."""
+    kind = op.infer(x.type, indices.type)
+    assert isinstance(kind, TensorType)
+    empty = kind.size == 0 or any(x.shape[d] == 0 for d in axes)
+    return t.full(kind.shape, 0, kind.dtype).node if empty else None
+
+
 def _size_vector(sizes: Sequence[DimLike]) -> Operand:
     """Sizes as an i64 vector."""
     if not any(isinstance(d, Dim) for d in sizes):
@@ -86,17 +107,19 @@ class Take(Op):
         x, indices = inputs
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_indices(self, indices)
-        fits = x.shape[self.axis] != 0 or indices.size == 0
-        self.expect(fits, f"expected elements to take on axis {self.axis}, got {x}")
+        _check_there(self, x, indices, (self.axis,))
         return x.with_shape((*x.shape[: self.axis], *indices.shape, *x.shape[self.axis + 1 :]))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
+        x = _some_elements(x, (self.axis,))
         at = _wrap(indices, x.shape[self.axis])
-        return np.take(x, np.clip(at, 0, max(x.shape[self.axis] - 1, 0)), self.axis)
+        return np.take(x, np.clip(at, 0, x.shape[self.axis] - 1), self.axis)
 
     def lower(self, *inputs: Node) -> Node:
         x, indices = inputs
+        if (nothing := _nothing_to_take(self, x, indices, (self.axis,))) is not None:
+            return nothing
         return t.take(Term(x), wrapped(indices, t.size(x.shape[self.axis])), self.axis).node
 
     @classmethod
@@ -128,17 +151,21 @@ class GatherElements(Op):
         _check_indices(self, indices)
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_covered(self, x, indices, self.axis)
+        _check_there(self, x, indices, (self.axis,))
         return x.with_shape(indices.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
+        x = _some_elements(x, (self.axis,))
         size = x.shape[self.axis]
-        at = np.clip(_wrap(indices, size), 0, max(size - 1, 0))
+        at = np.clip(_wrap(indices, size), 0, size - 1)
         part = x[tuple(slice(None) if d == self.axis else slice(n) for d, n in enumerate(indices.shape))]
         return np.take_along_axis(part, at, self.axis)
 
     def lower(self, *inputs: Node) -> Node:
         x, indices = Term(inputs[0]), inputs[1]
+        if (nothing := _nothing_to_take(self, x.node, indices, (self.axis,))) is not None:
+            return nothing
         others = tuple(d for d in range(x.rank) if d != self.axis)
         for d in others:
             x = x.slice(d, 0, indices.shape[d])
@@ -157,6 +184,7 @@ class GatherElements(Op):
         yield cls(2), (x, _indices(0, 5, 2, 3, 1).astype(np.int32))
         yield cls(0), (_data(4), np.asarray([1, 9, -9]))
         yield cls(1), (x, np.zeros((3, 0, 5), np.int64))
+        yield cls(0), (x[:0], np.zeros((0, 2, 5), np.int64))
 
 
 def _check_covered(op: Op, x: TensorType, indices: TensorType, axis: int) -> None:
@@ -178,13 +206,15 @@ class GatherND(Op):
         depth = _check_vectors(self, x, indices, self.batch_dims)
         same = x.shape[: self.batch_dims] == indices.shape[: self.batch_dims]
         self.expect(same, f"expected {self.batch_dims} equal batch dimensions, got {x} and {indices}")
+        _check_there(self, x, indices, range(self.batch_dims, self.batch_dims + depth))
         return x.with_shape((*indices.shape[:-1], *x.shape[self.batch_dims + depth :]))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
         b, depth = self.batch_dims, indices.shape[-1]
+        x = _some_elements(x, range(b, b + depth))
         sizes = np.asarray(x.shape[b : b + depth])
-        at = np.clip(_wrap(indices, sizes), 0, np.maximum(sizes - 1, 0))
+        at = np.clip(_wrap(indices, sizes), 0, sizes - 1)
         grid = np.ix_(*(np.arange(n) for n in indices.shape[:b])) if b else ()
         grid = tuple(g.reshape(*g.shape, *(1,) * (indices.ndim - 1 - b)) for g in grid)
         return x[(*grid, *np.moveaxis(at, -1, 0))]
@@ -192,6 +222,8 @@ class GatherND(Op):
     def lower(self, *inputs: Node) -> Node:
         x, indices = inputs
         b, depth, rank = self.batch_dims, int(indices.shape[-1]), len(indices.shape)
+        if (nothing := _nothing_to_take(self, x, indices, range(b, b + depth))) is not None:
+            return nothing
         at = wrapped(indices, _size_vector(x.shape[b : b + depth]))
         batch, mapped = tuple(range(b)), tuple(range(b, b + depth))
         window = len(x.shape) - b - depth
@@ -208,6 +240,8 @@ class GatherND(Op):
         yield cls(1), (x, _indices(-3, 3, 2, 1))
         yield cls(1), (x, _indices(0, 3, 2, 5, 2))
         yield cls(2), (x, _indices(0, 4, 2, 3, 1))
+        yield cls(), (x[:, :0], np.zeros((0, 2), np.int64))
+        yield cls(1), (x[:0], np.zeros((0, 5, 2), np.int64))
 
 
 def _check_vectors(op: Op, x: TensorType, indices: TensorType, batch: int) -> int:
