@@ -35,13 +35,13 @@ from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.device import refusal
 from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
-from ingot.runtime.zero_sizes import ZeroSizes
 from ingot.specialized import SpecializedModel
 from ingot.support import flags, progress
 from ingot.support.cache import DiskCache, cache_key, sharing
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, NeedsValues
+from ingot.support.errors import InputError, NeedsValues, SizesError
 from ingot.support.native import host
 
 if TYPE_CHECKING:
@@ -67,23 +67,23 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
             return _compile_content(frontend, source, asked, options)
         return _finished(frontend.open(source, asked), options)
 
-    return build(request) if kind == "jax" else _on_zeros(source, request, build)
+    return build(request) if kind == "jax" else _with_zeros(source, request, build)
 
 
 def _finished(opened: Opened, options: Options) -> Any:
     model = opened.wrap(_compiled(_program(opened.graph, options).with_state(opened.state), options))
-    again = opened.with_zeros
+    again = opened.for_sizes
     if again is not None and opened.graph.symbols():
 
-        def build(names: frozenset[str]) -> Any:
-            zero = again(names)
-            return None if zero is None else _finished(zero, options)
+        def build(refused: SizesError) -> Any:
+            other = again(refused)
+            return None if other is None else _finished(other, options)
 
-        model.zeros = ZeroSizes(build)
+        model.others = OtherSizes(build)
     return model
 
 
-def _on_zeros(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
+def _with_zeros(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
     """What `build` gives; where a call brings sizes of 0, that calls what it gives with these sizes told."""
     model = build(request)
     if not isinstance(model, CompiledModel | FrameworkModel) or not model.program.symbols:
@@ -91,17 +91,19 @@ def _on_zeros(source: Any, request: Request, build: Callable[[Request], Any]) ->
     shapes = {spec.name: spec.shape for spec in model.inputs}
     stamps = _stamps(source)
 
-    def again(names: frozenset[str]) -> Any:
+    def again(refused: SizesError) -> Any:
         from ingot.frontends.shared.dynamic import with_zeros
 
+        if not refused.zeros:
+            return None
         if _stamps(source) != stamps:
             raise InputError(
                 "the model's files", expected="those that were compiled", got="others", fix="compile again"
             )
-        dynamic = with_zeros(request.dynamic, names, shapes)
+        dynamic = with_zeros(request.dynamic, refused.zeros, shapes)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model.zeros = ZeroSizes(again)
+    model.others = OtherSizes(again)
     return model
 
 
@@ -179,7 +181,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
             progress.report("read")
             return _compiled(_program(onnx_graph(source, asked, example), options), options)
 
-        return _on_zeros(source, replace(request, weights={**weights, **values}), found)
+        return _with_zeros(source, replace(request, weights={**weights, **values}), found)
 
     try:
         return build({}, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingot.runtime.zero_sizes import ZeroSizes
-from ingot.support.errors import ZeroSizeError
+from ingot.runtime.other_sizes import OtherSizes
+from ingot.support.errors import SizesError
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +26,13 @@ class FrameworkModel:
     ):
         self.compiled = compiled
         self._flatten, self._unflatten = flatten, unflatten
-        self.zeros: ZeroSizes | None = None  # where calls on nothing go
+        self.others: OtherSizes | None = None  # where calls of other sizes go
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._unflatten(self.compiled.run(self._flatten(args, kwargs)))
-        except ZeroSizeError as e:
-            return self.compiled.on_zeros(self.zeros, e, lambda other: other(*args, **kwargs))
+        except SizesError as e:
+            return self.compiled.elsewhere(self.others, e, lambda other: other(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         return self.compiled.explain(*self._flatten(args, kwargs))
@@ -54,13 +54,13 @@ class TorchModel:
         self.compiled = compiled
         self._call = call
         self._flatten = flatten
-        self.zeros: ZeroSizes | None = None  # where calls on nothing go
+        self.others: OtherSizes | None = None  # where calls of other sizes go
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
-        except ZeroSizeError as e:
-            return self.compiled.on_zeros(self.zeros, e, lambda other: other(*args, **kwargs))
+        except SizesError as e:
+            return self.compiled.elsewhere(self.others, e, lambda other: other(*args, **kwargs))
 
     def state(self) -> dict[str, torch.Tensor]:
         """As `CompiledModel.state`, in tensors."""

@@ -20,7 +20,7 @@ from ingot.model_file import kind_of
 from ingot.runtime.executor import CompiledProgram
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, SizesError
 from ingot.support.formats import Format
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Request:
 class Opened:
     """A model as a graph. wrap: what users call, of a compiled program with the graph's signature. flatten: the model's
     own arguments to the graph's inputs; None where these are its arguments. state: names and first values of what it
-    keeps from call to call: the graph's last inputs and first outputs. with_zeros: from names of sizes to the model in
-    which they are 0, and to None where they may not be; None where it is to be opened once more with these sizes told.
+    keeps from call to call: the graph's last inputs and first outputs. for_sizes: from sizes that its program refuses
+    to the model once more, for these, and to None where it stays the same; None where `dynamic` can say the same.
     """
 
     graph: Graph
@@ -62,7 +62,7 @@ class Opened:
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     of_onnx: bool = False
-    with_zeros: Callable[[frozenset[str]], Opened | None] | None = None
+    for_sizes: Callable[[SizesError], Opened | None] | None = None
 
     def stateless(self) -> Opened:
         """Raises InputError for a model that keeps a state."""
@@ -240,16 +240,16 @@ def _keras(source: Any, request: Request) -> Opened:
 
 
 def _torch(source: Any, request: Request) -> Opened:
-    from ingot.frontends.torch.zeros import ZeroImport
+    from ingot.frontends.torch.retrace import Retrace
 
     imported = imported_torch(source, request.example_inputs, request.dynamic)
-    again = ZeroImport(source, imported, request.example_inputs, request.dynamic)
+    again = Retrace(source, imported, request.example_inputs, request.dynamic)
 
-    def with_zeros(names: frozenset[str]) -> Opened | None:
-        zero = again(names)
-        return None if zero is None else opened_torch(zero)
+    def for_sizes(refused: SizesError) -> Opened | None:
+        other = again(refused)
+        return None if other is None else opened_torch(other)
 
-    return replace(opened_torch(imported), with_zeros=with_zeros)
+    return replace(opened_torch(imported), for_sizes=for_sizes)
 
 
 def opened_torch(imported: ImportedModel) -> Opened:

@@ -14,7 +14,7 @@ from ingot.runtime import placement
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
 from ingot.runtime.program import Buffer, Program, Step
-from ingot.support.errors import IngotError, InputError, ZeroSizeError
+from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
 _UNKNOWN = -(1 << 63)
@@ -52,40 +52,38 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
     zero = frozenset(s.name for s in program.symbols if values[s.name] == 0 and s.lo is not None and s.lo > 0)
     for symbol in program.symbols:
         size = values[symbol.name]
-        if symbol.name in zero:
-            wanted = f"{symbol.name} >= {symbol.lo}"
-            raise ZeroSizeError(origin[symbol.name], zero, expected=wanted, fix=_ON_NOTHING)
         if (symbol.lo is not None and size < symbol.lo) or (symbol.hi is not None and size > symbol.hi):
             limits = ((symbol.lo, ">="), (symbol.hi, "<="))
-            raise InputError(
+            wider = f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {size})}}"
+            raise SizesError(
                 origin[symbol.name],
                 expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
-                fix=f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {max(1, size)})}}",
-            )
+                fix=wider if size else _ON_NOTHING,
+            ).of(told, zero)
     for dim, size, where, place, whole in facts:
         wanted = evaluate(dim, values)
         if wanted == size:
             continue
+        got = f"{size} in {whole}"
         if isinstance(dim, int):
             fix = "the model was compiled for this size; pass it, or compile with a dynamic dim"
-        else:
-            fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
-        meant = str(wanted) if isinstance(dim, int) else f"{show(dim)} = {wanted}"
-        raise InputError(f"{where}, {place}", expected=meant, got=f"{size} in {whole}", fix=fix)
+            raise InputError(f"{where}, {place}", expected=str(wanted), got=got, fix=fix)
+        fix = "; ".join(f"{name} = {values[name]} comes from {origin[name]}" for name in _used(dim, origin))
+        raise SizesError(f"{where}, {place}", expected=f"{show(dim)} = {wanted}", got=got, fix=fix).of(told)
     found = {size.name for size in program.sizes}
     for condition in program.conditions:
         if isinstance(condition, tuple) and not found.isdisjoint(condition):
             continue  # the run checks it
         if evaluate(condition, values) < 0:
             used = _used(condition, origin)
-            raise InputError(
+            raise SizesError(
                 " and ".join(origin[name] for name in used),
                 expected=f"{show(condition)} >= 0",
                 got=", ".join(f"{name} = {values[name]}" for name in used),
                 fix="the model holds for such sizes only, by its tables or as it was traced: "
                 "use these, or export it with examples of the others",
-            )
+            ).of(told)
     return values
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from ingot.runtime import artifact, describe, device
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
+from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
 from ingot.runtime.tensors import Border, Tensor, is_tensor
-from ingot.runtime.zero_sizes import ZeroSizes
-from ingot.support.errors import ArtifactError, InputError, ZeroSizeError
+from ingot.support.errors import ArtifactError, InputError, SizesError
 
 Result = TypeVar("Result")
 
@@ -124,7 +124,7 @@ class CompiledModel(CompiledProgram):
         self._held = Held(program.state, self._loaded.store)
         self._results = memory.Results(len(program.outputs))
         self._turn = threading.RLock()  # of whoever uses the state
-        self.zeros: ZeroSizes | None = None  # where calls on nothing go
+        self.others: OtherSizes | None = None  # where calls of other sizes go
         if not program.symbols and not self._telling:
             self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
 
@@ -193,30 +193,33 @@ class CompiledModel(CompiledProgram):
             if held.shapes:
                 held.exchange()
             return results
-        except ZeroSizeError as e:
+        except SizesError as e:
             refused = e
         finally:
             context.release()
             if held.shapes:
                 self._turn.release()
-        return self.on_zeros(self.zeros, refused, lambda other: other.run(inputs))
+        return self.elsewhere(self.others, refused, lambda other: other.run(inputs))
 
-    def on_zeros(self, zeros: ZeroSizes | None, refused: ZeroSizeError, call: Callable[[Any], Result]) -> Result:
-        """What `call` gives of the program for the sizes of 0 that this one refused; it has this one's state meanwhile.
+    def elsewhere(self, others: OtherSizes | None, refused: SizesError, call: Callable[[Any], Result]) -> Result:
+        """What `call` gives of the program for the sizes that this one refused; it has this one's state meanwhile.
 
         Raises `refused` where there is none.
         """
-        if zeros is None:
+        if others is None:
             raise refused
-        other = zeros.program(refused)
         if not self._held.shapes:
-            return call(other)
-        with self._turn:
+            return others.call(refused, call)
+
+        def lent(other: Any) -> Result:
             own = self.state()
             other.set_state({name: own[name] for name in other.state()})
             result = call(other)
             self.set_state(other.state())
             return result
+
+        with self._turn:
+            return others.call(refused, lent)
 
     def state(self) -> dict[str, np.ndarray]:
         """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""

@@ -77,12 +77,19 @@ class InputError(IngotError):
     """A value handed to a compiled model, or an argument of the public API, does not fit."""
 
 
-class ZeroSizeError(InputError):
-    """A call brings sizes of 0 where the program holds for 1 at least: `symbols` names them."""
+class SizesError(InputError):
+    """A call brings sizes that the program does not hold for, though the model may.
 
-    def __init__(self, what: str, symbols: frozenset[str], *, expected: object, fix: str) -> None:
-        self.symbols = symbols
-        super().__init__(what, expected=expected, got=0, fix=fix)
+    told: what the call brings, the inputs' shapes and behind them values that are sizes. zeros: names of those sizes
+    that are 0 where the program holds for 1 at least.
+    """
+
+    told: tuple[tuple[int, ...], ...] = ()
+    zeros: frozenset[str] = frozenset()
+
+    def of(self, told: Sequence[tuple[int, ...]], zeros: frozenset[str] = frozenset()) -> Self:
+        self.told, self.zeros = tuple(told), zeros
+        return self
 
 
 class ImportModelError(IngotError):

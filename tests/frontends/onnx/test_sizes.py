@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper
 
@@ -190,3 +191,47 @@ def test_a_slice_of_another_length_at_each_turn_is_refused() -> None:
     }"""
     with pytest.raises(UnsupportedOpError, match="which a loop changes"):
         ingot.compile(onnx.parser.parse_model(text))
+
+
+WHILE = """<ir_version: 8, opset_import: ["" : 18]>
+g (float[n,2] x, float a, float b) => (float[m,2] y, float[k,2] w, int64 last, float[l] both)
+<int64 one={1}, int64 two={2}, int64 z={0}, bool t={1}, float fone={1.0}, float fz={0.0}> {
+   s = Shape<start=0,end=1>(x)
+   n0 = Squeeze(s)
+   e1, u = Loop("", t, z) <body = b1 (int64 i, bool c, int64 s1) => (bool c2, int64 s2, float[2] t1) {
+        r = Gather(x, s1)
+        t1 = Add(r, r)
+        s2 = Add(s1, one)
+        c2 = Less(s2, n0)
+     }>
+   last, w = Loop("", t, z) <body = b2 (int64 j, bool d, int64 p1) => (bool d2, int64 p2, float[2] t2) {
+        t2 = Gather(x, p1)
+        p2 = Add(p1, two)
+        d2 = Greater(n0, p2)
+     }>
+   e3, q = Loop("", t, fz) <body = b3 (int64 i3, bool c3, float q1) => (bool c4, float q2, float t3) {
+        q2 = Add(q1, fone)
+        c4 = Less(q2, a)
+        t3 = Mul(q2, q2)
+     }>
+   e4, v = Loop("", t, fz) <body = b4 (int64 i4, bool c5, float v1) => (bool c6, float v2, float t4) {
+        v2 = Add(v1, fone)
+        c6 = Less(v2, b)
+        t4 = Sqrt(v2)
+     }>
+   y = Mul(u, x)
+   both = Add(q, v)
+}"""
+
+
+def test_loops_that_count_and_loops_of_as_many_turns() -> None:
+    """A counter that is compared with a size tells the turns; two loops of which only the run knows must agree."""
+    model = onnx.parser.parse_model(WHILE)
+    compiled = ingot.compile(model, cache=False)
+    assert [str(o) for o in compiled.outputs][:2] == ["y: f32[n, 2]", "w: f32[((n + 1) // 2), 2]"]
+    for n, a in ((1, 3), (4, 1), (5, 6)):
+        bound = np.array(a, np.float32)
+        given = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
+        same(compiled(**given), runtime(model, **given))
+    with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
+        compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))

@@ -36,7 +36,7 @@ from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_t
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, is_found, narrowed, solve_equal, symbol, symbols_of
+from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, narrowed, solve_equal, symbol, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.support.dataclass import dataclass
@@ -254,9 +254,9 @@ class Walk:
 
     def _with_equal(self, e: ShapeError, inputs: tuple[AnyValue | None, ...], loc: str) -> tuple[AnyValue | None, ...]:
         """The operands written with one of the two sizes that have to be equal. Raises Equation where one is solved
-        for a symbol of the inputs, and `e` where they are never equal or where data tells them."""
+        for a symbol of the inputs, and `e` where they are never equal or where an input's data tells them."""
         sizes = tuple(d for d in e.sizes or () if isinstance(d, int | Dim))
-        if len(sizes) != 2 or any(told_symbols(d) or any(map(is_found, symbols_of(d))) for d in sizes):
+        if len(sizes) != 2 or any(map(told_symbols, sizes)):
             raise e
         _equal_for_multiples(e)
         kept, other = sizes

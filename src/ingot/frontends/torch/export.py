@@ -31,7 +31,7 @@ Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
 def export_module(
-    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, keep_zeros: bool = False
+    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, keep_small: bool = False
 ) -> ExportedProgram:
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
@@ -41,7 +41,8 @@ def export_module(
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
         A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
-    keep_zeros: whether named axes of size 0 in the example stay 0, as automatic ones do.
+    keep_small: whether named axes of size 0 or 1 in the example stay so, as automatic ones do, and those that the
+        model fixes at the example's size.
 
     Raises InputError for arguments that do not fit the model's forward, ImportModelError where torch cannot export it.
     """
@@ -57,8 +58,8 @@ def export_module(
     args, kwargs = _distinct(_arguments(example_inputs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
-    if keep_zeros:
-        shapes = _without_zeros(shapes, _bound(net, args, kwargs))
+    if keep_small:
+        shapes = _without_small(shapes, _bound(net, args, kwargs))
     args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
@@ -69,9 +70,9 @@ def export_module(
     # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
     program = _traced(net, args, kwargs, _relaxed(shapes, names), deferred=False)
     chosen = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
-    if chosen is None:
+    if chosen is None and not keep_small:
         raise error
-    program.graph_module.meta[NAMES] = chosen
+    program.graph_module.meta[NAMES] = chosen or {}
     return program
 
 
@@ -128,14 +129,16 @@ def _without_ones(
     return pytree.tree_map(grown, call)
 
 
-def _without_zeros(shapes: Any, value: Any) -> Any:
-    """`shapes` of arguments without their axes of size 0."""
+def _without_small(shapes: Any, value: Any) -> Any:
+    """`shapes` of arguments without their axes of size 0 or 1."""
     if isinstance(value, torch.Tensor) and isinstance(shapes, Mapping):
-        return {axis: d for axis, d in shapes.items() if value.shape[axis]}
+        return {axis: d for axis, d in shapes.items() if value.shape[axis] > 1}
+    if isinstance(value, int) and value < 2:
+        return None
     if isinstance(value, Mapping) and isinstance(shapes, Mapping):
-        return {k: _without_zeros(given, value[k]) for k, given in shapes.items()}
+        return {k: _without_small(given, value[k]) for k, given in shapes.items()}
     if isinstance(value, tuple | list) and isinstance(shapes, tuple | list):
-        return type(shapes)(_without_zeros(given, v) for given, v in zip(shapes, value, strict=True))
+        return type(shapes)(_without_small(given, v) for given, v in zip(shapes, value, strict=True))
     return shapes
 
 

@@ -9,7 +9,7 @@ Otherwise If becomes Case and loops become While, whose graphs take every outer 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 import onnx
@@ -17,10 +17,11 @@ import onnx
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.rows.common import cut, ints_of, parts_of
+from ingot.frontends.onnx.rows.turns import EXACT, turns
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike, dim_max, symbols_of
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -169,6 +170,15 @@ def _known_bool(v: Value) -> bool | None:
     return bool(v.sym.items.reshape(-1)[0]) if v.sym is not None and v.sym.is_constant else None
 
 
+def _size(v: AnyValue) -> DimLike | None:
+    """A scalar whose value is a size or a number."""
+    known = v.sym if isinstance(v, Value) else None
+    if known is None or known.items.size != 1 or not known.dtype.is_integer:
+        return None
+    (item,) = known.items.reshape(-1)
+    return item if isinstance(item, int | Dim) else None
+
+
 def _iterate(it: _Iteration) -> Result:
     unrolled = _unroll(it)
     return _while(it) if unrolled is None else unrolled
@@ -252,6 +262,13 @@ def _while(it: _Iteration) -> Result:
         if a.type != b.type:
             raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
     results = _tensors(stacked, "a loop with a stacked value")
+    if cond is not None and _known_bool(it.condition or _true()) is True:
+        told = turns(cond.node, (step, *names), (0, *map(_size, it.carried)), (ops.add(step, 1), *ends))
+        if told is not None and (it.count is not None or not c.has(0)):
+            count, inexact = told
+            if inexact:
+                c.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
+            it, cond = replace(it, count=count if it.count is None else dim_min(it.count, count)), None
     forever = cond is None or _known_bool(cond) is True or cond.node is go
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
@@ -285,10 +302,10 @@ def _while(it: _Iteration) -> Result:
     first_buffer = 2 + len(names) + len(captured)
     stacks = list(done[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        turns = c.importer.found(done[0], room, "turns")
+        taken = c.importer.found(done[0], room, "turns")
         for k, (x, axis, back) in enumerate(zip(stacks, it.axes, it.backwards, strict=True)):
             place = normal_axis(axis, len(x.shape))
-            low, high = (room - turns, room) if back else (0, turns)
+            low, high = (room - taken, room) if back else (0, taken)
             stacks[k] = ops.slice_axis(x, place, low, high)
     return [*done[2 : 2 + len(names)], *stacks]
 

@@ -309,7 +309,9 @@ def select(c: Context, x: Node, dim: int, index: Operand) -> Node:
         return _select_dynamic(x, axis, index)
     if not isinstance(index, int | Dim):
         raise Unsupported("an index that is no integer")
-    return select_index(x, axis, _from_end(index, x.shape[axis]))
+    at = _from_end(index, x.shape[axis])
+    _within(c, at, at + 1, x.shape[axis])
+    return select_index(x, axis, at)
 
 
 def _select_dynamic(x: Node, axis: int, index: Node) -> Node:
@@ -347,13 +349,21 @@ def slice_(
 ) -> Node:
     axis = axis_of(dim, x.type.rank)
     lo, hi = clipped(start, end, step, x.shape[axis], c.shape[axis])
+    _within(c, lo, hi, x.shape[axis])
     return slice_axis(x, axis, lo, hi, step)
+
+
+def _within(c: Context, low: DimLike, high: DimLike, size: DimLike) -> None:
+    """Note that a slice lies in its axis: torch takes a size for 2 at least, and may be right for these alone."""
+    c.sizes.require(low, high)
+    c.sizes.require(high, size)
 
 
 @aten("narrow.default", "narrow_copy.default")
 def narrow(c: Context, x: Node, dim: int, start: DimLike, length: DimLike) -> Node:
     axis = axis_of(dim, x.type.rank)
     lo = _from_end(start, x.shape[axis])
+    _within(c, lo, lo + length, x.shape[axis])
     return slice_axis(x, axis, lo, lo + length)
 
 

@@ -1,4 +1,4 @@
-"""Calls on nothing: a size of 0 that the program was not compiled for has a program of its own."""
+"""Sizes that the program was not compiled for: 0, and what tracing ruled out, have programs of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ingot
-from ingot.support.errors import InputError, ZeroSizeError
+from ingot.support.errors import InputError, SizesError
 from ingot.support.recent import Recent
 
 ONNX = """<ir_version: 8, opset_import: ["" : 18]>
@@ -43,13 +43,13 @@ def test_onnx_sizes_of_0(as_file: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dynamic", [{"n": (1, 9)}, {"x": {0: (2, None)}}])
 def test_bounds_that_are_told_rule_zero_out(dynamic: dict) -> None:
     compiled = ingot.compile(onnx.parser.parse_model(ONNX), dynamic=dynamic)
-    with pytest.raises(ZeroSizeError, match="n >= "):
+    with pytest.raises(SizesError, match="n >= "):
         compiled(np.ones((0, 3), np.float32))
 
 
 def test_a_loaded_program_has_none(tmp_path: Path) -> None:
     ingot.compile(onnx.parser.parse_model(ONNX)).save(tmp_path / "model.ingot")
-    with pytest.raises(ZeroSizeError, match=r"ingot\.compile"):
+    with pytest.raises(SizesError, match=r"ingot\.compile"):
         ingot.load(tmp_path / "model.ingot")(np.ones((0, 3), np.float32))
 
 
@@ -78,13 +78,15 @@ def test_pytorch_sizes_of_0(caplog: pytest.LogCaptureFixture) -> None:
     net = Net().eval()
     compiled = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic={"x": {0: "batch", 1: "length"}})
     shapes = [(3, 2, 8), (0, 2, 8), (0, 6, 8), (0, 0, 8), (1, 1, 8)]
-    with caplog.at_level(logging.INFO, "ingot.zero_sizes"):
+    with caplog.at_level(logging.INFO, "ingot.other_sizes"):
         for calls, shape in enumerate(shapes, start=1):
             x = torch.randn(shape)
             torch.testing.assert_close(compiled(x), eager(x), equal_nan=True)
             assert compiled.state()["calls"] == calls
-    told = ["compiled for batch = 0", "compiled for batch = 0, length = 0"]
-    assert [r.message for r in caplog.records] == told
+    assert [r.message for r in caplog.records] == [
+        "compiled for sizes [0, 2, 8], []",
+        "compiled for sizes [0, 0, 8], []",
+    ]
 
     with torch.no_grad():
         compiled = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic=True)
@@ -92,8 +94,23 @@ def test_pytorch_sizes_of_0(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InputError, match="weights"):
         compiled(torch.randn(0, 5, 8))
     bounded = ingot.compile(net, (torch.randn(4, 5, 8),), dynamic={"x": {0: ("batch", 1, 8)}})
-    with pytest.raises(ZeroSizeError, match="batch >= 1"):
+    with pytest.raises(SizesError, match="batch >= 1"):
         bounded(torch.randn(0, 5, 8))
+
+
+def test_tails_of_any_length() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Tails(torch.nn.Module):
+        def forward(self, x, y):
+            return x[3:] * 2, x[-2:], x[: y.shape[0]], x[y.shape[0] :].sum(0)
+
+    net = Tails()
+    compiled = ingot.compile(net, (torch.randn(8), torch.randn(4)), dynamic={"x": {0: "n"}, "y": {0: "m"}})
+    for n, m in ((8, 4), (5, 4), (9, 9), (4, 6), (3, 2), (2, 1), (1, 1), (1, 0), (0, 3), (7, 2), (2, 2)):
+        call = torch.randn(n), torch.randn(m)
+        for got, want in zip(compiled(*call), net(*call), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""A PyTorch model imported once more, for sizes that its program does not hold for.
+
+net on example x[8, 4], dynamic {"x": {0: "n"}};  a call with n = 2   ->   net on example x[2, 4]
+
+torch.export answers what the model's code and torch's own ask about sizes by the example's, and takes open ones for 2
+at least; the program holds where the answers are the same. So a module is traced again on an example of the call's
+sizes, those of 0 and 1 fixed. An exported program was traced already: of it a size of 0 can be had, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch.export import Dynamic, export_module
+from ingot.frontends.torch.file import load_exported, sized
+from ingot.frontends.torch.model import COMPLEX, FIXED, NUMBER, SIZE, ImportedModel
+from ingot.frontends.torch.program import import_exported
+from ingot.support.errors import InputError, SizesError
+
+
+class Retrace:
+    """From a call that was refused to the model for its sizes; to None where that would be the same one again."""
+
+    def __init__(self, model: object, imported: ImportedModel, example_inputs: Any, dynamic: Dynamic) -> None:
+        """model: a module, an exported program or a file of one, as it was imported."""
+        self._model, self._example, self._dynamic = model, example_inputs, dynamic
+        self._inputs, self._state = imported.inputs, frozenset(imported.state)
+        self._versions = self._weights()
+
+    def __call__(self, refused: SizesError) -> ImportedModel | None:
+        """Raises InputError where the model's weights were changed meanwhile, and what importing raises."""
+        zeros = refused.zeros
+        if not _open(self._dynamic, zeros):
+            return None
+        if isinstance(self._model, nn.Module):
+            if self._weights() != self._versions:
+                fix = "compile it again, or keep to sizes that it was traced for"
+                what = "the module's weights"
+                raise InputError(what, expected="those that it was compiled with", got="others", fix=fix)
+            args, kwargs = self._of_sizes(refused.told)
+            return import_exported(export_module(self._model, args or kwargs, self._dynamic, keep_small=True))
+        if not zeros or not isinstance(self._model, Path | ExportedProgram):
+            return None
+        if isinstance(self._model, ExportedProgram):
+            return import_exported(self._model, zeros=zeros)
+        imported = import_exported(load_exported(self._model), zeros=zeros)
+        dims = self._dynamic if isinstance(self._dynamic, Mapping) else {}
+        return replace(imported, graph=sized(imported.graph, {k: v for k, v in dims.items() if k not in zeros}))
+
+    def _weights(self) -> Sequence[tuple[int, int]]:
+        """Which tensors the module's are, but for its state, and how often they were written."""
+        if not isinstance(self._model, nn.Module):
+            return []
+        named = [*self._model.named_parameters(), *self._model.named_buffers()]
+        return [(id(t), 0 if t.is_inference() else t._version) for name, t in named if name not in self._state]
+
+    def _of_sizes(self, told: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The example's arguments with a call's sizes. told: the shapes of the graph's inputs."""
+        args, kwargs = ((), self._example) if isinstance(self._example, Mapping) else (self._example, {})
+        args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+        return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(told))), self._inputs.spec)
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], told: Iterator[tuple[int, ...]]) -> Iterator[Any]:
+        for leaf, value in zip(self._inputs.leaves, self._inputs.leaves_of(args, kwargs), strict=True):
+            if leaf.kind == FIXED:
+                yield value
+                continue
+            shape = next(told)
+            if leaf.kind == SIZE:
+                yield shape[0]
+            elif leaf.kind == NUMBER:
+                yield value
+            else:
+                shape = shape[:-1] if leaf.kind == COMPLEX else shape
+                yield value if tuple(value.shape) == shape else value.new_zeros(shape)
+
+
+def _open(dynamic: Any, names: Collection[str]) -> bool:
+    """Whether `dynamic` leaves it open that these sizes are 0: (name, lowest, highest) and name: (lowest, highest)
+    do not."""
+    match dynamic:
+        case (str(name), int(low), _):
+            return low == 0 or name not in names
+        case Mapping():
+            own = (k for k, v in dynamic.items() if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], int))
+            return not set(names).intersection(own) and all(_open(v, names) for v in dynamic.values())
+        case list() | tuple():
+            return all(_open(v, names) for v in dynamic)
+        case _:
+            return True
