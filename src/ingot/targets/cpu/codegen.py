@@ -33,6 +33,9 @@ def core_name() -> str:
 
 @cache
 def _initialize(arch: str) -> None:
+    # half the time of code generation, for what the printer does: rows are displacements from one pointer, and what a
+    # loop does not change stands in front of it. Options are the process's, so all targets have it.
+    llvm.set_option("ingot", "-disable-lsr")
     if arch == "x86_64":
         # schedules write selections where they want no branch; LLVM takes data in loops for predictable
         llvm.set_option("ingot", "-x86-cmov-converter=false")
