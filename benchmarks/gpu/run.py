@@ -3,7 +3,7 @@
 
     python -m benchmarks.gpu.run [--models resnet50_b1,bert_b1] [--inductor] [--report report.json]
 
-Models run in float16 beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in turns in one run.
+Models run in float16 (Llama in bfloat16) beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in turns in one run.
 Wall times are medians of a call and a synchronization.
 """
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 import ingot
+from benchmarks.gpu.llama import llama
 from ingot.support.errors import IngotError
 
 TOLERANCE = 2e-3  # of the largest magnitude, in float16
@@ -62,6 +63,8 @@ def models() -> dict[str, Callable[[], Model]]:
         found[f"vit_b_b{batch}"] = image(vit, batch)
         found[f"bert_b{batch}"] = lambda batch=batch: (bert(), (torch.randint(0, 1000, (batch, 128)),))
     found["gpt2_s512"] = lambda: (gpt2(), (torch.randint(0, 1000, (1, 512)),))
+    found["llama1b_s512"] = lambda: llama(512)
+    found["llama1b_token"] = lambda: llama(1, 513)
     found["efficientnet_b0_b1"] = image(vision.efficientnet_b0, 1)
     found["convnext_tiny_b1"] = image(vision.convnext_tiny, 1)
     found["mobilenet_v3_b1"] = image(vision.mobilenet_v3_large, 1)
@@ -94,8 +97,9 @@ def _varied(net: torch.nn.Module) -> torch.nn.Module:
 def measure(name: str, build: Callable[[], Model], target: str, inductor: bool) -> dict[str, object]:
     torch.manual_seed(0)
     net, inputs = build()
-    net = _varied(net).half().eval()
-    inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
+    net = _varied(net).eval()
+    if next(net.parameters()).dtype == torch.float32:
+        net, inputs = net.half(), tuple(x.half() if x.is_floating_point() else x for x in inputs)
     begin = time.perf_counter()
     compiled = ingot.compile(net, inputs, target=target, cache=False)
     seconds = time.perf_counter() - begin

@@ -33,7 +33,8 @@ def test_long_reductions_of_few_rows_are_cut_into_parts(tmp_path: Path) -> None:
     conform("null:cuda", [Sample.static(op, (a, b))], tmp_path)
     inputs = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((a, b)))
     program, _ = planned(Graph(inputs, (op(*inputs),)), H100)
-    assert [step.kernel.split("_")[0] for step in program.steps] == ["product", "sums"]
+    (step,) = program.steps
+    assert step.chunks != 1
 
 
 def test_rows_that_are_stored_reshaped_into_padding() -> None:

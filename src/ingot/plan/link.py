@@ -238,6 +238,10 @@ class _Linker:
     def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None:
         """The steps of a lowered group; `place` gives the buffers of its operands and results."""
         temps = [self.temp(t) for t in low.temps]
+        zeros = -1
+        if low.zeros != 0:
+            self.buffers.append(_Memory("arena", low.zeros, halo="zeros", name="zeros"))
+            zeros = len(self.buffers) - 1
 
         def resolve(arg: Arg) -> int:
             match arg.kind:
@@ -245,6 +249,8 @@ class _Linker:
                     return temps[arg.index]
                 case "pack":
                     return packed[arg.index]
+                case "zeros":
+                    return zeros
                 case _:
                     return place(arg)
 

@@ -17,9 +17,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Arg:
-    """A kernel's buffer operand: the group's input or output, a temporary, or a repacked constant, by index."""
+    """A kernel's buffer operand: the group's input or output, a temporary, or a repacked constant, by index; or its
+    zeros."""
 
-    kind: Literal["in", "out", "temp", "pack"]
+    kind: Literal["in", "out", "temp", "pack", "zeros"]
     index: int
 
 
@@ -57,12 +58,14 @@ class Pack:
 @dataclass(frozen=True)
 class Lowered:
     """A lowered group: steps run in order; temps are sizes in bytes of memory that lives from first to last use. site:
-    what was decided for it, if anything was."""
+    what was decided for it, if anything was. zeros: bytes of memory that is zero when a step begins, and again when it
+    ends."""
 
     steps: tuple[Step, ...]
     temps: tuple[DimLike, ...] = ()
     packs: tuple[Pack, ...] = ()
     site: Site | None = None
+    zeros: DimLike = 0
 
     def within(self, ins: Sequence[Arg], outs: Sequence[Arg], temps: int, packs: int = 0) -> Lowered:
         """The same as a part of another group, on operands of that. temps, packs: how many it has before these."""
@@ -71,6 +74,7 @@ class Lowered:
             "out": outs,
             "temp": [Arg("temp", temps + i) for i in range(len(self.temps))],
             "pack": [Arg("pack", packs + i) for i in range(len(self.packs))],
+            "zeros": [Arg("zeros", 0)],
         }
         steps = tuple(Step(s.kernel, tuple(places[a.kind][a.index] for a in s.args)) for s in self.steps)
         return replace(self, steps=steps, packs=tuple(replace(p, index=ins[p.index].index) for p in self.packs))

@@ -1,6 +1,6 @@
 """Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
 
-    blob = [threads, shared bytes, parameters, bytes of the name, bytes of the cubin] name cubin | the next ...
+    blob = [threads, shared bytes, parameters, awaits, bytes of the name, bytes of the cubin] name cubin | the next ...
 
 Symbols name the offsets of these records. The blob may come from a file: everything is checked against its end.
 """
@@ -14,7 +14,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Code, Features
 
-_HEAD = struct.Struct("<5I")
+_HEAD = struct.Struct("<6I")
 _ALIGN = 16
 _MOST_THREADS = 1024
 
@@ -22,17 +22,20 @@ _MOST_THREADS = 1024
 @dataclass(frozen=True)
 class KernelCode:
     """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
-    and sizes that it takes, before the two of Triton's own."""
+    and sizes that it takes, before the two of Triton's own. awaits: whether it may start before those have ended whose
+    results it reads, as it waits for them itself."""
 
     name: str
     cubin: bytes
     threads: int
     shared: int
     parameters: int
+    awaits: bool = False
 
     def record(self) -> bytes:
         name = self.name.encode()
-        data = _HEAD.pack(self.threads, self.shared, self.parameters, len(name), len(self.cubin)) + name + self.cubin
+        numbers = self.threads, self.shared, self.parameters, self.awaits, len(name), len(self.cubin)
+        data = _HEAD.pack(*numbers) + name + self.cubin
         return data + bytes(-len(data) % _ALIGN)
 
     @staticmethod
@@ -66,12 +69,12 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, name, size = _HEAD.unpack_from(blob, offset)
+    threads, shared, parameters, awaits, name, size = _HEAD.unpack_from(blob, offset)
     start = offset + _HEAD.size
     if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
         raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
     text = blob[start : start + name].decode(errors="replace")
-    return KernelCode(text, bytes(blob[start + name : start + name + size]), threads, shared, parameters)
+    return KernelCode(text, bytes(blob[start + name : start + name + size]), threads, shared, parameters, awaits != 0)
 
 
 __all__ = ["KernelCode", "pack", "unpack"]

@@ -16,6 +16,7 @@ Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
 class Node:
     params: KernelParams
     before: tuple[int, ...]
+    awaits: bool
 
 
 @dataclass
@@ -124,10 +125,10 @@ class FakeDriver:
         self._graphs[handle] = []
         return handle
 
-    def add_kernel(self, graph: int, before: list[int], params: KernelParams) -> int:
+    def add_kernel(self, graph: int, before: list[int], params: KernelParams, *, awaits: bool = False) -> int:
         handle = next(self._numbers)
         assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
-        self.nodes[handle] = Node(params, tuple(before))
+        self.nodes[handle] = Node(params, tuple(before), awaits)
         self._graphs[graph].append(handle)
         return handle
 

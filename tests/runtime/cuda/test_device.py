@@ -295,10 +295,10 @@ def test_graphs_that_cannot_be_made_leave_nothing(fake: FakeDriver, monkeypatch:
     loaded = Loaded(until_100())
     real, calls = getattr(fake, name), iter(range(100))
 
-    def fails(*args: object) -> int:
+    def fails(*args: object, **kwargs: object) -> int:
         if next(calls):
             raise DeviceError("the GPU", expected=name, got="none")
-        return real(*args)
+        return real(*args, **kwargs)
 
     monkeypatch.setattr(fake, name, fails)
     with pytest.raises(DeviceError, match=name):

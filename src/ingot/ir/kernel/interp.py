@@ -3,13 +3,14 @@
     run_kernel(kernel, {"A": a, "C": c}, {"s0": 7})     c now holds the result
 
 Errors (VerifyError) for what native code would do silently: an access out of bounds, a read of memory that was never
-written, a store to a param that is not writable, two chunks touching what one of them writes, an integer division by
-zero, a shift by the width or more. Slow: for tests on small sizes.
+written, a store to a param that is not writable, two chunks touching what one of them writes (unless an Increment puts
+them in order), an integer division by zero, a shift by the width or more. Slow: for tests on small sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import partial, reduce
 
 import numpy as np
@@ -52,7 +53,7 @@ def run_kernel(
     """
     memory = {b.name: _param(b, buffers) for b in kernel.params}
     env: dict[str, Value] = {v.name: int((dims or {})[v.name]) for v in kernel.dims}
-    machine = Machine(memory, env, NOBODY)
+    machine = Machine(memory, env)
     with np.errstate(all="ignore"):
         count = int(_tape([kernel.chunks])(machine)[0])
         rounds = int(_tape([kernel.rounds])(machine)[0])
@@ -60,8 +61,13 @@ def run_kernel(
         for first in range(0, count * rounds, max(count, 1)):
             for marks in (m for b in memory.values() for m in (b.writer, b.reader) if m is not None):
                 marks[...] = NOBODY
+            for b in memory.values():
+                b.released.clear()
+            machine.spans.clear()
             for chunk in range(count) if order is None else order:
                 machine.chunk = first + chunk
+                machine.before = set()
+                machine.begin_span()
                 machine.env = {**env, kernel.chunk.name: first + chunk}
                 machine.memory = dict(memory)
                 body(machine)
@@ -69,20 +75,35 @@ def run_kernel(
 
 @dataclass
 class Memory:
-    """One buffer's elements (registers: rows of lanes), which of them are defined, and which chunks touched them."""
+    """One buffer's elements (registers: rows of lanes), which of them are defined, in which spans of chunks they were
+    touched, and what came before each element was last incremented."""
 
     buffer: k.Buffer
     data: np.ndarray
     defined: np.ndarray | None
     writer: np.ndarray | None = None
     reader: np.ndarray | None = None
+    released: dict[int, set[int]] = field(default_factory=dict)
 
 
 @dataclass
 class Machine:
+    """spans: the chunk of each, from its start or an Increment to the next one. before: spans that have surely ended,
+    the present one among them: what they wrote may be read."""
+
     memory: dict[str, Memory]
     env: dict[str, Value]
-    chunk: int
+    chunk: int = NOBODY
+    spans: list[int] = field(default_factory=list)
+    before: set[int] = field(default_factory=set)
+
+    @property
+    def span(self) -> int:
+        return len(self.spans) - 1
+
+    def begin_span(self) -> None:
+        self.spans.append(self.chunk)
+        self.before.add(self.span)
 
 
 def _param(b: k.Buffer, buffers: Mapping[str, np.ndarray]) -> Memory:
@@ -202,8 +223,11 @@ def _increment(s: k.Increment) -> Action:
         (index,) = tape(m)
         memory = _known(m, name)
         where = _elements(memory, index, 1, None, "increment", s.index)
-        m.env[s.var.name] = memory.data[where]
+        m.env[s.var.name] = int(memory.data[where])
         memory.data[where] += 1
+        m.before |= memory.released.get(int(index), set())
+        memory.released[int(index)] = set(m.before)
+        m.begin_span()
 
     return run
 
@@ -246,16 +270,18 @@ def _claim(m: Machine, memory: Memory, where: int | slice | np.ndarray) -> None:
     if memory.writer is None or memory.reader is None:
         return
     for touched, verb in ((memory.writer, "writes"), (memory.reader, "reads")):
-        others = _others(touched, where, m.chunk)
+        others = _others(m, touched, where)
         if others:
             what = f"chunk {m.chunk} stores to {memory.buffer.name} what chunk {others[0]} {verb}"
             raise VerifyError(what, fix="chunks run in any order: give each its own elements")
-    memory.writer[where] = m.chunk
+    memory.writer[where] = m.span
 
 
-def _others(touched: np.ndarray, where: int | slice | np.ndarray, chunk: int) -> list[int]:
+def _others(m: Machine, touched: np.ndarray, where: int | slice | np.ndarray) -> list[int | str]:
+    """Chunks that touched these places, unless that was before."""
     seen = np.atleast_1d(touched[where])
-    return seen[(seen != NOBODY) & (seen != chunk)].tolist()
+    spans = set(seen[(seen != NOBODY) & (seen != m.span)].tolist()) - m.before
+    return [m.spans[s] if s != MANY else "among others" for s in spans]
 
 
 def _read(m: Machine, memory: Memory, where: int | slice | np.ndarray, text: k.Expr) -> None:
@@ -263,12 +289,12 @@ def _read(m: Machine, memory: Memory, where: int | slice | np.ndarray, text: k.E
         raise VerifyError(f"load {memory.buffer.name}[{show_expr(text)}]", expected="defined elements", got=where)
     if memory.writer is None or memory.reader is None:
         return
-    others = _others(memory.writer, where, m.chunk)
+    others = _others(m, memory.writer, where)
     if others:
         what = f"chunk {m.chunk} loads from {memory.buffer.name} what chunk {others[0]} writes"
         raise VerifyError(what, fix="chunks run in any order: one must not need another's result")
     seen = memory.reader[where]
-    memory.reader[where] = np.where((seen == NOBODY) | (seen == m.chunk), m.chunk, MANY)
+    memory.reader[where] = np.where((seen == NOBODY) | np.isin(seen, list(m.before)), m.span, MANY)
 
 
 # --- expressions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_void_p
 from functools import cache
 
 from ingot.support.errors import DeviceError
@@ -18,6 +18,7 @@ _MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
+_PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
 LEAST_VERSION = 12000
 
 
@@ -34,6 +35,12 @@ class KernelParams(Structure):
         ("kernel", c_void_p),
         ("context", c_void_p),
     )
+
+
+class _Edge(Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte), ("reserved", c_ubyte * 5))
 
 
 # what a call of a model asks for: with types ctypes converts plain integers, in a third of the time
@@ -140,7 +147,7 @@ class Driver:
         self._call("cuMemcpyDtoDAsync_v2", c_void_p(target), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        self._call("cuMemsetD8Async", c_void_p(address), ctypes.c_ubyte(byte), c_size_t(nbytes), c_void_p(stream))
+        self._call("cuMemsetD8Async", c_void_p(address), c_ubyte(byte), c_size_t(nbytes), c_void_p(stream))
 
     def is_pinned(self, address: int) -> bool:
         """Whether copies from and to this memory of the host may still be under way when they have been asked for."""
@@ -208,13 +215,18 @@ class Driver:
         self._call("cuGraphCreate", byref(graph), c_uint(0))
         return graph.value or 0
 
-    def add_kernel(self, graph: int, before: Sequence[int], params: KernelParams) -> int:
-        """A kernel node behind the nodes `before`."""
-        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
-        self._call(
-            "cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), nodes if before else None, c_size_t(len(before)),
-            byref(params),
-        )  # fmt: skip
+    def add_kernel(self, graph: int, before: Sequence[int], params: KernelParams, *, awaits: bool = False) -> int:
+        """A kernel node behind the nodes `before`; one that awaits these, which are kernels, may start before they have
+        ended."""
+        early = awaits and bool(before) and hasattr(self._lib, "cuGraphAddDependencies_v2")
+        node, count = c_void_p(), len(before)
+        nodes = (c_void_p * count)(*before)
+        given = (None, c_size_t(0)) if early or not before else (nodes, c_size_t(count))
+        self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *given, byref(params))
+        if early:
+            to = (c_void_p * count)(*[node] * count)
+            edges = (_Edge * count)(*[_Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)] * count)
+            self._call("cuGraphAddDependencies_v2", c_void_p(graph), nodes, to, edges, c_size_t(count))
         return node.value or 0
 
     def add_event(self, graph: int, before: Sequence[int], event: int) -> int:

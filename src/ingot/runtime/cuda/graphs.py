@@ -1,5 +1,6 @@
 """A bound program as CUDA graphs: a node for each launch, one behind the other; jumps end a graph, and the host follows
-them.
+them. Kernels that await what is before them start early: all do so before they read, so that what is before the one
+before has ended, too.
 
     steps: a b c  jump-if-0(flag) end  d jump a   ->   graph [a b c], flag read by the host, graph [d], again from a
 """
@@ -28,7 +29,7 @@ class _Node:
         self, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int]
     ) -> None:
         """number: of the step. bases: (index into the places, byte offset) of each buffer."""
-        self.number, self.bases = number, bases
+        self.number, self.bases, self.awaits = number, bases, kernel.code.awaits
         count = len(bases) + len(dims)
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
@@ -167,7 +168,7 @@ class Graphs:
         before: list[int] = []
         for node in segment.nodes:
             node.point(places)
-            node.handle = self._driver.add_kernel(segment.graph, before, node.params)
+            node.handle = self._driver.add_kernel(segment.graph, before, node.params, awaits=node.awaits)
             before = [node.handle]
         segment.executable = self._driver.instantiate(segment.graph)
 

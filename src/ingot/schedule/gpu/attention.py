@@ -5,32 +5,36 @@ head and walks the keys.
         s = mask(q @ k^T * scale);  m' = max(m, s);  p = exp(s - m')
         l = l * exp(m - m') + sum(p);  acc = acc * exp(m - m') + p @ v;  m = m'
     out = acc / l
+
+Where few queries see many keys, parts of the keys are each a program's own, and the last to end joins their sums.
 """
 
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate
-from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.kernel import Buffer, Expr, Increment, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean, f32
+from ingot.ir.types import boolean, f32, i64
 from ingot.ops import Attention
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
-from ingot.schedule.gpu.blocks import Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, both, dim_expr, integer
-from ingot.schedule.lowered import Lowered
+from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LEAST = 16  # sides of tiles that are multiplied
+MOST_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,15 @@ class _Operand:
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """An Attention and what is behind it. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
-    return _Flash.of(anchor, body, ins, outs).lower()
+    return _Flash.of(anchor, body, ins, outs).lower(machine)
+
+
+class _Sums(NamedTuple):
+    """Over keys: the highest score, and of the powers relative to it the sum, and that of values by them."""
+
+    best: Expr
+    total: Expr
+    acc: Expr
 
 
 @dataclass
@@ -86,13 +98,17 @@ class _Flash:
         most = 64 if self.anchor.inputs[0].dtype == f32 or self.depth > 128 else 128
         return max(LEAST, min(most, power_of_two(rows))), max(LEAST, min(64, power_of_two(keys)))
 
-    def lower(self) -> Lowered:
+    def lower(self, machine: Machine) -> Lowered:
         top, chunk = Block(), k.var("chunk")
         q, key = self.anchor.inputs[:2]
         batch, heads, rows, _ = q.shape
         height, _ = self.tile
         blocks = ceildiv(rows, height)
-        part, entry = k.binary("rem", chunk, dim_expr(blocks)), k.binary("div", chunk, dim_expr(blocks))
+        whole = batch * heads * blocks
+        parts = self._parts(whole, machine)
+        number = ZERO if parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "number")
+        own = chunk if parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
+        part, entry = k.binary("rem", own, dim_expr(blocks)), k.binary("div", own, dim_expr(blocks))
         entry = top.let(entry, "entry")
         b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, heads), {}))
         first = top.let(k.mul(part, integer(height)), "first")
@@ -101,24 +117,95 @@ class _Flash:
         if key.shape[1] != heads:
             assert isinstance(heads, int) and isinstance(key.shape[1], int)
             shared = top.let(k.binary("div", h, integer(heads // key.shape[1])), "shared")
-        result = self._result(top, b, h, shared, first, span)
-        em = self.group.emitter()
-        bind_result(em, top, self.anchor, result)
-        columns = self._columns(top, self.width, 1)
-        place = (b, h, span.at, columns.at)
-        for root, buffer, layout in self.group.results:
-            index = result_index(top, root, self.anchor, place)
-            write(top, em, root, buffer, layout, index, columns.live, span.live)
+        sums = self._sums(top, b, h, shared, first, span, number, parts)
+        place = b, h, span
+        extra, temps, zeros = tuple[tuple[Buffer, Arg], ...](), tuple[DimLike, ...](), 0
+        if parts == 1:
+            self._finish(top, sums, place)
+        else:
+            buffers = [Buffer(n, f32, writable=True, align=ALIGN) for n in ("bests", "totals", "accs")]
+            arrived = Buffer("arrived", i64, writable=True, align=ALIGN)
+            self._join(top, sums, place, buffers, (number, parts), (arrived, own, whole))
+            extra = *((x, Arg("temp", i)) for i, x in enumerate(buffers)), (arrived, Arg("zeros", 0))
+            temps = tuple(whole * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
+            zeros = whole * i64.nbytes
         warps = 8 if height == 128 else 4
-        step = self.group.step("attention", chunk, batch * heads * blocks, top, warps=warps, stages=2)
-        return Lowered((step,))
+        step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=2)
+        return Lowered((step,), temps, zeros=zeros)
+
+    def _parts(self, whole: DimLike, machine: Machine) -> int:
+        keys = self.anchor.inputs[1].shape[2]
+        if not isinstance(whole, int) or not isinstance(keys, int):
+            return 1
+        return max(1, min(2 * machine.processors // max(1, whole), keys // (2 * self.tile[1]), MOST_PARTS))
+
+    def _join(
+        self,
+        top: Block,
+        sums: _Sums,
+        place: tuple[Expr, Expr, Span],
+        buffers: list[Buffer],
+        part: tuple[Expr, int],
+        counter: tuple[Buffer, Expr, int],
+    ) -> None:
+        """Keep the sums of a part of the keys; whoever ends last weighs those of all. part: its number, of how many.
+        counter: where arrivals are counted, at which place of how many."""
+        (number, parts), (arrived, own, whole) = part, counter
+        local = [_lanes(x.tile or (1, 1)) for x in sums]
+
+        def at(own_number: Expr, i: int) -> Expr:
+            block = k.add(k.mul(own_number, dim_expr(whole)), own)
+            return k.add(k.mul(block, integer(sums[i].lanes)), local[i])
+
+        for i, (buffer, value) in enumerate(zip(buffers, sums, strict=True)):
+            top.store(buffer, at(number, i), value)
+        before = top.fresh("before")
+        top.stmts.append(Increment(before, arrived, own))
+
+        def last(block: Block) -> None:
+            block.store(arrived, own, ZERO)
+            found = [
+                _Sums(*(read_at(block, x, at(integer(p), i), None) for i, x in enumerate(buffers)))
+                for p in range(parts)
+            ]
+            best = found[0].best
+            for other in found[1:]:
+                best = block.let(k.binary("max", best, other.best), "best")
+            level = block.let(_finite(best), "level")
+            total: Expr | None = None
+            acc: Expr | None = None
+            for each in found:
+                weight = block.let(self._exp(k.binary("sub", each.best, level)), "weight")
+                own_total, own_acc = k.mul(each.total, weight), k.mul(each.acc, weight)
+                total = block.let(own_total if total is None else k.add(total, own_total), "total")
+                acc = block.let(own_acc if acc is None else k.add(acc, own_acc), "acc")
+            assert total is not None and acc is not None
+            self._finish(block, _Sums(best, total, acc), place)
+
+        top.when(k.binary("eq", before, integer(parts - 1)), last)
+
+    def _finish(self, block: Block, sums: _Sums, place: tuple[Expr, Expr, Span]) -> None:
+        """What is behind the sums over all keys."""
+        empty = k.binary("eq", sums.total, k.lit(0.0, f32))
+        value = k.binary("div", sums.acc, k.select(empty, k.lit(1.0, f32), sums.total))
+        if self.op.guarded:
+            value = k.select(k.binary("ne", sums.total, sums.total), k.lit(0.0, f32), value)
+        em = self.group.emitter()
+        bind_result(em, block, self.anchor, block.let(k.cast(value, self.anchor.dtype), "result"))
+        columns = self._columns(block, self.width, 1)
+        b, h, span = place
+        for root, buffer, layout in self.group.results:
+            index = result_index(block, root, self.anchor, (b, h, span.at, columns.at))
+            write(block, em, root, buffer, layout, index, columns.live, span.live)
 
     def _columns(self, block: Block, size: int, axis: int) -> Span:
         """Positions along a head, in a tile's side."""
         return Span.of(block, ZERO, max(LEAST, power_of_two(size)), size, axis)
 
-    def _result(self, top: Block, b: Expr, h: Expr, shared: Expr, first: Expr, span: Span) -> Expr:
-        """The tile of results of some queries."""
+    def _sums(
+        self, top: Block, b: Expr, h: Expr, shared: Expr, first: Expr, span: Span, number: Expr, parts: int
+    ) -> _Sums:
+        """The sums of some queries over part `number` of the keys."""
         (height, width), out = self.tile, max(LEAST, power_of_two(self.width))
         across, down = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
         q = self.inputs[0].read(top, (b, h, span.at, across.at), across.live)
@@ -136,9 +223,9 @@ class _Flash:
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")
             new = block.let(k.binary("max", old, k.reduce_along("max", s, 1)), "m")
-            level = block.let(k.select(k.binary("eq", new, k.lit(-inf, f32)), k.lit(0.0, f32), new), "level")
-            p = block.let(_exp(k.binary("sub", s, level)), "p")
-            kept = block.let(_exp(k.binary("sub", old, level)), "kept")
+            level = block.let(_finite(new), "level")
+            p = block.let(self._exp(k.binary("sub", s, level)), "p")
+            kept = block.let(self._exp(k.binary("sub", old, level)), "kept")
             block.store(best, ZERO, new)
             block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
             below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
@@ -148,13 +235,18 @@ class _Flash:
             scaled = k.mul(k.load(acc, ZERO), kept)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
 
-        top.loop("j", 0, self._seen(top, first), width, turn, multiple=width)
-        sums = top.let(k.load(total, ZERO), "sums")
-        empty = k.binary("eq", sums, k.lit(0.0, f32))
-        value = k.binary("div", k.load(acc, ZERO), k.select(empty, k.lit(1.0, f32), sums))
-        if self.op.guarded:
-            value = k.select(k.binary("ne", sums, sums), k.lit(0.0, f32), value)
-        return top.let(k.cast(value, self.anchor.dtype), "result")
+        begin, end = ZERO, self._seen(top, first)
+        if parts > 1:
+            keys = estimate(self.anchor.inputs[1].shape[2])
+            length = -(-keys // (width * parts)) * width
+            begin = top.let(k.mul(number, integer(length)), "begin")
+            end = top.let(k.binary("min", k.add(begin, integer(length)), end), "end")
+        top.loop("j", begin, end, width, turn, multiple=width)
+        return _Sums(*(top.let(k.load(x, ZERO), "sums") for x in (best, total, acc)))
+
+    def _exp(self, x: Expr) -> Expr:
+        """Of a score relative to the highest: a weight of values, in whose type it is rounded."""
+        return k.call("exp_narrow" if self.anchor.inputs[2].dtype.bits == 16 else "exp_decay", x)
 
     def _register(self, block: Block, hint: str, tile: Tile, value: float) -> Buffer:
         buffer = block.alloc(hint, f32, 1, lanes=tile[0] * tile[1], tile=tile)
@@ -201,8 +293,15 @@ def _live(*spans: Span) -> Expr | None:
     return mask
 
 
-def _exp(x: Expr) -> Expr:
-    return ops.Exp().scalar(x)
+def _finite(best: Expr) -> Expr:
+    """What is taken off the scores: nothing where no key is seen."""
+    return k.select(k.binary("eq", best, k.lit(-inf, f32)), k.lit(0.0, f32), best)
+
+
+def _lanes(tile: Tile) -> Expr:
+    """The places of a tile's elements, row by row."""
+    rows = k.mul(k.positions(tile[0], 0), integer(tile[1]))
+    return rows if tile[1] == 1 else k.add(rows, k.positions(tile[1], 1))
 
 
 __all__ = ["lower_attention"]

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, dim_max, estimate, product
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Tile, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import Shape
+from ingot.ir.types import DType, Shape, static_shape
 from ingot.ops import ArgReduce, DimValue, Iota
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
-from ingot.schedule.index import dim_expr, integer
-from ingot.schedule.lowered import Arg, Step
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Arg, Pack, Step
 from ingot.support.dataclass import dataclass
 
 ALIGN = 16  # bytes: what the addresses of operands are multiples of, so that a thread loads as many at once
@@ -70,6 +75,29 @@ def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds:
         return block.let(k.gather(buffer, flat))
     flat, mask = k.alike(flat, mask)
     return block.let(k.gather(buffer, flat, mask))
+
+
+def dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
+    """Where elements at these coordinates lie."""
+    total: Expr = ZERO
+    for e, s in zip(coordinates, strides, strict=True):
+        total = ix.add(total, ix.mul(e, dim_expr(s)))
+    return total
+
+
+def repacked(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) -> Pack | None:
+    """A constant B, input `index`, with its axes in that order; None where its sizes are not known."""
+    if any(isinstance(n, Dim) for x in axes for n in (x.extent, x.b, offset)):
+        return None
+    extents, strides = static_shape(tuple(x.extent for x in axes)), static_shape(tuple(x.b for x in axes))
+    (start,) = static_shape((offset,))
+
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1)[start:]
+        steps = tuple(s * flat.itemsize for s in strides)
+        out[:] = as_strided(flat, extents, steps, writeable=False).reshape(-1)
+
+    return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
 
 
 def _varies(flat: Expr, mask: Expr) -> bool:
@@ -215,4 +243,6 @@ class Elements:
         return self.group.step(name, self.chunk, chunks, self.top, *extra)
 
 
-__all__ = ["ALIGN", "Bounds", "Elements", "Group", "Span", "leaf", "power_of_two", "read_at", "write"]
+__all__ = [
+    "ALIGN", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "power_of_two", "read_at", "repacked", "write",
+]  # fmt: skip

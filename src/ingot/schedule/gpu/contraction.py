@@ -12,42 +12,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
-
-import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Dim, DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Increment, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape
+from ingot.ir.types import DType, bf16, f16, f32, i8, i64
 from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
+from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Elements, Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked, write
+from ingot.schedule.gpu.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.levels import Levels, levels_of
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer, linear
-from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
 PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
-VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied: no tile's business
+VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
+LINE = 8192  # elements of B in a turn where a single row is multiplied by columns that lie one behind the other
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
 
 
 @dataclass(frozen=True)
 class Tiling:
     """A program's tile of the result, and its steps along the reduction. parts: of the reduction, each a program's own
-    where the result has too few tiles for the GPU."""
+    where the result has too few tiles for the GPU; the last of them to end joins the sums."""
 
     rows: int
     columns: int
@@ -57,14 +56,18 @@ class Tiling:
     parts: int = 1
 
     @staticmethod
-    def of(rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine) -> Tiling:
-        """The largest tile that still gives every multiprocessor one. Where none does, a long reduction is cut."""
+    def of(
+        rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine, *, lines: bool
+    ) -> Tiling:
+        """The largest tile that still gives every multiprocessor one. Where none does, a long reduction is cut. lines:
+        the terms of B's columns lie side by side."""
         m, n, count, length = map(estimate, (rows, columns, batch, depth))
         fixed = all(isinstance(d, int) for d in (rows, columns, depth, batch))
         if rows == 1 and dtype.is_float:
-            programs = -(-n // VECTOR) * count
-            parts = min(machine.programs // programs, length // (2 * VECTOR), MOST_PARTS) if fixed else 1
-            return Tiling(1, VECTOR, min(VECTOR, power_of_two(length)), 4, 3, max(1, parts))
+            wide, step = (_line(n * count, length, machine)) if lines else (VECTOR, min(VECTOR, power_of_two(length)))
+            programs = -(-n // wide) * count
+            parts = min(machine.programs // programs, length // (2 * step), MOST_PARTS) if fixed else 1
+            return Tiling(1, wide, step, 4, 3, max(1, parts))
         wide = 128 // (2 if dtype == f32 else 1)
         options = (
             (128, wide, 8), (64, 128, 4), (128, 64, 4), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4),
@@ -83,12 +86,21 @@ class Tiling:
         return Tiling(a, b, step, warps, 4 if dtype.bits <= 16 else 3)
 
 
+def _line(columns: int, length: int, machine: Machine) -> tuple[int, int]:
+    """Columns of a program and terms of a turn, where a single row is multiplied."""
+    few = min(16, max(1, power_of_two(columns // machine.programs)))
+    step = min(LINE // few, power_of_two(length), LINE // 4)
+    return min(LINE // step, few), step
+
+
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A product of two operands in memory and the pointwise ops behind it: one kernel, or one for parts of the
-    reduction and one for their sums. A constant B is laid out with its columns side by side."""
+    """A product of two operands in memory and the pointwise ops behind it. A constant B is laid out with its columns
+    side by side, or for a single row, with the terms of each column so."""
     (anchor,) = (n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
+    if is_depthwise(anchor):
+        return lower_depthwise(body, ins, outs, constant, anchor, machine)
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
@@ -139,20 +151,24 @@ class _Product:
         loops = loops_of(anchor, a_layout, b_layout)
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
-        tiling = Tiling.of(m, n, depth, batch, anchor.inputs[0].dtype, machine)
+        alone = m == 1 and anchor.inputs[0].dtype.is_float
+        pack = None
+        if constant[b_at] and not of_levels:
+            pack = repacked(_b_axes(loops, alone), b_at, b_layout.offset, stored[1].dtype)
+        lines = alone and not of_levels and (pack is not None or loops.reduce[-1].b == 1)
+        tiling = Tiling.of(m, n, depth, batch, anchor.inputs[0].dtype, machine, lines=lines)
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         if of_levels:
             levels, packed, packs, left = levels_of(body, anchor, ins, operands.ins, a_layout, loops)
             for index in left:
                 group = group.without(index)
             b, tiling = _Operand(levels.buffer, 0), replace(tiling, depth=levels.turn)
-            return _Product(group, anchor, a, b, _side_by_side(loops), tiling, packs, packed, levels)
-        pack = _packed(loops, b_at, b_layout.offset, b.buffer.dtype) if constant[b_at] else None
+            return _Product(group, anchor, a, b, _packed_loops(loops, False), tiling, packs, packed, levels)
         if pack is None:
             return _Product(group, anchor, a, b, loops, tiling)
         if not _reads(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        loops = _side_by_side(loops)
+        loops = _packed_loops(loops, alone)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
         return _Product(group, anchor, a, _Operand(buffer, 0), loops, tiling, (pack,), ((buffer, Arg("pack", 0)),))
 
@@ -176,41 +192,59 @@ class _Product:
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
         place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
-        if t.parts > 1:
-            sums = Buffer("sums", acc.dtype, writable=True, align=ALIGN), Arg("temp", 0)
-            flat = ix.add(linear(place, self._dense.strides), ix.mul(part, dim_expr(self.anchor.type.size)))
-            live = _both(rows.live, columns.live)
-            flat, acc, *masks = k.alike(flat, acc, *(() if live is None else (live,)))
-            top.store(sums[0], flat, acc, masks[0] if masks else None)
-            chunks = whole * t.parts
-            step = self.group.step("product", chunk, chunks, top, *self.packed, sums, warps=t.warps, stages=t.stages)
-            nbytes = self.anchor.type.size * t.parts * acc.dtype.nbytes
-            return Lowered((step, self._joined(sums, machine)), (nbytes,), self.packs)
+        top.stmts.append(ReleaseConsumers())
+        extra, temps, zeros = self.packed, tuple[DimLike, ...](), 0
+        if t.parts == 1:
+            self._finish(top, acc, place, rows, columns)
+        else:
+            sums = Buffer("sums", acc.dtype, writable=True, align=ALIGN)
+            counters = Buffer("arrived", i64, writable=True, align=ALIGN)
+            self._join(top, acc, place, rows, columns, (sums, part), (counters, own))
+            extra = *extra, (sums, Arg("temp", 0)), (counters, Arg("zeros", 0))
+            temps, zeros = (self.anchor.type.size * t.parts * acc.dtype.nbytes,), whole * i64.nbytes
+        step = self.group.step("product", chunk, whole * t.parts, top, *extra, warps=t.warps, stages=t.stages)
+        return Lowered((step,), temps, self.packs, zeros=zeros)
+
+    def _finish(self, block: Block, acc: Expr, place: Index, rows: Span, columns: Span) -> None:
+        """What is behind the sums of a tile."""
         em = self.group.emitter(() if columns.live is None else (columns.live,))
-        bind_result(em, top, self.anchor, top.let(k.cast(acc, self.anchor.dtype), "acc"))
+        bind_result(em, block, self.anchor, block.let(k.cast(acc, self.anchor.dtype), "acc"))
         for root, buffer, layout in self.group.results:
-            index = result_index(top, root, self.anchor, place)
-            write(top, em, root, buffer, layout, index, columns.live, rows.live)
-        step = self.group.step("product", chunk, whole, top, *self.packed, warps=t.warps, stages=t.stages)
-        return Lowered((step,), (), self.packs)
+            index = result_index(block, root, self.anchor, place)
+            write(block, em, root, buffer, layout, index, columns.live, rows.live)
 
-    @property
-    def _dense(self) -> Layout:
-        return Layout.contiguous(self.anchor.shape)
-
-    def _joined(self, sums: tuple[Buffer, Arg], machine: Machine) -> Step:
-        """The sums of the parts, and what is behind them."""
-        work = Elements.of(self.group, self.anchor, machine)
-        flat = work.top.let(linear(work.index, self._dense.strides), "at")
+    def _join(
+        self,
+        top: Block,
+        acc: Expr,
+        place: Index,
+        rows: Span,
+        columns: Span,
+        sums: tuple[Buffer, Expr],
+        counters: tuple[Buffer, Expr],
+    ) -> None:
+        """Keep the sums of a part; whoever ends last adds all up, in their order, so that the bits are always the same,
+        and goes on. sums: and the number of the part. counters: and that of the tile."""
+        memory, part = sums
+        arrived, tile = counters
         size = dim_expr(self.anchor.type.size)
-        total: Expr | None = None
-        for number in range(self.tiling.parts):
-            place = ix.add(flat, ix.mul(integer(number), size))
-            value = read_at(work.top, sums[0], place, work.span.live)
-            total = value if total is None else work.top.let(k.add(total, value), "sum")
-        assert total is not None
-        bind_result(work.em, work.top, self.anchor, work.top.let(k.cast(total, self.anchor.dtype), "acc"))
-        return work.step("sums", sums)
+        flat = top.let(linear(place, Layout.contiguous(self.anchor.shape).strides), "flat")
+        live = _both(rows.live, columns.live)
+        at, value, *mask = k.alike(ix.add(flat, ix.mul(part, size)), acc, *(() if live is None else (live,)))
+        top.store(memory, at, value, mask[0] if mask else None)
+        before = top.fresh("before")
+        top.stmts.append(Increment(before, arrived, tile))
+
+        def last(block: Block) -> None:
+            block.store(arrived, tile, ZERO)
+            total: Expr | None = None
+            for number in range(self.tiling.parts):
+                value = read_at(block, memory, ix.add(flat, ix.mul(integer(number), size)), live)
+                total = value if total is None else block.let(k.add(total, value), "sum")
+            assert total is not None
+            self._finish(block, total, place, rows, columns)
+
+        top.when(k.binary("eq", before, integer(self.tiling.parts - 1)), last)
 
     def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
         """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""
@@ -234,10 +268,10 @@ class _Product:
     ) -> Expr:
         """The tile of the sums, or of those of a part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
-        a_base = ix.add(dim_expr(self.a.offset), _dot(batch, [x.a for x in loops.batch]))
-        b_base = ix.add(dim_expr(self.b.offset), _dot(batch, [x.b for x in loops.batch]))
-        a_rows = top.let(ix.add(a_base, _dot(rows, [x.a for x in loops.rows])), "a")
-        b_columns = top.let(ix.add(b_base, _dot(columns, [x.b for x in loops.cols])), "b")
+        a_base = ix.add(dim_expr(self.a.offset), dot(batch, [x.a for x in loops.batch]))
+        b_base = ix.add(dim_expr(self.b.offset), dot(batch, [x.b for x in loops.batch]))
+        a_rows = top.let(ix.add(a_base, dot(rows, [x.a for x in loops.rows])), "a")
+        b_columns = top.let(ix.add(b_base, dot(columns, [x.b for x in loops.cols])), "b")
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
         x_type, y_type = (operand.dtype for operand in self.anchor.inputs)
@@ -250,6 +284,14 @@ class _Product:
         tile = (size, t.columns) if alone else self.tile
         acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
         top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
+
+        begin, end = ZERO, dim_expr(depth)
+        if t.parts > 1:
+            length = ceildiv(ceildiv(depth, step), t.parts) * step
+            begin = top.let(k.mul(part, dim_expr(length)), "begin")
+            end = top.let(k.binary("min", k.add(begin, dim_expr(length)), end), "end")
+        if alone and self.packed and self.levels is None:
+            terms = self._ahead(top, terms, begin, end, tile)
 
         def turn(block: Block, at: Expr) -> None:
             read = terms.begin(block, at)
@@ -265,14 +307,28 @@ class _Product:
                 else:
                     block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))
 
-        if t.parts == 1:
-            top.loop("k", 0, depth, step, turn)
-        else:
-            length = ceildiv(ceildiv(depth, step), t.parts) * step
-            begin = top.let(k.mul(part, dim_expr(length)), "begin")
-            end = top.let(k.binary("min", k.add(begin, dim_expr(length)), dim_expr(depth)), "end")
-            top.loop("k", begin, end, step, turn, multiple=step)
+        top.loop("k", begin, end, step, turn, multiple=step)
         return top.let(k.reduce_along("add", k.load(acc, ZERO), 0), "sum") if alone else k.load(acc, ZERO)
+
+    def _ahead(self, top: Block, terms: _Terms, begin: Expr, end: Expr, tile: Tile) -> _Terms:
+        """Weights read one turn ahead, the first of them before the kernel awaits those that it reads from: nobody
+        writes weights."""
+        held = top.alloc("held", self.b.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile)
+        step = integer(tile[0])
+
+        def fetch(block: Block, at: Expr) -> None:
+            block.store(held, ZERO, k.spread(terms.begin(block, at)(block, at, 0), tile))
+
+        def ahead(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
+            value = block.let(k.load(held, ZERO), "y")
+            behind = block.let(k.add(at, step), "n")
+            if not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
+                block.when(k.binary("lt", behind, end), lambda then: fetch(then, behind))
+            return lambda b, first, half: value
+
+        fetch(top, begin)
+        top.stmts.append(AwaitProducers())
+        return _Terms(1, ahead)
 
     def _terms(
         self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, live: Expr | None, step: int
@@ -292,7 +348,7 @@ class _Product:
         levels = self.levels
         if levels is None:
             return _Terms(1, plain)
-        parameters = [(p, top.let(ix.add(integer(p.offset), _dot(columns, p.columns)), "p")) for p in levels.parameters]
+        parameters = [(p, top.let(ix.add(integer(p.offset), dot(columns, p.columns)), "p")) for p in levels.parameters]
 
         def meant(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             known: list[Expr] = []
@@ -319,44 +375,29 @@ class _Product:
         extents = tuple(x.extent for x in axes)
         if step == 1:
             at = ix.delinearize(first, extents, block.multiples)
-            return _dot(at, strides), None
+            return dot(at, strides), None
         inner = extents[-1]
         if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
             *outer, start = ix.delinearize(first, extents, block.multiples)
-            line = block.let(_dot(outer, strides[:-1]), "o")
+            line = block.let(dot(outer, strides[:-1]), "o")
             if strides[-1] == 0:
                 return line, None
             span = block.let(k.add(start, k.positions(step, axis)), "k")
             return ix.add(line, ix.mul(span, dim_expr(strides[-1]))), None
         span = Span.of(block, first, step, product(extents), axis)
-        return _dot(span.index(block, extents), strides), span.live
+        return dot(span.index(block, extents), strides), span.live
 
 
-def _b_axes(loops: Loops) -> tuple[Axis, ...]:
-    """B's axes, in the order in which a packed one lies: its columns side by side."""
-    return (*loops.batch, *loops.reduce, *loops.cols)
+def _b_axes(loops: Loops, alone: bool) -> tuple[Axis, ...]:
+    """B's axes, in the order in which a packed one lies: its columns side by side, or the terms of a column `alone`."""
+    return (*loops.batch, *loops.cols, *loops.reduce) if alone else (*loops.batch, *loops.reduce, *loops.cols)
 
 
-def _packed(loops: Loops, index: int, offset: DimLike, dtype: DType) -> Pack | None:
-    """A constant B, input `index`, in that order; None where its sizes are not known."""
-    axes = _b_axes(loops)
-    if any(isinstance(n, Dim) for x in axes for n in (x.extent, x.b, offset)):
-        return None
-    extents, strides = static_shape(tuple(x.extent for x in axes)), static_shape(tuple(x.b for x in axes))
-    (start,) = static_shape((offset,))
-
-    def write(array: np.ndarray, out: np.ndarray) -> None:
-        flat = np.ascontiguousarray(array).reshape(-1)[start:]
-        steps = tuple(s * flat.itemsize for s in strides)
-        out[:] = as_strided(flat, extents, steps, writeable=False).reshape(-1)
-
-    return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
-
-
-def _side_by_side(loops: Loops) -> Loops:
+def _packed_loops(loops: Loops, alone: bool) -> Loops:
     """Loops over a packed B."""
-    strides = iter(Layout.contiguous(tuple(x.extent for x in _b_axes(loops))).strides)
-    moved = [[replace(x, b=next(strides)) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols)]
+    axes = _b_axes(loops, alone)
+    strides = dict(zip(map(id, axes), Layout.contiguous(tuple(x.extent for x in axes)).strides, strict=True))
+    moved = ([replace(x, b=strides[id(x)]) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols))
     batch, reduce, cols = map(tuple, moved)
     return replace(loops, batch=batch, reduce=reduce, cols=cols)
 
@@ -375,13 +416,6 @@ def _reads(body: Graph, operand: Node, anchor: Node) -> bool:
 def _both(*masks: Expr | None) -> Expr | None:
     known = [m for m in masks if m is not None]
     return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
-
-
-def _dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
-    total: Expr = ZERO
-    for e, s in zip(coordinates, strides, strict=True):
-        total = ix.add(total, ix.mul(e, dim_expr(s)))
-    return total
 
 
 __all__ = ["Tiling", "lower_contraction"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from ingot.ir.kernel import AwaitProducers, Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
@@ -41,12 +43,23 @@ def lower(
     if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
         return Lowered(())
     if group.kind == "contraction":
-        return lower_contraction(group.body, ins, outs, constant, machine)
+        return _awaiting(lower_contraction(group.body, ins, outs, constant, machine))
     strategy = STRATEGIES.get(group.kind)
     if strategy is None:
         kinds = ", ".join([*STRATEGIES, "contraction"])
         raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
-    return strategy(group.body, ins, outs, machine)
+    return _awaiting(strategy(group.body, ins, outs, machine))
+
+
+def _awaiting(low: Lowered) -> Lowered:
+    """Kernels that await what they read from, before all else where they do not say."""
+    return replace(low, steps=tuple(replace(step, kernel=_awaits(step.kernel)) for step in low.steps))
+
+
+def _awaits(kernel: Kernel) -> Kernel:
+    if any(isinstance(s, AwaitProducers) for s in kernel.body):
+        return kernel
+    return replace(kernel, body=(AwaitProducers(), *kernel.body))
 
 
 __all__ = ["lower"]

@@ -17,7 +17,7 @@ from ingot.ir.dims import ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
-from ingot.ir.types import DType, Shape, i64
+from ingot.ir.types import DType, Shape, f32, f64, i64
 from ingot.ops import ArgReduce, Reduce, Reshape
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
@@ -34,6 +34,7 @@ from ingot.support.errors import CompileError
 
 ELEMENTS = 4096  # of a tile of whole rows
 LONGEST = 8192  # of a row that is one tile
+FEW = 32  # elements that may all lie close to their mean, where the rounding of an f32 sum shows
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -179,6 +180,8 @@ class _Fold:
     @staticmethod
     def of(block: Block, node: Node, tile: Tile, whole: bool) -> _Fold:
         dtype = accumulator(node.inputs[0].dtype)
+        if whole and tile[1] <= FEW and dtype == f32 and reduction(node).kind == "sum":
+            dtype = f64
         if whole:
             return _Fold(node, dtype, None, None)
         lanes = tile[0] * tile[1]

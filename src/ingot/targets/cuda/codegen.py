@@ -21,6 +21,7 @@ from ingot.support.errors import CompileError
 from ingot.targets.cuda.triton import PRELUDE, Source
 
 TRITON = "3.6"
+EARLY = 90  # the capability from which on kernels may start before those have ended that they await
 
 
 def compile_kernel(source: Source, capability: int) -> KernelCode:
@@ -29,7 +30,8 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     compiler = import_module("triton.compiler.compiler")
     target = import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     backend = compiler.make_backend(target)
-    fn = _function(source)
+    early = capability >= EARLY
+    fn = _function(source, early)
     signature = {name: type_ for name, type_, _ in source.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align) in enumerate(source.parameters) if align >= 16}
     ast = compiler.ASTSource(fn, signature, {}, attrs)
@@ -49,8 +51,8 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
         module = stage(module, metadata)
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
-    threads = 32 * metadata["num_warps"]
-    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters))
+    threads, awaits = 32 * metadata["num_warps"], early and "await_producers()" in source.text
+    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters), awaits)
 
 
 @cache
@@ -61,10 +63,10 @@ def _scratch() -> Path:
     return folder
 
 
-def _function(source: Source) -> Any:
+def _function(source: Source, early: bool) -> Any:
     """The text as Triton's function."""
     path = _scratch() / f"{source.name}.py"
-    path.write_text(f"{PRELUDE}\n\n{source.text}")
+    path.write_text(f"{PRELUDE}\n\nEARLY = tl.constexpr({early})\n\n\n{source.text}")
     spec = importlib.util.spec_from_file_location(f"ingot_triton_{source.name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -29,6 +29,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevic
 
 
 @triton.jit
+def await_producers():
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def release_consumers():
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
 def fold_add(a, b):
     return a + b
 
@@ -56,6 +68,11 @@ def fold_max(a, b):
 @triton.jit
 def fold_min(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def exp_narrow(a):
+    return tl.exp2(a * 1.4426950408889634)
 
 
 @triton.jit
@@ -90,6 +107,8 @@ OWN = frozenset({
         "pow", "atan2",
     )),
 })  # fmt: skip
+# Functions of PRELUDE: the hardware's own, where few bits are asked for.
+_SHORT = frozenset({("exp_narrow", f32)})
 _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 
 
@@ -124,6 +143,8 @@ def print_kernel(kernel: k.Kernel) -> Source:
 
 def _is_own(call: k.Call) -> bool:
     """A literal operand makes the expansion the shorter way, as in x^2."""
+    if (call.fn, call.dtype) in _SHORT:
+        return True
     return (call.fn, call.dtype) in OWN and not any(isinstance(a, k.Lit) for a in call.args)
 
 
@@ -176,11 +197,12 @@ class _Writer:
                 self.store(s)
             case k.Increment():
                 (at,) = self.values(s.index)
+                self.line("tl.debug_barrier()")  # one thread counts: what the others wrote is to be seen behind it
                 self.line(f"{_name(s.var.name)} = tl.atomic_add({_name(s.buffer.name)} + {at}, 1, sem='acq_rel')")
             case k.AwaitProducers():
-                self.line("gdc_wait()")
+                self.line("await_producers()")
             case k.ReleaseConsumers():
-                self.line("gdc_launch_dependents()")
+                self.line("release_consumers()")
             case k.Comment():
                 for text in s.text.splitlines():
                     self.line(f"# {text}")
@@ -293,7 +315,8 @@ class _Text:
                 a, b, c = self.operands(e, e.a, e.b, e.c)
                 return f"tl.fma({a}, {b}, {c})" if e.dtype in (f32, f64) else f"({a} * {b} + {c})"
             case k.Call():
-                return f"libdevice.{e.fn}({', '.join(self.tensor(a) for a in e.args)})"
+                own = e.fn if (e.fn, e.dtype) in _SHORT else f"libdevice.{e.fn}"
+                return f"{own}({', '.join(self.tensor(a) for a in e.args)})"
             case k.Select():
                 return f"tl.where({', '.join(self.operands(e, e.cond, e.a, e.b))})"
             case k.Cast():

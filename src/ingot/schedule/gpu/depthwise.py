@@ -1,0 +1,112 @@
+"""Convolutions in which each channel has an image of its own: tiles of positions and channels, tap by tap.
+
+    for tap in window:  acc[positions, channels] += x[positions + tap, channels] * w[tap, channels]
+
+There is nothing to multiply as tiles: a product of one column would load the others for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Lit
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ops import Convolution
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.dimension_numbers import loops_of
+from ingot.schedule.emit import Index
+from ingot.schedule.folds import accumulates
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked, write
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.group_io import bind_result, operand_memory, result_index
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Arg, Lowered
+
+MOST = 8  # results that share a channel of x
+WIDEST = 128  # channels of a tile
+LEAST, LARGEST = 256, 2048  # elements of a tile: a thread's 16 share what they read of the weights
+
+
+def is_depthwise(anchor: Node) -> bool:
+    op = anchor.op
+    if not isinstance(op, Convolution) or op.feature_groups == 1:
+        return False
+    w = anchor.inputs[1]
+    shared = w.shape[op.rhs_layout.index("O")]
+    own = w.shape[op.rhs_layout.index("I")] == 1
+    return own and isinstance(shared, int) and shared // op.feature_groups <= MOST
+
+
+def lower_depthwise(
+    body: Graph,
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    constant: tuple[bool, ...],
+    anchor: Node,
+    machine: Machine,
+) -> Lowered:
+    """A constant w is laid out with its channels side by side."""
+    group = Group.of(body, ins, outs)
+    (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
+    x, w = (group.operands.ins[at] for at in (a_at, b_at))
+    loops, dtype = loops_of(anchor, a, b), accumulates(anchor)
+    channels, taps, start = (*loops.batch, *loops.cols), loops.reduce, b.offset
+    pack = repacked((*taps, *channels), b_at, start, w.dtype) if constant[b_at] else None
+    extra: tuple[tuple[Buffer, Arg], ...] = ()
+    if pack is not None:
+        if body.inputs[b_at] is anchor.inputs[1] and body.uses()[anchor.inputs[1]] == [anchor]:
+            group = group.without(b_at)
+        w, start = Buffer("w", w.dtype, align=ALIGN), 0
+        extra = ((w, Arg("pack", 0)),)
+        strides = iter(Layout.contiguous(tuple(r.extent for r in (*taps, *channels))).strides)
+        taps, channels = (tuple(replace(r, b=next(strides)) for r in axes) for axes in (taps, channels))
+    shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
+    positions = product(r.extent for r in loops.rows)
+    tile = _tile(estimate(positions), estimate(width), machine)
+
+    top, chunk = Block(), k.var("chunk")
+    across = ceildiv(width, tile[1])
+    row = top.let(k.binary("div", chunk, dim_expr(across)), "row")
+    column = top.let(k.binary("rem", chunk, dim_expr(across)), "column")
+    rows = Span.of(top, k.mul(row, integer(tile[0])), tile[0], positions, 0, held=True)
+    columns = Span.of(top, k.mul(column, integer(tile[1])), tile[1], width, 1)
+    row_at, column_at = rows.index(top, tuple(r.extent for r in loops.rows)), columns.index(top, shape)
+    x_at = ix.add(dot(row_at, [r.a for r in loops.rows]), dot(column_at, [c.a for c in channels]))
+    x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
+    w_at = top.let(ix.add(dot(column_at, [c.b for c in channels]), dim_expr(start)), "w")
+    acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
+    top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
+
+    def tap(block: Block, at: Index) -> None:
+        if len(at) < len(taps):
+            extent = taps[len(at)].extent
+            last = len(at) + 1 == len(taps) and isinstance(extent, int)
+            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=last)
+        value = read_at(block, x, ix.add(x_at, dot(at, [r.a for r in taps])), columns.live)
+        weight = read_at(block, w, ix.add(w_at, dot(at, [r.b for r in taps])), columns.live)
+        value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
+        return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
+
+    tap(top, ())
+    em = group.emitter(() if columns.live is None else (columns.live,))
+    bind_result(em, top, anchor, top.let(k.cast(k.load(acc, ZERO), anchor.dtype), "acc"))
+    split = len(loops.batch)
+    place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
+    for root, buffer, layout in group.results:
+        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
+    step = group.step("depthwise", chunk, ceildiv(positions, tile[0]) * across, top, *extra)
+    return Lowered((step,), packs=() if pack is None else (pack,))
+
+
+def _tile(positions: int, channels: int, machine: Machine) -> tuple[int, int]:
+    """As many channels side by side as there are without a rest."""
+    width = max(16, min(WIDEST, channels & -channels, power_of_two(channels)))
+    size = min(LARGEST, max(LEAST, power_of_two(positions * channels // machine.programs)))
+    return max(1, min(size // width, power_of_two(positions))), width
+
+
+__all__ = ["is_depthwise", "lower_depthwise"]
