@@ -108,6 +108,14 @@ class Graphs:
 
         self._follow(launch, places, stream)
 
+    def again(self, stream: int) -> None:
+        """Launch at the addresses of the last run."""
+        assert self._places is not None
+        if self._jumps:
+            self.run(self._places, stream)
+        elif executable := self._segments[0].executable:
+            self._driver.launch(executable, stream)
+
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
         if any(jump.flag is not None for jump in self._jumps.values()):

@@ -11,12 +11,13 @@ Where few queries see many keys, parts of the keys are each a program's own, and
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv
 from ingot.ir.kernel import Buffer, Expr, Increment, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -34,6 +35,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
 LEAST = 16  # sides of tiles that are multiplied
+FEW = 32  # queries of a tile, down to which tiles are cut for more programs
 MOST_PARTS = 16
 
 
@@ -50,7 +52,7 @@ class _Operand:
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """An Attention and what is behind it. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
-    return _Flash.of(anchor, body, ins, outs).lower(machine)
+    return _Flash.of(anchor, body, ins, outs, machine).lower()
 
 
 class _Sums(NamedTuple):
@@ -71,9 +73,10 @@ class _Flash:
     inputs: list[_Operand]
     depth: int
     width: int
+    machine: Machine
 
     @staticmethod
-    def of(anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> _Flash:
+    def of(anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> _Flash:
         q, _, v = anchor.inputs[:3]
         depth, width = q.shape[3], v.shape[3]
         if not isinstance(depth, int) or not isinstance(width, int):
@@ -89,34 +92,63 @@ class _Flash:
             mask = inputs[3].layout
             own = tuple(range(4 - len(mask.shape), 4))
             inputs[3] = _Operand(inputs[3].buffer, mask.broadcast(scores, own))
-        return _Flash(op, anchor, group, inputs, depth, width)
+        return _Flash(op, anchor, group, inputs, depth, width, machine)
+
+    @cached_property
+    def sharing(self) -> int:
+        """Heads whose queries form one tile, as they see the same keys: where all of these are few."""
+        heads, rows, shared = (
+            self.anchor.inputs[0].shape[1],
+            self.anchor.inputs[0].shape[2],
+            self.anchor.inputs[1].shape[1],
+        )
+        if not isinstance(heads, int) or not isinstance(shared, int) or not isinstance(rows, int):
+            return 1
+        return heads // shared if heads // shared * rows <= LEAST else 1
 
     @property
-    def tile(self) -> Tile:
-        """Queries and keys of a turn."""
-        rows, keys = estimate(self.anchor.inputs[0].shape[2]), estimate(self.anchor.inputs[1].shape[2])
-        most = 64 if self.anchor.inputs[0].dtype == f32 or self.depth > 128 else 128
-        return max(LEAST, min(most, power_of_two(rows))), max(LEAST, min(64, power_of_two(keys)))
+    def _shape(self) -> tuple[DimLike, DimLike, DimLike]:
+        """Of the queries: batch, heads or groups of them, and queries of one."""
+        batch, heads, rows, _ = self.anchor.inputs[0].shape
+        if self.sharing == 1:
+            return batch, heads, rows
+        return batch, floordiv(heads, self.sharing), rows * self.sharing
 
-    def lower(self, machine: Machine) -> Lowered:
+    @cached_property
+    def tile(self) -> Tile:
+        """Queries and keys of a turn: as many queries as leave a program for most multiprocessors."""
+        batch, heads, rows = map(estimate, self._shape)
+        keys = estimate(self.anchor.inputs[1].shape[2])
+        height = 64 if self.anchor.inputs[0].dtype == f32 or self.depth > 128 else 128
+        height = max(LEAST, min(height, power_of_two(rows)))
+        while height > FEW and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
+            height //= 2
+        return height, max(LEAST, min(64, power_of_two(keys)))
+
+    def lower(self) -> Lowered:
         top, chunk = Block(), k.var("chunk")
-        q, key = self.anchor.inputs[:2]
-        batch, heads, rows, _ = q.shape
+        heads, common = self.anchor.inputs[0].shape[1], self.anchor.inputs[1].shape[1]
+        batch, groups, rows = self._shape
         height, _ = self.tile
         blocks = ceildiv(rows, height)
-        whole = batch * heads * blocks
-        parts = self._parts(whole, machine)
+        whole = batch * groups * blocks
+        parts = self._parts(whole)
         number = ZERO if parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "number")
         own = chunk if parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
         part, entry = k.binary("rem", own, dim_expr(blocks)), k.binary("div", own, dim_expr(blocks))
         entry = top.let(entry, "entry")
-        b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, heads), {}))
+        b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, groups), {}))
         first = top.let(k.mul(part, integer(height)), "first")
         span = Span.of(top, first, height, rows, 0, held=True)
         shared = h
-        if key.shape[1] != heads:
-            assert isinstance(heads, int) and isinstance(key.shape[1], int)
-            shared = top.let(k.binary("div", h, integer(heads // key.shape[1])), "shared")
+        if self.sharing > 1:  # a group is what shares a head of keys
+            count = dim_expr(self.anchor.inputs[0].shape[2])
+            inner = top.let(k.binary("div", span.at, count), "inner")
+            h = top.let(k.add(k.mul(h, integer(self.sharing)), inner), "h")
+            span = Span(top.let(k.sub(span.at, k.mul(inner, count)), "row"), span.live)
+        elif common != heads:
+            assert isinstance(heads, int) and isinstance(common, int)
+            shared = top.let(k.binary("div", h, integer(heads // common)), "shared")
         sums = self._sums(top, b, h, shared, first, span, number, parts)
         place = b, h, span
         extra, temps, zeros = tuple[tuple[Buffer, Arg], ...](), tuple[DimLike, ...](), 0
@@ -133,11 +165,11 @@ class _Flash:
         step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=2)
         return Lowered((step,), temps, zeros=zeros)
 
-    def _parts(self, whole: DimLike, machine: Machine) -> int:
+    def _parts(self, whole: DimLike) -> int:
         keys = self.anchor.inputs[1].shape[2]
         if not isinstance(whole, int) or not isinstance(keys, int):
             return 1
-        return max(1, min(2 * machine.processors // max(1, whole), keys // (2 * self.tile[1]), MOST_PARTS))
+        return max(1, min(self.machine.processors // max(1, whole), keys // self.tile[1], MOST_PARTS))
 
     def _join(
         self,

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.dims import DimLike, ceildiv, product
 from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Increment, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, bf16, f16, f32, i8, i64
+from ingot.ir.types import bf16, f16, f32, i8, i64
 from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
@@ -26,71 +26,18 @@ from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked, write
 from ingot.schedule.gpu.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.levels import Levels, levels_of
 from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.tiling import Tiling
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer, linear
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
-PART = 4  # steps of a part of the reduction, at least
-MOST_PARTS = 16
-VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
-LINE = 8192  # elements of B in a turn where a single row is multiplied by columns that lie one behind the other
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """A program's tile of the result, and its steps along the reduction. parts: of the reduction, each a program's own
-    where the result has too few tiles for the GPU; the last of them to end joins the sums."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    parts: int = 1
-
-    @staticmethod
-    def of(
-        rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine, *, lines: bool
-    ) -> Tiling:
-        """The largest tile that still gives every multiprocessor one. Where none does, a long reduction is cut. lines:
-        the terms of B's columns lie side by side."""
-        m, n, count, length = map(estimate, (rows, columns, batch, depth))
-        fixed = all(isinstance(d, int) for d in (rows, columns, depth, batch))
-        if rows == 1 and dtype.is_float:
-            wide, step = (_line(n * count, length, machine)) if lines else (VECTOR, min(VECTOR, power_of_two(length)))
-            programs = -(-n // wide) * count
-            parts = min(machine.programs // programs, length // (2 * step), MOST_PARTS) if fixed else 1
-            return Tiling(1, wide, step, 4, 3, max(1, parts))
-        wide = 128 // (2 if dtype == f32 else 1)
-        options = (
-            (128, wide, 8), (64, 128, 4), (128, 64, 4), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 32, 4),
-        )  # fmt: skip
-        most = max(16, power_of_two(m)), max(16, power_of_two(n))
-        tiles = [(min(a, most[0]), min(b, most[1]), warps) for a, b, warps in options]
-        enough = (t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * count >= machine.processors)
-        step = 64 if dtype.bits <= 16 else 32
-        step = max(16 if dtype.bits > 8 else 32, min(step, power_of_two(length)))
-        a, b, warps = next(enough, tiles[-1])
-        side = min(64, most[0]), min(64, most[1])
-        programs, most_parts = -(-m // side[0]) * -(-n // side[1]) * count, length // (PART * step)
-        parts = min(2 * machine.processors // programs, most_parts, MOST_PARTS)
-        if parts > 1 and fixed:
-            return Tiling(*side, step, 4, 4, parts)
-        return Tiling(a, b, step, warps, 4 if dtype.bits <= 16 else 3)
-
-
-def _line(columns: int, length: int, machine: Machine) -> tuple[int, int]:
-    """Columns of a program and terms of a turn, where a single row is multiplied."""
-    few = min(16, max(1, power_of_two(columns // machine.programs)))
-    step = min(LINE // few, power_of_two(length), LINE // 4)
-    return min(LINE // step, few), step
 
 
 def lower_contraction(
@@ -178,7 +125,7 @@ class _Product:
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
-        top, chunk = Block(), k.var("chunk")
+        top, chunk, alone = Block(), k.var("chunk"), self.tiling.rows == 1 and self.anchor.dtype.is_float
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
         whole = batches * down * across
@@ -192,7 +139,9 @@ class _Product:
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
         place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
-        top.stmts.append(ReleaseConsumers())
+        # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
+        if alone or (isinstance(whole, int) and whole * t.parts <= machine.processors):
+            top.stmts.append(ReleaseConsumers())
         extra, temps, zeros = self.packed, tuple[DimLike, ...](), 0
         if t.parts == 1:
             self._finish(top, acc, place, rows, columns)
@@ -378,10 +327,13 @@ class _Product:
             return dot(at, strides), None
         inner = extents[-1]
         if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
-            *outer, start = ix.delinearize(first, extents, block.multiples)
+            number: Expr = ZERO if len(extents) == 1 else block.let(k.binary("div", first, integer(inner)), "n")
+            outer = ix.delinearize(number, extents[:-1], {}) if len(extents) > 1 else ()
             line = block.let(dot(outer, strides[:-1]), "o")
             if strides[-1] == 0:
                 return line, None
+            # not a remainder, of which Triton knows no multiple: elements side by side are loaded together
+            start = ix.sub(first, ix.mul(number, integer(inner)))
             span = block.let(k.add(start, k.positions(step, axis)), "k")
             return ix.add(line, ix.mul(span, dim_expr(strides[-1]))), None
         span = Span.of(block, first, step, product(extents), axis)
@@ -418,4 +370,4 @@ def _both(*masks: Expr | None) -> Expr | None:
     return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
 
 
-__all__ = ["Tiling", "lower_contraction"]
+__all__ = ["lower_contraction"]
