@@ -3,7 +3,8 @@
 
     python -m benchmarks.gpu.run [--models resnet50_b1,bert_b1] [--inductor] [--report report.json]
 
-Models run in float16 (Llama in bfloat16) beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in turns in one run.
+Models run in float16 (Llama in bfloat16) beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in
+turns in one run.
 Wall times are medians of a call and a synchronization.
 """
 
