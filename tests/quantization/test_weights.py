@@ -8,7 +8,7 @@ import pytest
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.quantization.sites import Site, find_groups
-from ingot.quantization.weights import by_channel, in_blocks
+from ingot.quantization.weights import by_channel, feedback, in_blocks
 from tests.quantization import nets
 
 
@@ -43,8 +43,8 @@ def test_zeros_and_one_sided_blocks_are_kept():
     assert (by_channel(s, w).value(s)[:, 0] == 0).all()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_error_feedback_pays_where_values_are_correlated(bits: int):
+@pytest.mark.parametrize("bits", [4, 8, None])
+def test_error_feedback_pays_where_values_are_correlated(bits: int | None):
     s = site("last")
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((500, 6)) @ rng.standard_normal((6, 70)) + 0.1 * rng.standard_normal((500, 70))).astype(
@@ -52,13 +52,12 @@ def test_error_feedback_pays_where_values_are_correlated(bits: int):
     )
     w = s.weight()
     exact = x @ w
-    plain, fed = (
-        np.square(x @ q.value(s) - exact).mean() for q in (in_blocks(s, w, bits), in_blocks(s, w, bits, x.T @ x))
-    )
+    made = (in_blocks(s, w, bits, u) if bits else by_channel(s, w, u) for u in (None, feedback(x.T @ x)))
+    plain, fed = (np.square(x @ q.value(s) - exact).mean() for q in made)
     assert fed < 0.5 * plain
 
 
 def test_moments_of_nothing():
     s = site("last")
-    plain, fed = in_blocks(s, s.weight(), 4), in_blocks(s, s.weight(), 4, np.zeros((70, 70), np.float32))
+    plain, fed = in_blocks(s, s.weight(), 4), in_blocks(s, s.weight(), 4, feedback(np.zeros((70, 70), np.float32)))
     np.testing.assert_array_equal(plain.q, fed.q)

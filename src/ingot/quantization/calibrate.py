@@ -15,6 +15,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 
 MOST_DEPTH = 4096  # of a value whose second moments are taken: 64 MB each
+MOST_ROWS = 4096  # of all calls, that they are taken of
 
 
 class Probe:
@@ -38,13 +39,14 @@ class Probe:
         return seen
 
     def moments(self, calls: Sequence[Call]) -> dict[str, np.ndarray]:
-        """X^T X of the values of groups of plain matrices, in f32."""
+        """X^T X of rows of the values of groups of plain matrices, in f32."""
         plain = [g for g in self.groups if g.plain and g.channels <= MOST_DEPTH]
         found = {g.name: np.zeros((g.channels, g.channels), np.float32) for g in plain}
-        for values in self._walk(calls, "moments"):
+        for values in self._walk(calls, "moments") if plain else ():
             for group, x in values:
                 if group.name in found:
                     rows = np.moveaxis(x, group.axis, -1).reshape(-1, group.channels)
+                    rows = rows[:: -(-len(rows) * len(calls) // MOST_ROWS)]
                     found[group.name] += rows.T @ rows
         return found
 

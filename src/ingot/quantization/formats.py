@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ingot.ir.node import Graph, Input, Node, const, rebuilt
 from ingot.ir.types import DType, bf16, f16, f32, u8
 from ingot.quantization.ranges import Levels, Seen
 from ingot.quantization.sites import Group, Site
-from ingot.quantization.weights import Quantized, by_channel, in_blocks
+from ingot.quantization.weights import Quantized, by_channel, feedback, in_blocks
 from ingot.support.dataclass import dataclass
 
 FLOAT, STATIC, DYNAMIC = "float32", "int8", "int8-dynamic"
@@ -44,7 +45,7 @@ class Rounding:
 @dataclass(frozen=True)
 class Recipe:
     """How values and weights are rounded. seen: of each group's value. roundings: by group and format. moments: of
-    values, by group, for weights in blocks. corrected: whether the mean of what rounded weights change is added back.
+    values, by group, for error feedback. corrected: whether the mean of what rounded weights change is added back.
     """
 
     seen: Mapping[str, Seen]
@@ -52,6 +53,7 @@ class Recipe:
     moments: Mapping[str, np.ndarray] = field(default_factory=dict)
     corrected: bool = True
     _made: dict[tuple[str, str], Quantized] = field(default_factory=dict, compare=False, repr=False)
+    _uppers: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def rounding(self, group: Group, form: str) -> Rounding:
         return self.roundings.get((group.name, form), PLAIN)
@@ -64,9 +66,21 @@ class Recipe:
         return made
 
     def _weights(self, group: Group, site: Site, form: str) -> Quantized:
+        factors = self.rounding(group, form).factors
+        upper = self._feedback(group, factors)
         if form in BITS:
-            return in_blocks(site, site.weight(), BITS[form], self.moments.get(group.name))
-        return by_channel(site, smoothed(site, self.rounding(group, form).factors))
+            return in_blocks(site, site.weight(), BITS[form], upper)
+        return by_channel(site, smoothed(site, factors), upper)
+
+    def _feedback(self, group: Group, factors: np.ndarray | None) -> np.ndarray | None:
+        moments = self.moments.get(group.name)
+        if moments is None:
+            return None
+        key = group.name, b"" if factors is None else factors.tobytes()
+        if self._uppers.get("key") != key:  # one is kept: those of one group are asked for one after the other
+            own = moments if factors is None else moments * np.outer(factors, factors)
+            self._uppers.update(key=key, upper=feedback(own))
+        return self._uppers["upper"]
 
     def effective(self, group: Group, site: Site, form: str) -> np.ndarray:
         """The weights that the product is computed with, by what its value is multiplied with."""

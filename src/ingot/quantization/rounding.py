@@ -20,6 +20,8 @@ from ingot.support import progress
 
 SMOOTHINGS = (0.5, 0.75, 0.9)
 _FARTHEST = 1e4  # of factors from their mean
+# factors for channels cost time, most where values were only moved as bytes before: they must gain something
+_ENOUGH, _LITTLE = 3e-5, 1.3
 
 
 def roundings(
@@ -34,8 +36,10 @@ def roundings(
             continue
         tried = _Tried(group, own)
         for form in (f for f in (STATIC, DYNAMIC) if f in formats):
-            judged = (tried.judged(r) for r in _candidates(group, own, form, methods))
-            out[group.name, form] = min(judged, key=lambda r: r.error)
+            judged = [tried.judged(r) for r in _candidates(group, own, form, methods)]
+            plain = min((r for r in judged if r.factors is None), key=lambda r: r.error)
+            best = min(judged, key=lambda r: r.error)
+            out[group.name, form] = plain if plain.error < max(_ENOUGH, _LITTLE * best.error) else best
     return out
 
 

@@ -163,7 +163,8 @@ class _Work:
     def _calibrate(self) -> None:
         self.probe = Probe(self.graph, self.groups, self.threads)
         seen = self.probe.calibrate(self.seen_samples.calls)
-        moments = self.probe.moments(self.seen_samples.calls) if any(f in BITS for f in self.formats) else {}
+        levels = any(f in (STATIC, DYNAMIC, *BITS) for f in self.formats)
+        moments = self.probe.moments(self.seen_samples.calls) if levels else {}
         self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
 
     def _judge(self, samples: Samples) -> Judge:

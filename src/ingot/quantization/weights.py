@@ -16,6 +16,7 @@ from ingot.support.dataclass import dataclass
 
 BLOCK = 32
 _SHRINKS = np.linspace(0.7, 1.0, 13)
+_PANEL = 32  # columns behind which the others learn of their errors
 _DAMP = 0.01  # of the mean second moment, so that the inverse exists
 
 
@@ -70,27 +71,34 @@ class Blocks:
 Quantized = Channels | Blocks
 
 
-def by_channel(site: Site, w: np.ndarray) -> Channels:
-    """Symmetric levels, the largest weight of each output channel at 127."""
+def by_channel(site: Site, w: np.ndarray, upper: np.ndarray | None = None) -> Channels:
+    """Symmetric levels, the largest weight of each output channel at 127. upper: of a matrix, `feedback` of the moments
+    of the values that meet it."""
     largest = np.abs(site.by_channel(w)).max(axis=1)
     scale = np.where(largest > 0, largest / np.float32(127), 1).astype(np.float32)
     scale = np.maximum(scale, np.finfo(np.float32).tiny)
-    q = np.clip(np.rint(w / site.per_channel(scale)), -127, 127).astype(np.int8)
-    return Channels(q, scale)
+    if upper is None:
+        q = np.clip(np.rint(w / site.per_channel(scale)), -127, 127)
+    else:
+        rows, steps = w if site.axes.out == 0 else w.T, scale[:, None, None]
+        middle = np.full_like(steps, 128)
+        q = np.maximum(_with_feedback(rows, steps, middle, 8, rows.shape[1], upper) - 128, -127)
+        q = q if site.axes.out == 0 else q.T
+    return Channels(q.astype(np.int8), scale)
 
 
-def in_blocks(site: Site, w: np.ndarray, bits: int, moments: np.ndarray | None = None, block: int = BLOCK) -> Blocks:
-    """Levels in blocks along the sum, asymmetric. moments: X^T X of the values that meet them, for error feedback."""
+def in_blocks(site: Site, w: np.ndarray, bits: int, upper: np.ndarray | None = None, block: int = BLOCK) -> Blocks:
+    """Levels in blocks along the sum, asymmetric. upper: `feedback` of the moments of the values that meet them."""
     rows = w if site.axes.out == 0 else w.T
     n, depth = rows.shape
     count = -(-depth // block)
     padded = np.zeros((n, count * block), np.float32)
     padded[:, :depth] = rows
     scale, zero = _fitted(padded.reshape(n, count, block), bits)
-    if moments is None:
+    if upper is None:
         q = _rounded(padded.reshape(n, count, block), scale, zero, bits)
     else:
-        q = _with_feedback(padded, scale, zero, bits, block, depth, moments).reshape(n, count, block)
+        q = _with_feedback(padded, scale, zero, bits, block, upper).reshape(n, count, block)
     return Blocks(bits, q.astype(np.uint8), zero.astype(np.uint8), scale, depth)
 
 
@@ -118,29 +126,42 @@ def _fitted(blocks: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _with_feedback(
-    w: np.ndarray, scale: np.ndarray, zero: np.ndarray, bits: int, block: int, depth: int, moments: np.ndarray
+    w: np.ndarray, scale: np.ndarray, zero: np.ndarray, bits: int, block: int, upper: np.ndarray
 ) -> np.ndarray:
-    """Levels of w[n, k]; see module."""
-    upper = _inverse_factor(moments)
-    left, q = w.copy(), np.broadcast_to(zero, (*zero.shape[:2], block)).reshape(w.shape).copy()
-    for start in range(0, depth, 128):
-        stop = min(start + 128, depth)
-        errors = np.zeros((len(w), stop - start), np.float32)
+    """Levels of w[n, k], whose scales and zeros are those of blocks; what `upper` does not tell of is padding."""
+    depth = len(upper)
+    steps, zeros = (np.ascontiguousarray(p[:, :, 0].T) for p in (scale, zero))  # [block, n]
+    left = np.array(w.T, np.float32, order="C")  # what is walked along is contiguous: [k, n]
+    q = np.repeat(zeros, block, axis=0)[: len(left)]
+    for start in range(0, depth, _PANEL):
+        stop = min(start + _PANEL, depth)
+        errors = np.empty((stop - start, len(w)), np.float32)
         for i in range(start, stop):
-            s, z = scale[:, i // block, 0], zero[:, i // block, 0]
-            q[:, i] = _rounded(left[:, i], s, z, bits)
-            error = (left[:, i] - (q[:, i] - z) * s) / upper[i, i]
-            left[:, i:stop] -= np.outer(error, upper[i, i:stop])
-            errors[:, i - start] = error
-        left[:, stop:depth] -= errors @ upper[start:stop, stop:]
-    return q
+            s, z = steps[i // block], zeros[i // block]
+            q[i] = _rounded(left[i], s, z, bits)
+            errors[i - start] = error = (left[i] - (q[i] - z) * s) / upper[i, i]
+            left[i:stop] -= upper[i, i:stop, None] * error
+        left[stop:depth] -= upper[start:stop, stop:].T @ errors
+    return q.T
 
 
-def _inverse_factor(moments: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of the inverse of the damped moments."""
+def feedback(moments: np.ndarray) -> np.ndarray:
+    """What rounding one column asks of those behind it: the upper Cholesky factor of the damped X^T X's inverse."""
     h = moments.astype(np.float64)
     at = np.arange(len(h))
     mean = float(h[at, at].mean())
     h[at, at] += _DAMP * mean if mean > 0 else 1.0
-    inverse = np.linalg.inv(h)
-    return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
+    # h = r r^T for an upper r, so that its inverse is u^T u for u = r^-1
+    return _inverted(np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]).astype(np.float32)
+
+
+def _inverted(upper: np.ndarray) -> np.ndarray:
+    """By halves: a sixth of the products of a general inverse."""
+    n = len(upper)
+    if n <= 64:
+        return np.linalg.inv(upper)
+    a, d = _inverted(upper[: n // 2, : n // 2]), _inverted(upper[n // 2 :, n // 2 :])
+    out = np.zeros_like(upper)
+    out[: n // 2, : n // 2], out[n // 2 :, n // 2 :] = a, d
+    out[: n // 2, n // 2 :] = -a @ upper[: n // 2, n // 2 :] @ d
+    return out
