@@ -40,6 +40,15 @@ def test_onnx_sizes_of_0(as_file: bool, tmp_path: Path) -> None:
             fresh(np.ones((0, 3), np.float32))
 
 
+def test_a_size_of_1_that_is_squeezed_away() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]> agraph (float[n,k] x) => (float[n] y) { y = Squeeze(x) }"""
+    compiled = ingot.compile(onnx.parser.parse_model(text))
+    for shape, squeezed in (((4, 3), (4, 3)), ((1, 3), (3,)), ((2, 1), (2,)), ((1, 1), ()), ((1, 5), (5,))):
+        x = np.random.default_rng(0).random(shape, np.float32)
+        got = compiled(x)
+        assert got.shape == squeezed and np.array_equal(got, x.squeeze())
+
+
 @pytest.mark.parametrize("dynamic", [{"n": (1, 9)}, {"x": {0: (2, None)}}])
 def test_bounds_that_are_told_rule_zero_out(dynamic: dict) -> None:
     compiled = ingot.compile(onnx.parser.parse_model(ONNX), dynamic=dynamic)

@@ -67,7 +67,7 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
             return _compile_content(frontend, source, asked, options)
         return _finished(frontend.open(source, asked), options)
 
-    return build(request) if kind == "jax" else _with_zeros(source, request, build)
+    return build(request) if kind == "jax" else _with_sizes(source, request, build)
 
 
 def _finished(opened: Opened, options: Options) -> Any:
@@ -83,8 +83,8 @@ def _finished(opened: Opened, options: Options) -> Any:
     return model
 
 
-def _with_zeros(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
-    """What `build` gives; where a call brings sizes of 0, that calls what it gives with these sizes told."""
+def _with_sizes(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
+    """What `build` gives; where a call brings sizes beyond its bounds, one with these sizes is called."""
     model = build(request)
     if not isinstance(model, CompiledModel | FrameworkModel) or not model.program.symbols:
         return model
@@ -92,15 +92,15 @@ def _with_zeros(source: Any, request: Request, build: Callable[[Request], Any]) 
     stamps = _stamps(source)
 
     def again(refused: SizesError) -> Any:
-        from ingot.frontends.shared.dynamic import with_zeros
+        from ingot.frontends.shared.dynamic import with_sizes
 
-        if not refused.zeros:
+        if not refused.outside:
             return None
         if _stamps(source) != stamps:
             raise InputError(
                 "the model's files", expected="those that were compiled", got="others", fix="compile again"
             )
-        dynamic = with_zeros(request.dynamic, refused.zeros, shapes)
+        dynamic = with_sizes(request.dynamic, refused.outside, shapes)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
     model.others = OtherSizes(again)
@@ -181,7 +181,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
             progress.report("read")
             return _compiled(_program(onnx_graph(source, asked, example), options), options)
 
-        return _with_zeros(source, replace(request, weights={**weights, **values}), found)
+        return _with_sizes(source, replace(request, weights={**weights, **values}), found)
 
     try:
         return build({}, None)

@@ -13,7 +13,7 @@ import numpy as np
 from ingot.runtime import placement
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
-from ingot.runtime.program import Buffer, Program, Step
+from ingot.runtime.program import Buffer, Program, Step, Symbol
 from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
@@ -49,10 +49,10 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             name, slope, start = line
             values[name] = (size - start) // slope  # a size between two values fails the check below
             origin[name] = f"{place} of {where}"
-    zero = frozenset(s.name for s in program.symbols if values[s.name] == 0 and s.lo is not None and s.lo > 0)
+    outside = {s.name: values[s.name] for s in program.symbols if not _within(values[s.name], s)}
     for symbol in program.symbols:
         size = values[symbol.name]
-        if (symbol.lo is not None and size < symbol.lo) or (symbol.hi is not None and size > symbol.hi):
+        if symbol.name in outside:
             limits = ((symbol.lo, ">="), (symbol.hi, "<="))
             wider = f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {size})}}"
             raise SizesError(
@@ -60,7 +60,7 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
                 expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
                 fix=wider if size else _ON_NOTHING,
-            ).of(told, zero)
+            ).of(told, outside)
     for dim, size, where, place, whole in facts:
         wanted = evaluate(dim, values)
         if wanted == size:
@@ -85,6 +85,10 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
                 "use these, or export it with examples of the others",
             ).of(told)
     return values
+
+
+def _within(size: int, symbol: Symbol) -> bool:
+    return (symbol.lo is None or symbol.lo <= size) and (symbol.hi is None or size <= symbol.hi)
 
 
 def _facts(program: Program, told: Sequence[Shape]) -> list[tuple[Expr, int, str, str, Shape]]:

@@ -10,7 +10,8 @@ cannot forget one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from ingot.support.dataclass import dataclass
@@ -80,15 +81,15 @@ class InputError(IngotError):
 class SizesError(InputError):
     """A call brings sizes that the program does not hold for, though the model may.
 
-    told: what the call brings, the inputs' shapes and behind them values that are sizes. zeros: names of those sizes
-    that are 0 where the program holds for 1 at least.
+    told: what the call brings, the inputs' shapes and behind them values that are sizes. outside: the sizes beyond
+    the program's bounds, by symbol.
     """
 
     told: tuple[tuple[int, ...], ...] = ()
-    zeros: frozenset[str] = frozenset()
+    outside: Mapping[str, int] = MappingProxyType({})
 
-    def of(self, told: Sequence[tuple[int, ...]], zeros: frozenset[str] = frozenset()) -> Self:
-        self.told, self.zeros = tuple(told), zeros
+    def of(self, told: Sequence[tuple[int, ...]], outside: Mapping[str, int] = MappingProxyType({})) -> Self:
+        self.told, self.outside = tuple(told), outside
         return self
 
 

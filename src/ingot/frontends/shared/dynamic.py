@@ -8,7 +8,7 @@ None keeps the sizes that the model leaves open, as symbols `<input>_<axis>`; Fa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.frontends.shared.sizes import symbol_of
@@ -39,10 +39,10 @@ class Requests:
         return tuple((k, *self.spans[k]) for k in sorted(self.spans) if k in known)
 
 
-def with_zeros(
-    dynamic: Dynamic, names: Collection[str], shapes: Mapping[str, Sequence[Any]]
+def with_sizes(
+    dynamic: Dynamic, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[Any]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
-    """`dynamic` with these symbols' sizes being 0; None where it tells bounds of one, which rule that out.
+    """`dynamic` with these symbols' sizes; None where it tells bounds of one, which rule that out.
 
     shapes: of a program's inputs by name; a size is a number, or has the names of symbols among its items.
     """
@@ -51,9 +51,9 @@ def with_zeros(
         of_axes = wanted.items() if isinstance(wanted, Mapping) else ()
         bounded = [shapes[key][axis] for axis, one in of_axes if isinstance(one, tuple)]
         told = {item for size in bounded if not isinstance(size, int) for item in size}
-        if not told.union([key] if isinstance(wanted, tuple) else []).isdisjoint(names):
+        if not told.union([key] if isinstance(wanted, tuple) else []).isdisjoint(sizes):
             return None
-    return {**asked, **dict.fromkeys(names, 0)}
+    return {**asked, **sizes}
 
 
 def requests(

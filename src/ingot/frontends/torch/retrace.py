@@ -37,7 +37,7 @@ class Retrace:
 
     def __call__(self, refused: SizesError) -> ImportedModel | None:
         """Raises InputError where the model's weights were changed meanwhile, and what importing raises."""
-        zeros = refused.zeros
+        zeros = [name for name, size in refused.outside.items() if size == 0]
         if not _open(self._dynamic, zeros):
             return None
         if isinstance(self._model, nn.Module):
