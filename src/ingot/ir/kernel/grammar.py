@@ -78,6 +78,9 @@ class Buffer:
     align: int = 64  # bytes; every param's first element is so aligned unless told otherwise
     tile: tuple[int, int] | None = None  # register space: the rows and columns that the lanes of each element form
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # printing looks buffers up more than all else
+
 
 Tile = tuple[int, int]
 

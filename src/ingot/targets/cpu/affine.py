@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ingot.support.dataclass import dataclass
 from ingot.targets.cpu.builder import Builder
 
 
@@ -17,8 +16,7 @@ class Term(NamedTuple):
     multiple: int  # the value is known to be a multiple of this
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(NamedTuple):
     """An i64; terms have distinct values and non-zero coefficients."""
 
     constant: int

@@ -83,13 +83,13 @@ class Expressions:
 
     def affine(self, e: Expr) -> Affine:
         """A scalar i64 as constant + sum of coefficient * value."""
-        if isinstance(e, Lit):
-            return constant(int(e.value))
         if isinstance(e, Var):
             bound = self.vars.get(e.name)
             if bound is None:
                 raise CompileError(f"variable {e.name}", expected="a binding", got="none")
             return Affine.of(bound) if isinstance(bound, str) else bound
+        if isinstance(e, Lit):
+            return constant(int(e.value))
         if isinstance(e, Binary):
             found = self.sums.get(id(e))
             if found is None:

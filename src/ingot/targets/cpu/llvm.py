@@ -57,7 +57,8 @@ class _Function(Expressions):
         self.kernel = kernel
         self.metadata = metadata
         self.streams = False
-        self.stored: dict[int, frozenset[Buffer]] = {}
+        self.stored: dict[int, list[Buffer]] = {}  # by the id of a body, which unrolled loops print often
+        self.binds: dict[int, bool] = {}
         self.do: dict[type[Stmt], Callable[..., None]] = {
             For: self._for,
             If: self._if,
@@ -121,7 +122,10 @@ class _Function(Expressions):
 
     def _body(self, body: Body) -> None:
         do = self.do
-        bound = dict(self.vars) if any(isinstance(s, Let | Increment) for s in body) else None
+        binds = self.binds.get(id(body))
+        if binds is None:
+            binds = self.binds[id(body)] = any(isinstance(s, Let | Increment) for s in body)
+        bound = dict(self.vars) if binds else None
         for stmt in body:
             self.loads.clear()
             self.shared.clear()
@@ -339,5 +343,6 @@ class _Function(Expressions):
         """Register buffers that `body` writes."""
         found = self.stored.get(id(body))
         if found is None:
-            found = self.stored[id(body)] = frozenset(stored_registers(body))
-        return sorted(found, key=lambda buffer: buffer.name)
+            found = sorted(stored_registers(body), key=lambda buffer: buffer.name)
+            self.stored[id(body)] = found
+        return found
