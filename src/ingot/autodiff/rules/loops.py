@@ -1,7 +1,9 @@
 """Loops and branches.
 
 A loop of a known number of turns runs backwards: what its body reads of a turn was kept by the loop itself, in a row
-for each value (`with_history`), or follows from the turn's number, or stays the same in all turns.
+for each value (`with_history`), or follows from the turn's number, or stays the same in all turns. Products are kept
+as well, as computing them again would cost more. Weights that all turns read have their gradient behind the loop, as
+one product of the rows that all turns made.
 
     for k in 0..n: v = body(v)        ->        for k in n-1..0: g = pulled back through body at the k-th v
 """
@@ -20,17 +22,18 @@ from ingot.ir.types import TensorType, i64
 from ingot.support.dataclass import dataclass
 
 _MOST_TURNS = 1 << 20
+_PRODUCTS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
 class _Pulled:
     """A body's reverse. active: the carried values that have cotangents; seeds: these, of a turn's results, as inputs;
-    found: of the values that the turn began with; reads: the carried values that `found` is made of."""
+    found: of the values that the turn began with; reads: the values of the body that `found` is made of."""
 
     active: tuple[int, ...]
     seeds: tuple[Node, ...]
     found: tuple[Node, ...]
-    reads: tuple[int, ...]
+    reads: tuple[Node, ...]
 
 
 def _pulled(body: Graph, given: Sequence[int]) -> _Pulled:
@@ -46,9 +49,25 @@ def _pulled(body: Graph, given: Sequence[int]) -> _Pulled:
             break
         active = more
     kept = tuple(_or_zeros(found[j], body.inputs[j]) for j in active)
-    used = set(topological(kept))
-    reads = tuple(j for j, x in enumerate(body.inputs) if x in used)
-    return _Pulled(active, seeds, kept, reads)
+    return _Pulled(active, seeds, kept, _read(body, kept, set(seeds)))
+
+
+def _read(body: Graph, found: Sequence[Node], seeds: set[Node]) -> tuple[Node, ...]:
+    """What the reverse of a turn is made of: values that the turn began with, and products of them."""
+    same = {x for x, y in zip(body.inputs, body.results, strict=True) if x is y}
+    changing = {x for x in body.inputs if x not in same}
+    later: set[Node] = set(seeds)  # what depends on cotangents
+    for n in topological(found):
+        if not later.isdisjoint(n.inputs):
+            later.add(n)
+        if not changing.isdisjoint(n.inputs):
+            changing.add(n)
+
+    def kept(n: Node) -> bool:
+        return isinstance(n.op, _PRODUCTS) and n not in later and n in changing
+
+    used = topological(found, lambda n: () if kept(n) else n.inputs)
+    return tuple(n for n in used if kept(n) or n in body.inputs)
 
 
 def _or_zeros(g: Node | None, like: Node) -> Node:
@@ -92,13 +111,16 @@ def _stride(body: Graph, j: int) -> Node | None:
     return by if isinstance(by.op, Const) else None
 
 
-def _follows(body: Graph, j: int) -> bool:
-    """Whether the value of a turn needs no row of its own."""
-    return body.results[j] is body.inputs[j] or _stride(body, j) is not None
+def _follows(body: Graph, value: Node) -> bool:
+    """Whether a value of the body needs no row of its own to be known of each turn."""
+    if value not in body.inputs:
+        return False
+    j = body.inputs.index(value)
+    return body.results[j] is value or _stride(body, j) is not None
 
 
-def _row_of(node: Node, j: int) -> int | None:
-    """The carried value that keeps what carried value j was in each turn."""
+def _row_of(node: Node, value: Node) -> int | None:
+    """The carried value that keeps what a value of the body was in each turn."""
     op = node.op
     assert isinstance(op, ops.While)
     entry = op.body.inputs
@@ -107,7 +129,7 @@ def _row_of(node: Node, j: int) -> int | None:
             continue
         _, part, at, *others = y.inputs
         counts = at in entry and _counts(node, entry.index(at))
-        whole = part.op == ops.Reshape((1, *entry[j].shape)) and part.inputs[0] is entry[j]
+        whole = part.op == ops.Reshape((1, *value.shape)) and part.inputs[0] is value
         if counts and whole and all(_is(o, 0) for o in others):
             return s
     return None
@@ -136,27 +158,34 @@ def with_history(node: Node) -> Node:
     return _keeping(node, _pulled(op.body, floats).reads)
 
 
-def _keeping(node: Node, reads: Sequence[int]) -> Node:
+def _keeping(node: Node, reads: Sequence[Node]) -> Node:
     op = node.op
     assert isinstance(op, ops.While)
-    missing = [j for j in reads if not _follows(op.body, j) and _row_of(node, j) is None]
+    missing = [x for x in reads if not _follows(op.body, x) and _row_of(node, x) is None]
     turns = _turns(node)
     if not missing or turns is None:
         return node
-    turn, zero = Input("turn", TensorType(i64))(), ops.scalar(0, i64)
-    rows = [TensorType(node.types[j].dtype, (max(turns, 1), *node.types[j].shape)) for j in missing]
-    kept = [Input(f"kept {j}", row)() for j, row in zip(missing, rows, strict=True)]
-    written = [
-        ops.DynamicUpdateSlice()(
-            row, ops.Reshape((1, *row.shape[1:]))(op.body.inputs[j]), turn, *[zero] * (len(row.shape) - 1)
-        )
-        for j, row in zip(missing, kept, strict=True)
-    ]
+    turn = Input("turn", TensorType(i64))()
+    kept = [Input(f"kept {i}", _rows(x, turns))() for i, x in enumerate(missing)]
     more = (turn, *kept)
     cond = replace(op.cond, inputs=(*op.cond.inputs, *more))
-    after = (ops.add(turn, 1), *written)
+    after = (ops.add(turn, 1), *(_written(row, x, turn) for x, row in zip(missing, kept, strict=True)))
     body = replace(op.body, inputs=(*op.body.inputs, *more), outputs=(*op.body.results, *after), output_names=())
-    return ops.While(cond, body)(*node.inputs, zero, *(ops.full(r.shape, 0, r.dtype) for r in rows), loc=node.loc)
+    return ops.While(cond, body)(*node.inputs, ops.scalar(0, i64), *(_zeros(row.type) for row in kept), loc=node.loc)
+
+
+def _rows(x: Node, turns: int) -> TensorType:
+    return TensorType(x.dtype, (max(turns, 1), *x.shape))
+
+
+def _zeros(t: TensorType) -> Node:
+    return ops.full(t.shape, 0, t.dtype)
+
+
+def _written(rows: Node, x: Node, turn: Node) -> Node:
+    """`rows` with x in the turn's place."""
+    zeros = [ops.scalar(0, i64)] * len(x.shape)
+    return ops.DynamicUpdateSlice()(rows, ops.Reshape((1, *x.shape))(x), turn, *zeros)
 
 
 def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
@@ -171,17 +200,84 @@ def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     k = Input("turn", TensorType(i64))()
     held = _Held(loop, k)
     images = dict(zip(pulled.seeds, pulled.seeds, strict=True))
-    images |= {op.body.inputs[j]: held.value(j) for j in pulled.reads}
-    found = rebuilt(pulled.found, images)
-    entry = (k, *pulled.seeds, *held.entry)
-    body = Graph(entry, (ops.sub(k, 1), *found, *held.entry))
-    starts = [cotangents[j] for j in pulled.active]
-    first = [_or_zeros(g, node.inputs[j]) for j, g in zip(pulled.active, starts, strict=True)]
+    images |= {x: held.value(x) for x in pulled.reads}
+    found = dict(zip(pulled.active, rebuilt(pulled.found, images), strict=True))
+    seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
+    first = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
+    after = _Behind(held, turns)
+    sums = {j: products for j in pulled.active if (products := after.sums(seeds[j], found[j])) is not None}
+    carried = [j for j in pulled.active if j not in sums]
+    entry = (k, *(seeds[j] for j in carried), *after.rows, *held.entry)
+    written = [_written(row, x, k) for x, row in zip(after.values, after.rows, strict=True)]
+    body = Graph(entry, (ops.sub(k, 1), *(found[j] for j in carried), *written, *held.entry))
     made = ops.While(Graph(entry, (ops.compare("GE", k, 0),)), body)(
-        ops.scalar(turns - 1, i64), *first, *held.operands, loc=node.loc
-    )
-    out = dict(zip(pulled.active, made.results[1:], strict=False))
+        ops.scalar(turns - 1, i64), *(first[j] for j in carried), *(_zeros(row.type) for row in after.rows),
+        *held.operands, loc=node.loc,
+    )  # fmt: skip
+    out = dict(zip(carried, made.results[1:], strict=False))
+    rows = dict(zip(after.rows, made.results[1 + len(carried) :], strict=False))
+    rows |= dict(zip(held.entry, held.operands, strict=True))
+    for j, products in sums.items():
+        out[j] = first[j]
+        for product in rebuilt(products, rows):
+            out[j] = ops.Add()(out[j], product)
     return [out.get(j) for j in range(len(node.inputs))]
+
+
+class _Behind:
+    """Sums over all turns that are made behind a reverse loop. values: those of a turn that `rows` keep for them."""
+
+    def __init__(self, held: _Held, turns: int) -> None:
+        self.held, self.turns = held, turns
+        self.values: list[Node] = []
+        self.rows: list[Node] = []
+
+    def sums(self, seed: Node, found: Node) -> list[Node] | None:
+        """What has to be added to the first value of `seed`, which each turn adds products to: these with the turn as
+        one more axis that is summed over. None where a turn does something else."""
+        terms, left = [], [found]
+        while left:
+            n = left.pop()
+            if isinstance(n.op, ops.Add):
+                left += n.inputs
+            else:
+                terms.append(n)
+        if terms.count(seed) != 1 or len(terms) == 1:
+            return None
+        chains = [self._product(n) for n in terms if n is not seed]
+        if any(c is None or seed in topological([c[-1]]) for c in chains):
+            return None
+        return [self._over_turns(c) for c in chains if c is not None]
+
+    def _product(self, n: Node) -> list[Node] | None:
+        """The views from a term down to the product that it shows."""
+        chain = [n]
+        while isinstance(chain[-1].op, ops.Transpose | ops.Reshape):
+            chain.append(chain[-1].inputs[0])
+        product = chain[-1]
+        # rows of what stays the same would all be alike
+        each = isinstance(product.op, ops.DotGeneral) and not any(x in self.held.entry for x in product.inputs)
+        return chain if each else None
+
+    def _over_turns(self, chain: Sequence[Node]) -> Node:
+        *views, product = chain
+        op = product.op
+        assert isinstance(op, ops.DotGeneral)
+        moved = [tuple(tuple(d + 1 for d in axes) for axes in pair) for pair in (op.batch, op.contract)]
+        contract = tuple((0, *axes) for axes in moved[1])
+        found = replace(op, batch=moved[0], contract=contract)(*(self._row(x) for x in product.inputs))
+        for view in reversed(views):
+            found = view.op(found)
+        return found
+
+    def _row(self, x: Node) -> Node:
+        """All turns' values of x, the turn in front."""
+        if (kept := self.held.rows_of(x)) is not None:
+            return kept
+        if x not in self.values:
+            self.values.append(x)
+            self.rows.append(Input(f"all {len(self.rows)}", _rows(x, self.turns))())
+        return self.rows[self.values.index(x)]
 
 
 class _Held:
@@ -191,22 +287,30 @@ class _Held:
         self.loop, self.turn = loop, turn
         self.entry: list[Node] = []
         self.operands: list[Node] = []
+        self._rows: dict[Node, Node] = {}
 
-    def value(self, j: int) -> Node:
-        """Carried value j as the body had it in the turn."""
+    def value(self, x: Node) -> Node:
+        """A value of the loop's body as it was in the turn."""
         op = self.loop.op
         assert isinstance(op, ops.While)
-        if op.body.results[j] is op.body.inputs[j]:
+        j = op.body.inputs.index(x) if x in op.body.inputs else None
+        if j is not None and op.body.results[j] is x:
             return self._read(self.loop.inputs[j])
-        if (by := _stride(op.body, j)) is not None:
+        if j is not None and (by := _stride(op.body, j)) is not None:
             start = self._read(self.loop.inputs[j])
             return ops.add(start, ops.mul(ops.cast(self.turn, start.dtype), by))
-        row = _row_of(self.loop, j)
+        row = _row_of(self.loop, x)
         assert row is not None
         rows = self._read(self.loop.results[row])
         zero = ops.scalar(0, i64)
         part = ops.DynamicSlice((1, *rows.shape[1:]))(rows, self.turn, *[zero] * (len(rows.shape) - 1))
-        return ops.Reshape(rows.shape[1:])(part)
+        found = ops.Reshape(rows.shape[1:])(part)
+        self._rows[found] = rows
+        return found
+
+    def rows_of(self, x: Node) -> Node | None:
+        """The rows that `x` is the turn's one of."""
+        return self._rows.get(x)
 
     def _read(self, x: Node) -> Node:
         if x in self.operands:
