@@ -257,3 +257,28 @@ def test_scales_of_blocks_are_known(dtype: DType) -> None:
     w = (q.astype(np.float32) - zero.repeat(4, 1).reshape(12, 5)) * scale.repeat(4, 1).reshape(12, 5)
     model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     np.testing.assert_allclose(np.asarray(model(x)), x @ w, rtol=1e-5, atol=1e-5)
+
+
+def _between(low: float | None, high: float | None, x: Node) -> Node:
+    ends = [None if b is None else ops.BroadcastInDim(x.shape, ())(const(np.float32(b))) for b in (low, high)]
+    if ends[0] is None or ends[1] is None:
+        return ops.Max()(x, ends[0]) if ends[0] is not None else ops.Min()(ends[1] or x, x)
+    return ops.Clamp()(ends[0], x, ends[1])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "zero", "goes"),
+    [(0, None, 0, True), (0, None, 3, False), (-0.3, None, 3, True), (0, 6, 0, False), (0, 25.5, 0, True),
+     (None, 25.2, 3, True), (None, 25.1, 3, False), (np.nan, None, 0, False)],
+)  # fmt: skip
+def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: float | None, zero: int, goes: bool):
+    y = _between(low, high, arg("x", 3, 41))
+    q = ops.quantized(y, ops.scalar(0.1), ops.scalar(zero, u8))
+    new = lowered(graph(q))
+    assert (not any(isinstance(n.op, type(y.op)) for n in new.nodes())) is goes
+    given = (np.random.default_rng(0).standard_normal((3, 41)) * 20).astype(np.float32)
+    given[0, :5] = np.nan, np.inf, -np.inf, -0.0, 25.25
+    got, want = (interpret(g, [given])[0] for g in (new, graph(q)))
+    np.testing.assert_array_equal(got, want)
+    kept = lowered(graph(q, y))  # somebody else reads what is cut
+    assert any(isinstance(n.op, type(y.op)) for n in kept.nodes())

@@ -2,6 +2,7 @@
 
     max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
     quantize((q - z) * s)   ->   q                              by the same scale and zero
+    quantize(max(x, 0))     ->   quantize(x)                    where 0 is the least level: x is cut there anyway
     gather((q - z) * s, i)  ->   (gather(q, i) - z) * s         of a constant table, which stays as small as it is
 
 Products, where the machine multiplies and adds bytes four at a time:
@@ -51,6 +52,7 @@ def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, .
     if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
         return graph
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
+    graph = _cut_once(graph)
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
     return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
@@ -90,6 +92,46 @@ def _gathered(op: ops.Gather, table: Node, at: Node) -> Node | None:
         return replace(op, slice_sizes=sizes)(p, at)
 
     return table.op(op(q, at), *map(read, parameters), loc=table.loc)
+
+
+def _cut_once(graph: Graph) -> Graph:
+    """Bounds of values that only levels are made of, which cut no later than these, left out."""
+    uses, outputs = graph.uses(), set(graph.outputs)
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        if not isinstance(n.op, ops.Quantize):
+            return n.with_inputs(inputs)
+        x = n.inputs[0]
+        own = x not in outputs and all(isinstance(u.op, ops.Quantize) for u in uses[x])
+        bounded = _bounded(x) if own else None
+        if bounded is None:
+            return n.with_inputs(inputs)
+        at, *bounds = bounded
+        scale, zero = (splat_of(p) for p in n.inputs[1:])
+        if scale is None or zero is None or not float(scale) > 0:
+            return n.with_inputs(inputs)
+        ends = [n.op.reference(np.asarray(b), scale, zero) for b in bounds]  # type: ignore[arg-type]
+        if not all(end == limit for end, limit in zip(ends, n.dtype.range, strict=True)):
+            return n.with_inputs(inputs)
+        return n.with_inputs([inputs[0].inputs[at], *inputs[1:]])
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+
+
+def _bounded(x: Node) -> tuple[int, np.float32, np.float32] | None:
+    """Which operand of `x` is cut at known numbers, none of them NaN, and the least and greatest that is left of it."""
+    if x.dtype != f32 or not isinstance(x.op, ops.Max | ops.Min | ops.Clamp):
+        return None
+    known = [splat_of(i) for i in x.inputs]
+    ends = np.float32(-np.inf), np.float32(np.inf)
+    if isinstance(x.op, ops.Clamp):
+        low, high = known[0], known[2]
+        return None if low is None or high is None or not low <= high else (1, np.float32(low), np.float32(high))
+    at = 0 if known[1] is not None else 1
+    bound = known[1 - at]
+    if bound is None or np.isnan(bound):
+        return None
+    return (at, np.float32(bound), ends[1]) if isinstance(x.op, ops.Max) else (at, ends[0], np.float32(bound))
 
 
 def _chooses(op: Op) -> bool:
