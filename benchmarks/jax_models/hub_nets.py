@@ -57,14 +57,14 @@ _IMAGES: Mapping[str, Mapping[str, Any]] = {
         "mlp_dim": 64,
     },
     "ResNet": {
-        "input_conv_filters": [16], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [16, 32],
+        "input_conv_filters": [16], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 128],
         "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "basic_block",
         "image_shape": (32, 32, 3),
     },
     "MiT": {
-        "depths": [1, 1], "num_layers": 2, "hidden_dims": [16, 32], "blockwise_num_heads": [2, 4],
-        "blockwise_sr_ratios": [2, 1], "max_drop_path_rate": 0.0, "patch_sizes": [3, 3], "strides": [4, 2],
-        "image_shape": (32, 32, 3),
+        "layerwise_depths": [1, 1], "num_layers": 2, "hidden_dims": [16, 32], "layerwise_num_heads": [2, 4],
+        "layerwise_sr_ratios": [2, 1], "max_drop_path_rate": 0.0, "layerwise_patch_sizes": [3, 3],
+        "layerwise_strides": [4, 2], "image_shape": (32, 32, 3),
     },
     "SwinTransformer": {
         "image_shape": (32, 32, 3), "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],

@@ -50,7 +50,7 @@ def newton(w: Any, x: Any) -> Any:
 
 
 def sorting(w: Any, x: Any) -> Any:
-    y = x @ w
+    y = jnp.cumsum(x @ w, axis=0)
     order = jnp.argsort(y[:, 0])
     values, places = jax.lax.top_k(y, 3)
     return jnp.sort(y, axis=0), jnp.take(y, order, axis=0), values, places, jnp.median(y, axis=1)

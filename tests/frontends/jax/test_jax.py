@@ -219,3 +219,12 @@ def test_arguments_of_other_kinds():
         given = (x,) if 1 in weights else (jax.random.key(4), x)
         got = imported.unflatten(interpret(imported.graph, imported.flatten(given, {})))
         _agree(got, f(w, given[0] if len(given) == 2 else key, x))
+
+
+def test_running_sums_of_open_size():
+    def f(x: Any) -> Any:
+        return jnp.cumsum(x, 1), lax.cummax(x, axis=0, reverse=True)
+
+    g = _interpreted(f, _data(3, 4), dynamic={"x": {0: "b", 1: "n"}})
+    for x in (_data(3, 4), _data(1, 7)):
+        _agree(g(x), f(x))

@@ -22,8 +22,16 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 Bound = int | tuple[int, int | None]
-# what JAX calls for linear algebra when it lowers for TPUs, and for marks on values
-_CALLS = ("LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding")
+# what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size
+_CALLS = (
+    "LuDecomposition",
+    "Qr",
+    "Eigh",
+    "ProductOfElementaryHouseholderReflectors",
+    "ApproxTopK",
+    "Sharding",
+    "stablehlo.dynamic_reduce_window",
+)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo.syntax import Block
 from ingot.frontends.stablehlo.values import AnyValue, Call, flatten, like, unflatten
 from ingot.ir.node import Const, Graph, Input, Node, Op, topological
 from ingot.ir.types import Shape, boolean
@@ -66,7 +67,11 @@ def _takes(op: Op, x: Node) -> bool:
 
 def region(c: Call, index: int, likes: Sequence[AnyValue]) -> Region:
     """Region `index` of an operation on scalars of the types of `likes`."""
-    block = c.regions[index]
+    return region_of(c, c.regions[index], likes)
+
+
+def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
+    """A block that is a region, or the body of a function."""
     if len(block.arguments) != len(likes):
         raise Unsupported(f"a region of {len(block.arguments)} arguments, expected {len(likes)}")
     arguments = tuple(

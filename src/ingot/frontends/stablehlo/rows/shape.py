@@ -33,7 +33,10 @@ def static(c: Call) -> Shape:
 
 @row("broadcast_in_dim")
 def broadcast_in_dim(c: Call, x: Node) -> Node:
-    return ops.BroadcastInDim(static(c), c.ints("broadcast_dimensions"))(x, loc=c.loc)
+    shape, dims = static(c), c.ints("broadcast_dimensions")
+    if shape == x.shape and dims == tuple(range(len(shape))):
+        return x  # so that constants stay constants
+    return ops.BroadcastInDim(shape, dims)(x, loc=c.loc)
 
 
 @row("broadcast")

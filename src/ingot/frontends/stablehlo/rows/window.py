@@ -10,7 +10,9 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal, require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
+from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.scatter import scattered
+from ingot.frontends.stablehlo.syntax import Attribute, Block, Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Input, Node
@@ -66,12 +68,47 @@ def _window(c: Call, rank: int) -> _Window:
 
 @row("reduce_window")
 def reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    window = _window(c, flatten(operands[:1])[0].type.rank)
+    return _reduced(c, operands, window, c.regions[0])
+
+
+@CUSTOM("target.stablehlo.dynamic_reduce_window")
+def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    """As JAX writes a window of open size: (operands, initial values, sizes, strides, base dilations, dilations,
+    padding)."""
+    called = c.attributes.get("called_computations")
+    function = c.importer.module.functions.get(_symbol(called[0])) if isinstance(called, list) and called else None
+    if function is None or len(operands) < 7:
+        raise Unsupported("without a computation")
+    *values, sizes, strides, base, dilation, pads = operands
+    flat = c.sizes(ops.reshape(pads, (-1,)) if isinstance(pads, Node) else pads)
+    given = [c.sizes(n) for n in (sizes, strides, dilation, base)]
+    wide, steps, spread, apart = (tuple(d for d in dims if isinstance(d, int)) for dims in given)
+    numbers = [d for d in flat if isinstance(d, int)]
+    if all(isinstance(d, int) for dims in (*given, flat) for d in dims):
+        padding = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        return _reduced(c, values, _Window(wide, steps, padding, spread, apart), function.body)
+    x, init = values[0], values[-1]
+    if len(values) == 2 and isinstance(x, Node) and isinstance(init, Node):
+        kind = regions.region_of(c, function.body, (init, init)).combiner()
+        plain = all(d == 1 for dims in given[1:] for d in dims)
+        if plain and kind in ("sum", "prod", "max", "min") and regions.identity(kind, init):
+            scan = _scan(kind, given[0], tuple(zip(flat[::2], flat[1::2], strict=True)), x)
+            if scan is not None:
+                return (scan,)
+    raise Unsupported("a window of open size that is no running fold")
+
+
+def _symbol(value: Attribute) -> str:
+    return value.name if isinstance(value, Symbol) else ""
+
+
+def _reduced(c: Call, operands: Sequence[AnyValue], window: _Window, block: Block) -> tuple[AnyValue, ...]:
     count = len(operands) // 2
     xs, inits = operands[:count], operands[count:]
     nodes, starts = flatten(xs), flatten(inits)
     require_one_shape(nodes, c.op.name)
-    window = _window(c, nodes[0].type.rank)
-    body = regions.region(c, 0, (*inits, *inits))
+    body = regions.region_of(c, block, (*inits, *inits))
     if len(xs) == 1 and isinstance(xs[0], Complex):
         a, b, x, y = body.inputs
         if body.outputs == (ops.Add()(a, x), ops.Add()(b, y)):
@@ -95,7 +132,8 @@ def _known(kind: str, window: _Window, x: Node, init: Node, loc: str) -> Node:
         x = window.padded(x, init)
         padding = ((0, 0),) * len(padding)
     base = window.base_dilation if neutral else (1,) * len(padding)
-    scan = _scan(kind, window, x, padding, base) if neutral else None
+    plain = neutral and all(v == 1 for v in (*window.strides, *window.dilation, *base))
+    scan = _scan(kind, window.sizes, padding, x) if plain else None
     if scan is not None:
         return scan
     y = _windows(kind, window, x, padding, base, loc)
@@ -114,16 +152,13 @@ def _windows(
     return op(x, loc=loc)
 
 
-def _scan(
-    kind: str, window: _Window, x: Node, padding: tuple[tuple[int, int], ...], base: tuple[int, ...]
-) -> Node | None:
+def _scan(kind: str, sizes: Sequence[DimLike], padding: Sequence[tuple[DimLike, DimLike]], x: Node) -> Node | None:
     """A window over all that lies before (or behind) each place is a running fold."""
-    wide = [d for d, n in enumerate(window.sizes) if n != 1]
-    plain = all(v == 1 for v in (*window.strides, *window.dilation, *base))
-    if len(wide) != 1 or not plain or x.dtype == boolean:
+    wide = [d for d, n in enumerate(sizes) if n != 1]
+    if len(wide) != 1 or x.dtype == boolean:
         return None
     (d,) = wide
-    n = window.sizes[d]
+    n = sizes[d]
     if n != x.shape[d] or any(p != (0, 0) for i, p in enumerate(padding) if i != d):
         return None
     if padding[d] in ((n - 1, 0), (0, n - 1)):
