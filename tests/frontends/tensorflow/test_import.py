@@ -17,7 +17,8 @@ from ingot.support.errors import InputError, UnsupportedOpError
 from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
 
 NETS = ("cnn", "rnn", "transformer")
-OLD = ("references", "resources")  # as TensorFlow 1 writes variables
+# variables and control flow as TensorFlow 1 writes them
+OLD = ("references", "resources", "old_recurrent", "old_branches", "old_loops")
 SIGNATURES = ("loop", "branch", "step")
 
 
@@ -75,7 +76,11 @@ def test_loops_and_branches_are_ops(tmp_path: Path):
     for name in ("loop", "branch"):
         graph = import_tensorflow(fixture(name, tmp_path / name).path, signature=name).graph
         kinds[name] = {type(n.op) for n in graph.nodes()}
+    for name in ("old_branches", "old_loops"):
+        graph = import_tensorflow(fixture(name, tmp_path / name).path).graph
+        kinds[name] = {type(n.op) for n in graph.nodes()}
     assert ops.While in kinds["loop"] and ops.Case in kinds["branch"]
+    assert ops.While in kinds["old_loops"] and ops.Case in kinds["old_branches"]
 
 
 def test_sizes_are_named_fixed_and_bounded(tmp_path: Path):

@@ -17,6 +17,7 @@ from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
+from ingot.frontends.tensorflow.functional import functional
 from ingot.frontends.tensorflow.proto import (
     FunctionDef,
     GraphDef,
@@ -199,7 +200,7 @@ def graph_program(graph: GraphDef, where: str) -> Program:
         for n in graph.nodes.values()
         if n.name in needed and n.op in ("Placeholder", "PlaceholderV2") and "dtype" in n.attributes
     ]
-    return Program(graph, tuple(inputs), tuple(outputs), where)
+    return Program(functional(graph), tuple(inputs), tuple(outputs), where)
 
 
 def _ancestors(graph: GraphDef, ends: Sequence[NodeDef]) -> set[str]:
@@ -234,7 +235,7 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
     prefix = folder / "variables" / "variables"
     has_variables = prefix.with_name("variables.index").exists()
     return Program(
-        meta.graph,
+        functional(meta.graph),
         tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in chosen.inputs.items()),
         tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in chosen.outputs.items()),
         str(folder),

@@ -14,6 +14,7 @@ from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
+from ingot.frontends.tensorflow.functional import OLD
 from ingot.frontends.tensorflow.proto import Function, FunctionDef, Message, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
 from ingot.frontends.tensorflow.values import Call, Missing, Row, Value, Variable
@@ -28,9 +29,6 @@ _DEEPEST_CALL = 64
 # they check and print: no value depends on them
 _IGNORED = frozenset(("Assert", "Print", "PrintV2"))
 _WRITES = frozenset(("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign"))
-_OLD_CONTROL_FLOW = frozenset((
-    "Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge",
-))  # fmt: skip
 _OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Sparse", "Substr", "Unicode", "Lookup")
 
 
@@ -147,7 +145,7 @@ class Walk:
             begun.add(name)
             needs = self._needs(node, frame)
             if any(n in begun and n not in frame.values for n in needs):
-                if not any(n.op in _OLD_CONTROL_FLOW for n in frame.nodes.values()):
+                if not any(n.op in OLD for n in frame.nodes.values()):
                     raise ImportModelError("a node reads its own result", where=frame.prefix + name)
                 frame.values[name] = Missing()  # what makes the loop is refused
                 continue
@@ -272,6 +270,6 @@ class Walk:
 
 
 def _reason(op: str) -> str:
-    if op in _OLD_CONTROL_FLOW:
-        return "control flow of TensorFlow 1: freeze with lower_control_flow=False, or compile the SavedModel"
+    if op in OLD:
+        return "control flow of TensorFlow 1 of another form than loops and branches have"
     return "of strings and tables" if any(word in op for word in _OF_TABLES) else ""

@@ -146,3 +146,47 @@ def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
         raise Unsupported(f"of {x.shape[0]} into {len(sizes)} parts of {sizes[0]}")
     whole: tuple[DimLike, ...] = (len(sizes), sizes[0], *x.shape[1:])
     return TensorList(x.dtype, len(sizes), ops.reshape(x, whole))
+
+
+# TensorArrays: the flow is the list, and the handle says nothing
+
+
+@row("TensorArrayV3", results=("handle", "flow"))
+def tensor_array(c: Call, size: Node) -> Result:
+    items = TensorList(c.dtype("dtype"), c.size(size))
+    return [items, items]
+
+
+@row("TensorArrayWriteV3", any_kind=True)
+def array_write(c: Call, handle: Value, index: Value, value: Value, flow: Value) -> Value:
+    return set_item(c, flow, index, value)
+
+
+def _written(flow: Value) -> Node:
+    items = _list(flow)
+    if items.buffer is None:
+        raise Unsupported("a list that nothing was put into")
+    return items.buffer
+
+
+@row("TensorArrayReadV3", "TensorArrayGatherV3", any_kind=True)
+def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
+    return ops.Take(0)(_written(flow), expect(index, Node, "tensor"))
+
+
+@row("TensorArrayScatterV3", any_kind=True)
+def array_scatter(c: Call, handle: Value, indices: Value, x: Value, flow: Value) -> Value:
+    items, values = _list(flow), expect(x, Node, "tensor")
+    zeros = ops.full((items.length, *values.shape[1:]), 0, items.dtype) if items.buffer is None else items.buffer
+    places = ops.expand_dims(ops.cast(expect(indices, Node, "tensor"), i64), -1)
+    return TensorList(items.dtype, items.length, ops.ScatterND("none")(zeros, places, values))
+
+
+@row("TensorArraySizeV3", any_kind=True)
+def array_size(c: Call, handle: Value, flow: Value) -> Node:
+    return ops.scalar(_list(flow).length, i32)
+
+
+@row("TensorArrayConcatV3", results=("value", "lengths"), any_kind=True)
+def array_concat(c: Call, handle: Value, flow: Value) -> Result:
+    return concat(c, flow)
