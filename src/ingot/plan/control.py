@@ -35,6 +35,7 @@ NOWHERE = -1  # the buffer of a value that nothing reads: it is known
 class Plan(Protocol):
     """The linker, as control flow needs it."""
 
+    graph: Graph
     lower: Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
     steps: list
     buffers: list
@@ -58,6 +59,7 @@ class _Control:
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
         self.anchor = next(n for n in self.body.nodes() if isinstance(n.op, While | Case))
+        self.read = set(node.results).intersection(plan.graph.nodes())
 
     def run(self) -> None:
         values = self._while() if isinstance(self.anchor.op, While) else self._case()
@@ -66,11 +68,14 @@ class _Control:
         inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
         views = rebuilt(self.body.outputs, dict(zip(results, inputs, strict=True)))
         for view, own, layout in zip(views, self.node.results, self.outs, strict=True):
+            if own not in self.read:
+                continue
             target = self.plan.buffer(own)
             used = [i for i, n in enumerate(inputs) if n in set(topological([view]))]
             graph = Graph(tuple(inputs[i] for i in used), (view,))
             sources = [values[i] or self._where(self.anchor.inputs[i]) for i in used]
-            self._write(graph, sources, (target, layout))
+            if sources != [(target, layout)] or view not in inputs:
+                self._write(graph, sources, (target, layout))
 
     def _write(self, graph: Graph, sources: Sequence[Place], target: Place) -> None:
         """A pointwise graph of values in memory."""
@@ -107,10 +112,17 @@ class _Control:
         outer = self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
         return outer if isinstance(outer.op, Const) else None
 
-    def _copied(self, operand: Node) -> Place:
-        place = self._fresh(operand)
+    def _copied(self, operand: Node, place: Place | None = None) -> Place:
+        place = place or self._fresh(operand)
         self._evaluate(operand, place)
         return place
+
+    def _result(self, i: int) -> Place | None:
+        """Where value i is to lie after the loop, if it can be there all along."""
+        for own, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
+            if out is self.anchor.results[i] and own in self.read and layout.is_contiguous:
+                return self.plan.buffer(own), layout
+        return None
 
     def _where(self, operand: Node) -> Place:
         """An operand's own memory, or else a copy."""
@@ -128,7 +140,7 @@ class _Control:
         places: dict[int, Place] = {}
         for i in count:
             if i not in constants:
-                places[i] = self._where(operands[i]) if fixed[i] else self._copied(operands[i])
+                places[i] = self._where(operands[i]) if fixed[i] else self._copied(operands[i], self._result(i))
         buffers = [places[i][0] if i in places else NOWHERE for i in count]
         changing = [i for i in count if not fixed[i]]
         start = len(plan.steps)
