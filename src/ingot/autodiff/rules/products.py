@@ -8,7 +8,8 @@ from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import i64
 
 
 @reverse(ops.DotGeneral)
@@ -109,8 +110,33 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
         more = _dilated(count, op.strides[i]) + _dilated(taps, op.rhs_dilation[i]) - _dilated(size, op.lhs_dilation[i])
         padding.append((low, more - 1 - low))
     steps = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
+    if channels == groups and isinstance(batch, int) and batch > 1:
+        return ops.swap_axes(_by_samples(op, steps, image, g, kernel), 0, 1)
     found = _convolved(op, steps, lines, ops.swap_axes(g, 0, 1), groups, kernel)
     return ops.swap_axes(found, 0, 1)
+
+
+def _by_samples(op: ops.Convolution, steps: tuple, image: Node, g: Node, kernel: Node) -> Node:
+    """The kernel's cotangent where each channel is a group: depthwise convolutions of samples, which are added up.
+
+    In one convolution the samples of a channel would be channels beside each other, and the images copied for that.
+    """
+    rank = len(image.shape)
+    last, first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    held = [ops.Transpose(last)(v) for v in (image, g)]
+    total = ops.full((1, kernel.shape[0], *kernel.shape[2:]), 0, kernel.dtype)
+    starts = ops.scalar(0, i64), total, *held
+    turn, so_far, images, cotangents = entry = tuple(Input(f"v{i}", v.type)() for i, v in enumerate(starts))
+
+    def sample(v: Node) -> Node:
+        zeros = [ops.scalar(0, i64)] * (rank - 1)
+        return ops.Transpose(first)(ops.DynamicSlice((1, *v.shape[1:]))(v, turn, *zeros))
+
+    part = ops.swap_axes(sample(cotangents), 0, 1)
+    found = _convolved(op, steps, sample(images), part, op.feature_groups, kernel)
+    body = Graph(entry, (ops.add(turn, 1), ops.Add()(so_far, found), images, cotangents))
+    cond = Graph(entry, (ops.compare("LT", turn, image.shape[0]),))
+    return ops.While(cond, body)(*starts).results[1]
 
 
 def _convolved(op: ops.Convolution, steps: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:
