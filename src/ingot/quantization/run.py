@@ -26,6 +26,7 @@ from ingot.quantization.formats import (
     FLOAT,
     FORMATS,
     STATIC,
+    STORED,
     Formats,
     Recipe,
     formed,
@@ -166,6 +167,12 @@ class _Work:
         levels = any(f in (STATIC, DYNAMIC, *BITS) for f in self.formats)
         moments = self.probe.moments(self.seen_samples.calls) if levels else {}
         self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
+        for i, group in enumerate(self.groups):
+            progress.report("weights", i, len(self.groups))
+            for form in (f for f in self._offered(group) if f not in (FLOAT, *STORED)):
+                for site in group.sites:
+                    self.recipe.weights(group, site, form)
+            moments.pop(group.name, None)  # as large as the weights, and asked for no more
 
     def _judge(self, samples: Samples) -> Judge:
         return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
