@@ -3,9 +3,9 @@
     python -m benchmarks.promises [--seeds 20] [--seconds 5] [MODEL ...]
 
 Each model is trained on scikit-learn's digits with each seed, and quantized with 150 samples under two constraints:
-0.98 of the float model's accuracy, and the latency of the float model. The accuracy is then counted on 700 other
-samples, and the latency measured again, beside the float model's. A refusal (`ConstraintError`) promises nothing, and
-is told apart.
+0.98 of the float model's accuracy, and `--slack` times the float model's latency (on a busy machine more than once).
+The accuracy is then counted on 700 other samples, and the latency compared with the float model's: least times by
+turns. A refusal (`ConstraintError`) promises nothing, and is told apart.
 """
 
 from __future__ import annotations
@@ -86,7 +86,19 @@ def latency(model: Callable[..., object], x: torch.Tensor, calls: int = 200) -> 
     return statistics.median(times) * 1e3
 
 
-def kept(name: str, seed: int, seconds: float) -> tuple[float, float] | None:
+def beside(model: Callable[..., object], other: Callable[..., object], x: torch.Tensor, turns: int = 40) -> float:
+    """The least time of a call over the other's, by turns: what else runs makes calls slower, never faster."""
+    least = [float("inf")] * 2
+    for _ in range(turns):
+        for i, m in enumerate((model, other)):
+            for _ in range(3):
+                began = time.perf_counter()
+                m(x)
+                least[i] = min(least[i], time.perf_counter() - began)
+    return least[0] / least[1]
+
+
+def kept(name: str, seed: int, seconds: float, slack: float) -> tuple[float, float] | None:
     """(part of the float model's accuracy, part of the promised latency) on unseen samples; None: it was refused."""
     data = load_digits()
     order = np.random.default_rng(seed).permutation(len(data.target))
@@ -99,7 +111,7 @@ def kept(name: str, seed: int, seconds: float) -> tuple[float, float] | None:
     promise = latency(plain, x[:BATCH])
     try:
         model = ingot.quantize(
-            net, calls, labels, metric=accuracy, at_least=0.98, latency_ms=promise, seconds=seconds,
+            net, calls, labels, metric=accuracy, at_least=0.98, latency_ms=slack * promise, seconds=seconds,
             example_inputs=(x[:BATCH],), threads=1, seed=seed,
         )  # fmt: skip
     except ConstraintError:
@@ -108,9 +120,7 @@ def kept(name: str, seed: int, seconds: float) -> tuple[float, float] | None:
     truth = [y[i : i + BATCH].numpy() for i in tests]
     got = accuracy([model(x[i : i + BATCH]).numpy() for i in tests], truth)
     want = accuracy([net(x[i : i + BATCH]).numpy() for i in tests], truth)
-    # what the machine does beside: the float model, measured again by turns
-    now, own = (statistics.median(latency(m, x[:BATCH], 50) for _ in range(4)) for m in (plain, model))
-    return got / want, own / now
+    return got / want, beside(model, plain, x[:BATCH]) / slack
 
 
 def main() -> None:
@@ -118,9 +128,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--slack", type=float, default=1.0)
     args = parser.parse_args()
     for name in args.models:
-        found = [kept(name, seed, args.seconds) for seed in range(args.seeds)]
+        found = [kept(name, seed, args.seconds, args.slack) for seed in range(args.seeds)]
         held = [f for f in found if f is not None]
         scores, times = [f[0] for f in held], [f[1] for f in held]
         print(

@@ -70,7 +70,7 @@ def _written(net: torch.nn.Module, example: torch.Tensor, folder: Path) -> Path:
 def _trained(net: torch.nn.Module, x: np.ndarray, y: np.ndarray, steps: int) -> torch.nn.Module:
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
     for _ in range(steps):
-        at = torch.randint(len(x), (64,))
+        at = torch.randint(len(x), (32,))
         logits = net(torch.from_numpy(x)[at])
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits.flatten(0, -2), torch.from_numpy(y)[at].flatten()).backward()
