@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,15 @@ from ingot.frontends.torch.fused_attention import FUSED
 from ingot.frontends.torch.recurrence import whole_recurrences
 
 
-def decomposed(program: ExportedProgram) -> ExportedProgram:
+def decomposed(program: ExportedProgram, refused: Collection[str] = ()) -> ExportedProgram:
     """`program` functionalized: writes become values, autocast regions casts, unknown composites core aten.
 
     Every op that has a handler stays whole: performance comes from importing the composite.
+    refused: names of ops whose handlers refuse uses of them in this program, and torch's composition is tried instead.
     """
     table = default_decompositions()
     for op in list(table.keys()):
-        if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN:
+        if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN and op_name(op) not in refused:
             table.pop(op)
     table.update(OWN)
     with whole_recurrences():

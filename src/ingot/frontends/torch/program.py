@@ -95,7 +95,7 @@ def import_exported(
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
     try:
-        return decomposed(program)
+        return decomposed(program, {op.name for op in cause.unsupported})
     except (RuntimeError, NotImplementedError, AssertionError) as e:
         found = "".join(f"\n  {op}" for op in cause.unsupported)
         shared = _sharing(program)

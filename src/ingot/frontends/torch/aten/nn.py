@@ -318,7 +318,7 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
     if running_mean is not None:
-        raise Unsupported("instance_norm that updates its statistics; call .eval() on the model first")
+        raise Unsupported("instance_norm that updates its statistics")
     return ops.InstanceNorm(float(eps))(x, *_scale_and_bias(x, weight, bias))
 
 
