@@ -26,6 +26,14 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
         torch.zeros(2, dtype=torch.complex64) + z[:, :2],
     ),
     "functions": lambda z, x: (z.exp(), z.log(), z**3, z**-2, z.square(), z.reciprocal()),
+    "trigonometry": lambda z, x: (z.sin(), z.cos(), z.tan(), z.asin(), z.acos(), z.atan()),
+    "hyperbolic": lambda z, x: (z.sinh(), z.cosh(), z.tanh(), z.asinh(), z.acosh(), z.atanh()),
+    "roots and powers": lambda z, x: (z.sqrt(), z.rsqrt(), z**0.5, z ** (1 + 2j), z**z, 2**z, z**x, torch.sgn(z)),
+    "logarithms": lambda z, x: (z.expm1(), z.log1p(), z.log2(), z.log10(), z.sigmoid(), F.silu(z)),
+    "compared": lambda z, x: (z == z, z != z.conj(), z == x, z.isnan(), z.isinf(), z.isfinite(), torch.isclose(z, z)),
+    "true": lambda z, x: (torch.logical_not(z), z.any(), z.all(1), z.count_nonzero(), z.bool()),
+    "folded": lambda z, x: (z.prod(), z.prod(1), z.cumprod(0), z.norm(), torch.linalg.vector_norm(z, dim=1), z.var(1)),
+    "in one": lambda z, x: (torch.addcmul(z, z, z, value=2), torch.addcdiv(z, z, z + 4), torch.lerp(z, 2 * z, 0.3)),
     "moved": lambda z, x: (z.mT, z[:, 1:], z.view(-1), torch.cat([z, x], 0), z.flip(1), z[torch.tensor([1, 0])]),
     "reduced": lambda z, x: (z.sum(), z.mean(1), z.cumsum(0)),
     "chosen": lambda z, x: (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1), torch.where(x > 0, z, x)),
@@ -55,6 +63,23 @@ def test_exponential_of_infinities_and_nan() -> None:
     grid = torch.cartesian_prod(values, values)
     agree(lambda x: torch.view_as_complex(x).exp(), grid)
     agree(lambda x: torch.view_as_complex(x).exp(), grid.double())
+
+
+def test_systems_inverses_and_series() -> None:
+    """By the real matrix [[A, -B], [B, A]] in the place of A + Bi."""
+
+    def solved(z: Tensor) -> tuple[Tensor, ...]:
+        square = z @ z.mH + torch.eye(3)
+        one = torch.linalg.solve(square, z[:, 0])
+        return (
+            torch.linalg.inv(square),
+            torch.linalg.solve(square, z),
+            one,
+            torch.linalg.pinv(z),
+            torch.matrix_exp(square),
+        )
+
+    agree(solved, torch.randn(3, 4, dtype=torch.complex128))
 
 
 CONVOLUTIONS: dict[str, nn.Module] = {
@@ -133,8 +158,8 @@ def test_length_is_dynamic() -> None:
 
 
 def test_refusals_name_the_op() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"aten.sinh.*on complex numbers"):
-        agree(lambda z: z.sinh(), torch.randn(3, dtype=torch.complex64))
+    with pytest.raises(UnsupportedOpError, match=r"aten.linalg_qr.*on complex numbers"):
+        agree(lambda z: torch.linalg.qr(z), torch.randn(3, 3, dtype=torch.complex64))
 
 
 def test_a_part_of_fixed_length_is_transformed_back() -> None:

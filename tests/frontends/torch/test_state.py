@@ -236,3 +236,16 @@ def test_inputs_that_the_model_writes() -> None:
         assert torch.equal(model(0.5, a, *mine), eager(0.5, a, *own))
         assert torch.equal(mine[0], own[0])
         assert torch.equal(mine[1], own[1])
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.3])
+def test_instance_norms_that_update_their_statistics(momentum: float) -> None:
+    net = nn.InstanceNorm2d(3, affine=True, track_running_stats=True, momentum=momentum)
+    eager = deepcopy(net)
+    compiled = ingot.compile(net, (torch.randn(2, 3, 4, 4),), dynamic={"input": {0: "batch"}}, cache=False)
+    for batch in (2, 3):
+        x = torch.randn(batch, 3, 4, 4) * 3 + 1
+        torch.testing.assert_close(compiled(x), eager(x))
+    buffers = dict(eager.named_buffers())
+    for name, value in compiled.state().items():
+        torch.testing.assert_close(value, buffers[name])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingot.frontends.shared import rows
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import literals, parser
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
@@ -20,14 +21,6 @@ from ingot.support.dataclass import dataclass
 
 if TYPE_CHECKING:
     from ingot.frontends.stablehlo.importer import Importer
-
-
-@dataclass(frozen=True)
-class Complex:
-    """A complex tensor: two real ones of one type."""
-
-    real: Node
-    imag: Node
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
     In double, as PyTorch adds them. A length that only the run knows takes the sum of each prefix anew, n^2 in all.
     """
+    if x.is_complex():
+        raise NotImplementedError("logcumsumexp of complex numbers")
     if not x.dim():
         return x.clone()
     y = x.double().movedim(dim, -1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.shared import complex as f
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
-from ingot.frontends.stablehlo.rows.elementwise import ordered
-from ingot.frontends.stablehlo.values import Call, Complex, Table
+from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node
 
 row, on_complex = Table(), Table()
@@ -73,243 +73,37 @@ def is_finite(c: Call, z: Complex) -> Node:
     return ops.And()(ops.IsFinite()(z.real), ops.IsFinite()(z.imag))
 
 
-# --- arithmetic
-
-
-def times(a: Complex, b: Complex) -> Complex:
-    m, add, sub = ops.Mul(), ops.Add(), ops.Sub()
-    return Complex(sub(m(a.real, b.real), m(a.imag, b.imag)), add(m(a.real, b.imag), m(a.imag, b.real)))
-
-
-def plus(a: Complex, b: Complex) -> Complex:
-    return Complex(ops.Add()(a.real, b.real), ops.Add()(a.imag, b.imag))
-
-
-def minus(a: Complex, b: Complex) -> Complex:
-    return Complex(ops.Sub()(a.real, b.real), ops.Sub()(a.imag, b.imag))
-
-
-def scaled(z: Complex, by: float | Node) -> Complex:
-    return Complex(ops.mul(z.real, by), ops.mul(z.imag, by))
-
-
-def number(value: complex, like: Complex) -> Complex:
-    shape, dtype = like.real.shape, like.real.dtype
-    return Complex(ops.full(shape, value.real, dtype), ops.full(shape, value.imag, dtype))
-
-
-def choose(pred: Node, a: Complex, b: Complex) -> Complex:
-    return Complex(ops.Select()(pred, a.real, b.real), ops.Select()(pred, a.imag, b.imag))
-
-
-def turned(z: Complex) -> Complex:
-    """i z"""
-    return Complex(ops.Neg()(z.imag), z.real)
-
-
-def turned_back(z: Complex) -> Complex:
-    """-i z"""
-    return Complex(z.imag, ops.Neg()(z.real))
-
-
-on_complex("multiply")(lambda c, a, b: times(a, b))
-on_complex("chlo.square")(lambda c, z: square(z))
-
-
-def square(z: Complex) -> Complex:
-    """(a - b) (a + b) keeps the digits that a^2 - b^2 loses."""
-    twice = ops.mul(ops.Mul()(z.real, z.imag), 2.0)
-    return Complex(ops.Mul()(ops.Sub()(z.real, z.imag), ops.Add()(z.real, z.imag)), twice)
-
-
-def over(a: Complex, b: Complex) -> Complex:
-    """By the larger part of the divisor first (Smith, 1962), so that no square overflows."""
-    across = ops.Compare("LT")(ops.Abs()(b.real), ops.Abs()(b.imag))
-    large, small = ops.Select()(across, b.imag, b.real), ops.Select()(across, b.real, b.imag)
-    zero = ops.compare("EQ", large, 0.0)
-    ratio = ops.where(zero, small, ops.Div()(small, large))
-    scale = ops.Add()(large, ops.Mul()(small, ratio))
-    m, add, sub, pick = ops.Mul(), ops.Add(), ops.Sub(), ops.Select()
-    real = pick(across, add(m(a.real, ratio), a.imag), add(a.real, m(a.imag, ratio)))
-    imag = pick(across, sub(m(a.imag, ratio), a.real), sub(a.imag, m(a.real, ratio)))
-    return Complex(ops.Div()(real, scale), ops.Div()(imag, scale))
-
-
-on_complex("divide")(lambda c, a, b: over(a, b))
-
-
-@on_complex("abs")
-def abs_(c: Call, z: Complex) -> Node:
-    return modulus(z)
-
-
-def modulus(z: Complex) -> Node:
-    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite, even beside NaN."""
-    a, b = ops.Abs()(z.real), ops.Abs()(z.imag)
-    infinite = ops.or_(ops.compare("EQ", a, math.inf), ops.compare("EQ", b, math.inf))
-    large, small = ops.Max()(a, b), ops.Min()(a, b)
-    ratio = ops.where(ops.compare("EQ", large, 0.0), 0.0, ops.Div()(small, ops.where(infinite, 1.0, large)))
-    size = ops.mul(large, ops.Sqrt()(ops.add(ops.Mul()(ratio, ratio), 1.0)))
-    return ops.where(infinite, math.inf, size)
-
-
-@on_complex("sign")
-def sign(c: Call, z: Complex) -> Complex:
-    size = modulus(z)
-    zero = ops.compare("EQ", size, 0.0)
-    by = ops.where(zero, 1.0, size)
-    return Complex(ops.Div()(z.real, by), ops.Div()(z.imag, by))
-
-
-# --- functions
-
-
-def exp(z: Complex) -> Complex:
-    """As C's cexp: an infinite radius or none at all needs no angle, and an angle of 0 has no imaginary part."""
-    radius = ops.Exp()(z.real)
-    far = ops.and_(ops.compare("EQ", ops.Abs()(z.real), math.inf), ops.Not()(ops.IsFinite()(z.imag)))
-    angle = ops.where(far, 0.0, z.imag)
-    imag = ops.where(ops.compare("EQ", z.imag, 0.0), z.imag, ops.Mul()(radius, ops.Sin()(angle)))
-    return Complex(ops.Mul()(radius, ops.Cos()(angle)), imag)
-
-
-def log(z: Complex) -> Complex:
-    return Complex(log_modulus(z), ops.Atan2()(z.imag, z.real))
-
-
-def log_modulus(z: Complex) -> Node:
-    """log |z|; near the unit circle by log1p of |z|^2 - 1, whose factors keep the digits."""
-    a, b = ops.Abs()(z.real), ops.Abs()(z.imag)
-    large, small = ops.Max()(a, b), ops.Min()(a, b)
-    off = ops.Add()(ops.Mul()(ops.sub(large, 1.0), ops.add(large, 1.0)), ops.Mul()(small, small))
-    near = ops.and_(ops.compare("GT", large, 0.5), ops.compare("LT", large, 1.5))
-    return ops.where(near, ops.mul(ops.Log1p()(ops.where(near, off, 0.0)), 0.5), ops.Log()(modulus(z)))
-
-
-def sqrt(z: Complex) -> Complex:
-    """By the part that does not cancel (Kahan, 1987)."""
-    size = modulus(z)
-    a = ops.Abs()(z.real)
-    # halves are added, as their sum may be what overflows
-    half = ops.Sqrt()(ops.add(ops.mul(a, 0.5), ops.mul(size, 0.5)))
-    zero = ops.compare("EQ", half, 0.0)
-    rest = ops.where(zero, 0.0, ops.Div()(ops.mul(ops.Abs()(z.imag), 0.5), ops.where(zero, 1.0, half)))
-    right = ops.compare("GE", z.real, 0.0)
-    real, imag = ops.where(right, half, rest), ops.where(right, rest, half)
-    infinite = ops.compare("EQ", ops.Abs()(z.imag), math.inf)
-    real, imag = ops.where(infinite, math.inf, real), ops.where(infinite, math.inf, imag)
-    return Complex(real, with_sign(imag, z.imag))
-
-
-def with_sign(x: Node, of: Node) -> Node:
-    """|x| with the sign bit of `of`."""
-    return ops.where(ops.compare("LT", ordered(of), 0), ops.Neg()(x), x)
-
-
-def expm1(z: Complex) -> Complex:
-    """exp(a) cos b - 1 = expm1(a) cos b - 2 sin^2(b / 2)"""
-    half = ops.Sin()(ops.mul(z.imag, 0.5))
-    real = ops.Sub()(ops.Mul()(ops.Expm1()(z.real), ops.Cos()(z.imag)), ops.mul(ops.Mul()(half, half), 2.0))
-    return Complex(real, ops.Mul()(ops.Exp()(z.real), ops.Sin()(z.imag)))
-
-
-def log1p(z: Complex) -> Complex:
-    """log |1 + z| = log1p(a (a + 2) + b^2) / 2 where that is small."""
-    a, b = z.real, z.imag
-    off = ops.Add()(ops.Mul()(a, ops.add(a, 2.0)), ops.Mul()(b, b))
-    shifted = Complex(ops.add(a, 1.0), b)
-    near = ops.and_(ops.compare("LT", ops.Abs()(off), 0.5), ops.compare("LT", ops.Abs()(b), 1.0))
-    real = ops.where(near, ops.mul(ops.Log1p()(ops.where(near, off, 0.0)), 0.5), log_modulus(shifted))
-    return Complex(real, ops.Atan2()(b, shifted.real))
-
-
-def tanh(z: Complex) -> Complex:
-    """(sinh 2a + i sin 2b) / (cosh 2a + cos 2b), by t = tanh a and u = tan b so that nothing overflows."""
-    t, u = ops.Tanh()(z.real), ops.Tan()(z.imag)
-    tu = ops.Mul()(t, u)
-    scale = ops.add(ops.Mul()(tu, tu), 1.0)
-    real = ops.Div()(ops.Mul()(t, ops.add(ops.Mul()(u, u), 1.0)), scale)
-    # 1 - t^2 = 1 / cosh^2 a
-    cosh = ops.Cosh()(z.real)
-    inverse = ops.Div()(ops.full(cosh.shape, 1.0, cosh.dtype), cosh)
-    return Complex(real, ops.Div()(ops.Mul()(u, ops.Mul()(inverse, inverse)), scale))
-
-
-def sinh(z: Complex) -> Complex:
-    return Complex(ops.Mul()(ops.Sinh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Cosh()(z.real), ops.Sin()(z.imag)))
-
-
-def cosh(z: Complex) -> Complex:
-    return Complex(ops.Mul()(ops.Cosh()(z.real), ops.Cos()(z.imag)), ops.Mul()(ops.Sinh()(z.real), ops.Sin()(z.imag)))
-
-
-def asinh(z: Complex) -> Complex:
-    """Kahan (1987), "Branch cuts for complex elementary functions"."""
-    return turned_back(asin(turned(z)))
-
-
-def asin(z: Complex) -> Complex:
-    """Kahan (1987)."""
-    one = number(1, z)
-    low, high = sqrt(minus(one, z)), sqrt(plus(one, z))
-    real = ops.Atan2()(z.real, times(low, high).real)
-    product = times(Complex(low.real, ops.Neg()(low.imag)), high)
-    return Complex(real, ops.Asinh()(product.imag))
-
-
-def acos(z: Complex) -> Complex:
-    one = number(1, z)
-    low, high = sqrt(minus(one, z)), sqrt(plus(one, z))
-    real = ops.mul(ops.Atan2()(low.real, high.real), 2.0)
-    product = times(Complex(high.real, ops.Neg()(high.imag)), low)
-    return Complex(real, ops.Asinh()(product.imag))
-
-
-def acosh(z: Complex) -> Complex:
-    one = number(1, z)
-    low, high = sqrt(minus(z, one)), sqrt(plus(z, one))
-    real = ops.Asinh()(times(Complex(low.real, ops.Neg()(low.imag)), high).real)
-    return Complex(real, ops.mul(ops.Atan2()(low.imag, high.real), 2.0))
-
-
-def atanh(z: Complex) -> Complex:
-    """(log1p(z) - log1p(-z)) / 2"""
-    return scaled(minus(log1p(z), log1p(Complex(ops.Neg()(z.real), ops.Neg()(z.imag)))), 0.5)
-
-
-def _function(name: str, of: Callable[[Complex], Complex]) -> None:
+def _function(name: str, of: Callable[[Complex], Complex | Node]) -> None:
     on_complex(name)(lambda c, z: of(z))
 
 
 for _name, _of in {
-    "exponential": exp,
-    "log": log,
-    "sqrt": sqrt,
-    "rsqrt": lambda z: over(number(1, z), sqrt(z)),
-    "exponential_minus_one": expm1,
-    "log_plus_one": log1p,
-    "tanh": tanh,
-    "tan": lambda z: turned_back(tanh(turned(z))),
-    "sine": lambda z: turned_back(sinh(turned(z))),
-    "cosine": lambda z: cosh(turned(z)),
-    "logistic": lambda z: over(number(1, z), plus(number(1, z), exp(Complex(ops.Neg()(z.real), ops.Neg()(z.imag))))),
-    "chlo.sinh": sinh,
-    "chlo.cosh": cosh,
-    "chlo.tan": lambda z: turned_back(tanh(turned(z))),
-    "chlo.asin": asin,
-    "chlo.acos": acos,
-    "chlo.atan": lambda z: turned_back(atanh(turned(z))),
-    "chlo.asinh": asinh,
-    "chlo.acosh": acosh,
-    "chlo.atanh": atanh,
+    "exponential": f.exp,
+    "log": f.log,
+    "sqrt": f.sqrt,
+    "rsqrt": f.rsqrt,
+    "exponential_minus_one": f.expm1,
+    "log_plus_one": f.log1p,
+    "tanh": f.tanh,
+    "tan": f.tan,
+    "sine": f.sin,
+    "cosine": f.cos,
+    "logistic": f.logistic,
+    "chlo.sinh": f.sinh,
+    "chlo.cosh": f.cosh,
+    "chlo.tan": f.tan,
+    "chlo.asin": f.asin,
+    "chlo.acos": f.acos,
+    "chlo.atan": f.atan,
+    "sign": f.sign,
+    "chlo.square": f.square,
+    "abs": f.modulus,
+    "chlo.asinh": f.asinh,
+    "chlo.acosh": f.acosh,
+    "chlo.atanh": f.atanh,
 }.items():
     _function(_name, _of)
 
-
-@on_complex("power")
-def power(c: Call, a: Complex, b: Complex) -> Complex:
-    """exp(b log a); 0 to a positive power is 0, anything to 0 is 1."""
-    value = exp(times(b, log(a)))
-    base, exponent = (ops.and_(ops.compare("EQ", z.real, 0.0), ops.compare("EQ", z.imag, 0.0)) for z in (a, b))
-    none = choose(exponent, number(1, a), number(0, a))
-    return choose(ops.or_(exponent, ops.and_(base, ops.compare("GT", b.real, 0.0))), none, value)
+on_complex("multiply")(lambda c, a, b: f.times(a, b))
+on_complex("divide")(lambda c, a, b: f.over(a, b))
+on_complex("power")(lambda c, a, b: f.power(a, b))

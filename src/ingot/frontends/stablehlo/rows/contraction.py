@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
-from ingot.frontends.stablehlo.values import Call, Complex, Table
+from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node
 from ingot.ir.types import DType, boolean, f32
 

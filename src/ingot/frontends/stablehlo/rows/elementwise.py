@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import literals
 from ingot.frontends.stablehlo.syntax import Dense, Number
-from ingot.frontends.stablehlo.values import Call, Complex, Table
+from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DTYPES, DType, boolean, f32
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.rows.control import CUSTOM
-from ingot.frontends.stablehlo.values import Call, Complex, Table
+from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node
 from ingot.ir.types import i32
 from ingot.ops import linalg

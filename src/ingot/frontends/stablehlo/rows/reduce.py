@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
 from ingot.frontends.stablehlo.rows.elementwise import ordered
-from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
+from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, parts, unflatten
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import boolean, i64

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo.types import Tensor
-from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, parts
+from ingot.frontends.stablehlo.values import AnyValue, Call, Table, parts
 from ingot.ir import types as T
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product as every
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal, require_one_shape
 from ingot.frontends.stablehlo import regions
@@ -13,7 +14,7 @@ from ingot.frontends.stablehlo.regions import Region
 from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.scatter import scattered
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Symbol
-from ingot.frontends.stablehlo.values import AnyValue, Call, Complex, Table, flatten, parts, unflatten
+from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, parts, unflatten
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Input, Node
 from ingot.ir.types import Shape, TensorType, boolean, i64, u8

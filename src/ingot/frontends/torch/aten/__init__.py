@@ -5,6 +5,7 @@ from ingot.frontends.torch.aten import (
     activation,
     attention,
     complex,
+    complex_functions,
     create,
     elementwise,
     factorizations,
@@ -55,4 +56,4 @@ ATEN: dict[str, Handler] = merged(
 )
 
 # every op that has a handler
-KNOWN = frozenset(ATEN) | frozenset(complex.on_complex.rows)
+KNOWN = frozenset(ATEN) | frozenset(complex_functions.on_complex.rows)

@@ -7,10 +7,10 @@ a sum over the choices of a part of each. What remains has a row here. `complex_
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 from ingot import ops
+from ingot.frontends.shared import complex as functions
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, select
@@ -20,7 +20,6 @@ from ingot.frontends.torch.values import (
     Complex,
     Context,
     Number,
-    Operand,
     aligned,
     cast,
     node_of,
@@ -70,7 +69,8 @@ _MOVES = frozenset((
     "movedim.intlist", "cat.default", "concat.default", "stack.default", "hstack.default", "vstack.default",
     "split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int", "select.int", "slice.Tensor",
     "narrow.default", "repeat.default", "tile.default", "repeat_interleave.self_int", "roll.default", "flip.default",
-    "rot90.default", "diagonal.default", "index.Tensor", "index_select.default", "gather.default",
+    "rot90.default", "diagonal.default", "diagonal_copy.default", "diag.default",
+    "index.Tensor", "index_select.default", "gather.default",
     "take_along_dim.default", "embedding.default", "tril.default", "triu.default", "as_strided.default",
     "unfold.default", "zeros_like.default", "new_zeros.default", "empty_like.default", "new_empty.default",
     "neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default", "diff.default",
@@ -270,16 +270,7 @@ def conj(c: Context, z: Complex) -> Complex:
 
 @on_complex("abs.default")
 def abs_(c: Context, z: Complex) -> Node:
-    """Scaled by the larger part, so that no square overflows; an infinite part makes it infinite, even beside NaN."""
-    a = ops.Abs()(z.real)
-    if z.imag is None:
-        return a
-    b, infinity = ops.Abs()(z.imag), scalar_like(math.inf, a)
-    infinite = ops.Or()(compare("EQ", a, infinity), compare("EQ", b, infinity))
-    large, small = select(infinite, infinity, ops.Max()(a, b)), ops.Min()(a, b)
-    alone = ops.Or()(infinite, compare("EQ", large, scalar_like(0, large)))
-    ratio = select(alone, scalar_like(0, small), ops.Div()(small, large))
-    return ops.Mul()(large, ops.Sqrt()(ops.Add()(ops.Mul()(ratio, ratio), filled(large.shape, 1, large.dtype))))
+    return ops.Abs()(z.real) if z.imag is None else functions.modulus(functions.Complex(z.real, z.imag))
 
 
 @on_complex("angle.default")
@@ -290,7 +281,7 @@ def angle(c: Context, z: Complex) -> Node:
 # --- functions of complex numbers
 
 
-def _pair(value: object, c: Context) -> Complex:
+def pair(value: object, c: Context) -> Complex:
     """An operand of a complex op as a complex tensor, in the dtype of its result's parts."""
     if isinstance(value, Complex):
         return Complex(*(cast(p, c.dtype) for p in value.parts))
@@ -317,7 +308,7 @@ def reciprocal(c: Context, z: Complex) -> Complex:
 
 @on_complex("div.Tensor", "div.Scalar")
 def div(c: Context, a: object, b: object) -> Complex:
-    x, y = _pair(a, c), _pair(b, c)
+    x, y = pair(a, c), pair(b, c)
     return _times(x, reciprocal(c, y)) if y.imag is not None else Complex(*(_quotient(p, y.real) for p in x.parts))
 
 
@@ -343,11 +334,8 @@ def square(c: Context, z: Complex) -> Complex:
     return _times(z, z)
 
 
-@on_complex("pow.Tensor_Scalar")
-def power(c: Context, z: Complex, exponent: Operand) -> Complex:
-    if not isinstance(exponent, int | float) or exponent != int(exponent) or abs(exponent) > 64:
-        raise Unsupported("a power that is no small integer of complex numbers")
-    n = abs(int(exponent))
+def power_of(c: Context, z: Complex, exponent: int) -> Complex:
+    n = abs(exponent)
     out = Complex(filled(z.real.shape, 1, z.real.dtype)) if n == 0 else z
     for _ in range(n - 1):
         out = _times(out, z)
@@ -356,14 +344,10 @@ def power(c: Context, z: Complex, exponent: Operand) -> Complex:
 
 @on_complex("exp.default")
 def exp(c: Context, z: Complex) -> Complex:
-    """As C's cexp: an infinite radius or none at all needs no angle, and an angle of 0 has no imaginary part."""
-    radius = ops.Exp()(z.real)
     if z.imag is None:
-        return Complex(radius)
-    zero = scalar_like(0, z.imag)
-    far = ops.And()(compare("EQ", ops.Abs()(z.real), scalar_like(math.inf, z.real)), ops.Not()(ops.IsFinite()(z.imag)))
-    out = polar(c, radius, select(far, zero, z.imag))
-    return Complex(out.real, select(compare("EQ", z.imag, zero), z.imag, out.imaginary))
+        return Complex(ops.Exp()(z.real))
+    out = functions.exp(functions.Complex(z.real, z.imag))
+    return Complex(out.real, out.imag)
 
 
 @on_complex("log.default")
@@ -379,6 +363,6 @@ def full(c: Context, *args: object, fill_value: object = None, **named: object) 
     return Complex(*(filled(c.shape, v, c.dtype) for v in (value.real, value.imag)))
 
 
-@on_complex("ones_like.default")
-def ones_like(c: Context, z: Complex, **named: object) -> Complex:
+@on_complex("ones_like.default", "new_ones.default")
+def ones_like(c: Context, z: Complex, *size: object, **named: object) -> Complex:
     return Complex(filled(c.shape, 1, c.dtype))

@@ -17,7 +17,7 @@ from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Number, Operand, cast, expand, i64
 from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
-from ingot.ir.types import i32
+from ingot.ir.types import Shape, i32
 from ingot.ops import linalg
 
 aten = Table()
@@ -143,14 +143,18 @@ def lu_solve(c: Context, lu: Node, pivots: Node, b: Node, *, left: bool = True, 
 
 @aten("_linalg_solve_ex.default")
 def solve_ex(c: Context, a: Node, b: Node, *, left: bool = True, check_errors: bool = False) -> tuple[Node, ...]:
-    lu, pivots, info = lu_factor_ex(c, a)
-    order = ops.LU()(a).results[2]
+    return solved(a, b, c.results[0].shape, left), *lu_factor_ex(c, a)
+
+
+def solved(a: Node, b: Node, shape: Shape, left: bool) -> Node:
+    """x of this shape with a x = b, or x a = b where not `left`."""
+    lu, _, order = ops.LU()(a).results
     # a batch of vectors, where b has the sizes of a's rows
     vector = b.type.rank == 1 or (b.type.rank + 1 == a.type.rank and b.shape == a.shape[:-1])
     columns = insert_axis(b, b.type.rank) if vector else b
     wide, columns = _batched(lu, columns)
     x = linalg.lu_solve(wide, expand(order, wide.shape[:-1]), columns, left=left or vector)
-    return reshape(x, c.results[0].shape), lu, pivots, info
+    return reshape(x, shape)
 
 
 @aten("linalg_inv_ex.default")
