@@ -28,7 +28,9 @@ from ingot.schedule.lowered import Arg, Lowered
 
 MOST = 8  # results that share a channel of x
 WIDEST = 128  # channels of a tile
-LEAST, LARGEST = 256, 2048  # elements of a tile: a thread's 16 share what they read of the weights
+LEAST, LARGEST = 256, 2048  # elements of a tile
+THREAD = 8  # of them, which it loads at once
+TOGETHER = 9  # taps whose loads are under way together
 
 
 def is_depthwise(anchor: Node) -> bool:
@@ -84,8 +86,9 @@ def lower_depthwise(
     def tap(block: Block, at: Index) -> None:
         if len(at) < len(taps):
             extent = taps[len(at)].extent
-            last = len(at) + 1 == len(taps) and isinstance(extent, int)
-            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=last)
+            whole = product(t.extent for t in taps[len(at) :])
+            several = isinstance(whole, int) and whole <= TOGETHER
+            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=several)
         value = read_at(block, x, ix.add(x_at, dot(at, [r.a for r in taps])), columns.live)
         weight = read_at(block, w, ix.add(w_at, dot(at, [r.b for r in taps])), columns.live)
         value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
@@ -98,7 +101,8 @@ def lower_depthwise(
     place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
     for root, buffer, layout in group.results:
         write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
-    step = group.step("depthwise", chunk, ceildiv(positions, tile[0]) * across, top, *extra)
+    warps = min(8, max(1, tile[0] * tile[1] // (32 * THREAD)))
+    step = group.step("depthwise", chunk, ceildiv(positions, tile[0]) * across, top, *extra, warps=warps)
     return Lowered((step,), packs=() if pack is None else (pack,))
 
 
