@@ -24,7 +24,7 @@ STATIC_ONLY = (ops.Iota, ops.DimValue, ops.While, ops.Case, ops.RandomBits, ops.
 # a group is what the pipeline makes, not what it takes
 OPS = [
     c for c in Op.REGISTRY.values()
-    if c not in (Const, Input, Project, ops.Group) and c.__module__.startswith("ingot.ops")
+    if not issubclass(c, Const | Input | Project | ops.Group) and c.__module__.startswith("ingot.ops")
 ]  # fmt: skip
 
 

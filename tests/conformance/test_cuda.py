@@ -35,6 +35,50 @@ def test_long_reductions_of_few_rows_are_cut_into_parts(tmp_path: Path) -> None:
     program, _ = planned(Graph(inputs, (op(*inputs),)), H100)
     (step,) = program.steps
     assert step.chunks != 1
+    ((zeros,),) = [[b for b in program.buffers if b.halo == "zeros"]]
+    assert zeros.fill == 0
+
+
+@pytest.mark.parametrize(("rows", "causal"), [(1, "none"), (3, "lower_right"), (5, "upper_left")])
+def test_few_queries_of_heads_that_share_keys_are_cut_along_these(rows: int, causal: str) -> None:
+    """Also where the keys of a part are beyond what queries see."""
+    rng = np.random.default_rng(6)
+    shapes = (2, 6, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
+    arrays = [rng.normal(size=s).astype(np.float16) for s in shapes]
+    seen = rng.integers(0, 2, (2, 6, rows, 200)).astype(bool)
+    seen[0, 0] = False
+    given = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((*arrays, seen)))
+    graph = Graph(given, (ops.Attention(causal, 0.3)(*given),))
+    (got,), (want,) = run_checked(graph, [*arrays, seen], H100), interpret(graph, [*arrays, seen])
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-3)
+    program, _ = planned(graph, H100)
+    (step,) = program.steps
+    assert step.chunks == 2 * 2 * 4, "batch, heads of keys, parts"
+
+
+@pytest.mark.parametrize(("channels", "each", "taps"), [(24, 2, 3), (40, 1, 5), (7, 1, 3)])
+def test_channels_with_images_of_their_own_are_no_products_of_tiles(channels: int, each: int, taps: int) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(2, 9, 10, channels)).astype(np.float32)
+    w = rng.normal(size=(taps, taps, 1, channels * each)).astype(np.float32)
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    layouts = {"lhs_layout": "NHWC", "rhs_layout": "HWIO", "out_layout": "NHWC"}
+    plain = {"lhs_dilation": (1, 1), "rhs_dilation": (2, 1), "feature_groups": channels}
+    conv = ops.Convolution(strides=(2, 1), padding=((1, 2), (1, 1)), **plain, **layouts)
+    graph = Graph((given,), (ops.Relu()(conv(given, const(w))),))
+    np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=1e-4, atol=1e-5)
+    _, kernels = planned(graph, H100)
+    assert any(name.startswith("depthwise") for name in kernels)
+
+
+def test_sums_of_few_elements_are_as_exact_as_their_mean_needs() -> None:
+    x = np.array([[4.381957, 4.477685, 4.514628]], np.float32)
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    graph = Graph((given,), (ops.LayerNorm((1,))(given),))
+    (got,) = run_checked(graph, [x[:, [0, 2, 1]]], H100)
+    wide = x.astype(np.float64)[:, [0, 2, 1]]
+    want = (wide - wide.mean()) / np.sqrt(wide.var() + 1e-5)
+    np.testing.assert_allclose(got, want, atol=4e-6)
 
 
 def test_rows_that_are_stored_reshaped_into_padding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph, Node
@@ -70,8 +71,9 @@ class CudaTarget:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        made = capability(features.arch)
-        return MACHINES[max((c for c in MACHINES if c <= made), default=min(MACHINES))]
+        """The first architecture's, with as much shared memory as all of them have."""
+        machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
+        return replace(machines[0], shared=min(m.shared for m in machines))
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return common_passes(options, CHOICES)

@@ -342,3 +342,34 @@ def test_registers_may_be_indexed_by_unrolled_loops() -> None:
             [],
         )
     )
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_increment_puts_chunks_in_order(ordered: bool) -> None:
+    """The last of three to arrive adds what all have written; who looks without counting is refused."""
+    parts, total = k.Buffer("parts", i64, writable=True), k.Buffer("total", i64, writable=True)
+    arrived, before = k.Buffer("arrived", i64, writable=True), k.var("before")
+    both = k.add(k.add(k.load(parts, ZERO), k.load(parts, ONE)), k.load(parts, k.integer(2)))
+    cond = k.binary("eq", before if ordered else C, k.integer(2))
+    body: list[k.Stmt] = [k.Store(parts, C, k.add(C, ONE))]
+    body += [k.Increment(before, arrived, ZERO)] if ordered else []
+    body += [k.If(cond, (k.Store(total, ZERO, both),))]
+    made = kernel(body, [parts, total, arrived], k.integer(3))
+    verify_kernel(made)
+    buffers = {"parts": np.zeros(3, np.int64), "total": np.zeros(1, np.int64), "arrived": np.zeros(1, np.int64)}
+    if ordered:
+        run_kernel(made, buffers, {"s0": 0}, order=[1, 2, 0])
+        assert buffers["total"][0] == 6
+        return
+    with pytest.raises(VerifyError, match="chunk 2 loads from parts what chunk"):
+        run_kernel(made, buffers, {"s0": 0})
+
+
+def test_what_is_written_behind_an_increment_is_not_in_order() -> None:
+    x, arrived = k.Buffer("x", i64, writable=True), k.Buffer("arrived", i64, writable=True)
+    before, again = k.var("before"), k.var("again")
+    first = k.If(k.binary("eq", C, ZERO), (k.Store(x, ZERO, ONE),))
+    reads = k.If(k.binary("eq", C, ONE), (k.Let(again, k.load(x, ZERO)),))
+    made = kernel([k.Increment(before, arrived, ZERO), first, reads], [x, arrived], k.integer(2))
+    with pytest.raises(VerifyError, match="chunk 1 loads from x"):
+        run_kernel(made, {"x": np.zeros(1, np.int64), "arrived": np.zeros(1, np.int64)}, {"s0": 0})

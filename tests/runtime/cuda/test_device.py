@@ -130,6 +130,35 @@ def test_arrays_on_the_gpu_are_used_where_they_lie(fake: FakeDriver) -> None:
     assert [entry[0] for entry in fake.log] == ["update", "launch", "launch"], "only the node that writes the result"
 
 
+def test_a_call_like_the_last_one_is_a_launch_alone(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, places = Loaded(twice()), [fake.allocate(16) for _ in range(3)]
+    context = loaded.claim()
+    instance = context.bind(((4,),))
+    seen: list[str] = []
+    monkeypatch.setattr(instance.graphs, "run", lambda *args: seen.append("run"))
+    monkeypatch.setattr(instance.graphs, "again", lambda *args: seen.append("again"))
+    pointers = places[:2]
+    for _ in range(2):
+        context.run(instance, pointers, BOTH)
+    pointers[1] = places[2]
+    context.run(instance, pointers, BOTH)
+    context.run(instance, pointers, BOTH)
+    context.run(context.bind(((3,),)), pointers, BOTH)
+    context.run(instance, pointers, BOTH)
+    assert seen == ["run", "again", "run", "again", "run"], "other addresses, and other sizes in between"
+
+
+def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None:
+    made = twice()
+    kernels = {"double": KernelCode("double", b"cubin", 128, 0, 3, awaits=True)}
+    loaded = Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": kernels, "sm_80": kernels})}))
+    run(loaded, np.arange(4, dtype=np.float32))
+    assert [node.awaits for _, node in sorted(fake.nodes.items())] == [True, True]
+    fake.nodes.clear()
+    run(Loaded(made), np.arange(4, dtype=np.float32))
+    assert not any(node.awaits for node in fake.nodes.values())
+
+
 def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:
     loaded, x = Loaded(twice()), np.arange(4, dtype=np.float32)
     place, result = fake.allocate(32) + 4, fake.allocate(16)

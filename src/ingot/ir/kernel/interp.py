@@ -115,8 +115,9 @@ def _param(b: k.Buffer, buffers: Mapping[str, np.ndarray]) -> Memory:
             f"param {b.name}", expected=f"contiguous {b.dtype}[{b.size}]", got=f"{array.dtype}{list(array.shape)}"
         )
     flat = array.reshape(-1)[: b.size]
-    touched = [np.full(flat.size, NOBODY) for _ in range(2)] if b.writable else [None, None]
-    return Memory(b, flat, None, *touched)
+    if not b.writable:
+        return Memory(b, flat, None)
+    return Memory(b, flat, None, np.full(flat.size, NOBODY), np.full(flat.size, NOBODY))
 
 
 # --- statements

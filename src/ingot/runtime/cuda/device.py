@@ -295,7 +295,7 @@ class Context:
         if resident is not None:
             driver.record(self._ended, stream)
             if not host and places[2:] == pointers:
-                self._repeated = call
+                self._repeated = instance, [*pointers], [*resident], stream
 
     def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
         """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the

@@ -37,6 +37,7 @@ from ingot.support.errors import CompileError
 LEAST = 16  # sides of tiles that are multiplied
 FEW = 32  # queries of a tile, down to which tiles are cut for more programs
 MOST_PARTS = 16
+DEPTH = 64  # of a head, up to which a multiprocessor takes several programs of three turns' keys and values
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ class _Flash:
         """Queries and keys of a turn: as many queries as leave a program for most multiprocessors."""
         batch, heads, rows = map(estimate, self._shape)
         keys = estimate(self.anchor.inputs[1].shape[2])
-        height = 64 if self.anchor.inputs[0].dtype == f32 or self.depth > 128 else 128
+        long = self.anchor.inputs[0].dtype != f32 and DEPTH < self.depth <= 2 * DEPTH
+        height = 128 if long else 64
         height = max(LEAST, min(height, power_of_two(rows)))
         while height > FEW and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
             height //= 2
@@ -162,14 +164,15 @@ class _Flash:
             temps = tuple(whole * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
             zeros = whole * i64.nbytes
         warps = 8 if height == 128 else 4
-        step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=2)
+        stages = 3 if self.depth <= DEPTH else 2
+        step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=stages)
         return Lowered((step,), temps, zeros=zeros)
 
     def _parts(self, whole: DimLike) -> int:
         keys = self.anchor.inputs[1].shape[2]
         if not isinstance(whole, int) or not isinstance(keys, int):
             return 1
-        return max(1, min(self.machine.processors // max(1, whole), keys // self.tile[1], MOST_PARTS))
+        return max(1, min(self.machine.processors // max(1, whole), -(-keys // self.tile[1]), MOST_PARTS))
 
     def _join(
         self,
@@ -178,7 +181,7 @@ class _Flash:
         place: tuple[Expr, Expr, Span],
         buffers: list[Buffer],
         part: tuple[Expr, int],
-        counter: tuple[Buffer, Expr, int],
+        counter: tuple[Buffer, Expr, DimLike],
     ) -> None:
         """Keep the sums of a part of the keys; whoever ends last weighs those of all. part: its number, of how many.
         counter: where arrivals are counted, at which place of how many."""

@@ -23,7 +23,10 @@ class Machine:
 
 H100 = Machine()
 A100 = Machine(80, 108, 163 << 10)
+A40 = Machine(86, 84, 99 << 10)
+L40 = Machine(89, 142, 99 << 10)
 B200 = Machine(100, 148, 227 << 10)
-MACHINES = {m.capability: m for m in (A100, H100, B200)}
+RTX5090 = Machine(120, 170, 99 << 10)
+MACHINES = {m.capability: m for m in (A100, A40, L40, H100, B200, RTX5090)}
 
-__all__ = ["A100", "B200", "H100", "MACHINES", "Machine"]
+__all__ = ["A40", "A100", "B200", "H100", "L40", "MACHINES", "RTX5090", "Machine"]

@@ -18,7 +18,8 @@ MOST_PARTS = 16
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
 LINE = 4096  # elements of B in a turn where a single row is multiplied by columns that lie one behind the other
 EPILOGUE = 7e-5  # microseconds for an element of a tile
-JOINED = 8 / 3e6, 1.0  # microseconds for an element of a part, which is written and read, and for the last to arrive
+JOINED = 8 / 3e6  # microseconds for an element of a part, which all programs write and some read
+ARRIVED = 4 / 1.1e5, 1.0  # and for an element that the last to arrive reads alone, after so long
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class _Tile:
 _TILES = (
     _Tile(128, 256, 8, 2.9e6, 1), _Tile(256, 128, 8, 2.65e6, 1), _Tile(128, 128, 8, 2.55e6, 1),
     _Tile(64, 256, 4, 2.4e6, 1), _Tile(64, 128, 4, 1.8e6, 2), _Tile(128, 64, 4, 1.6e6, 2), _Tile(64, 64, 4, 1.35e6, 2),
-    _Tile(32, 64, 4, 0.75e6, 3), _Tile(64, 32, 4, 0.73e6, 3), _Tile(32, 32, 4, 0.53e6, 4),
+    _Tile(32, 64, 4, 0.6e6, 3), _Tile(64, 32, 4, 0.6e6, 3), _Tile(32, 32, 4, 0.2e6, 4),
 )  # fmt: skip
 _LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
 
@@ -90,7 +91,7 @@ def _time(tile: _Tile, programs: int, parts: int, results: int, length: int, mac
     waves = max(tile.together, -(-programs * parts // machine.processors))
     area = tile.rows * tile.columns
     taken = waves * area * (length / parts / tile.rate + EPILOGUE)
-    return taken if parts == 1 else taken + results * parts * JOINED[0] + JOINED[1]
+    return taken if parts == 1 else taken + results * parts * JOINED + area * (parts + 1) * ARRIVED[0] + ARRIVED[1]
 
 
 def _line(columns: int, length: int, machine: Machine) -> tuple[int, int]:

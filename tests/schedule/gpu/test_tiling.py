@@ -1,0 +1,48 @@
+"""The model of tilings: what measured sweeps on an H100 say should come out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingot.ir.dims import symbol
+from ingot.ir.types import f16, f32, i8
+from ingot.pipeline.cuda import TARGET
+from ingot.schedule.gpu.machine import A40, H100
+from ingot.schedule.gpu.tiling import Tiling
+
+
+@pytest.mark.parametrize(("sizes", "tile", "parts"), [
+    ((4096, 4096, 4096), (128, 256), 1),
+    ((6304, 768, 3072), (128, 128), 1),
+    ((512, 2048, 8192), (128, 128), 2),
+    ((512, 768, 3072), (64, 64), 2),
+    ((512, 768, 768), (64, 64), 1),
+    ((128, 3072, 768), (64, 64), 1),
+    ((5, 3, 7), (16, 16), 1),
+])  # fmt: skip
+def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
+    found = Tiling.of(*sizes, 1, f16, H100, lines=False)
+    assert ((found.rows, found.columns), found.parts) == (tile, parts)
+
+
+@pytest.mark.parametrize("dtype", [f16, f32, i8])
+@pytest.mark.parametrize("machine", [H100, A40])
+def test_turns_under_way_fit_into_shared_memory(dtype, machine) -> None:
+    for m, n, length in ((8192, 8192, 8192), (128, 768, 3072), (1, 4096, 4096), (17, 31, 40)):
+        t = Tiling.of(m, n, length, 1, dtype, machine, lines=True)
+        held = (t.rows + t.columns) * t.depth * dtype.nbytes * t.stages
+        assert t.rows == 1 or held <= machine.shared
+
+
+def test_sizes_that_are_not_known_are_not_cut_into_parts() -> None:
+    assert Tiling.of(symbol("n"), 64, 8192, 1, f16, H100, lines=False).parts == 1
+
+
+def test_a_single_row_takes_columns_whose_terms_lie_side_by_side() -> None:
+    found = Tiling.of(1, 4096, 4096, 1, f16, H100, lines=True)
+    assert (found.columns, found.depth, found.parts) == (4, 1024, 1)
+
+
+def test_a_program_for_several_gpus_takes_the_shared_memory_of_the_least() -> None:
+    machine = TARGET.machine(TARGET.features("sm_90a,sm_89"), 1, {})
+    assert (machine.capability, machine.shared) == (90, 99 << 10)
