@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.tflite.builder import feed, interpreted, one_op, reference
+from tests.frontends.tflite.builder import Model, feed, interpreted, one_op, reference
 
 I32 = np.int32
 
@@ -262,3 +262,25 @@ def test_sizes_that_data_decides(x: np.ndarray):
         for got, want in zip(interpreted(model, [given]), reference(model, [given]), strict=False):
             assert got.dtype == want.dtype and got.shape == want.shape
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("end", ["COMPLEX_ABS", "REAL", "IMAG", "CAST"])
+@pytest.mark.parametrize(("shape", "lengths"), [((3, 16), (1, 16)), ((4, 6, 8), (8, 4)), ((2, 1, 10), (1, 16))])
+def test_fourier_transforms(end: str, shape: tuple[int, ...], lengths: tuple[int, int]) -> None:
+    model = Model()
+    graph = model.subgraph()
+    x = graph.input(shape)
+    wide = (*shape[:-2], *lengths[:-1], lengths[1] // 2 + 1)
+    flat = (int(np.prod(wide[:-1])), wide[-1])
+    spectrum, reshaped, y = graph.tensor(wide, "COMPLEX64"), graph.tensor(flat, "COMPLEX64"), graph.tensor(flat)
+    graph.op("RFFT2D", [x, graph.const(i32(*lengths))], [spectrum])
+    # of complex numbers that are moved
+    graph.op("RESHAPE", [spectrum, graph.const(i32(*flat))], [reshaped], "Reshape", new_shape=flat)
+    if end == "CAST":
+        graph.op(end, [reshaped], [y], "Cast", in_data_type=8, out_data_type=0)
+    else:
+        graph.op(end, [reshaped], [y])
+    graph.outputs = [y]
+    feeds = [feed(shape)]
+    (got,), (want,) = interpreted(model.finish(), feeds), reference(model.finish(), feeds)
+    assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()

@@ -163,13 +163,23 @@ class Sizes:
             return out
         if isinstance(op, ops.Compare):
             return _elementwise(lambda a, b: _compare(op.direction, a, b, node), *inputs)
-        rule = _RULES.get(type(op))
-        if rule is None or not (node.dtype.is_integer or node.dtype == boolean):
+        if not (node.dtype.is_integer or node.dtype == boolean):
             raise _unknown(node)
+        rule = _RULES.get(type(op))
+        if rule is None:
+            return _computed(node, inputs)
         try:
             return _elementwise(rule, *inputs)
         except (ZeroDivisionError, TypeError):
             raise _unknown(node) from None
+
+
+def _computed(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """What the op makes of elements that are numbers."""
+    if node.op.draws or isinstance(node.op, Input) or any(isinstance(v, Dim) for x in inputs for v in x.reshape(-1)):
+        raise _unknown(node)
+    typed = [np.array(x.tolist(), n.dtype.numpy).reshape(x.shape) for x, n in zip(inputs, node.inputs, strict=True)]
+    return _objects(np.asarray(node.op.reference(*typed)))
 
 
 def _unknown(node: Node) -> Unsupported:

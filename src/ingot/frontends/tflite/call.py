@@ -33,7 +33,15 @@ class Missing:
     """The result of what was refused."""
 
 
-Value = Node | Resource | Missing
+@dataclass(frozen=True)
+class Complex:
+    """A complex tensor: two real ones of one shape."""
+
+    real: Node
+    imag: Node
+
+
+Value = Node | Complex | Resource | Missing
 Result = Value | Sequence[Value]
 
 
@@ -57,6 +65,12 @@ class Call:
         value = self.values[i] if i < len(self.values) else None
         if not isinstance(value, Node):
             raise Unsupported("" if isinstance(value, Missing) else f"operand {i}, which is no tensor")
+        return value
+
+    def z(self, i: int = 0) -> Complex:
+        value = self.values[i]
+        if not isinstance(value, Complex):
+            raise Unsupported("" if isinstance(value, Missing) else f"operand {i}, which is not complex")
         return value
 
     def xs(self) -> tuple[Node, ...]:

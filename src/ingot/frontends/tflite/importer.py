@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ingot.frontends.shared.found import Found, alone
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
-from ingot.frontends.tflite.call import Call, Missing, Resource, Rows, Value
+from ingot.frontends.tflite.call import Call, Complex, Missing, Resource, Result, Rows, Value
 from ingot.frontends.tflite.constants import constant
 from ingot.frontends.tflite.file import Model, Operator, Subgraph, Tensor
 from ingot.ir.interp import interpret
@@ -151,8 +151,7 @@ class Importer:
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
-            results = row.fn(call)
-            results = (results,) if isinstance(results, Node | Resource | Missing) else tuple(results)
+            results = _moved(row.fn, call) if row.moves else _results(row.fn(call))
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
             for i, result in zip(op.outputs, results, strict=True):
@@ -222,3 +221,22 @@ def variable_name(model: Model, subgraph: int, tensor: int) -> str:
     name = graph.tensors[tensor].name
     alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
     return name if name and alone else f"{name or 'state'}_{subgraph}_{tensor}"
+
+
+def _results(found: Result) -> tuple[Value, ...]:
+    return (found,) if isinstance(found, Node | Complex | Resource | Missing) else tuple(found)
+
+
+def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
+    """What a row that moves elements makes of `call`: of complex ones the real and the imaginary parts, each."""
+    if not any(isinstance(v, Complex) for v in call.values):
+        return _results(row(call))
+    real, imag = (
+        _results(
+            row(replace(call, values=tuple(getattr(v, part) if isinstance(v, Complex) else v for v in call.values)))
+        )
+        for part in ("real", "imag")
+    )
+    return tuple(
+        Complex(a, b) if isinstance(a, Node) and isinstance(b, Node) else a for a, b in zip(real, imag, strict=True)
+    )

@@ -7,6 +7,7 @@ from ingot.frontends.tflite.rows import (
     control,
     detection,
     elementwise,
+    fourier,
     index,
     level_arithmetic,
     level_functions,
@@ -20,7 +21,7 @@ from ingot.frontends.tflite.rows import (
 
 ROWS = Rows(
     real=merged(
-        [m.row for m in (contraction, control, elementwise, index, quantize, recurrent, reduce, shape, window)]
+        [m.row for m in (contraction, control, elementwise, fourier, index, quantize, recurrent, reduce, shape, window)]
     ),
     quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
     custom=detection.custom.rows,

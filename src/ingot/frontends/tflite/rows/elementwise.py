@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite.call import Call, Table
+from ingot.frontends.tflite.call import Call, Complex, Table
 from ingot.ir import types as T
 from ingot.ir.node import Node, Op, const
 
@@ -117,7 +117,7 @@ def add_n(c: Call) -> Node:
 
 @row("CAST")
 def cast(c: Call) -> Node:
-    x = c.x()
+    x = c.z().real if isinstance(c.values[0], Complex) else c.x()
     return (
         ops.compare("NE", x, 0, c.loc)
         if c.type() == T.boolean and x.dtype != T.boolean
