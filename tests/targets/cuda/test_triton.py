@@ -46,7 +46,31 @@ def attention() -> Graph:
     return Graph((q, key, v), (ops.Attention("upper_left", 0.125)(q, key, v),))
 
 
-CASES = {"linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention}
+def parts() -> Graph:
+    """Few rows and a long reduction: the last part to end joins the sums."""
+    x, w = operand("x", f16, (40, 2048)), const(np.ones((2048, 64), np.float16))
+    return Graph((x,), (ops.Relu()(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)),))
+
+
+def token() -> Graph:
+    """A decoder's step: a single row, and its queries against keys that four heads share."""
+    x, w = operand("x", f16, (1, 2048)), const(np.ones((2048, 256), np.float16))
+    q = ops.reshape(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w), (1, 8, 1, 32))
+    key, v = (operand(label, f16, (1, 2, 130, 32)) for label in "kv")
+    return Graph((x, key, v), (ops.Attention("none", 0.25)(q, key, v),))
+
+
+def depthwise() -> Graph:
+    x, w = operand("x", f16, (1, 12, 12, 64)), const(np.ones((3, 3, 1, 64), np.float16))
+    layouts = {"lhs_layout": "NHWC", "rhs_layout": "HWIO", "out_layout": "NHWC"}
+    plain = {"strides": (1, 1), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1), "padding": ((0, 0), (0, 0))}
+    return Graph((x,), (ops.Convolution(**plain, **layouts, feature_groups=64)(x, w),))
+
+
+CASES = {
+    "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
+    "depthwise": depthwise,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
