@@ -83,6 +83,29 @@ class OnValues(nn.Module):
         return y
 
 
+class Until(nn.Module):
+    """Loops, one in another, until values say so; numbers that are counted there are places and factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        i, total = 0, torch.zeros_like(x[0])
+        pair: list[Tensor] = [x, x * 2]
+        while bool(total.sum() < 3.0) and i < 20:
+            total = total + x[i % x.size(0)].abs()
+            while bool(pair[1].max() > i + 0.5):
+                pair = [torch.tanh(self.layer(pair[0])), pair[1] * 0.7]
+            i += 1
+        for turn in range(50):
+            new = 0.5 * (total + x.abs().sum() / total)
+            if bool((new - total).abs().max() < 1e-5):
+                break
+            total = new + turn * 1e-3
+        return total * i, pair[0] - pair[1]
+
+
 class Rnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +147,7 @@ CASES = {
     "loops": (lambda: _scripted(Loops()), (ROWS, 3)),
     "values": (lambda: _scripted(OnValues()), (torch.rand(3, 3),)),
     "values, otherwise": (lambda: _scripted(OnValues()), (-torch.rand(3, 3),)),
+    "until": (lambda: _scripted(Until()), (ROWS,)),
     "cells": (lambda: _scripted(Rnn()), (torch.randn(4, 2, 3),)),
     "types": (lambda: _scripted(Types()), (torch.randn(2, 6),)),
     "traced net": (lambda: _traced(NET, IMAGE), (IMAGE,)),
@@ -163,16 +187,16 @@ def test_errors_of_the_model_are_told():
         export_module(Evaluator(program, program.attributes), (X, "sine"))
 
 
-class Forever(nn.Module):
+class Grows(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         while bool(x.sum() < 10):
-            x = x * 2
+            x = torch.cat([x, x])
         return x
 
 
-def test_loops_on_values_are_refused():
-    program = extract(_scripted(Forever()))
-    with pytest.raises((UnsupportedOpError, ImportModelError), match="turns only the run counts"):
+def test_loops_on_values_that_change_types_are_refused():
+    program = extract(_scripted(Grows()))
+    with pytest.raises((UnsupportedOpError, ImportModelError), match="values change their form"):
         export_module(Evaluator(program, program.attributes), (X,))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ingot.frontends.torch.script.graph import Block, Node, Program
+from ingot.frontends.torch.script.repeat import Number, Truth, of_numbers, repeat, tensor_of
 from ingot.frontends.torch.script.scalars import QUESTIONS, SCALARS, dtype_of_code, format_of_code
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
@@ -27,13 +28,6 @@ STATE = "attributes"
 _MOST_TURNS = 1 << 20
 _FOREVER = (1 << 63) - 1
 Env = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Truth:
-    """A condition that only the run knows."""
-
-    tensor: torch.Tensor
 
 
 @dataclass
@@ -125,7 +119,7 @@ class Evaluator(nn.Module):
 
 def _plain(value: Any) -> Any:
     """A result without conditions of the run: as tensors."""
-    if isinstance(value, _Truth):
+    if isinstance(value, Truth | Number):
         return value.tensor
     if isinstance(value, list | tuple):
         return type(value)(_plain(v) for v in value)
@@ -165,8 +159,10 @@ class _Run:
         base, _, overload = name.partition(".")
         tensors = any(map(_holds_tensor, args))
         if base in ("Bool", "is_nonzero") and tensors:
-            return (_Truth(args[0].reshape(()) != 0),)
-        if any(isinstance(a, _Truth) for a in args):
+            return (Truth(args[0].reshape(()) != 0),)
+        if any(isinstance(a, Number) for a in args):
+            return (of_numbers(n, base, args),)
+        if any(isinstance(a, Truth) for a in args):
             return (_of_truths(n, base, args),)
         if base in ("Int", "Float", "IntImplicit", "FloatImplicit", "ScalarImplicit") and tensors:
             return (args[0].item(),)
@@ -188,7 +184,7 @@ class _Run:
 
     def branch(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
         (test,) = args
-        if not isinstance(test, _Truth):
+        if not isinstance(test, Truth):
             return self.block(n.blocks[0 if test else 1], (), env)
         before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
         visible = [*env.values(), *before.values()]
@@ -219,14 +215,27 @@ class _Run:
         (body,) = n.blocks
         turn = 0
         while True:
-            if isinstance(go, _Truth) or isinstance(most, torch.Tensor):
-                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "a loop whose turns only the run counts")])
+            if isinstance(go, Truth) or isinstance(most, Number):
+                return self.repeated(n, turn, None if most == _FOREVER else most, go, carried, env)
             if not go or (most != _FOREVER and turn >= int(most)):
                 return carried
             if turn >= _MOST_TURNS:
                 raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MOST_TURNS} turns")])
             go, *carried = self.block(body, (turn, *carried), env)
             turn += 1
+
+    def repeated(self, n: Node, turn: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
+        def evaluate(arguments: Sequence[Any], seen: Mapping[str, Any], held: Mapping[str, Any]) -> Sequence[Any]:
+            inside = _Run(dict(held))
+            mark = _contents([*seen.values(), *held.values()])
+            results = inside.block(n.blocks[0], arguments, dict(seen))
+            if inside.attributes.keys() != held.keys() or any(v is not held[k] for k, v in inside.attributes.items()):
+                raise ValueError("an attribute is set")
+            if _contents([*seen.values(), *held.values()]) != mark:
+                raise ValueError("a tensor or a list is changed in place")
+            return results
+
+        return repeat(n, turn, most, go, carried, env, self.attributes, evaluate)
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
@@ -298,7 +307,7 @@ def _number_type(value: Any) -> torch.dtype:
 
 def _of_truths(n: Node, base: str, args: list[Any]) -> Any:
     """Logic of conditions."""
-    tensors = [a.tensor if isinstance(a, _Truth) else torch.scalar_tensor(a, dtype=torch.bool) for a in args]
+    tensors = [a.tensor if isinstance(a, Truth) else torch.scalar_tensor(a, dtype=torch.bool) for a in args]
     ops: dict[str, Callable[..., torch.Tensor]] = {
         "__not__": torch.logical_not, "__and__": torch.logical_and, "__or__": torch.logical_or,
         "__xor__": torch.logical_xor, "eq": torch.eq, "ne": torch.ne,
@@ -307,18 +316,20 @@ def _of_truths(n: Node, base: str, args: list[Any]) -> Any:
         return tensors[0].to(torch.int64 if base == "Int" else torch.float32).item()
     if base not in ops:
         raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a condition that only the run knows")])
-    return _Truth(ops[base](*tensors))
+    return Truth(ops[base](*tensors))
 
 
-def _chosen(n: Node, test: _Truth, a: Any, b: Any) -> Any:
+def _chosen(n: Node, test: Truth, a: Any, b: Any) -> Any:
     """`test ? a : b`."""
-    if a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor | list | tuple | dict | _Truth) and a == b):
+    if a is b or (type(a) is type(b) and not isinstance(a, torch.Tensor | list | tuple | dict | Truth) and a == b):
         return a
     if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
         return type(a)(_chosen(n, test, x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, bool | _Truth) and isinstance(b, bool | _Truth):
-        pair = (v.tensor if isinstance(v, _Truth) else torch.scalar_tensor(v, dtype=torch.bool) for v in (a, b))
-        return _Truth(torch.where(test.tensor, *pair))
+    if isinstance(a, int | float | Number) and isinstance(b, int | float | Number) and not isinstance(a, bool):
+        return Number(torch.where(test.tensor, tensor_of(a), tensor_of(b)))
+    if isinstance(a, bool | Truth) and isinstance(b, bool | Truth):
+        pair = (v.tensor if isinstance(v, Truth) else torch.scalar_tensor(v, dtype=torch.bool) for v in (a, b))
+        return Truth(torch.where(test.tensor, *pair))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype:
         return torch.where(test.tensor, a, b)
     reason = "branches on a tensor's value whose results are not tensors of one type"

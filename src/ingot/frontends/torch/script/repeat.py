@@ -1,0 +1,195 @@
+"""Loops whose turns only the run counts, as torch's while_loop; and numbers that only the run knows.
+
+    while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, turn, i, y), (what it reads,))
+
+What a loop carries and what it reads from outside are its operands: tensors, and numbers as tensors of no axes. All
+else that is in them (lists' lengths, strings, numbers that are only read) stays what it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch.utils import _pytree as pytree
+
+from ingot.frontends.torch.script.graph import Block, Node
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A condition that only the run knows."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that only the run knows: i64 or, for a float, f64."""
+
+    tensor: torch.Tensor
+
+
+Env = Mapping[str, Any]
+# (a block's arguments, what it sees by name, attributes) -> its results
+Evaluate = Callable[[Sequence[Any], Env, Env], Sequence[Any]]
+
+_ARITHMETIC: dict[str, Callable[..., torch.Tensor]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
+    "floordiv": operator.floordiv, "remainder": operator.mod, "pow": operator.pow, "abs": torch.abs,
+    "min": torch.minimum, "max": torch.maximum,
+}  # fmt: skip
+_COMPARISONS: dict[str, Callable[..., torch.Tensor]] = {
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq, "ne": torch.ne,
+}  # fmt: skip
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """A number, known or not, as a tensor."""
+    if isinstance(value, Truth | Number):
+        return value.tensor
+    kind = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
+    return torch.scalar_tensor(value, dtype=kind)
+
+
+def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
+    """An op with a number that only the run knows. Raises UnsupportedOpError where it has to be known."""
+    numbers = [a for a in args if isinstance(a, bool | int | float | Truth | Number)]
+    if len(numbers) == len(args):
+        values = [tensor_of(a) for a in args]
+        if base in _COMPARISONS:
+            return Truth(_COMPARISONS[base](*values))
+        if base in ("Bool", "Int", "Float"):
+            kind = {"Bool": torch.bool, "Int": torch.int64, "Float": torch.float64}[base]
+            return Truth(values[0] != 0) if base == "Bool" else Number(values[0].to(kind))
+        if base in _ARITHMETIC:
+            if base in ("min", "max"):
+                values = list(torch.broadcast_tensors(*values))
+            return Number(_ARITHMETIC[base](*values))
+    if base == "select" and isinstance(args[2], Number) and isinstance(args[1], int):
+        x, axis, at = args[0], args[1], args[2].tensor
+        at = torch.where(at < 0, at + x.shape[axis], at)
+        return torch.index_select(x, axis, at.reshape(1)).squeeze(axis)
+    if base in _ARITHMETIC and isinstance(args[0], torch.Tensor | Number) and len(args) < 3 + (args[-1] == 1):
+        return _ARITHMETIC[base](*_beside(args[:2]))
+    if base in _COMPARISONS:
+        return _COMPARISONS[base](*_beside(args))
+    raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a number that only the run knows")])
+
+
+def _beside(args: Sequence[Any]) -> list[Any]:
+    """A float beside integers is of the type that a float has by default, not f64."""
+    whole = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
+    held = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
+    return [
+        h.to(torch.get_default_dtype()) if whole and isinstance(a, Number) and h.dtype.is_floating_point else h
+        for a, h in zip(args, held, strict=True)
+    ]
+
+
+# --- loops
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Values as tensors, and back: kinds of the leaves (Truth, Number, Tensor or what it is)."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+    @staticmethod
+    def of(values: Any, numbers: bool) -> _Form:
+        """numbers: known ones are tensors, too."""
+        leaves, spec = pytree.tree_flatten(values)
+        kinds: list[Any] = []
+        for v in leaves:
+            if isinstance(v, torch.Tensor):
+                kinds.append(torch.Tensor)
+            elif isinstance(v, Truth) or (numbers and isinstance(v, bool)):
+                kinds.append(Truth)
+            else:
+                kinds.append(Number if isinstance(v, Number) or (numbers and isinstance(v, int | float)) else v)
+        return _Form(spec, tuple(kinds))
+
+    def tensors(self, values: Any) -> list[torch.Tensor]:
+        """Raises ValueError for values of another form."""
+        leaves, spec = pytree.tree_flatten(values)
+        if spec != self.spec:
+            raise ValueError("another structure")
+        out: list[torch.Tensor] = []
+        for kind, v in zip(self.leaves, leaves, strict=True):
+            if kind is torch.Tensor and isinstance(v, torch.Tensor):
+                out.append(v)
+            elif kind in (Truth, Number) and isinstance(v, bool | int | float | Truth | Number):
+                out.append(tensor_of(v))
+            elif kind in (torch.Tensor, Truth, Number) or kind != v:
+                raise ValueError("another kind of value")
+        return out
+
+    def values(self, tensors: Sequence[torch.Tensor]) -> Any:
+        left = iter(tensors)
+        made: list[Any] = []
+        for kind in self.leaves:
+            if kind is torch.Tensor:
+                made.append(next(left))
+            else:
+                made.append(kind(next(left)) if kind in (Truth, Number) else kind)
+        return pytree.tree_unflatten(made, self.spec)
+
+
+def repeat(
+    n: Node, turn: int, most: Any, go: Any, carried: Sequence[Any], env: Env, attributes: Env, evaluate: Evaluate
+) -> Sequence[Any]:
+    """Turn after turn of a loop as long as `go` holds; `most`: None, or how many. Raises UnsupportedOpError for values
+    whose form changes."""
+    (block,) = n.blocks
+    names, paths = _read(block)
+    outside = {name: env[name] for name in names if name in env}
+    held = {path: attributes[path] for path in paths if path in attributes}
+    inner, outer = _Form.of(list(carried), True), _Form.of((outside, held, most), False)
+    starts = [tensor_of(go).reshape(()), tensor_of(turn), *inner.tensors(list(carried))]
+    count = len(starts)
+
+    def test(*tensors: torch.Tensor) -> torch.Tensor:
+        *_, limit = outer.values(tensors[count:])
+        return tensors[0] if limit is None else tensors[0] & (tensors[1] < tensor_of(limit))
+
+    def turned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen, own, _ = outer.values(tensors[count:])
+        arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
+        again, *new = evaluate(arguments, seen, own)
+        ends = inner.tensors(new)
+        for a, b in zip(starts[2:], ends, strict=True):
+            if a.shape != b.shape or a.dtype != b.dtype:
+                raise ValueError(f"{a.dtype}{list(a.shape)} becomes {b.dtype}{list(b.shape)}")
+        # a result may not be an operand itself
+        return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
+
+    try:
+        given: Any = tuple(starts), tuple(outer.tensors((outside, held, most)))
+        results = while_loop_op(test, turned, *given)
+    except (ValueError, RuntimeError) as e:
+        reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
+        raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)]) from e
+    return inner.values(list(results)[2:])
+
+
+def _read(block: Block) -> tuple[list[str], list[str]]:
+    """Names that a block reads and does not make, and the attributes that it reads."""
+    made, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
+    for n in block.nodes:
+        names.update((i, None) for i in n.inputs if i not in made)
+        if n.kind == "prim::GetAttr":
+            paths[n.attribute] = None
+        for inside in n.blocks:
+            more, also = _read(inside)
+            names.update((i, None) for i in more if i not in made)
+            paths.update((p, None) for p in also)
+        made.update(n.outputs)
+    names.update((o, None) for o in block.outputs if o not in made)
+    return list(names), list(paths)
