@@ -57,7 +57,7 @@ _IMAGES: Mapping[str, Mapping[str, Any]] = {
         "mlp_dim": 64,
     },
     "ResNet": {
-        "input_conv_filters": [16], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 128],
+        "input_conv_filters": [64], "input_conv_kernel_sizes": [7], "stackwise_num_filters": [64, 128],
         "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "basic_block",
         "image_shape": (32, 32, 3),
     },

@@ -39,6 +39,8 @@ def symbol_of(label: str, axis: int) -> DimLike:
 def require_equal(a: Sequence[DimLike], b: Sequence[DimLike], what: str) -> None:
     """Raise ShapeError for the first two sizes that have to be equal and are not: the importer tries again with symbols
     for which they are."""
+    if len(a) != len(b):
+        raise ShapeError(f"{what}: numbers of axes differ", expected=len(a), got=len(b))
     for x, y in zip(a, b, strict=True):
         if x != y:
             raise ShapeError(f"{what}: sizes differ", expected=x, got=y).between((x, y))
