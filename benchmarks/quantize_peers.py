@@ -3,8 +3,8 @@
     python -m benchmarks.quantize_peers [--models FOLDER] [--seconds 30] [TASK ...]
 
 Tasks are those of quantize_tasks.py. Every tool sees the same calls; scores, and cosines to float32's outputs, are of
-others. A tool's file runs in ONNX Runtime, in OpenVINO (where it is installed) and in Ingot. Times are least times of
-interleaved calls on one thread, told as ratios to Ingot's float32.
+others. A tool's file runs in ONNX Runtime, in OpenVINO (where it is installed) and in Ingot. Times are the least
+processor times of interleaved calls on one thread, told as ratios to Ingot's float32.
 """
 
 from __future__ import annotations
@@ -191,14 +191,14 @@ def _firsts(outputs: Sequence[Any]) -> list[np.ndarray]:
 
 
 def interleaved(tools: dict[str, dict[str, Run]], call: Call, rounds: int) -> dict[tuple[str, str], float]:
-    """Least seconds of a call, by tool and engine."""
+    """Least seconds of a call, by tool and engine: of processor time, which others do not lengthen."""
     least: dict[tuple[str, str], float] = {}
     for _ in range(rounds):
         for tool, runs in tools.items():
             for engine, run in runs.items():
-                began = time.perf_counter()
+                began = time.process_time()
                 run(call)
-                spent = time.perf_counter() - began
+                spent = time.process_time() - began
                 least[tool, engine] = min(spent, least.get((tool, engine), spent))
     return least
 

@@ -146,13 +146,13 @@ def characters(folder: Path, models: Path) -> Task:
 
 
 def image_net(name: str) -> Callable[[Path, Path], Task]:
-    """torchvision's network with random weights, norms by the samples; smooth random images."""
+    """timm's network with random weights, norms by the samples; smooth random images."""
 
     def make(folder: Path, models: Path) -> Task:
-        import torchvision  # pyright: ignore[reportMissingImports]
+        import timm  # pyright: ignore[reportMissingImports]
 
         torch.manual_seed(0)
-        net = getattr(torchvision.models, name)(weights=None)
+        net = timm.create_model(name, pretrained=False)
         x = torch.nn.functional.interpolate(torch.randn(24, 3, 28, 28), scale_factor=8, mode="bilinear") * 1.5
         for m in net.modules():
             if isinstance(m, torch.nn.BatchNorm2d):
@@ -337,5 +337,5 @@ TASKS: dict[str, Callable[[Path, Path], Task]] = {
     "speech": speech,
     "text": text,
     "resnet50": image_net("resnet50"),
-    "mobilenetv3": image_net("mobilenet_v3_large"),
+    "mobilenetv3": image_net("mobilenetv3_large_100"),
 }

@@ -83,19 +83,27 @@ class Bench:
             best[step] = min(seconds, best.get(step, seconds))
         return shared(built.launches, [best[step] for step in steps], self._owners)
 
-    def latency(self, built: Built, clock: Callable[[], float] = time.perf_counter) -> float:
+    def latency(self, built: Built) -> float:
         """Median seconds of a call of the float model; of another one as they would be beside it: those times the ratio
         of the least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would
         make the one the better that was measured in a quiet moment."""
-        models = [self.exact.model] if built is self.exact else [self.exact.model, built.model]
+        exact = self.exact.model
+        if self._latency is None:
+            turns = self._turns([exact], time.perf_counter)
+            self._latency = statistics.median(seconds for (seconds,) in turns)
+        if built is self.exact:
+            return self._latency
+        # one thread's own clock stands still while others have its core
+        clock = time.thread_time if self.threads == 1 else time.perf_counter
+        other, own = (min(times) for times in zip(*self._turns([exact, built.model], clock), strict=True))
+        return self._latency * own / other
+
+    def _turns(self, models: Sequence[CompiledModel], clock: Callable[[], float]) -> list[list[float]]:
+        """Seconds of a call of each model, in turns."""
         once = max(_burst(model, self.call, 1, clock) for model in models)
         calls = max(1, int(_BURST / max(once, 1e-7)))
         turns = min(max(int(_SPENT / max(once * calls * len(models), 1e-7)), _LEAST), _MOST)
-        found = [[_burst(model, self.call, calls, clock) for model in models] for _ in range(turns)]
-        if self._latency is None:
-            self._latency = statistics.median(float_seconds for float_seconds, *_ in found)
-        least = [min(times) for times in zip(*found, strict=True)]
-        return self._latency * least[-1] / least[0]
+        return [[_burst(model, self.call, calls, clock) for model in models] for _ in range(turns)]
 
 
 def _burst(model: CompiledModel, call: Call, calls: int, clock: Callable[[], float]) -> float:
