@@ -44,7 +44,7 @@ def _no_found_sizes(graph: Graph) -> Graph:
 
 # a row of a matrix that a program would compute for itself, or a pool's, is many programs' here; tiles are stored in
 # any order
-POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize)
+POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize)
 CHOICES = Choices(
     POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, levels=(f32, f16, bf16), alike=True,
     first=(("no_found_sizes", _no_found_sizes),),

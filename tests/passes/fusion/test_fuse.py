@@ -229,3 +229,9 @@ def test_scores_of_few_heads_are_turned_in_front_of_a_softmax() -> None:
     (rows,) = (p for p in groups(g) if p.kind == "rows")
     (most,) = (n for n in rows.body.nodes() if isinstance(n.op, ops.Reduce) and n.op.kind == "max")
     assert most.inputs[0].shape == (1, 4, 40, 40) and most.op.attributes()["dims"] == (3,)
+
+
+@pytest.mark.parametrize(("rows", "width", "count"), [(6000, 96, 2), (6000, 64, 1), (4000, 96, 1)])
+def test_tall_columns_of_wide_rows_are_read_as_they_lie(rows: int, width: int, count: int) -> None:
+    x = arg("x", rows, width)
+    assert len(groups(pipeline(ops.sub(x, ops.reduce_sum(x, (0,), keepdims=True))))) == count

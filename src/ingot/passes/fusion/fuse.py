@@ -20,6 +20,7 @@ What is left outside groups: inputs, constants, and storage ops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ingot import ops
@@ -49,6 +50,7 @@ from ingot.passes.fusion.prologue import made_within, panel_operand, why_stored
 from ingot.passes.fusion.several_results import join_results
 
 _LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
+_LINE = 64  # bytes of a cache line
 _FEW = 8  # channels: half a vector at most
 
 
@@ -381,7 +383,7 @@ class _Fusion:
             if fits:
                 g.reductions.append(node)
             return fits
-        if g.box == box and _follows(axes, kept, box):
+        if g.box == box and _follows(axes, kept, box) and not self._tall(node.inputs[0], reduced):
             g.reductions.append(node)
             return True
         row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in kept if box[d] != 1)
@@ -390,6 +392,14 @@ class _Fusion:
         g.reductions.append(node)
         g.rebase(box, kept)
         return True
+
+    def _tall(self, x: Node, reduced: Sequence[int]) -> bool:
+        """Whether a loop over columns, a vector each, would fetch them anew in each pass, a few lines of each page: the
+        passes go through memory as it lies if they are apart, and are cut between the cores by rows as well."""
+        sized = [d for d in range(len(x.shape)) if x.shape[d] != 1]
+        if not sized or sized[-1] in reduced or estimate(x.shape[sized[-1]]) * x.dtype.nbytes <= 4 * _LINE:
+            return False
+        return estimate(product([x.shape[d] for d in reduced])) * _LINE > self.policy.column_bytes
 
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape

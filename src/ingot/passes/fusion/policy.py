@@ -20,6 +20,7 @@ class FusionPolicy:
     weights_bytes: of an operand that is streamed from a core's caches for each block of rows.
     image_bytes: of an image that is worth keeping out of memory.
     hidden_bytes: of rows between two contractions that are worth it, and more than a core's caches hold.
+    column_bytes: of a column of lines that a core's caches hold between two passes over it.
     shared_rows: fewer are cut by columns between the cores, each of which would compute them all.
     row_ops: that make a row.
     computed_rows: contractions compute rows of their first operand that nothing else reads.
@@ -36,6 +37,7 @@ class FusionPolicy:
     weights_bytes: int = 1 << 20
     image_bytes: int = 256 << 10
     hidden_bytes: int = 1 << 20
+    column_bytes: int = 256 << 10
     shared_rows: int = 128
     row_ops: int = 32
     computed_rows: bool = True
