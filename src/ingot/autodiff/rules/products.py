@@ -100,6 +100,12 @@ def _of_image(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
 def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
+    outs, every = kernel.shape[0], (0, *range(2, len(image.shape)))
+    plain = image.shape[2:] == g.shape[2:] and all(d == 1 for d in (groups, *window, *op.strides, *op.lhs_dilation))
+    plain = plain and all(p == (0, 0) for p in op.padding)
+    # its tiles are higher than wide: of fewer output channels than input channels the convolution below is faster
+    if plain and isinstance(outs, int) and isinstance(channels, int) and outs > channels:
+        return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), (every, every), kernel.dtype)(g, image))
     parts = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
     rest = range(3, len(parts.shape))
     turned = ops.Transpose((2, 1, 0, *rest))(parts)
