@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the library's ops
 from torch import Tensor, nn
 
+import ingot
 from ingot import ops
 from tests.frontends.torch.agree import agree
 
@@ -101,3 +103,29 @@ def test_products_of_levels() -> None:
 
     model = agree(linear, torch.randn(3, 8))
     assert sum(isinstance(n.op, ops.Dequantize) for n in model.graph.nodes()) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_with_packed_levels_of_4_bits(dtype: torch.dtype) -> None:
+    """As torchao writes weight-only int4 for CPUs."""
+    k, n, group = 128, 48, 32
+    levels = torch.randint(0, 16, (n, k), dtype=torch.int32)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 2)
+    parameters = torch.rand(k // group, n, 2).to(dtype)
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("packed", packed)
+            self.register_buffer("parameters_", parameters)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, group, self.parameters_)
+
+    x = torch.randn(5, k).to(dtype)
+    net = Packed()
+    compiled = ingot.compile(net, (x,), dynamic={"x": {0: "rows"}}, cache=False)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for rows in (x, x[:1], x.repeat(3, 1), x.repeat(9, 1)):  # more than a chunk takes, too
+        torch.testing.assert_close(compiled(rows), net(rows), rtol=tolerance, atol=10 * tolerance)
+    assert "u4" in compiled.dump("model")

@@ -184,11 +184,13 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     lanes = machine.lanes(c.acc)
     across = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).across
     block: DimLike = choice.tiles * choice.width
+    tiles = choice.tiles
     if isinstance(c.rows[-1].extent, int) and choice.tiles >= across:
         block = c.rows[-1].extent
     elif choice.tiles >= across:
         # a fixed size, and no few rows that would each read B again; rows beyond it are more chunks
-        block = max(across, -(-_CHUNK_ROWS // choice.width)) * choice.width
+        each = max(across, -(-_CHUNK_ROWS // choice.width))
+        block, tiles = each * choice.width, max(1, choice.tiles // across) * each
     run = tiles_at_once(c, machine, choice.width, choice.tiles)
     p = Plan(
         lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
@@ -197,7 +199,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     if choice.blocks > 1:
         outer = reduce[0].extent
         assert isinstance(outer, int)
-        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, run))
+        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, run if c.computed else tiles))
     if isinstance(c.k, int) and (transposed(c) or (levels and product(x.extent for x in c.rows) != 1)):
         depth = c.k // choice.blocks if levels else -(-c.k // lanes) * lanes
         panel = depth * p.panel * c.acc.nbytes
