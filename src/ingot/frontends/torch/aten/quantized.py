@@ -5,6 +5,7 @@ Torch multiplies by a rounded 1 / scale where these divide: a value half-way bet
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -14,7 +15,7 @@ from ingot.frontends.torch.convert import dtype_of
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, cast, f32, node_of
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node
+from ingot.ir.node import Const, Node, const
 from ingot.ir.types import DType, i32
 
 aten = Table()
@@ -235,3 +236,30 @@ def weight_int8pack_mm(c: Context, x: Node, weight: Node, scales: Node) -> Node:
     """x [M, K] by i8 [N, K], a scale for each of N."""
     w = _values(weight, ops.reshape(scales, (-1, 1)), None, None)
     return cast(ops.linear(cast(x, f32), w), x.dtype)
+
+
+@aten("_weight_int4pack_mm_for_cpu.default")
+def weight_int4pack_mm(c: Context, x: Node, packed: Node, group: int, scales_and_zeros: Node) -> Node:
+    """x [M, K] by levels [N, K] of 4 bits, q, each of which is (q - 8) * scale + zero: [K / group, N, 2] of these.
+
+    How levels are packed is PyTorch's own affair, which depends on the machine: its product with the identity tells.
+    """
+    if not (isinstance(packed.op, Const) and isinstance(scales_and_zeros.op, Const)):
+        raise Unsupported("packed levels that are no constants")
+    told = scales_and_zeros.op.value.astype(np.float32)
+    k = told.shape[0] * group
+    scale, zero = (told[..., i].T[..., None] for i in (0, 1))
+    if (zero[scale == 0] != 0).any():
+        raise Unsupported("groups of levels with a scale of 0 beside an offset")
+    levels = _unpacked(packed.op.value, k, group).reshape(-1, k // group, group)
+    offset = np.float32(8) - np.divide(zero, scale, out=np.zeros_like(zero), where=scale != 0)
+    values = ops.Dequantize()(const(levels.astype(ml_dtypes.uint4)), const(offset), const(scale))
+    return cast(ops.linear(cast(x, f32), ops.reshape(values, (-1, k))), x.dtype)
+
+
+def _unpacked(packed: np.ndarray, k: int, group: int) -> np.ndarray:
+    """[N, K] levels from 0 to 15."""
+    n = packed.shape[0]
+    plain = torch.stack([torch.ones(k // group, n), torch.zeros(k // group, n)], -1)
+    levels = torch.ops.aten._weight_int4pack_mm_for_cpu(torch.eye(k), torch.from_numpy(packed.copy()), group, plain)
+    return levels.T.numpy() + 8
