@@ -49,6 +49,26 @@ def test_a_size_of_1_that_is_squeezed_away() -> None:
         assert got.shape == squeezed and np.array_equal(got, x.squeeze())
 
 
+def test_sizes_that_no_multiple_is() -> None:
+    """Lines are filled up to 4 elements: of more, only multiples of 4 are whole rows, and so the program has them."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> agraph (float[n] x) => (float[r,c] y) {
+        size = Shape(x)
+        four = Constant<value: tensor = int64[1] {4}>()
+        zero = Constant<value: tensor = int64[1] {0}>()
+        rows = Constant<value: tensor = int64[2] {-1, 4}>()
+        short = Sub(four, size)
+        more = Max(short, zero)
+        pads = Concat<axis=0>(zero, more)
+        whole = Pad(x, pads)
+        y = Reshape(whole, rows)
+    }"""
+    compiled = ingot.compile(onnx.parser.parse_model(text))
+    for n, rows in ((8, 2), (3, 1), (4, 1), (0, 1)):
+        assert compiled(np.ones(n, np.float32)).shape == (rows, 4)
+    with pytest.raises(SizesError):
+        compiled(np.ones(6, np.float32))
+
+
 @pytest.mark.parametrize("dynamic", [{"n": (1, 9)}, {"x": {0: (2, None)}}])
 def test_bounds_that_are_told_rule_zero_out(dynamic: dict) -> None:
     compiled = ingot.compile(onnx.parser.parse_model(ONNX), dynamic=dynamic)

@@ -92,15 +92,16 @@ def _with_sizes(source: Any, request: Request, build: Callable[[Request], Any]) 
     stamps = _stamps(source)
 
     def again(refused: SizesError) -> Any:
-        from ingot.frontends.shared.dynamic import with_sizes
+        from ingot.frontends.shared.dynamic import with_shapes, with_sizes
 
-        if not refused.outside:
-            return None
         if _stamps(source) != stamps:
             raise InputError(
                 "the model's files", expected="those that were compiled", got="others", fix="compile again"
             )
-        dynamic = with_sizes(request.dynamic, refused.outside, shapes)
+        if refused.outside:
+            dynamic = with_sizes(request.dynamic, refused.outside, shapes)
+        else:
+            dynamic = with_shapes(request.dynamic, shapes, refused.told)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
     model.others = OtherSizes(again)

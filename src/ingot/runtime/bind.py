@@ -50,6 +50,8 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             values[name] = (size - start) // slope  # a size between two values fails the check below
             origin[name] = f"{place} of {where}"
     outside = {s.name: values[s.name] for s in program.symbols if not _within(values[s.name], s)}
+    if any(evaluate(dim, values) != size for dim, size, *_ in facts):
+        outside = {}  # no value of the symbols gives these sizes
     for symbol in program.symbols:
         size = values[symbol.name]
         if symbol.name in outside:

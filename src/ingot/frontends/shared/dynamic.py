@@ -56,6 +56,26 @@ def with_sizes(
     return {**asked, **sizes}
 
 
+def with_shapes(
+    dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], told: Sequence[Sequence[int]]
+) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
+    """`dynamic` with what a call tells of all sizes that a program leaves open; None where it has words of its own,
+    of which it is not known whether they hold for the call.
+
+    shapes: of the program's inputs by name, as in `with_sizes`.
+    """
+    if isinstance(dynamic, Mapping) and dynamic:
+        return None
+    return {
+        name: {
+            axis: size
+            for axis, (size, known) in enumerate(zip(given, shape, strict=True))
+            if not isinstance(known, int)
+        }
+        for (name, shape), given in zip(shapes.items(), told, strict=False)
+    }
+
+
 def requests(
     dynamic: Dynamic, declared: Mapping[str, Sequence[DimLike | None] | None], *, reopen: bool = False
 ) -> Requests:

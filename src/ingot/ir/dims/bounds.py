@@ -95,7 +95,7 @@ def _bounds(
     exact = _without_floors(d) if deep else None
     if exact is not None:
         whole, times, (below, above) = exact
-        least, most = _bounds(whole, of, deep - 1, known)
+        least, most = _bounds(whole, of, deep, known)
         least = None if least is None else -((above - least) // times)
         most = None if most is None else (most - below) // times
         lo, hi = _both((lo, hi), (least, most))
