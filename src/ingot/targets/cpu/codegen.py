@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from threading import Lock
 
 import llvmlite.binding as llvm
 
@@ -33,9 +34,6 @@ def core_name() -> str:
 
 @cache
 def _initialize(arch: str) -> None:
-    # half the time of code generation, for what the printer does: rows are displacements from one pointer, and what a
-    # loop does not change stands in front of it. Options are the process's, so all targets have it.
-    llvm.set_option("ingot", "-disable-lsr")
     if arch == "x86_64":
         # schedules write selections where they want no branch; LLVM takes data in loops for predictable
         llvm.set_option("ingot", "-x86-cmov-converter=false")
@@ -64,6 +62,9 @@ def feature_string(features: Features) -> str:
     if not here:
         off += [f"-{name}" for name in _UNLISTED[features.arch]]
     return ",".join(on + off)
+
+
+_one_at_a_time = Lock()
 
 
 @cache
@@ -106,4 +107,8 @@ def emit(text: str, features: Features, assembly: bool = False) -> bytes:
     machine = _machine(features)
     module = _parsed(text, machine)
     _clean(module, machine)
-    return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
+    with _one_at_a_time:
+        # On x86-64 loop strength reduction takes half the time of code generation for what the printer does: rows are
+        # displacements from one pointer. AArch64's loads have no room for these. An option holds for the whole process.
+        llvm.set_option("ingot", f"-disable-lsr={'true' if features.arch == 'x86_64' else 'false'}")
+        return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
