@@ -28,11 +28,13 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, f64, i8, i32
+from ingot.ops import Gelu
 from ingot.ops import build as op
-from ingot.ops.nn.activation import Elu, Gelu, HardSwish, LeakyRelu, Mish, Relu, Silu, Softplus
+from ingot.ops.nn.activation import Elu, HardSwish, LeakyRelu, Mish, Relu, Silu, Softplus
 from ingot.ops.nn.image.resize import Resize
-from ingot.ops.nn.index import Take, TopK
+from ingot.ops.nn.index import Take
 from ingot.ops.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from ingot.ops.nn.selection import TopK
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
@@ -41,7 +43,7 @@ from ingot.runtime.program import Program, Step, TensorSpec
 from ingot.schedule.block import Block
 from ingot.schedule.index import add, integer, mul
 from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 
 Call = Callable[[], object]

@@ -34,7 +34,7 @@ from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import linear
 from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 
 

@@ -21,7 +21,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine, machine_of
 from ingot.schedule.index import add, integer, mul
 from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

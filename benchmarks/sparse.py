@@ -22,7 +22,7 @@ from ingot.pipeline.cpu import KernelAssembler
 from ingot.pipeline.target import features_of
 from ingot.plan.link import link
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.cpu.contraction.sparse_plan import HEIGHTS, dense_cycles, sparse_cycles, sparse_height
+from ingot.schedule.cpu.contraction.compressed.sparse_plan import HEIGHTS, dense_cycles, sparse_cycles, sparse_height
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import Machine, machine_of
 

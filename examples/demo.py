@@ -25,8 +25,8 @@ from rich.table import Table
 
 import ingot
 from ingot.bench.run import bench
+from ingot.debug.comparison.tolerance import agree
 from ingot.debug.drawing import bytes_text, time_text
-from ingot.debug.tolerance import agree
 
 Feeds = dict[str, np.ndarray]
 say = Console(stderr=True)

@@ -216,3 +216,22 @@ def test_only_the_target_imports_llvmlite_and_the_runtime_needs_numpy_alone(impo
     assert llvm <= {"targets"}
     small = [i for i in outside if i.file.split("/")[0] in ("runtime", "support") and not i.local]
     assert {i.module.split(".")[0] for i in small} <= {"numpy"}
+
+
+LONGEST = 500  # lines of a file
+LONGER = {"runtime/program.py"}  # its text form reads and writes each of its parts
+MOST = 16  # files of a room, beside its __init__.py
+
+
+def test_a_file_holds_one_idea():
+    lines = {p.relative_to(SOURCE).as_posix(): len(p.read_text().splitlines()) for p in SOURCE.rglob("*.py")}
+    long = {name for name, count in lines.items() if count > LONGEST}
+    assert not long - LONGER, f"over {LONGEST} lines, split by idea: {sorted(long - LONGER)}"
+    assert not LONGER - long, f"no longer long: {sorted(LONGER - long)}"
+
+
+def test_a_room_can_be_surveyed():
+    rooms = {p.parent for p in SOURCE.rglob("*.py")}
+    counts = {room.relative_to(SOURCE).as_posix(): len(list(room.glob("*.py"))) - 1 for room in rooms}
+    full = {room: count for room, count in counts.items() if count > MOST}
+    assert not full, f"over {MOST} files side by side: {full}"

@@ -275,9 +275,9 @@ def run_model(folder: Path, seed: int) -> None:
     import numpy as np
 
     import ingot
-    from ingot.debug.exact import exactly
-    from ingot.debug.reference import session
-    from ingot.debug.tolerance import agree
+    from ingot.debug.comparison.exact import exactly
+    from ingot.debug.comparison.reference import session
+    from ingot.debug.comparison.tolerance import agree
     from ingot.frontends.onnx import import_onnx
     from ingot.ir.node import Input
     from ingot.support.errors import ImportModelError, IngotError, InputError, UnsupportedOpError

@@ -41,7 +41,7 @@ from ingot.plan.link import link  # noqa: E402
 from ingot.runtime.program import Program  # noqa: E402
 from ingot.support.native import Code, Features  # noqa: E402
 from ingot.targets.cpu import codegen  # noqa: E402
-from ingot.targets.cpu.llvm import print_module  # noqa: E402
+from ingot.targets.cpu.printer.llvm import print_module  # noqa: E402
 
 _SSE = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 _AVX2 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", *_SSE)

@@ -12,9 +12,9 @@ import pytest
 from ingot import ops
 from ingot.debug.blame import find_blame
 from ingot.debug.build import Build, build
-from ingot.debug.compare import compare
+from ingot.debug.comparison.compare import compare
+from ingot.debug.comparison.reference import reference
 from ingot.debug.feeds import index_limits, random_feeds
-from ingot.debug.reference import reference
 from ingot.debug.source import Source, open_source, read_graph
 from ingot.debug.stepper import find_fault
 from ingot.frontends.onnx import walk

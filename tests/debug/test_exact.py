@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.debug import compare as comparing
-from ingot.debug.exact import exactly
-from ingot.debug.reference import Reference
+from ingot.debug.comparison import compare as comparing
+from ingot.debug.comparison.exact import exactly
+from ingot.debug.comparison.reference import Reference
 from ingot.debug.source import open_source
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i32

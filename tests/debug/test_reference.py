@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.debug import reference as references
-from ingot.debug.compare import compare
-from ingot.debug.reference import MissingError, reference
+from ingot.debug.comparison import reference as references
+from ingot.debug.comparison.compare import compare
+from ingot.debug.comparison.reference import MissingError, reference
 from ingot.debug.source import Words, open_source, read_graph
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError

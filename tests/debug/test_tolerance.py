@@ -1,6 +1,6 @@
 import numpy as np
 
-from ingot.debug.tolerance import agree, worst
+from ingot.debug.comparison.tolerance import agree, worst
 
 
 def test_small_errors_are_relative_to_the_largest_magnitude():

@@ -18,8 +18,8 @@ import numpy as np
 import ingot
 from ingot.bench.engines import ENGINES
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
+from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
-from ingot.debug.tolerance import agree, worst
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError

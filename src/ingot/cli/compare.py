@@ -25,7 +25,7 @@ from ingot.cli.options import (
     Uncompiled,
     words,
 )
-from ingot.debug import compare as comparing
+from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source
 

@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 
 from ingot.debug.build import Build
+from ingot.debug.comparison.reference import Reference, session, with_all_values
+from ingot.debug.comparison.tolerance import Agreement, agree, worst
 from ingot.debug.feeds import Feeds
-from ingot.debug.reference import Reference, session, with_all_values
 from ingot.debug.source import Source
 from ingot.debug.stepper import find_fault
-from ingot.debug.tolerance import Agreement, agree, worst
 from ingot.ir.dims import likely_sizes
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.debug.build import Build
-from ingot.debug.tolerance import Agreement, agree
+from ingot.debug.comparison.tolerance import Agreement, agree
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Input, Node, Project

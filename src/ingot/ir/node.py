@@ -22,7 +22,7 @@ import numpy as np
 
 from ingot.ir.array import Array
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
-from ingot.ir.types import Box, DType, Shape, TensorType, dtype_of, static_shape
+from ingot.ir.types import Box, DType, Shape, TensorType, WeightAxes, dtype_of, static_shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError, VerifyError
 
@@ -30,22 +30,6 @@ Types = TensorType | tuple[TensorType, ...]
 Arrays = np.ndarray | tuple[np.ndarray, ...]
 Samples: TypeAlias = "Iterator[tuple[Op, tuple[np.ndarray, ...]]]"  # see `Op.samples`
 Cropped: TypeAlias = "tuple[Op, tuple[Box | None, ...]] | None"  # see `Op.cropped`
-
-
-@dataclass(frozen=True)
-class WeightAxes:
-    """How a sum of products x * w goes through its weights w, operand 1.
-
-    out: the axis of w that the result keeps. result: that axis of the result. summed: the axis of x, and the axis of w
-    that it is multiplied and summed with; of several groups, each takes its part of x's. plain: w has no other axis, as
-    those of a window are.
-    """
-
-    out: int
-    result: int
-    summed: tuple[int, int]
-    groups: int = 1
-    plain: bool = False
 
 
 @dataclass(frozen=True)

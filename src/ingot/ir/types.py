@@ -197,3 +197,19 @@ def static_shape(shape: Shape) -> tuple[int, ...]:
     if any(isinstance(d, Dim) for d in shape):
         raise ValueError(f"expected a static shape, got [{','.join(map(str, shape))}]")
     return tuple(int(d) for d in shape)
+
+
+@dataclass(frozen=True)
+class WeightAxes:
+    """How a sum of products x * w goes through its weights w, operand 1.
+
+    out: the axis of w that the result keeps. result: that axis of the result. summed: the axis of x, and the axis of w
+    that it is multiplied and summed with; of several groups, each takes its part of x's. plain: w has no other axis, as
+    those of a window are.
+    """
+
+    out: int
+    result: int
+    summed: tuple[int, int]
+    groups: int = 1
+    plain: bool = False

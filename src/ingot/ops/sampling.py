@@ -18,7 +18,7 @@ from ingot.ops.core.binary import Convert, Or, ShiftLeft, ShiftRightLogical
 from ingot.ops.core.elementwise import Ceil, Neg, Sqrt
 from ingot.ops.core.functions import Cos, Log, Log1p, Tan
 from ingot.ops.core.indexing import Sort
-from ingot.ops.nn.index import TopK
+from ingot.ops.nn.selection import TopK
 from ingot.ops.random import RandomBits, fold_in
 
 _DIGITS = {f64: 53, f32: 24, f16: 11, bf16: 8}

@@ -15,7 +15,7 @@ from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import PLAIN, NamedPass, Options
 from ingot.schedule.choice import Measured
-from ingot.schedule.cpu.contraction.sparse_plan import sparse_height
+from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
 from ingot.support import flags
@@ -23,8 +23,8 @@ from ingot.support.errors import InputError
 from ingot.support.native import Code, Features
 from ingot.targets.cpu import workers
 from ingot.targets.cpu.assemble import Assembly
-from ingot.targets.cpu.llvm import print_module
 from ingot.targets.cpu.objects import KERNEL, Object, compiled
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
 
 POLICY = FusionPolicy()

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.ir.node import Graph, Node, WeightAxes
+from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import fueled
-from ingot.ir.types import f32
+from ingot.ir.types import WeightAxes, f32
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.model.fold_batch_norm import fold_batch_norm

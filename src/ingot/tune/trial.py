@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.debug.build import Build
+from ingot.debug.comparison.tolerance import agree
 from ingot.debug.explain import fused_ops
 from ingot.debug.feeds import Feeds
 from ingot.debug.stepper import Stepper
-from ingot.debug.tolerance import agree
 from ingot.ir.array import Array
 from ingot.ir.dims import likely_sizes, substitute
 from ingot.ir.kernel import Kernel

@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 
 import ingot
 from ingot.frontends.torch.convert import Progression, Sizes
-from ingot.frontends.torch.guards import conditions, equations, progressions, solved
+from ingot.frontends.torch.tracing.guards import conditions, equations, progressions, solved
 from ingot.ir.dims import dim_max, symbol
 from ingot.support.errors import InputError
 

@@ -12,7 +12,7 @@ import numpy as np
 from ingot.ir.kernel import Kernel
 from ingot.support.native import Features
 from ingot.targets.cpu.assemble import assemble
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

@@ -38,7 +38,7 @@ from ingot.ir.types import (
 from ingot.schedule.block import Block
 from ingot.support.errors import CompileError
 from ingot.support.native import Features
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 from tests.targets.cpu.native import Native, place, without
 

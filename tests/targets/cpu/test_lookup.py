@@ -14,7 +14,7 @@ from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DTYPES, f32, i32
 from ingot.ops.core.elementwise import Elementwise
 from ingot.support.native import Features
-from ingot.targets.cpu.llvm import print_module
+from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
 from tests.ir.kernel.test_math import operands
 from tests.ops import evaluate

@@ -11,11 +11,11 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
 
-from ingot.frontends.torch import composed, histograms, segments
 from ingot.frontends.torch.aten import KNOWN
-from ingot.frontends.torch.backward import BACKWARD
-from ingot.frontends.torch.fused_attention import FUSED
-from ingot.frontends.torch.recurrence import whole_recurrences
+from ingot.frontends.torch.decompositions import composed, histograms, segments
+from ingot.frontends.torch.decompositions.backward import BACKWARD
+from ingot.frontends.torch.decompositions.fused_attention import FUSED
+from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 
 
 def decomposed(program: ExportedProgram, refused: Collection[str] = ()) -> ExportedProgram:

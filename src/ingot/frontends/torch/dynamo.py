@@ -30,10 +30,10 @@ from torch.utils import _pytree as pytree
 from ingot.frontends.torch.aten.complex import complex_of
 from ingot.frontends.torch.convert import Sizes, data_reads
 from ingot.frontends.torch.decompose import without_handled
-from ingot.frontends.torch.guards import equations
 from ingot.frontends.torch.importer import Importer, constant
 from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
+from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node

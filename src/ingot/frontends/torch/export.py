@@ -15,10 +15,10 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from ingot.frontends.torch.boxes import suppression_in_one
-from ingot.frontends.torch.guards import noted_differences
-from ingot.frontends.torch.hints import masks_unread
-from ingot.frontends.torch.recurrence import whole_recurrences
+from ingot.frontends.torch.decompositions.boxes import suppression_in_one
+from ingot.frontends.torch.tracing.guards import noted_differences
+from ingot.frontends.torch.tracing.hints import masks_unread
+from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
 _log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
-from ingot.frontends.torch.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.numbers import number_of
+from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.values import Complex, Context, Layout, Number, cast, f64, i64, with_shape
 from ingot.ir.dims import FARTHEST
 from ingot.ir.node import Input, Node, const

@@ -30,7 +30,6 @@ from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
 from ingot.frontends.torch.export import DIFFER, NAMES, SIGNATURE
-from ingot.frontends.torch.guards import assumed, conditions, progressions, solved
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     COMPLEX,
@@ -44,6 +43,7 @@ from ingot.frontends.torch.model import (
     OutputAdapter,
     output_names,
 )
+from ingot.frontends.torch.tracing.guards import assumed, conditions, progressions, solved
 from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.ir.dims import Dim, Interval, is_found, span_of
 from ingot.ir.node import Graph, Input, Node, const

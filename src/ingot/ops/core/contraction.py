@@ -10,8 +10,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import DimLike, mod, product
-from ingot.ir.node import Cropped, Node, Op, Samples, WeightAxes
-from ingot.ir.types import Box, DType, TensorType, dtype_of, f32, i32
+from ingot.ir.node import Cropped, Node, Op, Samples
+from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32
 from ingot.ops.core.base import (
     Category,
     CoreOp,

@@ -24,16 +24,7 @@ from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.image.gridsample import GridSample
 from ingot.ops.nn.image.resize import PadMode, Resize
-from ingot.ops.nn.index import (
-    GatherElements,
-    GatherND,
-    OneHot,
-    ScatterElements,
-    ScatterND,
-    Take,
-    TopK,
-    Trilu,
-)
+from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
 from ingot.ops.nn.matmul import Einsum, MatMul
 from ingot.ops.nn.norm import (
     BatchNorm,
@@ -47,6 +38,7 @@ from ingot.ops.nn.norm import (
 from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
+from ingot.ops.nn.selection import OneHot, TopK, Trilu
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike, mod
-from ingot.ir.node import Node, Op, Samples, WeightAxes
-from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
+from ingot.ir.node import Node, Op, Samples
+from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, finish, known
 from ingot.ops.core.contraction import Convolution

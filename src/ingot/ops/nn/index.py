@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, negative
-from ingot.ir.node import Const, Node, Op, Samples, const
+from ingot.ir.node import Const, Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, check_dims, finish, widen
-from ingot.ops.core.indexing import Gather, Scatter, Sort
+from ingot.ops.core.indexing import Gather, Scatter
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term
@@ -36,7 +36,7 @@ def _check_there(op: Op, x: TensorType, indices: TensorType, axes: Sequence[int]
     op.expect(not (empty and some), f"expected elements to take on axis {empty}, got {x}")
 
 
-def _wrap(indices: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
+def wrap(indices: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
     """Indices from the front, out of range ones left so."""
     at = indices.astype(np.int64)
     return np.where(at < 0, at + sizes, at)
@@ -87,7 +87,7 @@ def _size_vector(sizes: Sequence[DimLike]) -> Operand:
     return t.concat([t.as_term(t.size(d)).reshape((1,)) for d in sizes], 0)
 
 
-def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
+def sample_values(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return (np.arange(int(np.prod(shape))).reshape(shape) - 3).astype(dtype)
 
 
@@ -113,7 +113,7 @@ class Take(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
         x = _some_elements(x, (self.axis,))
-        at = _wrap(indices, x.shape[self.axis])
+        at = wrap(indices, x.shape[self.axis])
         return np.take(x, np.clip(at, 0, x.shape[self.axis] - 1), self.axis)
 
     def lower(self, *inputs: Node) -> Node:
@@ -124,7 +124,7 @@ class Take(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        x = _data(5, 4, 3)
+        x = sample_values(5, 4, 3)
         for axis in range(3):
             yield cls(axis), (x, _indices(-3, 3, 2, 3))
         yield cls(0), (x, np.asarray(-1, np.int32))
@@ -158,7 +158,7 @@ class GatherElements(Op):
         x, indices = inputs
         x = _some_elements(x, (self.axis,))
         size = x.shape[self.axis]
-        at = np.clip(_wrap(indices, size), 0, size - 1)
+        at = np.clip(wrap(indices, size), 0, size - 1)
         part = x[tuple(slice(None) if d == self.axis else slice(n) for d, n in enumerate(indices.shape))]
         return np.take_along_axis(part, at, self.axis)
 
@@ -178,11 +178,11 @@ class GatherElements(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        x = _data(3, 4, 5)
+        x = sample_values(3, 4, 5)
         yield cls(0), (x, _indices(-3, 3, 2, 4, 5))
         yield cls(1), (x, _indices(-4, 4, 3, 7, 5))
         yield cls(2), (x, _indices(0, 5, 2, 3, 1).astype(np.int32))
-        yield cls(0), (_data(4), np.asarray([1, 9, -9]))
+        yield cls(0), (sample_values(4), np.asarray([1, 9, -9]))
         yield cls(1), (x, np.zeros((3, 0, 5), np.int64))
         yield cls(0), (x[:0], np.zeros((0, 2, 5), np.int64))
 
@@ -214,7 +214,7 @@ class GatherND(Op):
         b, depth = self.batch_dims, indices.shape[-1]
         x = _some_elements(x, range(b, b + depth))
         sizes = np.asarray(x.shape[b : b + depth])
-        at = np.clip(_wrap(indices, sizes), 0, sizes - 1)
+        at = np.clip(wrap(indices, sizes), 0, sizes - 1)
         grid = np.ix_(*(np.arange(n) for n in indices.shape[:b])) if b else ()
         grid = tuple(g.reshape(*g.shape, *(1,) * (indices.ndim - 1 - b)) for g in grid)
         return x[(*grid, *np.moveaxis(at, -1, 0))]
@@ -233,7 +233,7 @@ class GatherND(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        x = _data(2, 3, 4)
+        x = sample_values(2, 3, 4)
         yield cls(), (x, _indices(-2, 2, 5, 2))
         yield cls(), (x, _indices(0, 2, 3, 2, 3).astype(np.int32))
         yield cls(), (x, np.asarray([[1], [-1], [7]]))
@@ -280,7 +280,7 @@ class ScatterElements(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
         at = [np.asarray(a) for a in np.indices(indices.shape)]
-        at[self.axis] = _wrap(indices, x.shape[self.axis])
+        at[self.axis] = wrap(indices, x.shape[self.axis])
         inside = (at[self.axis] >= 0) & (at[self.axis] < x.shape[self.axis])
         return _combine(x, tuple(a[inside] for a in at), updates[inside], self.reduction)
 
@@ -307,15 +307,15 @@ class ScatterElements(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        x = _data(3, 4, 5)
+        x = sample_values(3, 4, 5)
         for reduction in _KINDS:
             at = _indices(-3, 3, 2, 4, 5)
-            yield cls(0, reduction), (x, at, _data(2, 4, 5) / 4)
-            yield cls(1, reduction), (x, _indices(-4, 5, 2, 6, 3), _data(2, 6, 3))
-            half = _data(3, 2, 5).astype(np.float16)
+            yield cls(0, reduction), (x, at, sample_values(2, 4, 5) / 4)
+            yield cls(1, reduction), (x, _indices(-4, 5, 2, 6, 3), sample_values(2, 6, 3))
+            half = sample_values(3, 2, 5).astype(np.float16)
             yield cls(1, reduction), (x.astype(np.float16), _indices(0, 4, 3, 2, 5), half)
-        yield cls(0, "add"), (_data(4, dtype=np.int64), np.asarray([0, 0, -1, 8]), np.asarray([5, 6, 7, 8]))
-        yield cls(0), (_data(4), np.zeros((0,), np.int64), np.zeros((0,), np.float32))
+        yield cls(0, "add"), (sample_values(4, dtype=np.int64), np.asarray([0, 0, -1, 8]), np.asarray([5, 6, 7, 8]))
+        yield cls(0), (sample_values(4), np.zeros((0,), np.int64), np.zeros((0,), np.float32))
 
 
 def _check_updates(op: Op, reduction: str, x: TensorType, updates: TensorType) -> None:
@@ -354,7 +354,7 @@ class ScatterND(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
         sizes = np.asarray(x.shape[: indices.shape[-1]])
-        at = _wrap(indices, sizes)
+        at = wrap(indices, sizes)
         inside = ((at >= 0) & (at < sizes)).all(-1)
         return _combine(x, tuple(np.moveaxis(at[inside], -1, 0)), updates[inside], self.reduction)
 
@@ -368,146 +368,11 @@ class ScatterND(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        x = _data(4, 3, 2)
+        x = sample_values(4, 3, 2)
         for reduction in _KINDS:
-            yield cls(reduction), (x, np.asarray([[0], [-1], [0], [9]]), _data(4, 3, 2) / 4)
-            yield cls(reduction), (x, _indices(-2, 2, 3, 2, 3), _data(3, 2))
+            yield cls(reduction), (x, np.asarray([[0], [-1], [0], [9]]), sample_values(4, 3, 2) / 4)
+            yield cls(reduction), (x, _indices(-2, 2, 3, 2, 3), sample_values(3, 2))
             yield (
                 cls(reduction),
-                (x.astype(np.int32), _indices(0, 3, 5, 2).astype(np.int32), _data(5, 2, dtype=np.int32)),
+                (x.astype(np.int32), _indices(0, 3, 5, 2).astype(np.int32), sample_values(5, 2, dtype=np.int32)),
             )
-
-
-@dataclass(frozen=True)
-class TopK(Op):
-    """The k largest (or smallest) along `axis` (non-negative) and their indices (i64), in order.
-
-    Equal elements: the lower index first (ONNX). NaN counts as the largest of all (PyTorch). `sorted` False permits any
-    order; this implementation sorts all the same.
-    """
-
-    name: ClassVar[str] = "top_k"
-    k: DimLike
-    axis: int
-    largest: bool = True
-    sorted: bool = True
-
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, TensorType]:
-        check_count(self, inputs, 1)
-        (x,) = inputs
-        check_dims(self, (self.axis,), x.rank, "axis")
-        size = x.shape[self.axis]
-        fits = not negative(self.k) and not negative(size - self.k)
-        self.expect(fits, f"k: expected at most {size}, the size of axis {self.axis} of {x}, got {self.k}")
-        y = x.with_shape(tuple(self.k if d == self.axis else n for d, n in enumerate(x.shape)))
-        return y, y.with_dtype(i64)
-
-    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (x,) = inputs
-        wide = widen(x)
-        if self.largest:
-            # ascending from the far end, reversed: equal elements come out in their order
-            order = np.argsort(np.flip(wide, self.axis), axis=self.axis, kind="stable")
-            order = x.shape[self.axis] - 1 - np.flip(order, self.axis)
-        else:
-            order = np.argsort(wide, axis=self.axis, kind="stable")
-        at = np.take(order, range(int(self.k)), self.axis).astype(np.int64)
-        return np.take_along_axis(x, at, self.axis), at
-
-    def lower(self, *inputs: Node) -> tuple[Node, Node]:
-        (x,) = inputs
-        places = t.iota(x.shape, self.axis)
-        values, order = Sort(self.axis, self.largest, keep=self.k)(x, places.node).results
-        return values, order
-
-    @classmethod
-    def samples(cls) -> Samples:
-        x = np.random.default_rng(0).integers(-4, 5, (3, 9, 2)).astype(np.float32)
-        x[0, 3, 0], x[1, 5, 1], x[2, 0, 0], x[0, 8, 0] = np.nan, np.inf, -np.inf, np.nan
-        for largest in (True, False):
-            for axis in range(3):
-                yield cls(2, axis, largest), (x,)
-            yield cls(9, 1, largest), (x.astype(np.float16),)
-            yield cls(3, 0, largest), (np.asarray([3, 200, 200, 0, 7], np.uint8),)
-            yield cls(0, 0, largest), (np.asarray([3, 2], np.int64),)
-
-
-@dataclass(frozen=True)
-class OneHot(Op):
-    """(indices, values[2]): values[1] where a new dimension of size `depth` at `axis` meets the index, else values[0].
-
-    Negative indices in [-depth, 0) count from the end; others out of range match nothing (ONNX). Floats truncate.
-    """
-
-    name: ClassVar[str] = "one_hot"
-    axis: int
-    depth: DimLike
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        check_count(self, inputs, 2)
-        indices, values = inputs
-        self.expect(indices.dtype.kind != "b", f"expected number indices, got {indices}")
-        self.expect(0 <= self.axis <= indices.rank, f"axis: expected at most {indices.rank}, got {self.axis}")
-        self.expect(values.shape == (2,), f"expected two values (off, on), got {values}")
-        return values.with_shape((*indices.shape[: self.axis], self.depth, *indices.shape[self.axis :]))
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        indices, values = inputs
-        at = np.expand_dims(_wrap(widen(indices), int(self.depth)), self.axis)
-        form = [-1 if d == self.axis else 1 for d in range(at.ndim)]
-        return np.where(at == np.arange(int(self.depth)).reshape(form), values[1], values[0])
-
-    def lower(self, *inputs: Node) -> Node:
-        indices, values = Term(inputs[0]), Term(inputs[1])
-        if not indices.dtype.is_integer or indices.dtype.bits < 64:
-            indices = indices.cast(i64)
-        at = wrapped(indices.node, t.size(self.depth)).expand(self.axis)
-        shape = (*inputs[0].shape[: self.axis], self.depth, *inputs[0].shape[self.axis :])
-        hit = t.iota(shape, self.axis, at.dtype).equals(at)
-        off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
-        return t.term(t.where(hit, on, off)).node
-
-    @classmethod
-    def samples(cls) -> Samples:
-        at = np.asarray([[0, 3, -1], [9, -4, -9]])
-        yield cls(2, 4), (at, np.asarray([0, 1], np.float32))
-        yield cls(0, 4), (at, np.asarray([5, -5], np.int32))
-        yield cls(1, 4), (at.astype(np.int8), np.asarray([False, True]))
-        yield cls(0, 3), (np.asarray(2, np.uint8), np.asarray([0, 1], np.float16))
-        yield cls(1, 3), (np.asarray([0.9, 2, 1], np.float32), np.asarray([0, 1], np.float32))
-
-
-@dataclass(frozen=True)
-class Trilu(Op):
-    """The upper (or lower) triangle of the last two dimensions, zeros elsewhere; k shifts the diagonal up."""
-
-    name: ClassVar[str] = "trilu"
-    upper: bool = True
-    k: int = 0
-
-    def infer(self, *inputs: TensorType) -> TensorType:
-        check_count(self, inputs, 1)
-        self.expect(inputs[0].rank >= 2, f"expected an operand of rank 2 or more, got {inputs[0]}")
-        return inputs[0]
-
-    def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        (x,) = inputs
-        rows, cols = x.shape[-2:]
-        distance = np.arange(cols) - np.arange(rows)[:, None]
-        return np.where(distance >= self.k if self.upper else distance <= self.k, x, np.zeros((), x.dtype))
-
-    def lower(self, *inputs: Node) -> Node:
-        x = Term(inputs[0])
-        square = x.shape[-2:]
-        row, col = t.iota(square, 0) + self.k, t.iota(square, 1)
-        kept = col >= row if self.upper else col <= row
-        zero = Term(const(np.zeros((), x.dtype.numpy)))
-        return t.term(t.where(kept, x, zero)).node
-
-    @classmethod
-    def samples(cls) -> Samples:
-        for upper in (True, False):
-            for k in (-6, -1, 0, 2, 9):
-                yield cls(upper, k), (_data(2, 4, 5) + 10,)
-            yield cls(upper), (_data(4, 3) > 2,)
-            yield cls(upper), (_data(3, 3).astype(np.float16),)

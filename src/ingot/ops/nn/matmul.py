@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op, Samples, WeightAxes
-from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32
+from ingot.ir.node import Node, Op, Samples
+from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_count, finish
 from ingot.ops.nn import terms as t

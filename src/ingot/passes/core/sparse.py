@@ -4,7 +4,7 @@
 
 Whoever made the zeros, they are seen in the constants: masks that are multiplied to weights have been folded by then.
 A target says by what height of blocks, if any, a product is fastest. Products do not differ but for the order of their
-sums: infinities and NaN times zero are NaN in both (`schedule/cpu/contraction/sparse.py`).
+sums: infinities and NaN times zero are NaN in both (`schedule/cpu/contraction/compressed/sparse.py`).
 """
 
 from __future__ import annotations

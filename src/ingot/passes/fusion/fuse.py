@@ -32,6 +32,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
+from ingot.passes.fusion.cost import gathers_rows, is_cheap, reads_leaves, sized, turns_rows
 from ingot.passes.fusion.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
 from ingot.passes.fusion.groups import (
     FREE,
@@ -160,14 +161,14 @@ class _Fusion:
         """Whether vectors along the group's rows would look up each element of a view on its own, and its elements many
         times: stored in the order of the rows, they are loaded."""
         axes = self._axes_in(g, node)
-        sized, rows = _sized(node.shape), _sized(g.box)
+        dims, rows = sized(node.shape), sized(g.box)
         many = max(self.policy.lookups, self.policy.lookups_each * estimate(node.type.size))
         if g.anchor is not None or axes is None or estimate(product(g.box)) < many:
             return False
-        if not sized or axes[sized[-1]] != rows[-1]:
+        if not dims or axes[dims[-1]] != rows[-1]:
             return False
         found = strided(node, {})
-        return found is not None and not isinstance(found[0].op, Const) and found[1].strides[sized[-1]] not in _LOADED
+        return found is not None and not isinstance(found[0].op, Const) and found[1].strides[dims[-1]] not in _LOADED
 
     def _is_storage(self, node: Node) -> bool:
         """Concats and pads whose operands are computed and which are read as memory."""
@@ -252,12 +253,12 @@ class _Fusion:
                 self.forced.update(i for i in node.inputs if i not in g.within)
         elif is_free(node):
             if node in self.panels:
-                if not strided_view(node) or _turns_rows(node):
+                if not strided_view(node) or turns_rows(node):
                     return False
                 self.panels.update(node.inputs)
         else:
             whole = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
-            if node in self.tails or not (whole or _is_cheap(node)):
+            if node in self.tails or not (whole or is_cheap(node)):
                 return False
         self._add(g, node, None)
         g.front.add(node)
@@ -336,10 +337,10 @@ class _Fusion:
             return False
         if len(g.paths_to(node, self.readers[g])) > PATHS:
             return False
-        if any(map(_turns_rows, self.users.get(node, ()))) and self._made_of_rows(node):
+        if any(map(turns_rows, self.users.get(node, ()))) and self._made_of_rows(node):
             return False
         again = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
-        cheap = _is_cheap(node) or (_gathers_rows(node) and g.anchor is None and _reads_leaves(node))
+        cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
         if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._aligned(g, node, moved=True) or cheap
@@ -347,7 +348,7 @@ class _Fusion:
     def _made_of_rows(self, node: Node, depth: int = 8) -> bool:
         """Whether a loop along the innermost dimension of `node` reads gathered rows as they lie, and one along another
         would look up each element."""
-        if _gathers_rows(node):
+        if gathers_rows(node):
             return True
         computed = depth and is_pointwise(node) and not isinstance(node.op, ops.Concat | ops.Pad)
         return bool(computed) and any(self._made_of_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1)
@@ -358,8 +359,8 @@ class _Fusion:
         if axes is None or g.anchor is not None:
             return False
         follows = tuple(sorted(a for a in axes if a is not None))
-        sized = [d for d in range(len(g.box)) if g.box[d] != 1]
-        if sized and sized[-1] not in follows:
+        spread = [d for d in range(len(g.box)) if g.box[d] != 1]
+        if spread and spread[-1] not in follows:
             return True
         stack, budget = list(node.inputs), 16
         while stack and budget:
@@ -453,39 +454,11 @@ class _Fusion:
         return node.op(*inputs, loc=node.loc)
 
 
-def _sized(shape: Shape) -> list[int]:
-    return [d for d, size in enumerate(shape) if size != 1]
-
-
-def _turns_rows(node: Node) -> bool:
-    """A transposition whose innermost dimension lies apart in memory: computing along it would gather."""
-    return isinstance(node.op, ops.Transpose) and node.op.permutation[-1] != node.type.rank - 1
-
-
-def _reads_leaves(node: Node) -> bool:
-    return all(is_leaf(i) or is_free(i) for i in node.inputs)
-
-
-def _is_cheap(node: Node) -> bool:
-    """Plain arithmetic on leaves alone: any loop may compute it again."""
-    return is_pointwise(node) and not node.op.costly and _reads_leaves(node)
-
-
 def _box(root: Node) -> Shape:
     """What the loops of a group run over: its result, or what that is a reshape of: rows of reductions lie there."""
     if len(root.types) > 1:
         return ()
     return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
-
-
-def _gathers_rows(node: Node) -> bool:
-    """A gather whose innermost dimension lies in memory as its operand's: as cheap to read as any value."""
-    op = node.op
-    if not isinstance(op, ops.Gather) or not node.inputs[0].type.rank:
-        return False
-    last = node.inputs[0].type.rank - 1
-    whole = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
-    return whole and node.type.rank - 1 in op.offset_dims
 
 
 def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:

@@ -2,26 +2,23 @@
 
 from ingot.frontends.onnx.rows import (
     attention,
-    contrib,
-    control,
     elementwise,
-    experts,
     indexing,
-    ml,
     nn,
     norm,
     optimizers,
     quant,
-    quant_contrib,
     random,
     recurrent,
     reduction,
-    resize,
-    sampling,
     shape,
     signal,
-    trees,
+    slice,
 )
+from ingot.frontends.onnx.rows.contrib import contrib, experts, quant_contrib
+from ingot.frontends.onnx.rows.flow import control, sequences
+from ingot.frontends.onnx.rows.image import resize, sampling
+from ingot.frontends.onnx.rows.ml import ml, trees
 
 __all__ = [
     "attention",
@@ -41,7 +38,9 @@ __all__ = [
     "reduction",
     "resize",
     "sampling",
+    "sequences",
     "shape",
     "signal",
+    "slice",
     "trees",
 ]

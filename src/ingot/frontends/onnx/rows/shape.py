@@ -17,11 +17,8 @@ from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import (
-    MOST,
     Dim,
     DimLike,
-    Interval,
-    bounds,
     ceildiv,
     dim_max,
     dim_min,
@@ -32,11 +29,9 @@ from ingot.ir.dims import (
     symbols_of,
     zero_bit,
 )
-from ingot.ir.node import Node, const, splat_of
+from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
-# an end as large stands for all there is: no axis is longer, and that is checked
-_TO_THE_END = 10**9
 # of sizes that reshapes cut a dynamic one by
 _LARGEST_FACTOR = 4096
 
@@ -191,142 +186,6 @@ def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
 
 
 # slices
-
-
-def _placed(at: DimLike, size: DimLike) -> DimLike:
-    """A place on an axis from its front, where data tells whether it is counted from there."""
-    return at + sign_bit(at) * size
-
-
-def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
-    """A slice's start as 0 <= at <= size."""
-    start = _from_end(c, at, size)
-    return dim_min(start if start is at else dim_max(start, 0), size)
-
-
-def _is_behind(at: DimLike) -> bool:
-    """Whether a place is counted from an axis's end."""
-    hi = bounds(at)[1]
-    return hi is not None and hi < 0
-
-
-def _from_end(c: Call, at: DimLike, size: DimLike) -> DimLike:
-    """A place from an axis's front: `at` itself, if it is none from the end. Exporters write `table[512 - n:]` for what
-    is not negative, so that becomes a bound of the symbol."""
-    if _is_behind(at):
-        return at + size
-    lo = bounds(at)[0]
-    if (lo is None or lo < 0) and not c.importer.assume(at):
-        raise Unsupported(f"a slice at {at}, which may be negative or not")
-    return at
-
-
-def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
-    """A slice's end as 0 <= at <= size.
-
-    x[:, :length] of a table with 512 columns has min(length, 512) of them, and x[:-k] max(size - k, 0): neither would
-    meet what has `length` or `size - k` elements. Exporters write them for lengths that fit, so that is recorded as a
-    bound of the symbol where one can be found.
-    """
-    dynamic = isinstance(at, Dim)
-    if isinstance(at, int) and at >= _TO_THE_END and isinstance(size, Dim):
-        if at < MOST:
-            c.importer.require(at - size, "a slice")
-        return size
-    end = _from_end(c, at, size)
-    if end is not at and c.importer.assume(end):
-        return end
-    if dynamic and isinstance(size, int) and c.importer.assume(size - end):
-        return end
-    return dim_min(end if end is at else dim_max(end, 0), size)
-
-
-def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
-    """x[start:end:step] along one axis, with ONNX's clamping."""
-    size = x.shape[axis]
-    if step > 0 and (told_symbols(start) or told_symbols(end)):
-        low, high = (dim_min(dim_max(_placed(at, size), 0), size) for at in (start, end))
-        return cut(x, axis, low, dim_max(high, low), step)
-    if step > 0:
-        low = _start(c, start, size)
-        high = _end(c, end, size)
-        # ends are there to meet what is shorter by as much: no empty slice, but where they are counted crosswise
-        crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
-        meets = low == 0 or (isinstance(high, Dim) and not crosswise and c.importer.assume(high - low))
-        high = high if meets else dim_max(high, low)
-        return cut(x, axis, low, high, step)
-    # the same elements forwards, then from their other end
-    maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
-    high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
-    low = dim_min(dim_max(_backwards(end, size) + 1, 0), high)
-    return cut(ops.flip(cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
-
-
-def _backwards(at: DimLike, size: DimLike) -> DimLike:
-    """A bound of a slice that goes backwards, from the front; -1 where it is in front of an axis of any size."""
-    if told_symbols(at):
-        return _placed(at, size)
-    if not _is_behind(at):
-        return at
-    return -1 if isinstance(at, int) and at <= -MOST else at + size
-
-
-@onnx_op("Slice")
-def slice_1(c: Call) -> Result:
-    starts, ends = c.int_list("starts"), c.int_list("ends")
-    axes = c.int_list("axes", range(len(starts)))
-    return _slice(c, starts, ends, axes, (1,) * len(starts))
-
-
-@onnx_op("Slice", since=10)
-def slice_(c: Call) -> Result:
-    if c.value(1).sym is None and not c.importer.wish(c.x(1), exact=False):
-        return _window(c)
-    starts, ends = c.dims(1), c.dims(2)
-    axes = c.ints(3) if c.has(3) else tuple(range(len(starts)))
-    steps = c.ints(4) if c.has(4) else (1,) * len(starts)
-    return _slice(c, starts, ends, axes, steps)
-
-
-def _slice(
-    c: Call, starts: Sequence[DimLike], ends: Sequence[DimLike], axes: Sequence[int], steps: Sequence[int]
-) -> Node:
-    x = c.x()
-    for start, end, axis, step in zip(starts, ends, normal_axes(axes, c.rank()), steps, strict=True):
-        if step == 0:
-            raise Unsupported("a slice with step 0")
-        x = slice_one(c, x, axis, start, end, step)
-    return x
-
-
-def _window(c: Call) -> Node:
-    """x[i : i + k] where each turn of a loop has another i: k elements, which have to be there."""
-    x, (start, first), (end, last) = c.x(), _offset(c.x(1)), _offset(c.x(2))
-    if start is not end or c.x(1).type.size != 1 or (c.has(4) and c.ints(4) != (1,)):
-        raise Unsupported(f"a slice from {c.proto.input[1]!r}, which a loop changes, but to as many elements behind it")
-    axis = normal_axis(c.ints(3)[0] if c.has(3) else 0, c.rank())
-    sizes = tuple(last - first if i == axis else d for i, d in enumerate(x.shape))
-    at = ops.reshape(c.x(1), ())
-    at = ops.where(ops.compare("LT", at, 0), ops.add(at, ops.scalar(x.shape[axis], at.dtype)), at)
-    zero = ops.scalar(0, at.dtype)
-    return ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(sizes))))
-
-
-def _offset(n: Node) -> tuple[Node, int]:
-    """(x, k) for an integer of one element that is computed as x + k."""
-    offset = 0
-    while n.type.size == 1:
-        if isinstance(n.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
-            n = n.inputs[0]
-            continue
-        known = [splat_of(i) for i in n.inputs]
-        if isinstance(n.op, ops.Add) and known[0] is not None:
-            n, offset = n.inputs[1], offset + int(known[0])
-        elif isinstance(n.op, ops.Add | ops.Sub) and known[1] is not None:
-            n, offset = n.inputs[0], offset + (int(known[1]) if isinstance(n.op, ops.Add) else -int(known[1]))
-        else:
-            break
-    return n, offset
 
 
 # padding

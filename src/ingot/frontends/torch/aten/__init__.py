@@ -2,29 +2,24 @@
 
 from ingot.frontends.shared.rows import merged
 from ingot.frontends.torch.aten import (
-    activation,
-    attention,
     complex,
     complex_functions,
     create,
+    division,
     elementwise,
-    factorizations,
     fold,
-    fourier,
     index,
-    linalg,
     logic,
-    nn,
-    quantized,
+    pad,
     random,
-    recurrent,
     reduce,
-    resize,
     selection,
     shape,
     special,
     strided,
 )
+from ingot.frontends.torch.aten.algebra import factorizations, fourier, linalg
+from ingot.frontends.torch.aten.layers import activation, attention, nn, quantized, recurrent, resize
 from ingot.frontends.torch.table import Handler
 
 # on real tensors; `complex.complex_handler` knows those on complex ones
@@ -32,10 +27,12 @@ ATEN: dict[str, Handler] = merged(
     m.aten
     for m in (
         elementwise,
+        division,
         special,
         logic,
         create,
         shape,
+        pad,
         strided,
         fold,
         index,

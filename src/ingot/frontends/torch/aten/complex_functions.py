@@ -8,7 +8,8 @@ from ingot import ops
 from ingot.frontends.shared import complex as f
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import merged
-from ingot.frontends.torch.aten import elementwise, factorizations, linalg, logic, reduce, selection, shape
+from ingot.frontends.torch.aten import elementwise, logic, reduce, selection, shape
+from ingot.frontends.torch.aten.algebra import factorizations, linalg
 from ingot.frontends.torch.aten.complex import on_complex, pair, power_of
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare

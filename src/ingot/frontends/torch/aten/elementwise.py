@@ -248,10 +248,10 @@ def _times(x: Node, factor: Operand) -> Node:
 
 @aten("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
 def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
-    return _beside(c, mul, a, b)
+    return beside(c, mul, a, b)
 
 
-def _beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+def beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
     """The operands combined, a number among them as it is and not as the result's dtype would have it."""
 
     def exact(c: Context, a: Operand, b: Operand) -> Node:
@@ -263,77 +263,6 @@ def _beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Op
 
 def _holds(dtype: DType, value: Operand) -> bool:
     return isinstance(value, int | float) and float(number(value, dtype)) == value
-
-
-@aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
-def div(c: Context, a: Operand, b: Operand) -> Node:
-    return _beside(c, ops.Div(), a, b)
-
-
-@aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
-def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
-    if rounding_mode is None:
-        return div(c, a, b)
-    return _whole(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
-
-
-@aten("floor_divide.default", "floor_divide.Scalar")
-def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
-    return _whole(c, floor_div, a, b)
-
-
-def _whole(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
-    """The whole quotient. PyTorch rounds narrow floats in each step between two tensors, and once by a number."""
-
-    def quotient(c: Context, a: Operand, b: Operand) -> Node:
-        return divide(*aligned((a, b), c.dtype))
-
-    return (quotient if isinstance(b, Node) and b.type.rank else in_f32(quotient))(c, a, b)
-
-
-def trunc_div(a: Node, b: Node) -> Node:
-    return truncate(ops.Div()(a, b))
-
-
-def floor_div(a: Node, b: Node) -> Node:
-    """PyTorch's floor division: Python's on integers, and on floats the exact quotient's floor (not floor(a / b))."""
-    rest = ops.Rem()(a, b)
-    zero = expand(scalar_like(0, a), a.shape)
-    one = expand(scalar_like(1, a), a.shape)
-    differs = ops.And()(ops.Compare("NE")(rest, zero), _signs_differ(rest, b))
-    if not a.dtype.is_float:
-        if a.dtype.kind == "u":
-            return ops.Div()(a, b)
-        quotient = ops.Div()(a, b)
-        return ops.Select()(differs, ops.Sub()(quotient, one), quotient)
-    quotient = ops.Div()(ops.Sub()(a, rest), b)
-    quotient = ops.Select()(differs, ops.Sub()(quotient, one), quotient)
-    half = expand(scalar_like(0.5, a), a.shape)
-    floored = ops.Floor()(quotient)
-    short = ops.Compare("GT")(ops.Sub()(quotient, floored), half)
-    floored = ops.Select()(short, ops.Add()(floored, one), floored)
-    return ops.Select()(ops.Compare("EQ")(b, zero), ops.Div()(a, b), floored)
-
-
-def _signs_differ(a: Node, b: Node) -> Node:
-    zero = expand(scalar_like(0, a), a.shape)
-    return ops.Xor()(ops.Compare("LT")(a, zero), ops.Compare("LT")(b, zero))
-
-
-@aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(c: Context, a: Operand, b: Operand) -> Node:
-    """Python's %: the sign of the divisor."""
-    a_, b_ = aligned((a, b), c.dtype)
-    rest = ops.Rem()(a_, b_)
-    if a_.dtype.kind == "u":
-        return rest
-    wrong = ops.And()(ops.Compare("NE")(rest, expand(scalar_like(0, rest), rest.shape)), _signs_differ(rest, b_))
-    return ops.Select()(wrong, ops.Add()(rest, b_), rest)
-
-
-@aten("fmod.Tensor", "fmod.Scalar")
-def fmod(c: Context, a: Operand, b: Operand) -> Node:
-    return ops.Rem()(*aligned((a, b), c.dtype))
 
 
 @aten("pow.Tensor_Tensor", "pow.Scalar", "float_power.Tensor_Tensor", "float_power.Scalar")

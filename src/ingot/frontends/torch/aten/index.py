@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.elementwise import add, compare, floor_div, select
+from ingot.frontends.torch.aten.division import floor_div
+from ingot.frontends.torch.aten.elementwise import add, compare, select
 from ingot.frontends.torch.aten.selection import indices_of
 from ingot.frontends.torch.aten.shape import clipped, insert_axis, reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table

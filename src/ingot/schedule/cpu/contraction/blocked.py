@@ -16,7 +16,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Direct, Pieces, decide
-from ingot.schedule.cpu.contraction.block_quantized_operand import block_quantized_operand
+from ingot.schedule.cpu.contraction.compressed.block_quantized_operand import block_quantized_operand
 from ingot.schedule.cpu.contraction.cost_model import plan_of
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, reads
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel

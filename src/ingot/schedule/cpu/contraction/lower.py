@@ -15,12 +15,12 @@ from ingot.ir.types import static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.blocked import lower_blocked
+from ingot.schedule.cpu.contraction.compressed.sparse import lower_sparse
 from ingot.schedule.cpu.contraction.dot_products import Products, as_dot_products, emit_dot_products
 from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.plan import transposed
 from ingot.schedule.cpu.contraction.prologue import is_computed
-from ingot.schedule.cpu.contraction.sparse import lower_sparse
 from ingot.schedule.cpu.contraction.split_k import split_k, swapped_operands, swaps_operands
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise

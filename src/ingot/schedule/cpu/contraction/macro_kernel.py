@@ -25,7 +25,7 @@ from ingot.ir.kernel import Expr, Lit
 from ingot.ir.types import boolean, static_shape
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.contraction.block_quantized import BlockQuantizedPanels, Place
+from ingot.schedule.cpu.contraction.compressed.block_quantized import BlockQuantizedPanels, Place
 from ingot.schedule.cpu.contraction.micro_kernel import MicroKernel, TileRows
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Computed, Fetch, Index, LineEpilogue, Operand, Write
 from ingot.schedule.cpu.contraction.pack import Strip, transpose_panel

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from ingot.ir.types import DType, f32, i32
 from ingot.support.errors import CompileError
-from ingot.targets.cpu import division
-from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
-from ingot.targets.cpu.casts import cast
-from ingot.targets.cpu.lanes import extract, join, part, split
+from ingot.targets.cpu.printer import division
+from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.printer.casts import cast
+from ingot.targets.cpu.printer.lanes import extract, join, part, split
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}

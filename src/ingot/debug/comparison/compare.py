@@ -10,12 +10,12 @@ import numpy as np
 
 from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
-from ingot.debug.exact import Exact, exactly
+from ingot.debug.comparison.exact import Exact, exactly
+from ingot.debug.comparison.foreign import RefusedError
+from ingot.debug.comparison.reference import MissingError, Reference, reference
+from ingot.debug.comparison.tolerance import Agreement, agree
 from ingot.debug.feeds import Feeds, as_given, cases, index_limits, random_feeds
-from ingot.debug.foreign import RefusedError
-from ingot.debug.reference import MissingError, Reference, reference
 from ingot.debug.source import Source, read_graph
-from ingot.debug.tolerance import Agreement, agree
 from ingot.ir.interp import interpret
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel

@@ -7,8 +7,8 @@ one: it lies at least 1/|y| below the next integer, and has rounded by less than
 from __future__ import annotations
 
 from ingot.ir.types import DTYPES, DType, f32, f64
-from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
-from ingot.targets.cpu.casts import cast
+from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.printer.casts import cast
 
 EXACT = 1 << 53  # integers of at most this size are doubles
 

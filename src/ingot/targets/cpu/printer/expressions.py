@@ -29,12 +29,12 @@ from ingot.ir.kernel import (
 )  # fmt: skip
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
-from ingot.targets.cpu import values
-from ingot.targets.cpu.affine import Affine, constant
-from ingot.targets.cpu.builder import Builder, literal, mangle, storage_type, value_type, vector_of
-from ingot.targets.cpu.casts import cast, low_bits
-from ingot.targets.cpu.lanes import extract, shuffle
-from ingot.targets.cpu.lookup import by_permutation, lookup
+from ingot.targets.cpu.printer import values
+from ingot.targets.cpu.printer.affine import Affine, constant
+from ingot.targets.cpu.printer.builder import Builder, literal, mangle, storage_type, value_type, vector_of
+from ingot.targets.cpu.printer.casts import cast, low_bits
+from ingot.targets.cpu.printer.lanes import extract, shuffle
+from ingot.targets.cpu.printer.lookup import by_permutation, lookup
 
 
 class Expressions:

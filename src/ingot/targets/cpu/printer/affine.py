@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ingot.targets.cpu.builder import Builder
+from ingot.targets.cpu.printer.builder import Builder
 
 
 class Term(NamedTuple):

@@ -1,6 +1,6 @@
 """A framework's own runtime in a process of its own: XLA, TensorFlow, Keras or TorchScript on a model's file.
 
-    start(kind, request)  ->  [ python -m ingot.debug.foreign FOLDER: loads the model, then runs it again and again ]
+    start(kind, request)  ->  [ python -m ...comparison.foreign FOLDER: loads the model, runs it again and again ]
     run(arrays)           ->  FOLDER/in.safetensors  ->  FOLDER/out.safetensors
 
 Their settings (64 bits in JAX, Keras's backend) are settled once a process, TensorFlow's libraries and others' do not
@@ -47,7 +47,7 @@ class Foreign:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CPP_MIN_LOG_LEVEL": "3"}
         env |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
         # -P: what lies in the working folder is not imported
-        command = [sys.executable, "-P", "-m", "ingot.debug.foreign", self._made.name]
+        command = [sys.executable, "-P", "-m", "ingot.debug.comparison.foreign", self._made.name]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env)
         weakref.finalize(self, _end, self._process, self._made)

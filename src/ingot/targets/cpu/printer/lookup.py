@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from ingot.ir.types import DType, i32
-from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
-from ingot.targets.cpu.casts import cast
-from ingot.targets.cpu.lanes import join, split
+from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.printer.casts import cast
+from ingot.targets.cpu.printer.lanes import join, split
 
 
 def by_permutation(b: Builder) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.frontends.torch.backward import attention_gradients, attention_weights
+from ingot.frontends.torch.decompositions.backward import attention_gradients, attention_weights
 
 _aten = torch.ops.aten
 

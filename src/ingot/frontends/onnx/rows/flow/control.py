@@ -16,7 +16,7 @@ import onnx
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
-from ingot.frontends.onnx.rows.common import cut, ints_of, parts_of
+from ingot.frontends.onnx.rows.common import cut, ints_of
 from ingot.frontends.onnx.rows.turns import EXACT, turns
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.refusal import Unsupported
@@ -30,7 +30,7 @@ from ingot.support.limits import most_turns
 
 # unrolling is better code until it is too much of it
 _UNROLL_STEPS = 64
-_UNROLL_NODES = 2000
+UNROLL_NODES = 2000
 
 
 Found = Mapping[str, tuple[Node, DimLike]]  # sizes that the run finds in a graph, and the most that they may be
@@ -162,7 +162,7 @@ def _true() -> Value:
     return Value(sym=Sym.of(T.boolean, np.array(True, dtype=object)))
 
 
-def _index(i: int) -> Value:
+def index_of(i: int) -> Value:
     return Value(sym=Sym.of(T.i64, np.array(i, dtype=object)))
 
 
@@ -186,7 +186,7 @@ def _iterate(it: _Iteration) -> Result:
 
 def _unroll(it: _Iteration) -> Result | None:
     """The loop written out; None where its length is unknown or too large."""
-    limit = min(_UNROLL_STEPS, max(1, _UNROLL_NODES // max(1, len(it.body.node))))
+    limit = min(_UNROLL_STEPS, max(1, UNROLL_NODES // max(1, len(it.body.node))))
     if it.count is not None and (not isinstance(it.count, int) or it.count > limit):
         return None
     go = _known_bool(it.condition) if it.condition is not None else True
@@ -200,7 +200,7 @@ def _unroll(it: _Iteration) -> Result | None:
             return None
         slices = [Value(_at(x, axis, step, back)) for x, axis, back in it.scanned]
         cond, carried, stacked = it.split(
-            it.call.importer.run(it.body, it.call, it.inputs(_index(step), _true(), carried, slices), lambda v: v)
+            it.call.importer.run(it.body, it.call, it.inputs(index_of(step), _true(), carried, slices), lambda v: v)
         )
         _results([*carried, *stacked])
         for items, v in zip(stacks, stacked, strict=True):
@@ -227,7 +227,7 @@ def _unstacked(it: _Iteration) -> list[Node]:
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
-    turn = it.call.importer.run(it.body, it.call, it.inputs(_index(0), _true(), it.carried, slices), lambda v: v)
+    turn = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
     out: list[Node] = []
     for r, axis in zip(_tensors(it.split(turn)[2], "a loop that stacks"), it.axes, strict=True):
         place = normal_axis(axis, len(r.shape) + 1)
@@ -405,99 +405,3 @@ def scan(c: Call) -> Result:
             tuple(bool(d) for d in c.int_list("scan_output_directions", (0,) * stacked)),
         )
     )
-
-
-# sequences and optionals of known length
-
-
-def _position(c: Call, i: int, length: int, default: int) -> int:
-    at = c.ints(i)[0] if c.has(i) else default
-    if not -length <= at <= length:
-        raise Unsupported(f"position {at} in a sequence of {length}")
-    return at + length if at < 0 else at
-
-
-@onnx_op("SequenceEmpty", since=11)
-def sequence_empty(c: Call) -> Result:
-    return Sequence_(())
-
-
-@onnx_op("SequenceConstruct", since=11)
-def sequence_construct(c: Call) -> Result:
-    return Sequence_(tuple(c.value(i) for i in range(len(c))))
-
-
-@onnx_op("SequenceAt", since=11)
-def sequence_at(c: Call) -> Result:
-    items = c.sequence()
-    at = _position(c, 1, len(items), 0)
-    if at >= len(items):
-        raise Unsupported(f"position {at} in a sequence of {len(items)}")
-    return [items[at]]
-
-
-@onnx_op("SequenceInsert", since=11)
-def sequence_insert(c: Call) -> Result:
-    items = c.sequence()
-    at = _position(c, 2, len(items), len(items))
-    return Sequence_((*items[:at], c.value(1), *items[at:]))
-
-
-@onnx_op("SequenceErase", since=11)
-def sequence_erase(c: Call) -> Result:
-    items = c.sequence()
-    at = _position(c, 1, len(items), len(items) - 1)
-    return Sequence_((*items[:at], *items[at + 1 :]))
-
-
-@onnx_op("SequenceLength", since=11)
-def sequence_length(c: Call) -> Result:
-    return [_index(len(c.sequence()))]
-
-
-@onnx_op("ConcatFromSequence", since=11)
-def concat_from_sequence(c: Call) -> Result:
-    items = [v.node for v in c.sequence()]
-    if c.flag("new_axis"):
-        return ops.stack(items, c.int("axis"))
-    return ops.concat(items, c.int("axis"))
-
-
-@onnx_op("SplitToSequence", since=11)
-def split_to_sequence(c: Call) -> Result:
-    x = c.x()
-    axis = c.axis("axis", 0, c.rank())
-    if c.has(1) and c.rank(1) == 1:
-        return Sequence_(tuple(map(Value, parts_of(c, x, axis, c.dims(1)))))
-    (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
-    if c.has(1):
-        (each,) = c.ints(1)
-        sizes = [min(each, size - k) for k in range(0, size, each)]
-        return Sequence_(tuple(map(Value, ops.split(x, sizes, axis))))
-    if size > _UNROLL_NODES:
-        raise Unsupported(f"a sequence of {size} parts")
-    parts = ops.split(x, [1] * size, axis)
-    keep = c.flag("keepdims", 1)
-    return Sequence_(tuple(Value(p if keep else ops.squeeze(p, (axis,))) for p in parts))
-
-
-@onnx_op("Optional", since=15)
-def optional(c: Call) -> Result:
-    found = c.inputs[0] if c.inputs else None
-    # one that holds something is what it holds
-    return [Sequence_((), absent=True) if found is None else found]  # type: ignore[list-item]
-
-
-@onnx_op("OptionalHasElement", since=15)
-def optional_has_element(c: Call) -> Result:
-    found = c.inputs[0] if c.inputs else None
-    there = found is not None and not (isinstance(found, Sequence_) and found.absent)
-    return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
-
-
-@onnx_op("OptionalGetElement", since=15)
-def optional_get_element(c: Call) -> Result:
-    found = c.inputs[0]
-    if found is None or (isinstance(found, Sequence_) and found.absent):
-        raise Unsupported("an optional that holds nothing")
-    return [found]  # type: ignore[list-item]

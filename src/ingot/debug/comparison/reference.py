@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ingot.debug.comparison.foreign import Foreign, RefusedError
 from ingot.debug.feeds import Feeds
-from ingot.debug.foreign import Foreign, RefusedError
 from ingot.debug.source import Source, read_torch
 from ingot.ir.node import Graph, Input
 from ingot.opening import imported_torch, open_model, script_evaluator

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from ingot.debug.tolerance import TOLERANCE, Agreement, agree
+from ingot.debug.comparison.tolerance import TOLERANCE, Agreement, agree
 from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, rebuilt

@@ -21,7 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import check_table
-from ingot.frontends.onnx.rows.ml import ML, both_scores, label_of, labels, matrix, top_label, transformed
+from ingot.frontends.onnx.rows.ml.ml import ML, both_scores, label_of, labels, matrix, top_label, transformed
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Graph, Input, Node, const

@@ -33,11 +33,11 @@ from ingot.ir.kernel.math.expand import expand
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.support.native import Features
-from ingot.targets.cpu.affine import Affine, constant
-from ingot.targets.cpu.buffers import allocated, stored_registers
-from ingot.targets.cpu.builder import Builder, mangle, storage_type, value_type, vector_of
-from ingot.targets.cpu.expressions import Expressions
-from ingot.targets.cpu.lanes import extract
+from ingot.targets.cpu.printer.affine import Affine, constant
+from ingot.targets.cpu.printer.buffers import allocated, stored_registers
+from ingot.targets.cpu.printer.builder import Builder, mangle, storage_type, value_type, vector_of
+from ingot.targets.cpu.printer.expressions import Expressions
+from ingot.targets.cpu.printer.lanes import extract
 
 _STREAMS = (16, 32, 64)  # bytes of registers that can be stored past the caches
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'

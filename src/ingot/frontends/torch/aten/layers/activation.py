@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.torch.aten.algebra.linalg import scaled
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import bounded, compare, select
-from ingot.frontends.torch.aten.linalg import scaled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Operand, axis_of, in_f32, node_of, number, scalar_like

@@ -28,10 +28,10 @@ from ingot.ir.types import f32, i64, static_shape
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import MOST
+from ingot.schedule.cpu.contraction.compressed.sparse_plan import plan_sparse
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
 from ingot.schedule.cpu.contraction.operands import one_by_one
 from ingot.schedule.cpu.contraction.plan import LINE
-from ingot.schedule.cpu.contraction.sparse_plan import plan_sparse
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.dimension_numbers import contiguous_last, flat_rows, join_rows, rows_as_they_lie
 from ingot.schedule.index import ZERO, Index, add, delinearize, dim_expr, linear, mul, split

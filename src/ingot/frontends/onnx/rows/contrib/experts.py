@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.quant_contrib import LEVELS, unpacked
+from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVELS, unpacked
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const

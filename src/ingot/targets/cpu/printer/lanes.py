@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.targets.cpu.builder import Builder, vector_of
+from ingot.targets.cpu.printer.builder import Builder, vector_of
 
 
 def part(b: Builder, x: str, scalar: str, lanes: int, start: int, count: int) -> str:

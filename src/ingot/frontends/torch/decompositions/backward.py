@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ingot.frontends.torch import segments
+from ingot.frontends.torch.decompositions import segments
 from ingot.frontends.torch.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import reduce
 
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, f8e4m3fn, f8e5m2, f32, truncated_in
-from ingot.targets.cpu.builder import Builder, literal, mangle, value_type, vector_of
-from ingot.targets.cpu.lanes import join, split
+from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
+from ingot.targets.cpu.printer.lanes import join, split
 
 
 def cast(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:

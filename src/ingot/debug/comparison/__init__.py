@@ -1,0 +1,1 @@
+"""Other implementations of a model, and how far their results are apart."""

@@ -1,0 +1,1 @@
+"""Control flow, and the sequences that it works on."""

@@ -1,0 +1,106 @@
+"""Sequences and optionals, which are lists of values while a model is imported."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.onnx.call import Call, Result, Sequence_, Value, onnx_op
+from ingot.frontends.onnx.rows.common import ints_of, parts_of
+from ingot.frontends.onnx.rows.flow.control import UNROLL_NODES, index_of
+from ingot.frontends.onnx.symbolic import Sym
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir import types as T
+
+
+def _position(c: Call, i: int, length: int, default: int) -> int:
+    at = c.ints(i)[0] if c.has(i) else default
+    if not -length <= at <= length:
+        raise Unsupported(f"position {at} in a sequence of {length}")
+    return at + length if at < 0 else at
+
+
+@onnx_op("SequenceEmpty", since=11)
+def sequence_empty(c: Call) -> Result:
+    return Sequence_(())
+
+
+@onnx_op("SequenceConstruct", since=11)
+def sequence_construct(c: Call) -> Result:
+    return Sequence_(tuple(c.value(i) for i in range(len(c))))
+
+
+@onnx_op("SequenceAt", since=11)
+def sequence_at(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 1, len(items), 0)
+    if at >= len(items):
+        raise Unsupported(f"position {at} in a sequence of {len(items)}")
+    return [items[at]]
+
+
+@onnx_op("SequenceInsert", since=11)
+def sequence_insert(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 2, len(items), len(items))
+    return Sequence_((*items[:at], c.value(1), *items[at:]))
+
+
+@onnx_op("SequenceErase", since=11)
+def sequence_erase(c: Call) -> Result:
+    items = c.sequence()
+    at = _position(c, 1, len(items), len(items) - 1)
+    return Sequence_((*items[:at], *items[at + 1 :]))
+
+
+@onnx_op("SequenceLength", since=11)
+def sequence_length(c: Call) -> Result:
+    return [index_of(len(c.sequence()))]
+
+
+@onnx_op("ConcatFromSequence", since=11)
+def concat_from_sequence(c: Call) -> Result:
+    items = [v.node for v in c.sequence()]
+    if c.flag("new_axis"):
+        return ops.stack(items, c.int("axis"))
+    return ops.concat(items, c.int("axis"))
+
+
+@onnx_op("SplitToSequence", since=11)
+def split_to_sequence(c: Call) -> Result:
+    x = c.x()
+    axis = c.axis("axis", 0, c.rank())
+    if c.has(1) and c.rank(1) == 1:
+        return Sequence_(tuple(map(Value, parts_of(c, x, axis, c.dims(1)))))
+    (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
+    if c.has(1):
+        (each,) = c.ints(1)
+        sizes = [min(each, size - k) for k in range(0, size, each)]
+        return Sequence_(tuple(map(Value, ops.split(x, sizes, axis))))
+    if size > UNROLL_NODES:
+        raise Unsupported(f"a sequence of {size} parts")
+    parts = ops.split(x, [1] * size, axis)
+    keep = c.flag("keepdims", 1)
+    return Sequence_(tuple(Value(p if keep else ops.squeeze(p, (axis,))) for p in parts))
+
+
+@onnx_op("Optional", since=15)
+def optional(c: Call) -> Result:
+    found = c.inputs[0] if c.inputs else None
+    # one that holds something is what it holds
+    return [Sequence_((), absent=True) if found is None else found]  # type: ignore[list-item]
+
+
+@onnx_op("OptionalHasElement", since=15)
+def optional_has_element(c: Call) -> Result:
+    found = c.inputs[0] if c.inputs else None
+    there = found is not None and not (isinstance(found, Sequence_) and found.absent)
+    return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
+
+
+@onnx_op("OptionalGetElement", since=15)
+def optional_get_element(c: Call) -> Result:
+    found = c.inputs[0]
+    if found is None or (isinstance(found, Sequence_) and found.absent):
+        raise Unsupported("an optional that holds nothing")
+    return [found]  # type: ignore[list-item]

@@ -1,0 +1,1 @@
+"""Classic models of the domain ai.onnx.ml."""

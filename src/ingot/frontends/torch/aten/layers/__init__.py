@@ -1,0 +1,1 @@
+"""Layers: activations, attention, convolutions, norms, recurrent ones, resizing, quantized ones."""

@@ -1,0 +1,1 @@
+"""What torch has no decomposition for, as torch code."""

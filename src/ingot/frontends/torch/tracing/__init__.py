@@ -1,0 +1,1 @@
+"""What keeps a program whole, or its sizes open, while torch traces it."""

@@ -1,0 +1,152 @@
+"""Ops that select: the largest elements, one-hot rows, triangles."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ingot.ir.dims import DimLike, negative
+from ingot.ir.node import Node, Op, Samples, const
+from ingot.ir.types import TensorType, i64
+from ingot.ops.core.base import check_count, check_dims, widen
+from ingot.ops.core.indexing import Sort
+from ingot.ops.nn import terms as t
+from ingot.ops.nn.index import sample_values, wrap, wrapped
+from ingot.ops.nn.terms import Term
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class TopK(Op):
+    """The k largest (or smallest) along `axis` (non-negative) and their indices (i64), in order.
+
+    Equal elements: the lower index first (ONNX). NaN counts as the largest of all (PyTorch). `sorted` False permits any
+    order; this implementation sorts all the same.
+    """
+
+    name: ClassVar[str] = "top_k"
+    k: DimLike
+    axis: int
+    largest: bool = True
+    sorted: bool = True
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, TensorType]:
+        check_count(self, inputs, 1)
+        (x,) = inputs
+        check_dims(self, (self.axis,), x.rank, "axis")
+        size = x.shape[self.axis]
+        fits = not negative(self.k) and not negative(size - self.k)
+        self.expect(fits, f"k: expected at most {size}, the size of axis {self.axis} of {x}, got {self.k}")
+        y = x.with_shape(tuple(self.k if d == self.axis else n for d, n in enumerate(x.shape)))
+        return y, y.with_dtype(i64)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        (x,) = inputs
+        wide = widen(x)
+        if self.largest:
+            # ascending from the far end, reversed: equal elements come out in their order
+            order = np.argsort(np.flip(wide, self.axis), axis=self.axis, kind="stable")
+            order = x.shape[self.axis] - 1 - np.flip(order, self.axis)
+        else:
+            order = np.argsort(wide, axis=self.axis, kind="stable")
+        at = np.take(order, range(int(self.k)), self.axis).astype(np.int64)
+        return np.take_along_axis(x, at, self.axis), at
+
+    def lower(self, *inputs: Node) -> tuple[Node, Node]:
+        (x,) = inputs
+        places = t.iota(x.shape, self.axis)
+        values, order = Sort(self.axis, self.largest, keep=self.k)(x, places.node).results
+        return values, order
+
+    @classmethod
+    def samples(cls) -> Samples:
+        x = np.random.default_rng(0).integers(-4, 5, (3, 9, 2)).astype(np.float32)
+        x[0, 3, 0], x[1, 5, 1], x[2, 0, 0], x[0, 8, 0] = np.nan, np.inf, -np.inf, np.nan
+        for largest in (True, False):
+            for axis in range(3):
+                yield cls(2, axis, largest), (x,)
+            yield cls(9, 1, largest), (x.astype(np.float16),)
+            yield cls(3, 0, largest), (np.asarray([3, 200, 200, 0, 7], np.uint8),)
+            yield cls(0, 0, largest), (np.asarray([3, 2], np.int64),)
+
+
+@dataclass(frozen=True)
+class OneHot(Op):
+    """(indices, values[2]): values[1] where a new dimension of size `depth` at `axis` meets the index, else values[0].
+
+    Negative indices in [-depth, 0) count from the end; others out of range match nothing (ONNX). Floats truncate.
+    """
+
+    name: ClassVar[str] = "one_hot"
+    axis: int
+    depth: DimLike
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 2)
+        indices, values = inputs
+        self.expect(indices.dtype.kind != "b", f"expected number indices, got {indices}")
+        self.expect(0 <= self.axis <= indices.rank, f"axis: expected at most {indices.rank}, got {self.axis}")
+        self.expect(values.shape == (2,), f"expected two values (off, on), got {values}")
+        return values.with_shape((*indices.shape[: self.axis], self.depth, *indices.shape[self.axis :]))
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        indices, values = inputs
+        at = np.expand_dims(wrap(widen(indices), int(self.depth)), self.axis)
+        form = [-1 if d == self.axis else 1 for d in range(at.ndim)]
+        return np.where(at == np.arange(int(self.depth)).reshape(form), values[1], values[0])
+
+    def lower(self, *inputs: Node) -> Node:
+        indices, values = Term(inputs[0]), Term(inputs[1])
+        if not indices.dtype.is_integer or indices.dtype.bits < 64:
+            indices = indices.cast(i64)
+        at = wrapped(indices.node, t.size(self.depth)).expand(self.axis)
+        shape = (*inputs[0].shape[: self.axis], self.depth, *inputs[0].shape[self.axis :])
+        hit = t.iota(shape, self.axis, at.dtype).equals(at)
+        off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
+        return t.term(t.where(hit, on, off)).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        at = np.asarray([[0, 3, -1], [9, -4, -9]])
+        yield cls(2, 4), (at, np.asarray([0, 1], np.float32))
+        yield cls(0, 4), (at, np.asarray([5, -5], np.int32))
+        yield cls(1, 4), (at.astype(np.int8), np.asarray([False, True]))
+        yield cls(0, 3), (np.asarray(2, np.uint8), np.asarray([0, 1], np.float16))
+        yield cls(1, 3), (np.asarray([0.9, 2, 1], np.float32), np.asarray([0, 1], np.float32))
+
+
+@dataclass(frozen=True)
+class Trilu(Op):
+    """The upper (or lower) triangle of the last two dimensions, zeros elsewhere; k shifts the diagonal up."""
+
+    name: ClassVar[str] = "trilu"
+    upper: bool = True
+    k: int = 0
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        check_count(self, inputs, 1)
+        self.expect(inputs[0].rank >= 2, f"expected an operand of rank 2 or more, got {inputs[0]}")
+        return inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        rows, cols = x.shape[-2:]
+        distance = np.arange(cols) - np.arange(rows)[:, None]
+        return np.where(distance >= self.k if self.upper else distance <= self.k, x, np.zeros((), x.dtype))
+
+    def lower(self, *inputs: Node) -> Node:
+        x = Term(inputs[0])
+        square = x.shape[-2:]
+        row, col = t.iota(square, 0) + self.k, t.iota(square, 1)
+        kept = col >= row if self.upper else col <= row
+        zero = Term(const(np.zeros((), x.dtype.numpy)))
+        return t.term(t.where(kept, x, zero)).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        for upper in (True, False):
+            for k in (-6, -1, 0, 2, 9):
+                yield cls(upper, k), (sample_values(2, 4, 5) + 10,)
+            yield cls(upper), (sample_values(4, 3) > 2,)
+            yield cls(upper), (sample_values(3, 3).astype(np.float16),)

@@ -1,0 +1,1 @@
+"""Kernel IR as LLVM IR text."""
