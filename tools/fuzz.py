@@ -1,7 +1,8 @@
 """Damaged files and random models, by seed: what is refused, with a clear error, in bounded time and memory.
 
     python tools/fuzz.py onnx 0:200000            # mutated ONNX files: read, then compiled up to kernel IR
-    python tools/fuzz.py tflite 0:20000           # and so stablehlo, tensorflow: mutated files of these formats: read
+    python tools/fuzz.py tflite 0:20000           # and so stablehlo, tensorflow, torchscript, keras: mutated files of
+                                                  # these formats: read (the last two in processes, seconds each)
     python tools/fuzz.py ingot 0:200000           # mutated programs: raw bytes, and plans under right digests: loaded
     python tools/fuzz.py graphs 0:20000           # random graphs: compiled, run, compared with the interpreter
     python tools/fuzz.py models 0:10000 --folder F   # SEED.onnx and SEED.npz of a folder (tools/nnsmith_models.py):
@@ -311,13 +312,13 @@ def run_model(folder: Path, seed: int) -> None:
 def run_format(kind: str, seed: int) -> None:
     """A mutated file of another format, as its frontend reads it."""
     from ingot.support.limits import Limits, limited
-    from tools.fuzz_formats import READERS, corpus
+    from tools.fuzz_formats import READERS, corpus, mutated
 
     rng = random.Random(seed)
     files = rng.choice(corpus(kind))
     (first, data), *others = files.items()
     with tempfile.TemporaryDirectory() as folder, limited(Limits(seconds=20)):
-        for name, content in [*others, (first, mutate_bytes(data, rng))]:
+        for name, content in [*others, (first, mutated(data, partial(mutate_bytes, rng=rng)))]:
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -326,7 +327,7 @@ def run_format(kind: str, seed: int) -> None:
 
 CASES: dict[str, Case] = {
     "onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph,
-    **{kind: partial(run_format, kind) for kind in ("stablehlo", "tensorflow", "tflite")},
+    **{kind: partial(run_format, kind) for kind in ("stablehlo", "tensorflow", "tflite", "torchscript", "keras")},
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import tempfile
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -57,6 +59,64 @@ def tflite() -> list[Files]:
     ]
 
 
+def torchscript() -> list[Files]:
+    """Archives of scripted modules."""
+    import torch
+
+    from tests.frontends.torch.test_script import Branches, Counter, Lists, OnValues
+
+    out: list[Files] = []
+    for net in (Branches(), Counter(), Lists(), OnValues()):
+        buffer = io.BytesIO()
+        torch.jit.save(torch.jit.script(net.eval()), buffer)
+        out.append({"model.pt": buffer.getvalue()})
+    return out
+
+
+def keras() -> list[Files]:
+    """A file of each kind that Keras writes."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    x = keras.Input((8, 8, 2))
+    y = keras.layers.BatchNormalization()(keras.layers.Conv2D(3, 3)(x))
+    model = keras.Model(x, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(y)))
+    out: list[Files] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("model.keras", "model.h5"):
+            path = Path(folder, name)
+            model.save(path)
+            out.append({name: path.read_bytes()})
+    return out
+
+
+def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
+    """Changed bytes; or, of an archive half of the time, of one of its members, so that it is still an archive."""
+    whole = mutate(data)
+    if not data.startswith(b"PK") or len(whole) % 2:
+        return whole
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+        names = old.namelist()
+        chosen = names[sum(whole) % len(names)]
+        for name in names:
+            content = old.read(name)
+            new.writestr(name, mutate(content) if name == chosen else content)
+    return buffer.getvalue()
+
+
+def _import_torchscript(path: Path) -> object:
+    from ingot.frontends.torch.script import load
+
+    return load(path)
+
+
+def _import_keras(path: Path) -> object:
+    from ingot.frontends.keras import import_keras
+
+    return import_keras(path)
+
+
 def _import_stablehlo(path: Path) -> object:
     from ingot.frontends.stablehlo import import_stablehlo
 
@@ -80,6 +140,8 @@ READERS: dict[str, tuple[Callable[[], list[Files]], Callable[[Path], object]]] =
     "stablehlo": (stablehlo, _import_stablehlo),
     "tensorflow": (tensorflow, _import_tensorflow),
     "tflite": (tflite, _import_tflite),
+    "torchscript": (torchscript, _import_torchscript),
+    "keras": (keras, _import_keras),
 }
 
 
