@@ -46,6 +46,8 @@ class Op:
     rearranges: ClassVar[bool] = False
     # each element costs more to compute again than to load
     costly: ClassVar[bool] = False
+    # its operands may be computed right into their places in its result
+    holds_operands: ClassVar[bool] = False
     # its value is another in each call: no constant, and no graph may hold a copy of it
     draws: ClassVar[bool] = False
     # operands of sums of products that may be of a narrower float type than the sums: constants, and values

@@ -124,7 +124,11 @@ class _Schedule:
         while stored := next((u for u in self.users.get(at, ()) if self._lies_in(at, u)), None):
             at = stored
         held = self.storage.places.get(at)
-        if held is None or held.owner in self.outside or not isinstance(maker_of(at).op, Group | ops.Concat | ops.Pad):
+        if (
+            held is None
+            or held.owner in self.outside
+            or not (isinstance(op := maker_of(at).op, Group) or op.holds_operands)
+        ):
             return None
         if at not in self.buffers:
             where = self.storage.halos.get(at, ("",))[0]
@@ -134,7 +138,7 @@ class _Schedule:
 
     def _lies_in(self, value: Node, user: Node) -> bool:
         places = self.storage.places
-        inside = isinstance(user.op, ops.Concat | ops.Pad) and value in places and user in places
+        inside = user.op.holds_operands and value in places and user in places
         return inside and places[value].owner is places[user].owner
 
     # --- what is alive when

@@ -60,7 +60,7 @@ def assign(graph: Graph, pairs: Pairs = ()) -> Storage:
 
     pairs: inputs, and the outputs that are to lie where these lie, if they can.
     """
-    operands = sum(len(n.inputs) for n in graph.nodes() if isinstance(n.op, ops.Concat | ops.Pad))
+    operands = sum(len(n.inputs) for n in graph.nodes() if n.op.holds_operands)
     for _ in range(operands + 1):
         attempt = _Assignment(graph, pairs)
         misfits = attempt.run()
@@ -97,7 +97,7 @@ class _Assignment:
             if not isinstance(node.op, ops.Concat | ops.Pad):
                 continue
             for i, (operand, inner) in enumerate(_parts(node, place.layout)):
-                movable = isinstance(operand.op, Group | ops.Concat | ops.Pad) and operand not in self.places
+                movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
                 unfit = not movable or operand in self.outputs or not self._readable(operand, inner)
                 # among what sizes are made of, it would lie behind what is made of it
                 if unfit or any(operand in self.sizing.get(s, ()) for s in _found(inner)):
@@ -109,7 +109,7 @@ class _Assignment:
                 assert fill is not None
                 inner, outer_fill = self.halos.get(place.owner, ("", fill))
                 if outer_fill != fill:
-                    outer = next(u for u in self.users[node] if isinstance(u.op, ops.Concat | ops.Pad))
+                    outer = next(u for u in self.users[node] if u.op.holds_operands)
                     misfits.setdefault(outer, set()).add(outer.inputs.index(node))
                     continue
                 self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}", fill

@@ -295,6 +295,7 @@ class Pad(CoreOp):
     """
 
     name: ClassVar[str] = "pad"
+    holds_operands: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     low: Shape
     high: Shape
@@ -366,6 +367,7 @@ class Concat(CoreOp):
     """Operands one after the other along `dimension`."""
 
     name: ClassVar[str] = "concatenate"
+    holds_operands: ClassVar[bool] = True
     category: ClassVar[Category] = Category.VIEW
     dimension: int
 

@@ -333,7 +333,7 @@ class _Fusion:
     def _accepts_pointwise(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         if node in self.tails and not (g.anchor is None and not g.reductions and self._aligned(g, node)):
             return False
-        if isinstance(node.op, ops.Concat | ops.Pad) and (g.anchor is not None or g.reductions):
+        if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
         if len(g.paths_to(node, self.readers[g])) > PATHS:
             return False
@@ -350,7 +350,7 @@ class _Fusion:
         would look up each element."""
         if gathers_rows(node):
             return True
-        computed = depth and is_pointwise(node) and not isinstance(node.op, ops.Concat | ops.Pad)
+        computed = depth and is_pointwise(node) and not node.op.holds_operands
         return bool(computed) and any(self._made_of_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1)
 
     def _once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:

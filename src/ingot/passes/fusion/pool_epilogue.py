@@ -64,7 +64,7 @@ def _makes_lines(made: Node, users: dict[Node, list[Node]], graph: Graph) -> boo
     if not isinstance(group, Group) or group.kind not in ("contraction", "expand") or len(made.types) != 1:
         return False
     anchor = [n for n in group.body.nodes() if category(n.op) is Category.CONTRACTION][-1]
-    placed = made in graph.outputs or any(isinstance(u.op, ops.Concat | ops.Pad) for u in users[made])
+    placed = made in graph.outputs or any(u.op.holds_operands for u in users[made])
     image = isinstance(anchor.op, ops.Convolution) and anchor.type.rank > 3 and made.dtype == f32
     return image and not placed and _in_place(group.body.outputs[0], anchor)
 
