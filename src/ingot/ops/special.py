@@ -183,9 +183,8 @@ def erf_inv(x: Node) -> Node:
     a = ops.cast(x, f64)
     w = ops.sub(0.0, Log1p()(ops.sub(0.0, ops.mul(a, a))))
     near = ops.compare("LT", w, 5.0)
-    places = ops.sub(w, 2.5), ops.sub(Sqrt()(w), 3.0)
-    values = [_horner(at, coefficients[::-1]) for at, coefficients in zip(places, (_NEAR, _FAR), strict=True)]
-    y = ops.mul(a, ops.where(near, *values))
+    inner, outer = _horner(ops.sub(w, 2.5), _NEAR[::-1]), _horner(ops.sub(Sqrt()(w), 3.0), _FAR[::-1])
+    y = ops.mul(a, ops.where(near, inner, outer))
     for _ in range(2):
         slope = ops.mul(Exp()(ops.sub(0.0, ops.mul(y, y))), 2 / math.sqrt(math.pi))
         step = ops.div(ops.sub(Erf()(y), a), slope)

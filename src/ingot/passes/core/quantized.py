@@ -126,7 +126,9 @@ def _bounded(x: Node) -> tuple[int, np.float32, np.float32] | None:
     ends = np.float32(-np.inf), np.float32(np.inf)
     if isinstance(x.op, ops.Clamp):
         low, high = known[0], known[2]
-        return None if low is None or high is None or not low <= high else (1, np.float32(low), np.float32(high))
+        if low is None or high is None or not np.less_equal(low, high):
+            return None
+        return 1, np.float32(low), np.float32(high)
     at = 0 if known[1] is not None else 1
     bound = known[1 - at]
     if bound is None or np.isnan(bound):

@@ -55,5 +55,5 @@ def magnitude(c: Call) -> Node:
     large, small = ops.maximum(a, b), ops.minimum(a, b)
     share = ops.div(small, ops.where(ops.compare("EQ", large, 0), 1.0, large))
     size = ops.mul(large, ops.apply(ops.Sqrt(), ops.add(ops.mul(share, share), 1.0)), c.loc)
-    infinite = ops.or_(*(ops.compare("EQ", v, math.inf) for v in (a, b)))
+    infinite = ops.or_(ops.compare("EQ", a, math.inf), ops.compare("EQ", b, math.inf))
     return ops.where(infinite, math.inf, size)

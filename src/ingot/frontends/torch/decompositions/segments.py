@@ -14,19 +14,19 @@ _KINDS = {"prod": "prod", "max": "amax", "min": "amin"}
 
 
 class _Segments(NamedTuple):
-    """The slices as rows. at: the segment of each row, of `count` in each of `batch` lines and one more, which has what
-    belongs to none. held: how many rows a segment has, (batch, count)."""
+    """The slices as rows. at: the segment of each row, of `number` in each of `batch` lines and one more, which has
+    what belongs to none. held: how many rows a segment has, (batch, number)."""
 
     rows: Tensor
     at: Tensor
     held: Tensor
     batch: int
-    count: int
+    number: int
 
     def flat(self, values: Tensor) -> Tensor:
         """A result (*lead, count, *rest) as a row for each segment."""
         rest = self.rows.shape[1:]
-        rows = values.reshape(self.batch, self.count, *rest)
+        rows = values.reshape(self.batch, self.number, *rest)
         more = rows.new_zeros(self.batch, 1, *rest)
         return torch.cat([rows, more], 1).reshape(-1, *rest)
 
@@ -75,7 +75,7 @@ def backward(
     rows, at, _, _, _ = parts
     of_row = parts.flat(grad)[at]
     if reduce == "mean":
-        number = torch.zeros_like(rows).new_zeros(int(parts.batch * (parts.count + 1)))
+        number = rows.new_zeros(parts.batch * (parts.number + 1))
         number = number.index_add(0, at, torch.ones_like(at, dtype=rows.dtype))
         of_row = of_row / number[at].reshape(-1, *(1 for _ in rows.shape[1:]))
     elif reduce in ("max", "min"):
@@ -92,7 +92,7 @@ def backward(
 def _others(parts: _Segments, initial: float) -> Tensor:
     """The product of the other rows of each row's segment, and of `initial`."""
     rows, at = parts.rows, parts.at
-    empty = rows.new_zeros(parts.batch * (parts.count + 1), *rows.shape[1:])
+    empty = rows.new_zeros(parts.batch * (parts.number + 1), *rows.shape[1:])
     zero = rows == 0
     product = (empty + initial).index_reduce(0, at, torch.where(zero, 1.0, rows), "prod")[at]
     zeros = empty.index_add(0, at, zero.to(rows.dtype))[at]

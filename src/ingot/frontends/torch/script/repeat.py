@@ -39,7 +39,7 @@ Env = Mapping[str, Any]
 # (a block's arguments, what it sees by name, attributes) -> its results
 Evaluate = Callable[[Sequence[Any], Env, Env], Sequence[Any]]
 
-_ARITHMETIC: dict[str, Callable[..., torch.Tensor]] = {
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
     "floordiv": operator.floordiv, "remainder": operator.mod, "pow": operator.pow, "abs": torch.abs,
     "min": torch.minimum, "max": torch.maximum,
