@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ingot.frontends.torch.decompositions import segments
-from ingot.frontends.torch.grid_sampling import grid_sampled
+from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
