@@ -63,6 +63,12 @@ SAMPLES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "random_ to": lambda x, p: empty().random_(10),
     "multinomial": lambda x, p: torch.multinomial(p, 50),
     "multinomial replaced": lambda x, p: torch.multinomial(p, 50, True),
+    "poisson": lambda x, p: torch.poisson(p * 30),
+    "poisson of few": lambda x, p: torch.poisson(p),
+    "standard gamma": lambda x, p: torch._standard_gamma(p * 3),
+    "dirichlet": lambda x, p: torch._sample_dirichlet(p * 3),
+    "binomial": lambda x, p: torch.binomial(torch.full(N, 60.0), p),
+    "binomial of few": lambda x, p: torch.binomial(torch.full(N, 6.0), p),
     "dropout": lambda x, p: F.dropout(x, 0.3),
     "dropout_": lambda x, p: F.dropout(x + 1, 0.3, inplace=True),
     "native_dropout": lambda x, p: torch.native_dropout(x, 0.3, True)[1],
@@ -95,6 +101,39 @@ def test_moments(name: str) -> None:
     assert abs(g.std() / spread - 1) < 5 * tail / math.sqrt(w.size)
     if abs(w).max() < 1e6:
         assert w.min() - 3 * spread <= g.min() and g.max() <= w.max() + 6 * spread
+
+
+class Parameters(nn.Module):
+    def forward(self, a: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch._standard_gamma(a), torch.poisson(a), torch.binomial(n, p)
+
+
+@pytest.mark.slow
+def test_distributions_of_any_parameters() -> None:
+    count = 1000
+    shapes, trials, chances = (
+        [0.05, 0.7, 9.9, 10.0, 300.0],
+        [5.0, 30.0, 100.0, 1000.0, 1e6],
+        [0.3, 0.9, 0.02, 0.5, 1e-3],
+    )
+    args = tuple(torch.tensor(v).double()[:, None].repeat(1, count) for v in (shapes, trials, chances))
+    graph = import_exported(export_module(Parameters().eval(), args)).graph
+    gamma, poisson, binomial = interpret(graph, [v.numpy() for v in args])
+    for row, (a, n, p) in enumerate(zip(shapes, trials, chances, strict=True)):
+        k = torch.arange(0, 3 + max(poisson[row].max(), binomial[row].max())).double()
+        rates = k * math.log(a) - a - torch.lgamma(k + 1)
+        of = torch.distributions.Binomial(n, torch.tensor(p).double())
+        successes = of.log_prob(k.clamp(max=n)).masked_fill(k > n, -math.inf)
+        # Kolmogorov and Smirnov's bound of a chance of 1 in 1000; of counts less is to be expected
+        placed = torch.special.gammainc(args[0][row], torch.from_numpy(gamma[row])).sort()[0]
+        assert (placed - (torch.arange(count) + 0.5) / count).abs().max() < 1.95 / math.sqrt(count)
+        for got, log_chances in ((poisson[row], rates), (binomial[row], successes)):
+            seen = torch.bincount(torch.from_numpy(got).long(), minlength=len(k)).double().cumsum(0) / count
+            assert (seen - log_chances.exp().cumsum(0)).abs().max() < 1.95 / math.sqrt(count)
+    ends = tuple(torch.tensor([0.0, math.inf, math.nan, -1]).double() for _ in range(3))
+    graph = import_exported(export_module(Parameters().eval(), ends)).graph
+    for got, infinite in zip(interpret(graph, [v.numpy() for v in ends]), (math.inf, math.inf, math.nan), strict=True):
+        np.testing.assert_array_equal(got, [0, infinite, math.nan, math.nan])
 
 
 def test_draws_of_one_program_differ() -> None:

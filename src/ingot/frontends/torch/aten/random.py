@@ -25,7 +25,7 @@ from ingot.frontends.torch.values import (
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import DType
-from ingot.ops import sampling
+from ingot.ops import distributions, sampling
 
 aten = Table()
 
@@ -186,6 +186,26 @@ def multinomial(c: Context, weights: Node, count: DimLike, replacement: bool = F
         raise Unsupported(f"{count} draws of {size} without replacement")
     draw = sampling.categorical if replacement else sampling.without_replacement
     return draw(c.key(), weights, count)
+
+
+@aten("poisson.default")
+def poisson(c: Context, mean: Node, *args: object) -> Node:
+    return distributions.poisson(c.key(), mean)
+
+
+@aten("_standard_gamma.default")
+def standard_gamma(c: Context, shape: Node, *args: object) -> Node:
+    return distributions.gamma(c.key(), shape)
+
+
+@aten("_sample_dirichlet.default")
+def dirichlet(c: Context, concentration: Node, *args: object) -> Node:
+    return distributions.dirichlet(c.key(), concentration)
+
+
+@aten("binomial.default")
+def binomial(c: Context, count: Node, chance: Node, *args: object) -> Node:
+    return distributions.binomial(c.key(), *(expand(cast(v, c.dtype), c.shape) for v in (count, chance)))
 
 
 # --- dropouts
