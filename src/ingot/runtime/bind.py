@@ -50,8 +50,7 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             values[name] = (size - start) // slope  # a size between two values fails the check below
             origin[name] = f"{place} of {where}"
     outside = {s.name: values[s.name] for s in program.symbols if not _within(values[s.name], s)}
-    if any(evaluate(dim, values) != size for dim, size, *_ in facts):
-        outside = {}  # no value of the symbols gives these sizes
+    possible = all(evaluate(dim, values) == size for dim, size, *_ in facts)
     for symbol in program.symbols:
         size = values[symbol.name]
         if symbol.name in outside:
@@ -62,7 +61,7 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
                 expected=symbol.name + " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None),
                 got=size,
                 fix=wider if size else _ON_NOTHING,
-            ).of(told, outside)
+            ).of(told, outside if possible else {})
     for dim, size, where, place, whole in facts:
         wanted = evaluate(dim, values)
         if wanted == size:
