@@ -74,7 +74,7 @@ def test_many_jobs_of_all_sizes(pool: Pool):
     # texts and objects larger than a pipe holds, both ways at once
     results = {i: begin(pool, module(i, 1 + (i % 4) * 4000)) for i in range(12)}
     assert all(f.result() == emit(module(i, 1 + (i % 4) * 4000), HOST) for i, f in results.items())
-    assert len(alive(pool)) == 2
+    until(lambda: len(alive(pool)) == 2)  # the second may start more slowly than the first works
 
 
 def test_a_killed_process_is_replaced(pool: Pool):
