@@ -50,10 +50,10 @@ def bind_symbols(program: Program, told: Sequence[Shape]) -> dict[str, int]:
             values[name] = (size - start) // slope  # a size between two values fails the check below
             origin[name] = f"{place} of {where}"
     outside = {s.name: values[s.name] for s in program.symbols if not _within(values[s.name], s)}
-    possible = all(evaluate(dim, values) == size for dim, size, *_ in facts)
     for symbol in program.symbols:
         size = values[symbol.name]
         if symbol.name in outside:
+            possible = all(evaluate(dim, values) == size for dim, size, *_ in facts)
             limits = ((symbol.lo, ">="), (symbol.hi, "<="))
             wider = f"compile with bounds that hold it, as in dynamic={{{symbol.name!r}: (1, {size})}}"
             raise SizesError(
