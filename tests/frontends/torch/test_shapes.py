@@ -308,18 +308,30 @@ def test_fake_quantization() -> None:
     agree(lambda x: torch.fake_quantize_per_tensor_affine(x, 1.0, 3, -4, 6), ties)
 
 
+@torch.library.custom_op("ingot_tests::first", mutates_args=())
+def first(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("ingot_tests::second", mutates_args=())
+def second(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+first.register_fake(torch.empty_like)
+second.register_fake(torch.empty_like)
+
+
 class Refused(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        square = x[:, :3, :3]
-        return torch.linalg.ldl_factor(square).LD, torch.poisson(x), torch.linalg.eigvals(square)
+    def forward(self, x: Tensor) -> Tensor:
+        return first(x) + second(first(x))
 
 
 def test_unsupported_ops_are_told_together() -> None:
     with pytest.raises(UnsupportedOpError) as e:
         import_exported(export_module(Refused().eval(), (cube(),)))
-    assert "poisson" in str(e.value)
-    assert len(e.value.ops) == 3
-    assert "test_shapes.py" in str(e.value)
+    assert len(e.value.ops) == 2
+    assert all(part in str(e.value) for part in ("ingot_tests.first", "ingot_tests.second", "test_shapes.py"))
 
 
 def test_sizes_that_torch_writes_in_two_ways() -> None:

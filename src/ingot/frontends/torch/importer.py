@@ -15,7 +15,7 @@ from torch import fx
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten import ATEN
-from ingot.frontends.torch.aten.complex import complex_handler, is_complex
+from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_complex
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
@@ -189,7 +189,8 @@ class Importer:
             arguments = [self._read(a, env) for a in node.args]
             named = {k: self._read(v, env) for k, v in node.kwargs.items()}
             if _holds_missing((*arguments, *named.values())):
-                return _MISSING
+                known = handler is not None or name in on_complex.rows
+                return _MISSING if known else self._refuse(node, str(target))
             if is_complex((*arguments, *named.values())):
                 handler = complex_handler(name, ATEN)
             if handler is None:
