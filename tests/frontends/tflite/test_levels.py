@@ -170,6 +170,42 @@ CASES: list[tuple[Any, ...]] = [
     ),
     ("SOFTMAX", [((5, 10), U8, (0.1, 30))], (U8, (1 / 256, 0)), "Softmax", {"beta": 1.0}),
     *(
+        (name, [((4, 1999), I16, (s, 0))], (I16, (2**-15, 0)), "", {})
+        for name in ("LOGISTIC", "TANH")
+        for s in (2**-12, 2**-11, 2**-13, 0.0005, 0.003, 1e-5)
+    ),
+    *(
+        ("SOFTMAX", [((9, n), I16, (s, 0))], (I16, (2**-15, 0)), "Softmax", {"beta": b})
+        for n, s, b in ((641, 0.0003, 1.0), (1, 0.001, 1.0), (30, 2**-12, 0.5))
+    ),
+    *(
+        (name, [((4, 500), d, q)], (d, o), "", {})
+        for name in ("ABS", "LOG", "EXP", "GELU")
+        for d, q, o in ((I16, (0.001, 0), (0.002, 0)), (I8, (0.03, 3), (0.05, -7)), (I8, Q, Q))
+    ),
+    ("NEG", [((4, 500), I8, (0.1, 0))], (I8, (0.1, 0)), "", {}),
+    ("L2_NORMALIZATION", [((9, 50), I8, Q)], (I8, (1 / 128, 0)), "L2Norm", {}),
+    ("L2_NORMALIZATION", [((300, 1), I8, Q)], (I8, (1 / 128, 0)), "L2Norm", {}),
+    ("SQUARED_DIFFERENCE", [((3, 50), I8, Q), ((50,), I8, R)], (I8, (0.2, -100)), "", {}),
+    ("RESIZE_BILINEAR", [((1, 4, 5, 2), I16, (0.001, 0)), i32(7, 9)], (I16, (0.001, 0)), "ResizeBilinear", {}),
+    ("PRELU", [((1, 4, 5, 6), I16, (0.001, 0)), (w8(1, 1, 6), (0.01, 0))], (I16, (0.002, 0)), "", {}),
+    *(
+        (name, [((2, 7, 6, 4), I16, (0.001, 0)), *more], (I16, o), options, values)
+        for name, more, o, options, values in (
+            ("MEAN", [i32(1, 2)], (0.0007, 0), "Reducer", {"keep_dims": True}),
+            ("AVERAGE_POOL_2D", [], (0.001, 0), "Pool2D", SAME | S2 | {"filter_width": 3, "filter_height": 2}),
+            ("MAX_POOL_2D", [], (0.001, 0), "Pool2D", SAME | S2 | {"filter_width": 3, "filter_height": 2}),
+            ("CONCATENATION", [((2, 7, 6, 4), I16, (0.001, 0))], (0.001, 0), "Concatenation", {"axis": 1}),
+        )
+    ),
+    (
+        "TRANSPOSE_CONV",
+        [i32(1, 8, 10, 3), (w8(3, 3, 2, 4), each(3, 0)), ((1, 4, 5, 4), I16, (0.001, 0)), bias(3, np.int64)],
+        (I16, (0.003, 0)),
+        "TransposeConv",
+        SAME | S2,
+    ),
+    *(
         ("RESIZE_BILINEAR", [((1, 4, 5, 2), I8, Q), i32(*size)], (I8, Q), "ResizeBilinear", flags)
         for size in ((7, 9), (3, 2))
         for flags in ({}, {"align_corners": True}, {"half_pixel_centers": True})
@@ -205,7 +241,21 @@ def test_sums_of_levels_that_are_not_negative():
     np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] in ("CONV_2D", "FULLY_CONNECTED", "SOFTMAX")][::3])
+@pytest.mark.parametrize("name", ["RSQRT", "SQRT"])
+@pytest.mark.parametrize("given", [(I16, (0.001, 0)), (I8, Q)])
+def test_roots_of_levels(name: str, given: tuple[Any, Any]):
+    # what is below zero the kernels refuse
+    model, (x,) = _case((name, [((4, 500), *given)], (given[0], (0.05, given[1][1])), "", {}))
+    x = np.maximum(x, given[1][1])
+    np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
+
+
+COMPILED = [c for c in CASES if c[0] in ("CONV_2D", "FULLY_CONNECTED", "SOFTMAX")][::3]
+COMPILED += [next(c for c in CASES if c[0] == n and c[2][0] == I16) for n in ("LOGISTIC", "TANH", "SOFTMAX", "LOG")]
+COMPILED += [c for c in CASES if c[0] == "L2_NORMALIZATION"][:1]
+
+
+@pytest.mark.parametrize("case", COMPILED)
 def test_compiled_levels_are_the_same(case: tuple[Any, ...], tmp_path: Path):
     model, feeds = _case(case)
     path = tmp_path / "op.tflite"

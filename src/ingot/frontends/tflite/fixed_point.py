@@ -68,6 +68,11 @@ def rounded_shift(x: Node, by: Sequence[int]) -> Node:
     return _shifted(ops.add(half, sign), by)
 
 
+def high(a: Node, b: Node) -> Node:
+    """a * b / 2^31 of i64, ties up."""
+    return _shifted(ops.add(ops.mul(a, b), 1 << 30), [31])
+
+
 def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
     """x * scale, rounded twice, or once; x: integers of i32's range; the result is i32."""
     wide = ops.cast(x, T.i64)
@@ -79,8 +84,8 @@ def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
     if any(left):
         # the kernels shift i32
         wide = ops.cast(ops.cast(ops.mul(wide, _wide([1 << s for s in left])), T.i32), T.i64)
-    high = _shifted(ops.add(ops.mul(wide, _wide(by.m)), 1 << 30), [31])
-    return ops.cast(rounded_shift(high, [max(-s, 0) for s in by.shift]), T.i32)
+    upper = high(wide, _wide(by.m))
+    return ops.cast(rounded_shift(upper, [max(-s, 0) for s in by.shift]), T.i32)
 
 
 def multiplied_wide(x: Node, by: Multiplier) -> Node:

@@ -62,6 +62,30 @@ def mul(c: Call) -> Node:
     return finished(c, multiplied(ops.mul(a, b, c.loc), by))
 
 
+@on_levels("SQUARED_DIFFERENCE")
+def squared_difference(c: Call) -> Node:
+    """Both brought to a common scale, 7 bits up."""
+    if c.type() != T.i8:
+        raise Unsupported(f"of {c.type()}")
+    left, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
+    common = 2 * max(scales)
+    parts = [
+        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+    ]
+    apart = ops.sub(parts[0], parts[1])
+    y = multiplied(ops.mul(apart, apart), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
+    return cut(ops.add(y, out.zero, c.loc), T.i8)
+
+
+@on_levels("NEG")
+def negative(c: Call) -> Node:
+    """The kernel negates levels, which is right for those of zero 0; in 8 or 16 bits, where the least one stays."""
+    same_scales(c, (0,))
+    if c.levels().zero:
+        raise Unsupported("of levels whose zero is not 0")
+    return ops.Neg()(c.x(), loc=c.loc)
+
+
 @on_levels("MAXIMUM", "MINIMUM")
 def extreme(c: Call) -> Node:
     same_scales(c, (0, 1))
@@ -180,21 +204,22 @@ def mean(c: Call) -> Node:
 def resize_bilinear(c: Call) -> Node:
     """Of signed levels: weights of 10 bits."""
     x, sizes = c.x(), c.ints(1)
-    if x.dtype != T.i8:
+    if x.dtype == T.u8:
         raise Unsupported(f"of {x.dtype}")
     same_scales(c, (0,))
-    y = ops.cast(x, T.i32)
+    wide = T.i32 if x.dtype == T.i8 else T.i64
+    y = ops.cast(x, wide)
     for axis, size in zip((1, 2), sizes, strict=True):
         n = x.shape[axis]
         if not isinstance(n, int) or not 0 < size <= _MOST_TAPS:
             raise Unsupported(f"from a size {n} to {size}")
         low, high, weight = _taps(c, n, size)
         shape = [-1 if a == axis else 1 for a in range(4)]
-        up = const(weight.reshape(shape))
+        up = const(weight.reshape(shape).astype(wide.numpy))
         below, above = (ops.Take(axis)(y, const(v)) for v in (low, high))
         y = ops.add(ops.mul(below, ops.sub(1 << 10, up)), ops.mul(above, up))
-    half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, T.i32), ops.full(y.shape, -(1 << 19), T.i32))
-    return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), T.i8)
+    half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, wide), ops.full(y.shape, -(1 << 19), wide))
+    return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), x.dtype)
 
 
 def _taps(c: Call, n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite import tables
+from ingot.frontends.tflite import tables, wide_tables
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.fixed_point import fixed
-from ingot.frontends.tflite.levels import cut
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high, multiplied
+from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
+from ingot.frontends.tflite.levels import cut, moved, real
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
@@ -21,10 +23,10 @@ _BITS = 4  # before the point of what logistic and tanh are computed of
 
 @on_levels("LOGISTIC", "TANH")
 def squashed(c: Call) -> Node:
-    """8 bits in fixed point."""
+    """8 bits in fixed point, 16 by the sigmoid's table."""
     x, given = c.x(), c.levels()
-    if x.dtype.bits != 8:
-        raise Unsupported(f"of {x.dtype}")
+    if x.dtype == T.i16:
+        return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, given.scale)
     scale = given.scale * (1 << (31 - _BITS))
     _, shift = fixed(scale)
     q = tables.levels_of(x.dtype) - given.zero
@@ -56,23 +58,76 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-_REAL = {"ELU": lambda x: np.where(x < 0, np.expm1(x), x), "EXP": np.exp}
+def _function(c: Call) -> Callable[[np.ndarray], np.ndarray]:
+    low, high = c.type().range
+    out = c.out_levels()
+    least, most = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
+    return {
+        "ELU": lambda x: np.where(x < 0, np.expm1(x), x),
+        "EXP": np.exp,
+        "GELU": _gelu_tanh if c.flag("approximate") else _gelu,
+        "LOG": lambda x: np.where(x > 0, np.log(x), least),
+        "RSQRT": lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), most),
+    }[c.op.name]
 
 
-@on_levels("ELU", "EXP", "GELU")
+@on_levels("ELU", "EXP", "GELU", "LOG")
 def by_numbers(c: Call) -> Node:
     """Functions that the kernels, too, look up in tables made of floats."""
     x = c.x()
-    if x.dtype.bits != 8:
-        raise Unsupported(f"of {x.dtype}")
-    fn = _REAL.get(c.op.name, _gelu_tanh if c.flag("approximate") else _gelu)
-    return tables.lookup(x, tables.of_real(fn, x.dtype, c.levels(), c.out_levels()))
+    if x.dtype == T.i16:
+        return cut(wide_tables.interpolated(x, wide_tables.of_real(_function(c), c.levels(), c.out_levels())), T.i16)
+    return tables.lookup(x, tables.of_real(_function(c), x.dtype, c.levels(), c.out_levels()))
+
+
+@on_levels("RSQRT")
+def rsqrt(c: Call) -> Node:
+    """16 bits by a table, 8 by Newton's steps. The kernel fails below 0; here that is what 0 is, the greatest."""
+    x, given, out = c.x(), c.levels(), c.out_levels()
+    if x.dtype == T.i16:
+        return by_numbers(c)
+    q = moved(x, given)
+    up = 20
+    ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
+    m, shift = fixed(float(1 / (np.sqrt(np.float32(given.scale)) * np.float32(out.scale))))
+    y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
+    return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype), c.loc)
+
+
+@on_levels("SQRT")
+def sqrt(c: Call) -> Node:
+    """Of numbers, cut off. The kernel fails below 0; here that is what 0 is."""
+    x, out = ops.maximum(real(c.x(), c.levels()), 0), c.out_levels()
+    steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(out.scale))))
+    return cut(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero, c.loc), c.type())
+
+
+@on_levels("ABS")
+def absolute(c: Call) -> Node:
+    given, out = c.levels(), c.out_levels()
+    y = ops.Abs()(moved(c.x(), given))
+    if given.scale != out.scale:
+        y = multiplied(y, Multiplier.of(float(np.float32(given.scale) / np.float32(out.scale))))
+    return cut(ops.add(y, out.zero, c.loc), c.type())
+
+
+@on_levels("L2_NORMALIZATION")
+def l2_normalization(c: Call) -> Node:
+    """By the inverse root of a sum of squares; a level is 1/128."""
+    x = c.x()
+    q = moved(x, c.levels())
+    total = ops.reduce_sum(ops.mul(q, q), -1, True)
+    m, shift = (ops.broadcast_to(v, q.shape) for v in inverse_root(total))
+    y = ops.add(multiplied_by(q, m, shift, 7), c.out_levels().zero)
+    return cut(y, x.dtype)
 
 
 @on_levels("SOFTMAX")
 def softmax(c: Call) -> Node:
     """exp of distances from the greatest by a table, their sum's reciprocal by Newton's steps in fixed point."""
     x, given = c.x(), c.levels()
+    if x.dtype == T.i16 and c.type() == T.i16:
+        return _wide_softmax(c)
     if x.dtype.bits != 8 or c.type().bits not in (8, 16):
         raise Unsupported(f"of {x.dtype} to {c.type()}")
     bits, accumulated = 5, 12
@@ -90,7 +145,7 @@ def softmax(c: Call) -> Node:
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
     inverse = _reciprocal(shifted)
-    product = _high(inverse, ops.cast(values, T.i64))
+    product = high(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
     inside = ops.Take(0)(const(known), away)
@@ -99,9 +154,22 @@ def softmax(c: Call) -> Node:
     return ops.where(inside, levels, ops.scalar(low, c.type()), c.loc)
 
 
-def _high(a: Node, b: Node) -> Node:
-    """tables.high, of i64."""
-    return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.mul(a, b), 1 << 30), 31)
+def _wide_softmax(c: Call) -> Node:
+    """exp and the reciprocal of the sum by tables of 16 bits."""
+    x = ops.cast(c.x(), T.i32)
+    scale = float(np.float32(c.levels().scale) * np.float32(c.float("beta")))
+    away = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
+    exps = wide_tables.interpolated(ops.clip(ops.add(away, 32767), -32768, 32767), wide_tables.EXP)
+    total = ops.reduce_sum(exps, -1, True, c.loc)
+    headroom = ops.sub(ops.CountLeadingZeros()(total), 1)
+    shifted = ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64))
+    above_one = ops.sub(ops.apply(ops.ShiftRightArithmetic(), ops.add(shifted, 1 << 13), 14), 3 << 15)
+    inverse = wide_tables.interpolated(ops.cast(ops.clip(above_one, -32768, 32767), T.i32), wide_tables.RECIPROCAL)
+    right = ops.cast(ops.sub(30, headroom), T.i64)
+    product = ops.mul(ops.cast(exps, T.i64), ops.cast(inverse, T.i64))
+    half = ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), ops.sub(right, 1))
+    y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right)
+    return ops.cast(ops.clip(y, 0, 32767), T.i16, c.loc)
 
 
 def _halved(x: Node, times: Node) -> Node:
@@ -114,8 +182,8 @@ def _halved(x: Node, times: Node) -> Node:
 def _reciprocal(a: Node) -> Node:
     """Q0 of 1 / (1 + a), a in Q0 from 0 to 1, of i64: tables._newton."""
     half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, tables.ONE + 1), 1)
-    x = ops.add(_high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
+    x = ops.add(high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
     for _ in range(3):
-        error = _high(x, ops.sub(1 << 29, _high(half, x)))
+        error = high(x, ops.sub(1 << 29, high(half, x)))
         x = ops.add(x, ops.mul(error, 4))
     return ops.minimum(ops.mul(x, 2), tables.ONE)

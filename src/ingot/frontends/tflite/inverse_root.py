@@ -1,0 +1,59 @@
+"""1 / sqrt of integers as 31-bit multipliers, by Newton's steps in fixed point: what norms of levels divide by.
+
+    inverse_root(n)   ->   m, shift with m * 2^(shift - 31) near 1 / sqrt(n), for n of i32
+
+Source: TensorFlow Lite's reference kernels, on gemmlowp's fixed-point numbers.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.frontends.tflite.fixed_point import high, rounded_shift
+from ingot.ir import types as T
+from ingot.ir.node import Node
+
+_HALF_ROOT_2 = 1518500250  # Q0
+_THREE_HALVES = (1 << 28) + (1 << 27)  # Q3
+_MOST = (1 << 31) - 1
+
+
+def inverse_root(n: Node) -> tuple[Node, Node]:
+    """m of i64 and shift of i64, of each n >= 0; of 0 and 1 it is 1."""
+    wide = ops.cast(n, T.i64)
+    # to 28 or 29 bits by whole powers of 4
+    down = ops.where(ops.compare("GE", wide, 1 << 29), ops.full(n.shape, 1, T.i64), ops.full(n.shape, 0, T.i64))
+    fitting = _right(wide, ops.mul(down, 2))
+    bits = ops.sub(ops.cast(ops.CountLeadingZeros()(ops.cast(fitting, T.i32)), T.i64), 1)
+    pairs = ops.sub(_right(bits, ops.full(n.shape, 1, T.i64)), 1)
+    x = _right(ops.apply(ops.ShiftLeft(), fitting, ops.mul(pairs, 2)), ops.full(n.shape, 1, T.i64))
+    half = rounded_shift(x, [1])
+    y = ops.full(n.shape, 1 << 28, T.i64)
+    for _ in range(5):
+        cube = _rescaled(high(high(y, y), y), 6)
+        y = _rescaled(ops.sub(high(ops.scalar(_THREE_HALVES, T.i64), y), high(half, cube)), 3)
+    m = high(y, ops.scalar(_HALF_ROOT_2, T.i64))
+    shift = ops.sub(ops.sub(pairs, down), 11)
+    # a shift above 0 is part of m
+    m = ops.apply(ops.ShiftLeft(), m, ops.maximum(shift, 0))
+    small = ops.compare("LE", wide, 1)
+    return ops.where(small, ops.full(n.shape, _MOST, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
+
+
+def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
+    """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` of scales that the run finds."""
+    total = ops.add(shift, more)
+    left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
+    upper = high(ops.cast(ops.cast(left, T.i32), T.i64), m)
+    right = ops.maximum(ops.Neg()(total), 0)
+    half = _right(ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), right), ops.full(right.shape, 1, T.i64))
+    sign = ops.where(ops.compare("GT", right, 0), _right(upper, ops.full(upper.shape, 63, T.i64)), 0)
+    return ops.cast(_right(ops.add(ops.add(upper, half), sign), right), T.i32)
+
+
+def _right(x: Node, by: Node) -> Node:
+    return ops.apply(ops.ShiftRightArithmetic(), x, by)
+
+
+def _rescaled(x: Node, bits: int) -> Node:
+    """Of Q(3 + bits) as Q3, within i32."""
+    return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MOST)
