@@ -12,12 +12,13 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ingot.runtime import artifact, describe, device
+from ingot.runtime.arguments import Arguments
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
-from ingot.runtime.tensors import Border, Tensor, is_tensor
+from ingot.runtime.tensors import Border, Tensor
 from ingot.support.errors import ArtifactError, InputError, SizesError
 
 Result = TypeVar("Result")
@@ -117,76 +118,44 @@ class CompiledModel(CompiledProgram):
         self._loaded = device.load(program, threads)
         self.threads = self._loaded.threads
         self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
-        gpu = program.device == "cuda"
-        self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
+        self._arguments = Arguments(program)
         self._makers = [Border(spec) for spec in program.outputs]
-        self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._held = Held(program.state, self._loaded.store)
         self._results = memory.Results(len(program.outputs))
         self._turn = threading.RLock()  # of whoever uses the state
         self.others: OtherSizes | None = None  # where calls of other sizes go
-        if not program.symbols and not self._telling:
+        if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
-        if kwargs or len(args) != len(self._borders):
+        if kwargs or len(args) != len(self.inputs):
             args = self._ordered(args, kwargs)
         results = self.run(args)
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
         """The outputs as a list, of a value for each input in order. Raises as a call does."""
-        arrays: list[np.ndarray | Tensor] = []
-        pointers: list[int] = []
-        kind: type | None = None  # of the last tensor
-        place: object = None  # the GPU that tensors lie on
-        resident: list[bool] = []  # which arguments lie there
-        for border, value in zip(self._borders, inputs, strict=True):
-            if type(value) is kind or is_tensor(value):
-                kind = type(value)
-                tensor = border.tensor(value)  # type: ignore[arg-type]
-                arrays.append(tensor)
-                pointers.append(tensor.data_ptr())
-                if border.gpu:
-                    resident.append(tensor.is_cuda)
-                    if resident[-1]:
-                        place = tensor.device
-            else:
-                array = border.array(value)
-                arrays.append(array)
-                pointers.append(array.__array_interface__["data"][0])
-                resident.append(False)
+        _values, pointers, told = self._arguments.take(inputs)  # the run reads the values' memory
         held = self._held
-        shapes = tuple([array.shape for array in arrays])
-        if held.shapes:
-            shapes += held.shapes
-        if self._telling:
-            shapes += tuple([tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling])
         if held.shapes:
             self._turn.acquire()
         context = self._loaded.claim()
         try:
-            instance = context.bind(shapes)
+            instance = context.bind(told.shapes)
             if held.shapes:
                 pointers += held.pointers
             results: list[np.ndarray | Tensor] = []
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-                room = self._results.take(nbytes) if nbytes >= memory.LARGE and place is None else None
-                if kind is not None:
-                    result = maker.new_tensor(shape, strides, room, place)
+                room = self._results.take(nbytes) if nbytes >= memory.LARGE and told.place is None else None
+                if told.tensors:
+                    result = maker.new_tensor(shape, strides, room, told.place)
                     pointers.append(result.data_ptr())
                 else:
                     result = maker.new_array(shape, room)
                     pointers.append(result.__array_interface__["data"][0])
                 results.append(result)
-            if place is None:
-                context.run(instance, pointers)
-            else:
-                if getattr(place, "index", 0):
-                    raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
-                resident += [True] * (len(held.pointers) + len(results))
-                context.run(instance, pointers, resident)
+            context.run(instance, pointers, told.resident)
             if self.program.sizes:
                 shapes = zip(self._makers, results, instance.cut(), strict=True)
                 results = [maker.cut(result, shape) for maker, result, shape in shapes]

@@ -6,7 +6,7 @@ PyTorch is recognised by its tensors' methods and is never imported: a caller wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from typing import Protocol, TypeGuard, cast
@@ -164,6 +164,15 @@ def _quick_empty(where: str) -> Callable[[tuple[int, ...], tuple[int, ...], obje
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     return getattr(guards, f"_empty_strided_{where}", None)
+
+
+def likeness(tensors: Sequence[object]) -> Callable[..., bool] | None:
+    """Whether as many values are tensors of the types, sizes, strides and places that these have: one question to what
+    guards torch's compiled code, a fifth of the time of asking each; None where this version has no such."""
+    torch = cast(_Torch, sys.modules["torch"])
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    made = getattr(guards, "TensorGuards", None)
+    return None if made is None else made(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:

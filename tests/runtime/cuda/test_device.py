@@ -135,17 +135,19 @@ def test_a_call_like_the_last_one_is_a_launch_alone(fake: FakeDriver, monkeypatc
     context = loaded.claim()
     instance = context.bind(((4,),))
     seen: list[str] = []
-    monkeypatch.setattr(instance.graphs, "run", lambda *args: seen.append("run"))
-    monkeypatch.setattr(instance.graphs, "again", lambda *args: seen.append("again"))
-    pointers = places[:2]
-    for _ in range(2):
+    monkeypatch.setattr(fake, "record", lambda event, stream: seen.append("event"))
+    for name in ("update", "launch"):
+        monkeypatch.setattr(fake, name, lambda *args, name=name: seen.append(name))
+    activate = context._activate
+    monkeypatch.setattr(context, "_activate", lambda *args: (seen.append("all"), activate(*args)))
+    for pointers in (places[:2], places[:2], [places[0], places[2]], [places[0], places[2]]):
         context.run(instance, pointers, BOTH)
-    pointers[1] = places[2]
-    context.run(instance, pointers, BOTH)
-    context.run(instance, pointers, BOTH)
-    context.run(context.bind(((3,),)), pointers, BOTH)
-    context.run(instance, pointers, BOTH)
-    assert seen == ["run", "again", "run", "again", "run"], "other addresses, and other sizes in between"
+    assert seen == ["all", "launch", "launch", "update", "launch", "launch"], "a node moves with its result"
+    seen.clear()
+    context.run(context.bind(((3,),)), places[:2], BOTH)
+    context.run(instance, places[:2], BOTH)
+    context.run(instance, [places[0], places[2] + 4], BOTH)
+    assert seen == ["all", "launch", "all", "update", "launch", "all", "update", "launch"], "other sizes, no address"
 
 
 def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None:
@@ -317,6 +319,26 @@ def test_a_model_that_cannot_be_loaded_keeps_nothing(
     with pytest.raises(DeviceError, match=name):
         Loaded(twice())
     assert not fake.live
+
+
+def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, places = Loaded(twice()), [fake.allocate(16) for _ in range(3)]
+    context = loaded.claim()
+    instance = context.bind(((4,),))
+    context.run(instance, places[:2], BOTH)
+
+    def fails(*args: object) -> None:
+        raise DeviceError("the GPU", expected="an update", got="none")
+
+    monkeypatch.setattr(fake, "update", fails)
+    with pytest.raises(DeviceError, match="an update"):
+        context.run(instance, [places[0], places[2]], BOTH)
+    x = np.arange(4, dtype=np.float32)
+    ctypes.memmove(places[0], x.ctypes.data, 16)
+    for result in (places[2], places[2]):
+        ctypes.memset(result, 0, 16)
+        context.run(instance, [places[0], result], BOTH)
+        np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
 
 
 @pytest.mark.parametrize("name", ["add_kernel", "instantiate"])

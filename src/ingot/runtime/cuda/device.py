@@ -204,6 +204,9 @@ def _scratch(nbytes: int) -> Any:
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")
 
 
+_DEFAULT = 0  # the stream that nobody creates, destroys or captures
+
+
 class Instance(Binding):
     """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
 
@@ -231,7 +234,7 @@ class Context:
         self._ended = driver.event()
         self._last: int | None = None
         # the last run, if all of its addresses were used as they are: another such needs but a launch
-        self._repeated: tuple[Instance, Sequence[int], Sequence[bool] | None, int] | None = None
+        self._direct: _Direct | None = None
         self.arena = _Memory(driver)
         self._staged = [_Memory(driver) for _ in range(len(program.arguments) + len(program.results))]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
@@ -253,21 +256,20 @@ class Context:
         assert isinstance(instance, Instance)
         driver = self._driver
         stream = self._stream if resident is None else _callers_stream()
-        call = instance, pointers, resident, stream
-        if call == self._repeated and self._profile.readings is None and not driver.is_capturing(stream):
-            instance.graphs.again(stream)
-            driver.record(self._ended, stream)
+        captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
+        direct = None if captured or self._profile.readings is not None else self._direct
+        if direct is not None and direct.takes(instance, pointers, resident, stream):
+            instance.graphs.run(direct.places, stream)
+            self._end(stream)
             return
-        self._repeated = None
+        self._direct = None
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
         here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
         ends = [*zip(pointers, here, instance.nbytes, strict=True)]
-        if resident is not None and driver.is_capturing(stream):
+        if captured:
             self._record(instance, ends, stream)
             return
-        if stream != self._last and self._last is not None:
-            driver.wait(stream, self._ended)
-        self._last = stream
+        self._begin(stream)
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
         host = resident is None  # whether the host may not go on before all has ended
@@ -293,9 +295,22 @@ class Context:
         if host:
             driver.synchronize(stream)
         if resident is not None:
-            driver.record(self._ended, stream)
+            self._end(stream)
             if not host and places[2:] == pointers:
-                self._repeated = instance, [*pointers], [*resident], stream
+                self._direct = _Direct(instance, places, resident, stream)
+
+    def _begin(self, stream: int) -> None:
+        """What comes on the stream waits for the last run, wherever that was."""
+        if stream != self._last and self._last is not None:
+            if self._last == _DEFAULT:
+                self._driver.record(self._ended, _DEFAULT)
+            self._driver.wait(stream, self._ended)
+        self._last = stream
+
+    def _end(self, stream: int) -> None:
+        """An event behind the run; on the default stream, which lasts, only once another one waits for it."""
+        if stream != _DEFAULT:
+            self._driver.record(self._ended, stream)
 
     def _record(self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int) -> None:
         """Make the run part of the graph that the caller captures. What it needs of memory is the graph's own, as the
@@ -344,6 +359,26 @@ class Context:
             memory.free()
         self._driver.drop_event(self._ended)
         self._driver.drop_stream(self._stream)
+
+
+@dataclass
+class _Direct:
+    """A run all of whose addresses were used as they are. places: of its graphs."""
+
+    instance: Instance
+    places: list[int]
+    resident: Sequence[bool]
+    stream: int
+
+    def takes(self, instance: Instance, pointers: Sequence[int], resident: Sequence[bool] | None, stream: int) -> bool:
+        """Whether a run is another such, perhaps at other addresses; these are its own from here on."""
+        if instance is not self.instance or stream != self.stream or resident != self.resident:
+            return False
+        if pointers != self.places[2:]:
+            if any(pointer % ALIGN for pointer in pointers):
+                return False
+            self.places = [*self.places[:2], *pointers]
+        return True
 
 
 def _told(readings: NDArray[np.int64], seconds: Mapping[int, float]) -> None:

@@ -60,6 +60,9 @@ class Driver:
         self._lib = library
         for name, types in _OFTEN.items():
             getattr(library, name).argtypes = types
+        self._set_current, self._capturing = library.cuCtxSetCurrent, library.cuStreamIsCapturing
+        self._record, self._launch = library.cuEventRecord, library.cuGraphLaunch
+        self._set_params = library.cuGraphExecKernelNodeSetParams_v2
         self._call("cuInit", c_uint(0))
         version = c_int()
         self._call("cuDriverGetVersion", byref(version))
@@ -83,7 +86,8 @@ class Driver:
 
     def enter(self) -> None:
         """Make the context the calling thread's."""
-        self._call("cuCtxSetCurrent", self._context)
+        if status := self._set_current(self._context):
+            raise _error(self._lib, "cuCtxSetCurrent", status)
 
     def attribute(self, number: int) -> int:
         value = c_int()
@@ -170,9 +174,10 @@ class Driver:
 
     def is_capturing(self, stream: int) -> bool:
         """Whether what is launched on the stream becomes part of somebody's graph instead of running."""
-        status = c_int()
-        self._call("cuStreamIsCapturing", stream, byref(status))
-        return status.value != _NOT_CAPTURING
+        found = c_int()
+        if status := self._capturing(stream, byref(found)):
+            raise _error(self._lib, "cuStreamIsCapturing", status)
+        return found.value != _NOT_CAPTURING
 
     # -- events
 
@@ -185,7 +190,8 @@ class Driver:
         self._call("cuEventDestroy_v2", c_void_p(event))
 
     def record(self, event: int, stream: int) -> None:
-        self._call("cuEventRecord", event, stream)
+        if status := self._record(event, stream):
+            raise _error(self._lib, "cuEventRecord", status)
 
     def wait(self, stream: int, event: int) -> None:
         """Let what comes on the stream wait for an event that was recorded on another."""
@@ -244,10 +250,12 @@ class Driver:
         return executable.value or 0
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
-        self._call("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
+        if status := self._set_params(executable, node, byref(params)):
+            raise _error(self._lib, "cuGraphExecKernelNodeSetParams_v2", status)
 
     def launch(self, executable: int, stream: int) -> None:
-        self._call("cuGraphLaunch", executable, stream)
+        if status := self._launch(executable, stream):
+            raise _error(self._lib, "cuGraphLaunch", status)
 
     def drop_graph(self, graph: int, executable: int) -> None:
         """executable: 0 where there is none yet. Launches under way end first."""

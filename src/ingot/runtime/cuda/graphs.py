@@ -41,11 +41,22 @@ class _Node:
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
             self._pointers, None, None, None,
         )  # fmt: skip
-        self.handle = 0
+        self.handle = self.executable = 0
 
     def point(self, places: Places) -> None:
         for i, (base, offset) in enumerate(self.bases):
             self._values[i] = places[base] + offset
+
+    def slots(self) -> dict[int, list[tuple[int, int]]]:
+        """Of each place that it reads or writes: the parameters that point there, and how far from its beginning."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, (base, offset) in enumerate(self.bases):
+            found.setdefault(base, []).append((i, offset))
+        return found
+
+    def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
+        for i, offset in slots:
+            self._values[i] = address + offset
 
 
 @dataclass
@@ -76,7 +87,7 @@ class Graphs:
         self._segments: dict[int, _Segment] = {}
         self._jumps: dict[int, _Jump] = {}
         self._next: dict[int, int] = {}
-        self._users: dict[int, list[tuple[_Segment, _Node]]] = {}  # by the place that they read or write
+        self._users: dict[int, list[tuple[_Node, list[tuple[int, int]]]]] = {}  # of each place, and where they have it
         resolve = _Resolver(program, binding)
         for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
             segment = self._segments[start] = _Segment([])
@@ -90,8 +101,8 @@ class Graphs:
                     bases = [resolve.buffer(*arg) for arg in step.args]
                     node = _Node(number, image.kernels[step.kernel], binding.counts[number][0], bases, dims)
                     segment.nodes.append(node)
-                    for base in {base for base, _ in bases}:
-                        self._users.setdefault(base, []).append((segment, node))
+                    for base, slots in node.slots().items():
+                        self._users.setdefault(base, []).append((node, slots))
             self._next[start] = end
         self._end = len(program.steps)
 
@@ -102,19 +113,16 @@ class Graphs:
         elif self._places != places:
             self._move(self._places, places)
 
+        if not self._jumps:  # by far the most programs
+            if executable := self._segments[0].executable:
+                self._driver.launch(executable, stream)
+            return
+
         def launch(segment: _Segment) -> None:
             if segment.executable:
                 self._driver.launch(segment.executable, stream)
 
         self._follow(launch, places, stream)
-
-    def again(self, stream: int) -> None:
-        """Launch at the addresses of the last run."""
-        assert self._places is not None
-        if self._jumps:
-            self.run(self._places, stream)
-        elif executable := self._segments[0].executable:
-            self._driver.launch(executable, stream)
 
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
@@ -179,18 +187,23 @@ class Graphs:
             node.handle = self._driver.add_kernel(segment.graph, before, node.params, awaits=node.awaits)
             before = [node.handle]
         segment.executable = self._driver.instantiate(segment.graph)
+        for node in segment.nodes:
+            node.executable = segment.executable
 
     def _move(self, old: Places, new: Places) -> None:
         """Let the graphs read and write at other addresses from here on."""
-        moved = {
-            id(node): (segment, node)
-            for i, (a, b) in enumerate(zip(old, new, strict=True))
-            if a != b
-            for segment, node in self._users.get(i, ())
-        }
-        for segment, node in moved.values():
-            node.point(new)
-            self._driver.update(segment.executable, node.handle, node.params)
+        moved: dict[_Node, None] = {}  # each once
+        for place, (a, b) in enumerate(zip(old, new, strict=True)):
+            if a != b:
+                for node, slots in self._users.get(place, ()):
+                    node.move(slots, b)
+                    moved[node] = None
+        try:
+            for node in moved:
+                self._driver.update(node.executable, node.handle, node.params)
+        except DeviceError:
+            self.drop()  # some are moved, and some are not: they are made anew
+            raise
         self._places = list(new)
 
     def _follow(self, launch: Callable[[_Segment], None], places: Places, stream: int) -> None:

@@ -1,0 +1,88 @@
+"""Arguments of a call as a run takes them: checked one by one, or at once where they are like those of a call before.
+
+tensors on the host or a GPU, arrays  ->  their addresses, and what they tell of the call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ingot.runtime.bind import Shape
+from ingot.runtime.program import Program
+from ingot.runtime.tensors import Border, Tensor, is_tensor, likeness
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+
+@dataclass(frozen=True)
+class Told:
+    """What arguments that are alike tell of a call. shapes: what is bound. tensors: whether results are torch's. place:
+    torch's GPU, on which some lie; resident: which arguments, state (read and written) and results, if any."""
+
+    shapes: tuple[Shape, ...]
+    tensors: bool
+    place: object = None
+    resident: tuple[bool, ...] | None = None
+
+
+class Arguments:
+    """The checks of a program's inputs, the same for all threads."""
+
+    def __init__(self, program: Program) -> None:
+        gpu = program.device == "cuda"
+        self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
+        self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
+        self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
+        self._behind = 2 * len(program.state) + len(program.outputs)
+        self._last: Told | None = None
+        self._like: tuple[Callable[..., bool], Told] | None = None
+
+    def take(self, inputs: Sequence[object]) -> tuple[Sequence[np.ndarray | Tensor], list[int], Told]:
+        """(what has to outlive the run, addresses, what is told). Raises InputError."""
+        like = self._like
+        if like is not None and len(inputs) == len(self._borders) and like[0](*inputs):
+            return inputs, [value.data_ptr() for value in inputs], like[1]  # type: ignore[attr-defined,return-value]
+        return self._checked(inputs)
+
+    def _checked(self, inputs: Sequence[object]) -> tuple[list[np.ndarray | Tensor], list[int], Told]:
+        arrays: list[np.ndarray | Tensor] = []
+        pointers: list[int] = []
+        kind: type | None = None  # of the last tensor
+        place: object = None
+        resident: list[bool] = []
+        for border, value in zip(self._borders, inputs, strict=True):
+            if type(value) is kind or is_tensor(value):
+                kind = type(value)
+                tensor = border.tensor(value)  # type: ignore[arg-type]
+                arrays.append(tensor)
+                pointers.append(tensor.data_ptr())
+                resident.append(border.gpu and tensor.is_cuda)
+                if resident[-1]:
+                    place = tensor.device
+            else:
+                array = border.array(value)
+                arrays.append(array)
+                pointers.append(array.__array_interface__["data"][0])
+                resident.append(False)
+        if getattr(place, "index", 0):
+            raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
+        values = [tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling]
+        shapes = (*[array.shape for array in arrays], *self._state, *values)
+        there = None if place is None else (*resident, *[True] * self._behind)
+        tensors, told = kind is not None, self._last
+        if told is None or (told.shapes, told.tensors, told.place, told.resident) != (shapes, tensors, place, there):
+            told = self._last = Told(shapes, tensors, place, there)
+        elif tensors and not self._telling:
+            self._remember(inputs, arrays, told)
+        return arrays, pointers, told
+
+    def _remember(self, inputs: Sequence[object], arrays: Sequence[object], told: Told) -> None:
+        """Arguments that were taken as they are, twice in a row, may come again."""
+        if all(given is taken and is_tensor(given) for given, taken in zip(inputs, arrays, strict=True)):
+            same = likeness(inputs)
+            self._like = None if same is None else (same, told)
+
+
+__all__ = ["Arguments", "Told"]
