@@ -10,12 +10,13 @@ from ingot.autodiff.reverse import gradients
 from ingot.autodiff.rules import RULES
 from ingot.autodiff.rules.loops import with_history
 from ingot.ir.node import Graph, Node
+from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
 
 
 def differentiable(graph: Graph) -> Graph:
     """A MODEL graph in ops that have reverse rules; its loops keep the values that their reverse reads."""
-    core = lower_model_ops(graph, frozenset(RULES))
+    core = lower_model_ops(fuse_attention(graph), frozenset(RULES))
     by: dict[Node, Node] = {}
     for n in core.nodes():
         if isinstance(n.op, ops.While) and (kept := with_history(n)) is not n:

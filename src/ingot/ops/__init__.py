@@ -132,6 +132,7 @@ from ingot.ops.nn import (
     AdaptiveAvgPool,
     AdaptiveMaxPool,
     Attention,
+    AttentionGradients,
     AvgPool,
     BatchNorm,
     Celu,

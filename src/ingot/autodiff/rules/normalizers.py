@@ -1,4 +1,4 @@
-"""MODEL ops whose reverse is shorter than that of what they are lowered to: softmax and its kin, norms of rows.
+"""MODEL ops whose reverse is shorter than that of what they are lowered to: softmax and its kin, norms, attention.
 
 Each is written in the results, or in standardized values that are computed again, and sums rows once for each mean.
 """
@@ -6,9 +6,10 @@ Each is written in the results, or in standardized values that are computed agai
 from __future__ import annotations
 
 from ingot import ops
+from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import product
-from ingot.ir.node import Node
+from ingot.ir.node import Const, Node
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 
@@ -68,6 +69,19 @@ def _of_norm(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, ce
     out = [(r * (inner - h.mean(axes) if centred else inner)).cast(first.dtype).node]
     sums = (wide * z, wide)
     return out + [_gathered(s, p, axes).node for s, p in zip(sums, parameters, strict=False)]
+
+
+@reverse(ops.Attention)
+def _attention(node: Node, g: Node) -> list[Node | None]:
+    """Scores are computed again by blocks; those that a mask's own gradient needs are stored."""
+    op, (q, k, v, *mask) = node.op, node.inputs
+    assert isinstance(op, ops.Attention)
+    again = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
+    found: list[Node | None] = [*again(q, k, v, g, *mask, loc=node.loc).results]
+    for x in mask:
+        learned = x.dtype.is_float and not isinstance(x.op, Const)
+        found += pulled_back([(op.lower(*node.inputs), g)], [x]) if learned else [None]
+    return found
 
 
 def _places(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from ingot.ops.nn.activation import (
 )
 from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
 from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.attention_gradients import AttentionGradients
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
@@ -50,6 +51,7 @@ __all__ = [
     "AdaptiveAvgPool",
     "AdaptiveMaxPool",
     "Attention",
+    "AttentionGradients",
     "AvgPool",
     "BatchNorm",
     "Celu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -116,12 +117,12 @@ class Attention(Op):
 
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
         """[B, Hq, Sq, Sk]: what each query takes of each value, for what has to be done to it in between."""
-        e, total = self._exponentials(q, k, *mask)
+        e, total = self.exponentials(self.scores(q, k), mask)
         w = e / t.term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
 
     def lower(self, *inputs: Node) -> Node:
-        e, total = self._exponentials(*inputs[:2], *inputs[3:])
+        e, total = self.exponentials(self.scores(*inputs[:2]), inputs[3:])
         v, n = t.floating(inputs[2]), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
@@ -129,42 +130,48 @@ class Attention(Op):
             y = t.term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
         return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
 
-    def _exponentials(self, query: Node, key: Node, *mask: Node) -> tuple[Term, Term]:
-        """Weights [B, Hk, G, Sq, Sk], without G where no keys are shared, and what they are still to be divided by."""
+    def scores(self, query: Node, key: Node) -> Term:
+        """Capped, without masks: [B, Hk, G, Sq, Sk], without G where no keys are shared."""
         q, k = t.floating(query), t.floating(key)
         batch, heads, rows, depth = q.shape
-        keys, cols = k.shape[1:3]
-        group = 1 if heads == keys else heads // keys
+        keys = k.shape[1]
         # [B,Hk,G,Sq,D]: the queries that share a key head side by side
-        grouped = q.reshape((batch, keys, group, rows, depth)) if group != 1 else q
+        grouped = q if heads == keys else q.reshape((batch, keys, heads // keys, rows, depth))
         n = grouped.rank
         s = t.contract(grouped, k, [(n - 1, 3)], [(0, 0), (1, 1)]) * self.scale
-        if self.softcap:
-            s = t.tanh(s / self.softcap) * self.softcap
+        return t.tanh(s / self.softcap) * self.softcap if self.softcap else s
+
+    def exponentials(
+        self, s: Term, mask: Sequence[Node], first: Term | None = None, rows: DimLike | None = None
+    ) -> tuple[Term, Term]:
+        """Weights of scores and what they are still to be divided by. first, rows: where these are not all `rows`
+        queries, but those from `first` on."""
+        n = s.rank
         if mask:
-            s = self._masked(s, Term(mask[0]), group)
+            s = self._masked(s, Term(mask[0]))
         if self.causal != "none":
-            seen = self._seen(rows, cols)
+            count, cols = s.shape[-2:]
+            seen = self._seen(count, cols, self.offset(count if rows is None else rows, cols), first)
             s = t.term(t.where(seen.broadcast(s.shape), s, -_INF))
         top = s.max((n - 1,), keepdims=False)
         # of a row with no key: -inf - 0 = -inf, all weights 0
         e = t.exp(s - t.term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
         return e, e.sum((n - 1,), keepdims=False)
 
-    def _masked(self, s: Term, mask: Term, group: DimLike) -> Term:
+    def _masked(self, s: Term, mask: Term) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
-        if group != 1:
+        if s.rank == 5:
             b, h, *rest = full.shape
-            split = (1, 1) if h == 1 else (s.shape[1], group)
+            split = (1, 1) if h == 1 else s.shape[1:3]
             full = full.reshape((b, *split, *rest))
         if mask.dtype == boolean:
             return t.term(t.where(full.broadcast(s.shape), s, -_INF))
         return s + full.cast(s.dtype)
 
-    def _seen(self, rows: DimLike, cols: DimLike) -> Term:
+    def _seen(self, rows: DimLike, cols: DimLike, offset: DimLike, first: Term | None) -> Term:
         """[Sq,Sk]: whether the query sees the key."""
         row, col = t.iota((rows, cols), 0), t.iota((rows, cols), 1)
-        offset = self.offset(rows, cols)
+        row = row if first is None else row + first
         return col <= (row if offset == 0 else row + t.size(offset))
 
     @classmethod
