@@ -38,7 +38,7 @@ from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
 from ingot.specialized import SpecializedModel
-from ingot.support import flags, progress
+from ingot.support import flags, progress, sources
 from ingot.support.cache import DiskCache, cache_key, sharing
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, NeedsValues, SizesError
@@ -266,8 +266,9 @@ def _build(read: Callable[[], Graph], options: Options) -> Program:
     from ingot.pipeline.target import named
 
     target, asked = named(options.target)
-    target.prepare()
+    target.prepare(0)
     graph = read()
+    target.prepare(len(graph.nodes()))
     features = target.features(asked)  # behind reading: this machine's are told by a worker, once it has started
     return build_program(graph, features, options.threads, fast_math=options.fast_math, precision=options.precision)
 
@@ -282,11 +283,8 @@ def _program(graph: Graph, options: Options) -> Program:
 
 @cache
 def fingerprint() -> str:
-    """Names this version of the compiler: a digest of its sources, so that a cached program is never older than it."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """Names this version of the compiler, so that a cached program is never older than it."""
+    return sources.digest(Path(__file__).parent)
 
 
 def _compile_script(source: Any, request: Request, options: Options) -> Any:

@@ -1,0 +1,56 @@
+"""Which version of the compiler this is: a digest of its sources, so that nothing kept on disk is older than they are.
+
+Six hundred files are not read for each process: their digest is kept under what the file system says of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingot.support.cache import DiskCache, cache_key
+from ingot.support.errors import ArtifactError
+from ingot.support.files import atomic_write
+
+_DIGEST_BYTES = 8
+
+
+def digest(folder: Path) -> str:
+    """Of all Python files below, with their contents; the same wherever they lie."""
+    files = sorted(_python_files(str(folder)))
+    # a file that was written or replaced has another time of change, which nobody can set
+    states = [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in files]
+    disk, key = DiskCache(), cache_key("sources", repr(states))
+    known = disk.load(key, _read)
+    if known is None:
+        known = _digest([path for path, _ in files])
+        data = known.encode()
+        disk.store(key, lambda p: atomic_write(p, [data], durable=False))
+    return known
+
+
+def _python_files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry.path, entry.stat()
+            elif entry.is_dir(follow_symlinks=False) and entry.name != "__pycache__":
+                yield from _python_files(entry.path)
+
+
+def _digest(paths: list[str]) -> str:
+    total = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for path in paths:
+        total.update(Path(path).read_bytes())
+    return total.hexdigest()
+
+
+def _read(path: Path) -> str:
+    found = path.read_bytes()
+    if len(found) != 2 * _DIGEST_BYTES or not found.isalnum():
+        raise ArtifactError(
+            "a digest of sources", expected=f"{2 * _DIGEST_BYTES} characters", got=f"{len(found)} bytes"
+        )
+    return found.decode()
