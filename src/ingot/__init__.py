@@ -21,6 +21,7 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.training import META, TrainingStep
 from ingot.support.errors import CompileError, IngotError
+from ingot.support.garbage import no_collection
 from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
@@ -103,14 +104,14 @@ def compile(
     UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,
     CompileError where no code could be made.
     """
-    from ingot.compiler import Options, compile_model  # imported when it is used: loading must stay quick
-    from ingot.opening import Request
-
     if constants is not None:
         weights = {**constants, **(weights or {})}
-    request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
     try:
-        with limited(limits):
+        with limited(limits), no_collection():
+            from ingot.compiler import Options, compile_model  # imported when it is used: loading must stay quick
+            from ingot.opening import Request
+
+            request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
             return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -259,8 +258,8 @@ class CompiledModel(CompiledProgram):
 
     def _times(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[float]:
         """Median seconds of each step."""
-        runs = [self.profile(*args, **kwargs) for _ in range(_RUNS)]
-        return [statistics.median(t for _, t in step) for step in zip(*runs, strict=True)]
+        runs = [[t for _, t in self.profile(*args, **kwargs)] for _ in range(_RUNS)]
+        return np.median(runs, axis=0).tolist()
 
     @property
     def arena_bytes(self) -> int:
