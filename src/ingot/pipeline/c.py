@@ -52,7 +52,7 @@ class CTarget:
             raise InputError("target", expected=" or ".join(f"c:{m}" if m else "c" for m in MACHINES), got=f"c:{asked}")
         return Features("c99", (asked,) if asked else (), target="c")
 
-    def prepare(self) -> None:
+    def prepare(self, nodes: int) -> None:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:

@@ -28,6 +28,7 @@ from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
 
 POLICY = FusionPolicy()
+_NODES = 4  # of a MODEL graph, constants among them, for each kernel: about that
 # ops with kernels of their own, and one that products are to see
 KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
 
@@ -66,8 +67,8 @@ class CpuTarget:
             raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{asked}")
         return Features(core.arch, tuple(sorted(core.features)), "" if core.level else asked)
 
-    def prepare(self) -> None:
-        workers.start()
+    def prepare(self, nodes: int) -> None:
+        workers.start(nodes // _NODES)
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
         """By the features; caches as they were found or as the named core has them, and its arithmetic."""

@@ -67,7 +67,7 @@ class CudaTarget:
             raise InputError("target", expected=f"cuda:ARCH with some of {', '.join(ARCHS)}", got=f"cuda:{asked}")
         return Features(archs[0], tuple(archs[1:]), target="cuda")
 
-    def prepare(self) -> None:
+    def prepare(self, nodes: int) -> None:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:

@@ -49,7 +49,7 @@ class NullTarget:
             raise InputError("target", expected="null:NAME of another target", got=f"null:{asked}")
         return replace(target.features(rest), target=f"{self.name}:{target.name}")
 
-    def prepare(self) -> None:
+    def prepare(self, nodes: int) -> None:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:

@@ -80,8 +80,8 @@ class Target(Protocol[M]):
         """
         ...
 
-    def prepare(self) -> None:
-        """What can begin before there is a graph: workers that start while the model is read."""
+    def prepare(self, nodes: int) -> None:
+        """What can begin before there is a program of so many nodes, 0 before the model is read: workers that start."""
         ...
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> M:

@@ -40,14 +40,16 @@ class Compiler:
     """What the processes run, and how they are used.
 
     module: whose `main` is the process. unavailable: the error where no process starts, for a reason. environment: of
-    the process, besides this one's. ahead: jobs that a process has at once. tries: how many processes a job may take
-    with it. seconds: that a job may take before its process is killed. idle: seconds without work until processes go.
+    the process, besides this one's. ahead: jobs that a process has at once. waiting: jobs that may wait before another
+    process starts for them. tries: how many processes a job may take with it. seconds: that a job may take before its
+    process is killed. idle: seconds without work until processes go.
     """
 
     module: str
     unavailable: Callable[[str], CompileError]
     environment: Mapping[str, str] = field(default_factory=dict)
     ahead: int = 1
+    waiting: int = 0
     tries: int = 1
     seconds: float | None = None
     idle: float = 5.0
@@ -130,18 +132,19 @@ class Pool:
         self._threads = self._idle = 0
         atexit.register(self.kill)
 
-    def start(self) -> None:
-        """Have all processes ready for the work to come."""
+    def start(self, count: int | None = None) -> None:
+        """Have so many processes ready for the work to come; None: all."""
+        most = self._count if count is None else min(count, self._count)
         with self._change:
             if self._greeting.done() and self._greeting.exception():
                 self._greeting = Future()
-            while self._threads < self._count and self._grow():
+            while self._threads < most and self._grow():
                 pass
 
     def greeting(self) -> str:
         """What the first process said when it was ready."""
         if not self._greeting.done() or self._greeting.exception():
-            self.start()
+            self.start(1)
         return self._greeting.result()
 
     def submit(self, job: Job) -> None:
@@ -149,7 +152,8 @@ class Pool:
             self._jobs.append(job)
             if self._idle:
                 self._change.notify()
-            if len(self._jobs) > self._idle and self._threads < self._count:
+            spare = self._idle + self._compiler.waiting if self._threads else 0
+            if len(self._jobs) > spare and self._threads < self._count:
                 self._grow()
 
     def kill(self) -> None:

@@ -17,6 +17,7 @@ from ingot.targets.pool import Compiler, Job, Pool
 
 _ARCHS = ("x86_64", "aarch64")
 _MOST = 4  # beyond that, kernels are not lowered as fast as they are compiled
+_MANY = 8  # kernels that take longer than another process takes to start
 
 
 def _unavailable(reason: str) -> CompileError:
@@ -37,8 +38,8 @@ def _lost(code: int) -> CompileError:
     )
 
 
-# its greeting is LLVM's name of the core
-LLVM = Compiler("ingot.targets.cpu.worker", _unavailable, ahead=2, tries=2)
+# its greeting is LLVM's name of the core; a process costs what several kernels cost
+LLVM = Compiler("ingot.targets.cpu.worker", _unavailable, ahead=2, waiting=6, tries=2)
 
 
 def module(text: str, features: Features, assembly: bool = False) -> Job:
@@ -63,10 +64,10 @@ def _chosen() -> Pool | None:
     return _workers(count) if count and sys.executable else None
 
 
-def start() -> None:
-    """Have processes ready for the work to come: they load LLVM while this one reads the model."""
+def start(kernels: int) -> None:
+    """Have processes ready for about so many kernels: they load LLVM while this one reads and rewrites the model."""
     if workers := _chosen():
-        workers.start()
+        workers.start(1 if kernels < _MANY else None)
 
 
 def host_features() -> Features:
