@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import flatbuffers
 import numpy as np
 from ai_edge_litert import interpreter as litert
 
+import ingot
 from ingot.frontends.tflite import import_tflite, schema
 from ingot.ir.interp import interpret
 
@@ -113,13 +115,15 @@ class Subgraph:
 
     def op(
         self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", custom: str = "",
-        raw: bytes = b"", **values: Any,
+        raw: bytes = b"", inner: Sequence[int] = (), **values: Any,
     ) -> Sequence[int]:  # fmt: skip
-        """options: the table of `values`."""
+        """options: the table of `values`; inner: tensors that say how inner values are quantized."""
         entry: dict[str, Any] = {"opcode_index": self.model.code(name, custom), "inputs": inputs, "outputs": outputs}
         if options:
             entry["builtin_options_type"] = _OPTIONS[options]
             entry["builtin_options"] = {"table": options, **values}
+        if inner:
+            entry["intermediates"] = inner
         if raw:
             entry["custom_options"] = np.frombuffer(raw, np.uint8)
         self.operators.append(entry)
@@ -214,6 +218,40 @@ def reference(model: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
 def interpreted(model: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What Ingot's interpreter gives."""
     return list(interpret(import_tflite(model).graph, list(feeds)))
+
+
+def runner(model: bytes) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """LiteRT's reference kernels, which keep state from call to call."""
+    made = litert.Interpreter(model_content=model, experimental_op_resolver_type=_RESOLVERS[0])
+    made.allocate_tensors()
+
+    def run(x: np.ndarray) -> list[np.ndarray]:
+        made.set_tensor(made.get_input_details()[0]["index"], x)
+        made.invoke()
+        return [made.get_tensor(d["index"]).copy() for d in made.get_output_details()]
+
+    return run
+
+
+def calls(model: bytes, feeds: Sequence[np.ndarray], tmp_path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What LiteRT and a compiled model give in calls that follow each other."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(model)
+    m, run = ingot.compile(path, cache=False, threads=1), runner(model)
+    return [(run(x)[0], m(x)) for x in feeds]
+
+
+def interpreted_calls(
+    model: bytes, feeds: Sequence[np.ndarray]
+) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
+    """What LiteRT and Ingot's interpreter give in calls that follow each other."""
+    imported, run = import_tflite(model), runner(model)
+    state, out = list(imported.state.values()), []
+    for x in feeds:
+        results = interpret(imported.graph, [x, *state])
+        state = list(results[: len(state)])
+        out.append((run(x), results[len(state) :]))
+    return out
 
 
 def feed(shape: Sequence[int], dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ai_edge_litert import interpreter as litert
 
 import ingot
 from ingot.frontends.tflite import import_tflite
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.tflite.builder import Model, Subgraph, feed, interpreted, reference
-
-
-def calls(model: bytes, feeds: Sequence[np.ndarray], tmp_path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What LiteRT and a compiled model give in calls that follow each other."""
-    path = tmp_path / "model.tflite"
-    path.write_bytes(model)
-    m = ingot.compile(path, cache=False, threads=1)
-    runner = litert.Interpreter(model_content=model, experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF)
-    runner.allocate_tensors()
-    out: list[tuple[np.ndarray, np.ndarray]] = []
-    for x in feeds:
-        runner.set_tensor(runner.get_input_details()[0]["index"], x)
-        runner.invoke()
-        out.append((runner.get_tensor(runner.get_output_details()[0]["index"]).copy(), m(x)))
-    return out
+from tests.frontends.tflite.builder import Model, Subgraph, calls, feed, interpreted, reference
 
 
 def unary(model: Model, op: str, options: str = "") -> Subgraph:
@@ -129,57 +112,3 @@ def test_state_is_told_and_set(tmp_path: Path):
 def test_a_variable_without_a_first_value_is_refused():
     with pytest.raises(UnsupportedOpError, match="'total', which nothing gives a first value"):
         import_tflite(accumulator(first=False))
-
-
-def _recurrent(
-    op: str, x: tuple[int, ...], operands: dict[int, object], count: int, out: tuple[int, ...], **values: object
-):
-    """operands: by their places, arrays of constants or sizes of variables."""
-    model = Model()
-    g = model.subgraph()
-    places = [g.input(x)] + [-1] * (count - 1)
-    for i, v in operands.items():
-        places[i] = g.const(v) if isinstance(v, np.ndarray) else g.tensor(v, is_variable=True, name=f"state{i}")
-    table = {"UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM", "UNIDIRECTIONAL_SEQUENCE_RNN": "SequenceRNN"}
-    g.outputs = list(g.op(op, places, [g.tensor(out)], table.get(op, op), **values))
-    return model.finish()
-
-
-@pytest.mark.parametrize("time_major", [False, True])
-@pytest.mark.parametrize("gates", ["all", "coupled", "peephole"])
-def test_a_sequence_lstm_goes_on_where_it_ended(gates: str, time_major: bool, tmp_path: Path):
-    batch, steps, size, units = 2, 3, 4, 5
-    operands: dict[int, object] = {}
-    for n in range(4):
-        operands[1 + n] = feed((units, size), seed=n)
-        operands[5 + n] = feed((units, units), seed=10 + n) * 0.3
-        operands[12 + n] = feed((units,), seed=20 + n)
-        if n < 3 and gates == "peephole":
-            operands[9 + n] = feed((units,), seed=30 + n)
-    if gates == "coupled":
-        operands = {i: v for i, v in operands.items() if i not in (1, 5, 12)}
-    operands |= {18: (batch, units), 19: (batch, units)}
-    lead = (steps, batch) if time_major else (batch, steps)
-    data = _recurrent(
-        "UNIDIRECTIONAL_SEQUENCE_LSTM", (*lead, size), operands, 24, (*lead, units), activation=4, time_major=time_major
-    )
-    feeds = [feed((*lead, size), seed=40 + n) for n in range(3)]
-    for want, got in calls(data, feeds, tmp_path):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_a_sequence_rnn_goes_on_where_it_ended(tmp_path: Path):
-    operands = {1: feed((5, 4)), 2: feed((5, 5), seed=1) * 0.3, 3: feed((5,), seed=2), 4: (2, 5)}
-    data = _recurrent("UNIDIRECTIONAL_SEQUENCE_RNN", (2, 3, 4), operands, 5, (2, 3, 5), activation=4)
-    for want, got in calls(data, [feed((2, 3, 4), seed=n) for n in range(3)], tmp_path):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("rank", [1, 2])
-def test_an_svdf_keeps_its_last_steps(rank: int, tmp_path: Path):
-    units, memory = 3, 4
-    filters = units * rank
-    operands = {1: feed((filters, 5)), 2: feed((filters, memory), seed=1), 3: feed((units,)), 4: (2, filters * memory)}
-    data = _recurrent("SVDF", (2, 5), operands, 5, (2, units), rank=rank, activation=1)
-    for want, got in calls(data, [feed((2, 5), seed=n) for n in range(6)], tmp_path):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

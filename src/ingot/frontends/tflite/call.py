@@ -126,6 +126,11 @@ class Call:
         """How result `i` is quantized."""
         return _of(self.results[i], f"result {i}")
 
+    def intermediates(self) -> tuple[Quantization | None, ...]:
+        """How inner values of the op are quantized."""
+        tensors = self.importer.model.subgraphs[self.subgraph].tensors
+        return tuple(None if i < 0 else tensors[i].quantization for i in self.op.intermediates)
+
     def is_quantized(self) -> bool:
         """Whether the op is of levels: its first operand or its result is."""
         return any(holds_levels(t) for t in (*self.tensors[:1], *self.results[:1]))

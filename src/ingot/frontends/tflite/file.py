@@ -63,6 +63,7 @@ class Operator:
     outputs: tuple[int, ...]
     options: Mapping[str, Any]
     raw: np.ndarray
+    intermediates: tuple[int, ...] = ()  # tensors that say how inner values are quantized
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,9 @@ class _Model:
         inputs = self._indices(table["inputs"], tensors, f"inputs of {name}")
         outputs = self._indices(table["outputs"], tensors, f"outputs of {name}", 0)
         options: Mapping[str, Any] = table["builtin_options"] or {}
-        return Operator(name, code["custom_code"], code["version"], inputs, outputs, options, table["custom_options"])
+        inner = self._indices(table["intermediates"], tensors, f"intermediates of {name}")
+        raw = table["custom_options"]
+        return Operator(name, code["custom_code"], code["version"], inputs, outputs, options, raw, inner)
 
     def _signature(self, table: Table, subgraphs: tuple[Subgraph, ...]) -> Signature:
         if not 0 <= table["subgraph_index"] < len(subgraphs):

@@ -1,7 +1,7 @@
 """Functions of levels as tables: one entry for each level, computed when a model is imported, as the kernels do.
 
-Numbers are Q-format integers: Qn has n bits before the point and 31 - n behind it, in i64 here. Source of the
-approximations: gemmlowp's fixedpoint.h (Taylor polynomials, barrel shifter, Newton-Raphson).
+Numbers are Q-format integers: Qn has n bits before the point and the word's others behind it, in i64 here. Source of
+the approximations: gemmlowp's fixedpoint.h (Taylor polynomials, barrel shifter, Newton-Raphson).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ingot.frontends.tflite.file import Quantization
 from ingot.frontends.tflite.fixed_point import fixed
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
+from ingot.support.dataclass import dataclass
 
-ONE = (1 << 31) - 1  # of Q0
 Array = np.ndarray
 
 
@@ -33,9 +33,33 @@ def levels_of(dtype: T.DType) -> Array:
     return np.arange(low, high + 1, dtype=np.int64)
 
 
-def high(a: Array | int, b: Array | int) -> Array:
-    """a * b / 2^31, ties up; the one product that is out of range is the greatest number."""
-    return np.minimum((np.int64(a) * np.int64(b) + (1 << 30)) >> 31, ONE)
+@dataclass(frozen=True)
+class Word:
+    """Integers of `bits` behind their sign, which stand for Q-format numbers."""
+
+    bits: int
+
+    @property
+    def one(self) -> int:
+        """Of Q0."""
+        return (1 << self.bits) - 1
+
+    def constant(self, value: int) -> int:
+        """One that is given for 31 bits."""
+        return int(halved(np.array(value), 31 - self.bits))
+
+    def high(self, a: Array | int, b: Array | int) -> Array:
+        """a * b / 2^bits, ties up; the one product that is out of range is the greatest number."""
+        return np.minimum((np.int64(a) * np.int64(b) + (1 << (self.bits - 1))) >> self.bits, self.one)
+
+    def cut(self, x: Array) -> Array:
+        return np.clip(x, -self.one - 1, self.one)
+
+    def doubled(self, x: Array, times: int) -> Array:
+        return self.cut(x << times)
+
+
+LONG, SHORT = Word(31), Word(15)
 
 
 def halved(x: Array, times: int) -> Array:
@@ -45,23 +69,20 @@ def halved(x: Array, times: int) -> Array:
     return (x + (1 << (times - 1)) + (x >> 63)) >> times
 
 
-def doubled(x: Array, times: int) -> Array:
-    return np.clip(x << times, -(1 << 31), ONE)
-
-
 def multiplied(x: Array, scale: float) -> Array:
     """As `fixed_point.multiplied`, in numpy."""
     m, shift = fixed(scale)
-    return halved(high((x << max(shift, 0)).astype(np.int32).astype(np.int64), m), max(-shift, 0))
+    return halved(LONG.high((x << max(shift, 0)).astype(np.int32).astype(np.int64), m), max(-shift, 0))
 
 
-def _exp_near_zero(a: Array) -> Array:
+def _exp_near_zero(a: Array, w: Word) -> Array:
     """exp of a Q0 in [-1/4, 0)."""
-    x = a + (1 << 28)
-    x2 = high(x, x)
-    x3, x4 = high(x2, x), high(x2, x2)
-    terms = halved(high(halved(x4, 2) + x3, 715827883) + x2, 1)
-    return 1895147668 + high(1895147668, x + terms)
+    x = a + (1 << (w.bits - 3))
+    x2 = w.high(x, x)
+    x3, x4 = w.high(x2, x), w.high(x2, x2)
+    terms = halved(w.high(halved(x4, 2) + x3, w.constant(715827883)) + x2, 1)
+    middle = w.constant(1895147668)
+    return w.cut(middle + w.high(middle, x + terms))
 
 
 # exp(-2^k) of Q0
@@ -70,43 +91,45 @@ _POWERS = (
 )  # fmt: skip
 
 
-def exp(a: Array, bits: int) -> Array:
+def exp(a: Array, bits: int, w: Word = LONG) -> Array:
     """Q0 of a Q`bits` that is at most 0."""
-    fraction = 31 - bits
+    fraction = w.bits - bits
     quarter = 1 << (fraction - 2)
     part = (a & (quarter - 1)) - quarter
-    out = _exp_near_zero(doubled(part, bits))
+    out = _exp_near_zero(w.doubled(part, bits), w)
     rest = part - a
     for power, factor in _POWERS:
         if bits > power:
-            out = np.where(rest & (1 << (fraction + power)), high(out, factor), out)
-    return np.where(a == 0, ONE, out)
+            out = np.where(rest & (1 << (fraction + power)), w.high(out, w.constant(factor)), out)
+    if bits > 5:
+        out = np.where(a < -(1 << (fraction + 5)), 0, out)
+    return np.where(a == 0, w.one, out)
 
 
-def _newton(a: Array) -> Array:
+def _newton(a: Array, w: Word) -> Array:
     """Q2 of 2 / (1 + a), a in Q0 from 0 to 1."""
-    half = (a + ONE + 1) >> 1
-    x = 1515870810 + high(half, -1010580540)
+    half = (a + w.one + 1) >> 1
+    x = w.constant(1515870810) + w.high(half, w.constant(-1010580540))
     for _ in range(3):
-        x = x + doubled(high(x, (1 << 29) - high(half, x)), 2)
+        x = x + w.doubled(w.high(x, (1 << (w.bits - 2)) - w.high(half, x)), 2)
     return x
 
 
-def logistic(a: Array, bits: int) -> Array:
+def logistic(a: Array, bits: int, w: Word = LONG) -> Array:
     """Q0 of a Q`bits`."""
-    positive = doubled(_newton(exp(-np.abs(a), bits)), 1)
-    return np.where(a == 0, 1 << 30, np.where(a > 0, positive, ONE - positive))
+    positive = w.doubled(_newton(exp(-np.abs(a), bits, w), w), 1)
+    return np.where(a == 0, 1 << (w.bits - 1), np.where(a > 0, positive, w.one - positive))
 
 
-def tanh(a: Array, bits: int) -> Array:
+def tanh(a: Array, bits: int, w: Word = LONG) -> Array:
     """Q0 of a Q`bits`."""
-    size = doubled(_newton(exp(-np.abs(a), bits + 1)) - (1 << 29), 2)
+    size = w.doubled(_newton(exp(-np.abs(a), bits + 1, w), w) - (1 << (w.bits - 2)), 2)
     return np.sign(a) * size
 
 
 def radius(bits: int, shift: int, total: int = 31) -> int:
     """The least distance from zero that is taken for infinite."""
-    return int(np.floor(((1 << bits) - 1) * (1 << (total - bits)) / (1 << shift))) if shift >= 0 else ONE
+    return int(np.floor(((1 << bits) - 1) * (1 << (total - bits)) / (1 << shift))) if shift >= 0 else LONG.one
 
 
 def _high16(a: Array, b: int) -> Array:

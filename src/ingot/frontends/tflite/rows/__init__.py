@@ -23,6 +23,6 @@ ROWS = Rows(
     real=merged(
         [m.row for m in (contraction, control, elementwise, fourier, index, quantize, recurrent, reduce, shape, window)]
     ),
-    quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize)]),
+    quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize, recurrent)]),
     custom=detection.custom.rows,
 )

@@ -181,9 +181,9 @@ def _halved(x: Node, times: Node) -> Node:
 
 def _reciprocal(a: Node) -> Node:
     """Q0 of 1 / (1 + a), a in Q0 from 0 to 1, of i64: tables._newton."""
-    half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, tables.ONE + 1), 1)
+    half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, tables.LONG.one + 1), 1)
     x = ops.add(high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
     for _ in range(3):
         error = high(x, ops.sub(1 << 29, high(half, x)))
         x = ops.add(x, ops.mul(error, 4))
-    return ops.minimum(ops.mul(x, 2), tables.ONE)
+    return ops.minimum(ops.mul(x, 2), tables.LONG.one)

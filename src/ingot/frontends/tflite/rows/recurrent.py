@@ -1,4 +1,4 @@
-"""Recurrent layers on numbers. What they keep from call to call are variables of the model."""
+"""Recurrent layers. What they keep from call to call are variables of the model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite.call import Call, Table, activate
+from ingot.frontends.tflite.call import Call, Table, activate, holds_levels
+from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
+from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, over_steps, product_of
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
-row = Table()
+row, on_levels = Table(), Table()
 _ACTIVATIONS = {0: ("affine", 1.0, 0.0), 1: ("relu", 0.0, 0.0), 4: ("tanh", 0.0, 0.0)}
 
 
@@ -28,23 +31,37 @@ def _numbers(c: Call) -> None:
         raise Unsupported("of quantized weights")
 
 
+def _time_first(c: Call, x: Node) -> Node:
+    """Between the layer's order of batch and time and [S, B, ...]."""
+    return x if c.flag("time_major") else ops.swap_axes(x, 0, 1)
+
+
 @row("UNIDIRECTIONAL_SEQUENCE_LSTM")
 def sequence_lstm(c: Call) -> Node:
-    x = c.x() if c.flag("time_major") else ops.swap_axes(c.x(), 0, 1)
-    y = _lstm(c, x)
-    return y if c.flag("time_major") else ops.swap_axes(y, 0, 1)
+    return _time_first(c, _lstm(c, _time_first(c, c.x())))
+
+
+@row("BIDIRECTIONAL_SEQUENCE_LSTM")
+def bidirectional_lstm(c: Call) -> Sequence[Node]:
+    if any(c.has(i) for i in range(39, 48)):
+        raise Unsupported("a second input")
+    x = _time_first(c, c.x())
+    there = Numbers(c, Places(1, 35, 36, None)).run(x)
+    back = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
+    return _merged(c, there, back)
+
+
+def _merged(c: Call, there: Node, back: Node) -> Sequence[Node]:
+    if c.flag("merge_outputs"):
+        return (_time_first(c, ops.concat([there, back], -1)),)
+    return _time_first(c, there), _time_first(c, back)
 
 
 def _lstm(c: Call, x: Node) -> Node:
-    """y[S, B, U] of x[S, B, I]. Operands in their gates' order i f c o: 1 of x, 5 of the output before, 9 of the cell
-    (i f o), 12 biases; 16 a projection, 18 and 19 the output and the cell, 20 normalizations."""
-    _numbers(c)
-    refused = {"a projection": (16, 17), "normalized gates": (20, 21, 22, 23)}
-    for what, places in refused.items():
-        if any(c.has(i) for i in places):
-            raise Unsupported(f"with {what}")
-    if c.float("cell_clip") or c.float("proj_clip"):
-        raise Unsupported("with a clipped cell")
+    """y[S, B, U] of x[S, B, I], by the layer that schedules know where it says all."""
+    special = any(c.has(i) for i in (16, 17, 20, 21, 22, 23)) or c.float("cell_clip") > 0 or c.float("proj_clip") > 0
+    if special or any(isinstance(v, Node) and not v.dtype.is_float for v in c.values):
+        return Numbers(c, Places()).run(x)
     units = c.x(6).shape[0]
     if not isinstance(units, int):
         raise Unsupported(f"{units} units")
@@ -92,9 +109,15 @@ def _basic_lstm(c: Call) -> Sequence[Node]:
 
 @row("UNIDIRECTIONAL_SEQUENCE_RNN")
 def sequence_rnn(c: Call) -> Node:
-    x = c.x() if c.flag("time_major") else ops.swap_axes(c.x(), 0, 1)
-    y = _rnn(c, x)
-    return y if c.flag("time_major") else ops.swap_axes(y, 0, 1)
+    return _time_first(c, _rnn(c, _time_first(c, c.x())))
+
+
+@row("BIDIRECTIONAL_SEQUENCE_RNN")
+def bidirectional_rnn(c: Call) -> Sequence[Node]:
+    if any(c.has(i) for i in (9, 10, 11)):
+        raise Unsupported("a second input")
+    x = _time_first(c, c.x())
+    return _merged(c, _rnn(c, x), ops.flip(_rnn(c, ops.flip(x, 0), 5), 0))
 
 
 @row("RNN")
@@ -102,16 +125,26 @@ def rnn(c: Call) -> Node:
     return ops.index_axis(_rnn(c, ops.expand_dims(c.x(), 0)), 0, 0)
 
 
-def _rnn(c: Call, x: Node) -> Node:
-    """Operands: x, weights of it and of the output before, biases, that output."""
-    _numbers(c)
-    units = c.x(1).shape[0]
+def _rnn(c: Call, x: Node, first: int = 1) -> Node:
+    """Operands, from `first` on: weights of x and of the output before, biases, that output."""
+    w, r, b, state = range(first, first + 4)
+    if holds_levels(c.tensors[w]):
+
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+            y = ops.add(ops.add(parts[0], product_of(c, states[0], r)), c.x(b))
+            h = activate(y, c.int("activation"))
+            return h, (h,)
+
+        y, (h,) = over_steps(step, [product_of(c, x, w)], [c.x(state)], c.loc)
+        c.keep(state, h)
+        return y
+    units = c.x(w).shape[0]
     if not isinstance(units, int):
         raise Unsupported(f"{units} units")
-    b = ops.concat([c.x(3), const(np.zeros(units, np.float32))], 0)
-    operands = (ops.expand_dims(v, 0) for v in (c.x(1), c.x(2), b, c.x(4)))
+    biases = ops.concat([c.x(b), const(np.zeros(units, np.float32))], 0)
+    operands = (ops.expand_dims(v, 0) for v in (c.x(w), c.x(r), biases, c.x(state)))
     y, h = ops.RNN(units, activations=(_function(c),))(x, *operands, loc=c.loc).results
-    c.keep(4, ops.index_axis(h, 0, 0))
+    c.keep(state, ops.index_axis(h, 0, 0))
     return ops.index_axis(y, 1, 0)
 
 
@@ -119,16 +152,54 @@ def _rnn(c: Call, x: Node) -> Node:
 def svdf(c: Call) -> Node:
     """A filter over features, whose results of the last steps a filter over time sums (Nakkiran et al. 2015). Operands:
     x, weights of features [F, I] and of time [F, M], maybe biases, the last steps [B, F M]."""
-    _numbers(c)
-    x, features, time, state = c.x(0), c.x(1), c.x(2), c.x(4)
-    filters, memory = time.shape
-    batch, rank = x.shape[0], c.int("rank")
-    old = ops.reshape(state, (batch, filters, memory))
-    new = ops.expand_dims(ops.linear(x, features, loc=c.loc), -1)
-    kept = ops.concat([ops.slice_axis(old, 2, 1), new], 2)
-    c.keep(4, ops.reshape(kept, state.shape))
-    sums = ops.reduce_sum(ops.mul(kept, time), -1)
+    time = real(c.x(2), c.levels(2)) if holds_levels(c.tensors[2]) else c.x(2)
+    y = _filtered(c, product_of(c, c.x(0), 1), time)
+    return activate(ops.add(y, c.x(3)) if c.has(3) else y, c.int("activation"))
+
+
+def _filtered(c: Call, new: Node, time: Node) -> Node:
+    """[B, F / rank] of the features' new results [B, F] and those kept."""
+    (filters, memory), rank, state = time.shape, c.int("rank"), c.x(4)
     if not isinstance(filters, int) or rank < 1 or filters % rank:
         raise Unsupported(f"{filters} filters of rank {rank}")
-    y = ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1, loc=c.loc)
-    return activate(ops.add(y, c.x(3)) if c.has(3) else y, c.int("activation"))
+    batch = new.shape[0]
+    old = ops.reshape(state, (batch, filters, memory))
+    kept = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
+    c.keep(4, ops.reshape(kept, state.shape))
+    sums = ops.reduce_sum(ops.mul(ops.cast(kept, time.dtype), time), -1)
+    return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1, loc=c.loc)
+
+
+# --- on levels
+
+
+@on_levels("UNIDIRECTIONAL_SEQUENCE_LSTM")
+def sequence_lstm_of_levels(c: Call) -> Node:
+    _eight_bits(c)
+    return _time_first(c, Levels(c, Places()).run(_time_first(c, c.x())))
+
+
+@on_levels("LSTM")
+def lstm_of_levels(c: Call) -> Sequence[Node]:
+    _eight_bits(c)
+    if c.int("kernel_type") == 1:
+        raise Unsupported("of levels, of the basic kind")
+    return (ops.index_axis(Levels(c, Places()).run(ops.expand_dims(c.x(), 0)), 0, 0),)
+
+
+@on_levels("SVDF")
+def svdf_of_levels(c: Call) -> Node:
+    """8-bit values, 16-bit results of features."""
+    _eight_bits(c)
+    x, w, time, kept, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
+    scales = [np.float32(q.scale) for q in (x, w, kept, time, out)]
+    by = [Multiplier.of(float(s)) for s in (scales[0] * scales[1] / scales[2], scales[2] * scales[3] / scales[4])]
+    total = ops.linear(moved(c.x(0), x), ops.cast(c.x(1), T.i32))
+    y = _filtered(c, cut(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
+    y = ops.add(y, c.x(3)) if c.has(3) else y
+    return cut(ops.add(multiplied(y, by[1]), out.zero), T.i8)
+
+
+def _eight_bits(c: Call) -> None:
+    if c.x().dtype != T.i8 or c.type() != T.i8:
+        raise Unsupported(f"of {c.x().dtype} to {c.type()}")

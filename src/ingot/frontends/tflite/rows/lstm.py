@@ -1,0 +1,309 @@
+"""LSTM cells step by step: on numbers with 8-bit weights, norms, projections and clips; and on levels.
+
+    gate = activation(norm(W x + R h + P cell) + b)     cell = forget cell + input update     h = output tanh(cell)
+
+Operands lie as TensorFlow Lite's schema has them: of a direction 4 weights of x in the order i f c o, 4 of the output
+before, 3 of the cell (i f o), 4 biases, a projection and its bias. A missing input gate is 1 - the forget gate.
+Source of the arithmetic on levels: the reference kernel of 8-bit values with 16-bit gates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite import tables
+from ingot.frontends.tflite.call import Call, activate, holds_levels
+from ingot.frontends.tflite.file import Quantization
+from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, rounded_shift
+from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
+from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.rows import hybrid
+from ingot.ir import types as T
+from ingot.ir.dims import product
+from ingot.ir.node import Graph, Input, Node, const, topological
+from ingot.support.dataclass import dataclass
+
+INPUT, FORGET, UPDATE, OUTPUT = range(4)
+_PEEPHOLES = {INPUT: 0, FORGET: 1, OUTPUT: 2}
+_TINY = 1e-8  # beside a variance
+
+
+@dataclass(frozen=True)
+class Places:
+    """Of operands: the first weight of a direction, its states, the norms' coefficients where there may be any."""
+
+    first: int = 1
+    output: int = 18
+    cell: int = 19
+    norms: int | None = 20
+
+    def input(self, gate: int) -> int:
+        return self.first + gate
+
+    def recurrent(self, gate: int) -> int:
+        return self.first + 4 + gate
+
+    def peephole(self, gate: int) -> int | None:
+        return self.first + 8 + _PEEPHOLES[gate] if gate in _PEEPHOLES else None
+
+    def bias(self, gate: int) -> int:
+        return self.first + 11 + gate
+
+    @property
+    def projection(self) -> int:
+        return self.first + 15
+
+
+def over_steps(
+    step: Callable[[Sequence[Node], Sequence[Node]], tuple[Node, Sequence[Node]]],
+    xs: Sequence[Node], states: Sequence[Node], loc: str,
+) -> tuple[Node, Sequence[Node]]:  # fmt: skip
+    """y[S, ...] and the last states of a step for each of xs[S, ...]: (their parts, states) to (y, states)."""
+    steps = xs[0].shape[0]
+    if steps == 1:
+        y, states = step([ops.index_axis(x, 0, 0) for x in xs], states)
+        return ops.expand_dims(y, 0, loc), states
+    count = ops.scalar(steps, T.i64)
+    entry = [Input(f"s{i}", n.type)() for i, n in enumerate([count, *states, *xs])]
+    zero = ops.scalar(0, T.i64)
+    at = Input("step", T.TensorType(T.i64))()
+    held, rest = entry[1 : 1 + len(states)], entry[1 + len(states) :]
+    parts = [
+        ops.reshape(ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])), x.shape[1:]) for x in rest
+    ]
+    y, new = step(parts, held)
+    outside = {n for n in topological((y, *new)) if isinstance(n.op, Input)} - {at, *entry}
+    if outside:
+        raise Unsupported("weights that only the run knows")
+    buffer = ops.full((steps, *y.shape), 0, y.dtype)
+    out = Input("y", buffer.type)()
+    written = ops.DynamicUpdateSlice()(out, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
+    inputs = (at, out, *entry)
+    going = Graph(inputs, (ops.compare("LT", at, entry[0]),))
+    turn = Graph(inputs, (ops.add(at, 1), written, entry[0], *new, *rest))
+    results = ops.While(going, turn)(zero, buffer, count, *states, *xs, loc=loc).results
+    return results[1], results[3 : 3 + len(states)]
+
+
+class Cell(ABC):
+    """A direction of an LSTM layer."""
+
+    def __init__(self, c: Call, at: Places) -> None:
+        self.c, self.at = c, at
+        self.coupled = not c.has(at.input(INPUT))
+        self.projected = c.has(at.projection)
+
+    def run(self, x: Node) -> Node:
+        """y[S, B, U] of x[S, B, I]; what the states are then is kept."""
+        c, at = self.c, self.at
+        gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.coupled]
+
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+            rows, (h, cell) = dict(zip(gates, parts, strict=True)), states
+            entering = None if self.coupled else self.gate(INPUT, rows[INPUT], h, cell)
+            forget, update = (self.gate(g, rows[g], h, cell) for g in (FORGET, UPDATE))
+            cell = self.updated(cell, entering, forget, update)
+            h = self.output(cell, self.gate(OUTPUT, rows[OUTPUT], h, cell))
+            return h, (h, cell)
+
+        parts = [self.of_input(g, x) for g in gates]
+        y, (h, cell) = over_steps(step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
+        c.keep(at.output, h)
+        c.keep(at.cell, cell)
+        return y
+
+    def norm(self, gate: int) -> int | None:
+        place = None if self.at.norms is None else self.at.norms + gate
+        return place if place is not None and self.c.has(place) else None
+
+    def peephole(self, gate: int) -> int | None:
+        place = self.at.peephole(gate)
+        return place if place is not None and self.c.has(place) else None
+
+    @abstractmethod
+    def of_input(self, gate: int, x: Node) -> Node:
+        """The part of a gate that x[S, B, I] makes, for all steps."""
+
+    @abstractmethod
+    def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node: ...
+
+    @abstractmethod
+    def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node: ...
+
+    @abstractmethod
+    def output(self, cell: Node, gate: Node) -> Node: ...
+
+
+class Numbers(Cell):
+    """On floats; weights may be levels, for which what they are multiplied with is rounded to 8 bits."""
+
+    def of_input(self, gate: int, x: Node) -> Node:
+        return product_of(self.c, x, self.at.input(gate))
+
+    def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node:
+        c, bias = self.c, self.at.bias(gate)
+        y = ops.add(part, product_of(c, h, self.at.recurrent(gate)))
+        if (place := self.peephole(gate)) is not None:
+            y = ops.add(y, ops.mul(self._numbers(place), cell))
+        if (place := self.norm(gate)) is not None:
+            apart = ops.sub(y, ops.mean(y, -1, True))
+            spread = ops.mean(ops.mul(apart, apart), -1, True)
+            y = ops.mul(ops.mul(apart, ops.Rsqrt()(ops.add(spread, _TINY))), self._numbers(place))
+        y = ops.add(y, c.x(bias)) if c.has(bias) else y
+        return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
+
+    def _numbers(self, i: int) -> Node:
+        return real(self.c.x(i), self.c.levels(i)) if holds_levels(self.c.tensors[i]) else self.c.x(i)
+
+    def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
+        entering = ops.sub(1, forget) if entering is None else entering
+        cell = ops.add(ops.mul(forget, cell), ops.mul(entering, update))
+        return _within(cell, self.c.float("cell_clip"))
+
+    def output(self, cell: Node, gate: Node) -> Node:
+        c, place = self.c, self.at.projection
+        h = ops.mul(gate, activate(cell, c.int("activation")))
+        if not self.projected:
+            return h
+        h = product_of(c, h, place)
+        return _within(ops.add(h, c.x(place + 1)) if c.has(place + 1) else h, c.float("proj_clip"))
+
+
+def _within(x: Node, most: float) -> Node:
+    return ops.clip(x, -most, most) if most > 0 else x
+
+
+def product_of(c: Call, x: Node, w: int) -> Node:
+    """x[..., I] times the weights[U, I] of operand `w`."""
+    if not holds_levels(c.tensors[w]):
+        return ops.linear(x, c.x(w))
+    if len(c.levels(w).scales) > 1:
+        raise Unsupported("weights with several scales")
+    flat = ops.reshape(x, (product(x.shape[:-1]), x.shape[-1]))
+    whole, scale = hybrid.rounded(flat, c.flag("asymmetric"))
+    kernel, scales = hybrid.weights(c, w)
+    y = ops.mul(ops.linear(whole, kernel), ops.mul(scale, scales))
+    return ops.reshape(y, (*x.shape[:-1], kernel.shape[0]))
+
+
+class Levels(Cell):
+    """8-bit values and outputs, 16-bit gates (Q3 before their function, Q0 behind it) and cells."""
+
+    def __init__(self, c: Call, at: Places) -> None:
+        super().__init__(c, at)
+        inner = c.intermediates()
+        if len(inner) != 5:
+            raise Unsupported(f"levels with {len(inner)} inner values")
+        self.inner = inner
+        self.scale = float(np.float32(c.levels(at.cell).scale))
+        exponent = int(np.round(np.log2(self.scale)))
+        if abs(np.log2(self.scale) - exponent) > 1e-3 or not 0 <= 15 + exponent <= 6:
+            raise Unsupported(f"a cell of scale {self.scale}")
+        self.exponent = exponent
+
+    def _inner(self, i: int) -> Quantization:
+        found = self.inner[i]
+        if found is None:
+            raise Unsupported(f"inner value {i} has no scale")
+        return found
+
+    def _gate_scale(self, gate: int) -> np.float32:
+        return np.float32(2**-12) if self.norm(gate) is None else np.float32(self._inner(gate).scale)
+
+    def _product(self, x: Node, given: Quantization, w: int, gate: int, bias: int | None) -> Node:
+        """x times weights in units of the gate, i32."""
+        weights = self._weights(w)
+        total = ops.linear(moved(x, given), weights)
+        if bias is not None and self.c.has(bias):
+            total = ops.add(total, self.c.x(bias))
+        scale = np.float32(self.c.levels(w).scale) * np.float32(given.scale) / self._gate_scale(gate)
+        return multiplied(total, Multiplier.of(float(scale)))
+
+    def _weights(self, i: int) -> Node:
+        q = self.c.levels(i)
+        if len(q.scales) > 1 or any(q.zeros):
+            raise Unsupported("weights with several scales or zeros")
+        return ops.cast(self.c.x(i), T.i32)
+
+    def of_input(self, gate: int, x: Node) -> Node:
+        bias = self.at.bias(gate) if self.norm(gate) is None else None
+        return cut(self._product(x, self.c.levels(0), self.at.input(gate), gate, bias), T.i16)
+
+    def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node:
+        at = self.at
+        y = self._product(h, self.c.levels(at.output), at.recurrent(gate), gate, None)
+        y = cut(ops.add(y, ops.cast(part, T.i32)), T.i16)
+        if (place := self.peephole(gate)) is not None:
+            product_ = ops.mul(ops.cast(cell, T.i32), ops.cast(self.c.x(place), T.i32))
+            scale = np.float32(2.0**self.exponent * self.c.levels(place).scale / float(self._gate_scale(gate)))
+            y = cut(ops.add(multiplied(product_, Multiplier.of(float(scale))), ops.cast(y, T.i32)), T.i16)
+        if (place := self.norm(gate)) is not None:
+            y = self._normalized(y, place, self.at.bias(gate))
+        return _tabled(y, tables.tanh if gate == UPDATE else tables.logistic, 3)
+
+    def _normalized(self, x: Node, coefficients: int, bias: int) -> Node:
+        """Of rows: 10 bits below their spread, which is 1."""
+        c, wide, n = self.c, ops.cast(x, T.i64), x.shape[-1]
+        if not isinstance(n, int):
+            raise Unsupported(f"{n} units")
+        scale = float(np.float32(c.levels(coefficients).scale))
+        total, squares = ops.reduce_sum(wide, -1, True), ops.reduce_sum(ops.mul(wide, wide), -1, True)
+        middle = ops.div(ops.mul(total, 1024), n)
+        spread = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
+        spread = ops.where(ops.compare("LT", spread, 1), max(1, int(10000 * scale)), spread)
+        apart = ops.sub(ops.mul(wide, 1024), middle)
+        m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(spread, T.i32)))
+        y = multiplied_by(apart, m, shift, 0)
+        y = ops.cast(ops.add(ops.mul(y, ops.cast(c.x(coefficients), T.i32)), c.x(bias)), T.i64)
+        half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 512, T.i64), ops.full(y.shape, -512, T.i64))
+        y = ops.cast(ops.div(ops.add(y, half), 1024), T.i32)
+        by = Multiplier.of(scale)
+        return cut(multiplied(y, Multiplier(by.m, tuple(s + 12 for s in by.shift))), T.i16)
+
+    def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
+        entering = ops.sub(32767, forget) if entering is None else entering
+        kept, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
+        cell = cut(ops.add(ops.cast(kept, T.i32), ops.cast(new, T.i32)), T.i16)
+        clip = self.c.float("cell_clip")
+        if not clip > 0:
+            return cell
+        most = int(min(np.float32(clip) / np.float32(self.scale), 32767))
+        return ops.clip(cell, -most, most)
+
+    def output(self, cell: Node, gate: Node) -> Node:
+        c, place = self.c, self.at.projection
+        hidden, state = self._inner(4), c.levels(self.at.output)
+        squashed = _tabled(cell, tables.tanh, 15 + self.exponent)
+        scale = np.float32(2.0**-15 / hidden.scale * 2.0**-15)
+        y = multiplied(ops.mul(ops.cast(gate, T.i32), ops.cast(squashed, T.i32)), Multiplier.of(float(scale)))
+        if not self.projected:
+            return cut(ops.add(y, hidden.zero), T.i8)
+        # the kernel moves by -zero, and so do its products
+        weights = self._weights(place)
+        total = ops.linear(ops.add(ops.cast(cut(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
+        if c.has(place + 1):
+            total = ops.add(total, c.x(place + 1))
+        scale = np.float32(c.levels(place).scale) * np.float32(hidden.scale) / np.float32(state.scale)
+        h = cut(ops.add(multiplied(total, Multiplier.of(float(scale))), state.zero), T.i8)
+        clip = c.float("proj_clip")
+        if not clip > 0:
+            return h
+        most = int(min(np.float32(clip) / np.float32(c.out_levels().scale), 127))
+        return ops.clip(h, -most, most)
+
+
+def _halved(a: Node, b: Node, times: int) -> Node:
+    """a * b / 2^times of i16, ties away from zero."""
+    wide = ops.mul(ops.cast(a, T.i64), ops.cast(b, T.i64))
+    return ops.cast(rounded_shift(wide, [times]), T.i16)
+
+
+def _tabled(x: Node, fn: Callable[[np.ndarray, int, tables.Word], np.ndarray], bits: int) -> Node:
+    """A function of every Q`bits` of 16 bits."""
+    values = fn(tables.levels_of(T.i16), bits, tables.SHORT)
+    return ops.Take(0)(const(values.astype(np.int16)), ops.add(ops.cast(x, T.i32), 1 << 15))
