@@ -208,7 +208,7 @@ def expand(x: Node, shape: Sequence[DimLike]) -> Node:
     meeting = tuple(d if d == 1 else n for d, n in zip(x.shape, shape[lead:], strict=True))
     if any(isinstance(d, Dim) and d != n for d, n in zip(x.shape, meeting, strict=True)):
         x = with_shape(x, meeting)
-    return ops.BroadcastInDim(shape, tuple(range(lead, len(shape))))(x)
+    return ops.broadcast_to(x, shape)
 
 
 def aligned(values: Sequence[Operand], dtype: DType | None = None) -> tuple[Node, ...]:

@@ -16,12 +16,11 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DType, Shape, TensorType, boolean, dtype_of, f32, i64
-from ingot.ops.build import broadcast_shapes
+from ingot.ops import build
 from ingot.ops.core.binary import (
     Add,
     And,
     Compare,
-    Convert,
     Div,
     Max,
     Min,
@@ -29,7 +28,6 @@ from ingot.ops.core.binary import (
     Or,
     Pow,
     Rem,
-    Select,
     ShiftLeft,
     ShiftRightArithmetic,
     ShiftRightLogical,
@@ -40,8 +38,7 @@ from ingot.ops.core.contraction import DotGeneral
 from ingot.ops.core.elementwise import Abs, Ceil, Floor, Neg, RoundEven
 from ingot.ops.core.functions import Exp, Log, Logistic, Rsqrt, Tanh
 from ingot.ops.core.indexing import Gather
-from ingot.ops.core.reduce import Reduce
-from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Slice, Transpose
+from ingot.ops.core.shape import BroadcastInDim, Slice
 from ingot.ops.core.source import DimValue, Iota
 from ingot.support.dataclass import dataclass
 
@@ -136,25 +133,21 @@ class Term:
         return Term(op(self.node))
 
     def cast(self, dtype: DType) -> Term:
-        return self if dtype == self.dtype else self.map(Convert(dtype))
+        return Term(build.cast(self.node, dtype))
 
     def reshape(self, shape: Shape) -> Term:
-        return self if tuple(shape) == self.shape else self.map(Reshape(tuple(shape)))
+        return Term(build.reshape(self.node, shape))
 
     def transpose(self, permutation: Sequence[int]) -> Term:
-        same = tuple(permutation) == tuple(range(self.rank))
-        return self if same else self.map(Transpose(tuple(permutation)))
+        return Term(build.transpose(self.node, permutation))
 
     def expand(self, *axes: int) -> Term:
         """A dimension of size 1 at each of `axes` of the result."""
-        shape = list(self.shape)
-        for axis in sorted(axes):
-            shape.insert(axis, 1)
-        return self.reshape(tuple(shape))
+        return Term(build.expand_dims(self.node, axes))
 
     def broadcast(self, shape: Shape) -> Term:
         """To `shape`, aligned at the last dimension."""
-        return Term(broadcast(self.node, tuple(shape)))
+        return Term(build.broadcast_to(self.node, shape))
 
     def spread(self, shape: Shape, dims: Sequence[int]) -> Term:
         """To `shape`, dimension i of this term becoming dims[i]."""
@@ -175,21 +168,14 @@ class Term:
         return self.map(Slice(tuple(starts), tuple(limits), tuple(strides)))
 
     def pad(self, axis: int, low: DimLike, high: DimLike, value: Number) -> Term:
-        if low == 0 and high == 0:
-            return self
         lows: list[DimLike] = [0] * self.rank
         highs: list[DimLike] = [0] * self.rank
         lows[axis], highs[axis] = low, high
-        return Term(Pad(tuple(lows), tuple(highs), (0,) * self.rank)(self.node, scalar(value, self.dtype).node))
+        return Term(build.pad(self.node, tuple(lows), tuple(highs), value))
 
     def reduce(self, kind: str, axes: Sequence[int], keepdims: bool = True) -> Term:
         """Fold `axes` (non-negative); they stay with size 1 unless told."""
-        if not axes:
-            return self
-        out = self.map(Reduce(kind, tuple(sorted(axes))))
-        if not keepdims:
-            return out
-        return out.reshape(tuple(1 if i in axes else d for i, d in enumerate(self.shape)))
+        return Term(build.reduce(kind, self.node, axes, keepdims))
 
     def sum(self, axes: Sequence[int], keepdims: bool = True) -> Term:
         return self.reduce("sum", axes, keepdims)
@@ -211,8 +197,7 @@ def _binary(op: Op, a: Operand, b: Operand) -> Term:
     if not isinstance(dtype, DType):
         raise TypeError(f"{op.name}: expected a term on one side, got {type(a).__name__} and {type(b).__name__}")
     x, y = as_term(a, dtype), as_term(b, dtype)
-    shape = broadcast_shapes(x.shape, y.shape)
-    return Term(op(broadcast(x.node, shape), broadcast(y.node, shape)))
+    return Term(build.apply(op, x.node, y.node))
 
 
 def term(x: Operand) -> Term:
@@ -257,25 +242,7 @@ def size(dim: DimLike, dtype: DType = i64) -> Operand:
 
 
 def concat(parts: Sequence[Term], dimension: int) -> Term:
-    return parts[0] if len(parts) == 1 else Term(Concat(dimension)(*(p.node for p in parts)))
-
-
-def broadcast(node: Node, shape: Shape) -> Node:
-    """`node` broadcast to `shape`, aligned at the last dimension, as one BroadcastInDim."""
-    if node.shape == shape:
-        return node
-    offset = len(shape) - len(node.shape)
-    dims = tuple(range(offset, len(shape)))
-    source = node
-    # a reshape that only inserted ones is part of the broadcast
-    if isinstance(node.op, Reshape):
-        kept = [i for i, d in enumerate(node.shape) if d != 1]
-        base = node.inputs[0]
-        if base.shape == tuple(node.shape[i] for i in kept):
-            source, dims = base, tuple(i + offset for i in kept)
-    if source.shape == shape and dims == tuple(range(len(shape))):
-        return source
-    return BroadcastInDim(shape, dims)(source)
+    return Term(build.concat([p.node for p in parts], dimension))
 
 
 def floating(x: Node) -> Term:
@@ -375,8 +342,7 @@ def where(condition: Value, a: Operand, b: Operand) -> Value:
     else:
         dtype = b.dtype if isinstance(b, Term) else dtype_of(np.result_type(a, b))
     c, x, y = as_term(condition, boolean), as_term(a, dtype), as_term(b, dtype)
-    shape = broadcast_shapes(c.shape, x.shape, y.shape)
-    return Term(Select()(broadcast(c.node, shape), broadcast(x.node, shape), broadcast(y.node, shape)))
+    return Term(build.where(c.node, x.node, y.node))
 
 
 def convert(x: Value, dtype: DType) -> Value:
