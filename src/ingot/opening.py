@@ -25,7 +25,6 @@ from ingot.support.formats import Format
 
 if TYPE_CHECKING:
     import onnx
-    import torch
 
     from ingot.frontends.torch import ImportedModel
     from ingot.ir.node import Graph
@@ -282,19 +281,14 @@ def script_program(source: Any, request: Request) -> tuple[Any, tuple[Any, ...],
 
 
 def imported_torch(model: Any, example_inputs: Any, dynamic: Any) -> ImportedModel:
-    """A module, an exported program, a path of one, or what is imported already."""
+    """A module, an exported program or the path of one."""
     from ingot.frontends import torch as frontend
 
-    if isinstance(model, frontend.ImportedModel):
-        return model
     if isinstance(model, Path):
-        imported = frontend.import_exported(frontend.load_exported(model))
-        dims = dynamic if isinstance(dynamic, Mapping) else {}
-        return replace(imported, graph=frontend.sized(imported.graph, dims))
-    exported: torch.export.ExportedProgram = model
-    if not hasattr(model, "graph_signature"):
-        exported = frontend.export_module(model, example_inputs, dynamic)
-    return frontend.import_exported(exported)
+        model = frontend.load_exported(model)
+    if hasattr(model, "graph_signature"):
+        return frontend.import_sized(model, dynamic)
+    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic))
 
 
 def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:

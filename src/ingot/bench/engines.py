@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.debug.source import Source, compile_source, open_source, read_torch, runnable
+from ingot.debug.source import Source, compile_source, open_source, runnable
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 Feeds = Mapping[str, np.ndarray]
@@ -125,6 +125,8 @@ class Eager(Engine):
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
     ) -> None:
         torch = _extra("torch", "eager")
+        from ingot.frontends.torch import import_sized, load_exported
+
         if source.kind != "torch":
             raise InputError(
                 "engines eager and inductor run PyTorch programs",
@@ -132,7 +134,8 @@ class Eager(Engine):
                 got=str(source.path),
             )
         torch.set_num_threads(threads)
-        program, imported = read_torch(source)
+        program = load_exported(source.path)
+        imported = import_sized(program, source.dynamic)
         leaves = imported.inputs.leaves
         if any(leaf.kind != "tensor" for leaf in leaves):
             raise InputError("engines eager and inductor", expected="a model whose arguments are all tensors")

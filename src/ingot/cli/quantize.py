@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ingot.cli.console import escape, out, presented, writable
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
 from ingot.debug.feeds import read_archive
-from ingot.debug.source import Words, open_source, read_torch
+from ingot.debug.source import Words, open_source
 from ingot.quantization.run import Asked, quantize_model
 
 
@@ -57,11 +57,10 @@ def quantize(
         for beside in (html, onnx):
             if beside is not None:
                 writable(beside)
-        read: Any = read_torch(source)[1] if source.kind == "torch" else source.path
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
         dims = source.dynamic
-        made = quantize_model(read, read_archive(samples), dynamic=dims, batch=batch, table=table, asked=asked)
+        made = quantize_model(source.path, read_archive(samples), dynamic=dims, batch=batch, table=table, asked=asked)
         made.save(path)
         if onnx is not None:
             made.save_onnx(onnx)

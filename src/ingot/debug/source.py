@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +22,9 @@ from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.specialized import SpecializedModel
-from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, ImportModelError, InputError
 from ingot.support.formats import Format
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-    from ingot.frontends.torch import ImportedModel
 
 Bound = int | tuple[int, int | None]
 
@@ -201,19 +195,7 @@ def read_graph(source: Source) -> Graph:
             expected="an ONNX, .pt2, StableHLO, TensorFlow or TFLite file",
             fix="name the model that it was compiled from",
         )
-    if source.kind == "torch":
-        return read_torch(source)[1].graph
     return open_model(source.path, source.request).graph
-
-
-def read_torch(source: Source) -> tuple[ExportedProgram, ImportedModel]:
-    """The program in a .pt2 file, and its import with the sizes that were asked for."""
-    from ingot.frontends.torch import import_exported, load_exported, sized  # an extra
-
-    progress.report("read")
-    program = load_exported(source.path)
-    imported = import_exported(program)
-    return program, replace(imported, graph=sized(imported.graph, source.dims))
 
 
 def compile_source(
@@ -228,10 +210,8 @@ def compile_source(
     """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
     if source.kind == "artifact":
         return CompiledModel(artifact.load(source.path), threads=threads)
-    model = read_torch(source)[1] if source.kind == "torch" else source.path
-    request = source.request if source.kind != "torch" else Request()
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
-    compiled = compiler.compile_model(model, request, options)
+    compiled = compiler.compile_model(source.path, source.request, options)
     if isinstance(compiled, SpecializedModel):
         values = [f"--constant {name}=VALUE" for name in compiled.deciding]
         raise InputError(

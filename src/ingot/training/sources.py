@@ -5,16 +5,14 @@ Trainable: users' inputs, parameters and buffers -> the model's results, the buf
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ingot.ir.node import Graph, Node
+from ingot.opening import recognized
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -63,14 +61,13 @@ class Asked:
 
 def read(model: Any, asked: Asked) -> Trainable:
     """Raises InputError for a model that is none of the kinds, or for arguments that do not fit its kind."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        return _of_torch(model, asked)
-    path = isinstance(model, str | os.PathLike)
-    if path or type(model).__name__ == "ModelProto":
-        return _of_onnx(Path(model) if path else model, asked)
-    if callable(model) and "jax" in sys.modules:
-        return _of_jax(model, asked)
+    kind, source = recognized(model)
+    if kind == "onnx":
+        return _of_onnx(source, asked)
+    if kind == "jax":
+        return _of_jax(source, asked)
+    if kind == "torch" and hasattr(source, "named_parameters"):
+        return _of_torch(source, asked)
     expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
     raise InputError("a model to train", expected=expected, got=type(model).__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.debug.comparison.foreign import Foreign, RefusedError
 from ingot.debug.feeds import Feeds
-from ingot.debug.source import Source, read_torch
+from ingot.debug.source import Source
 from ingot.ir.node import Graph, Input
 from ingot.opening import imported_torch, open_model, script_evaluator
 from ingot.support.dataclass import dataclass
@@ -109,7 +109,10 @@ def _pytorch(source: Source) -> Reference:
     import torch
     from torch.utils import _pytree as pytree
 
-    program, imported = read_torch(source)
+    from ingot.frontends.torch import import_sized, load_exported
+
+    program = load_exported(source.path)
+    imported = import_sized(program, source.dynamic)
     module = program.module()
     adapter = imported.inputs
     held = dict(module.named_buffers()) | dict(module.named_parameters())

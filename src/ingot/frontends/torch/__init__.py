@@ -16,8 +16,8 @@ except ImportError as e:
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.export import export_module
-from ingot.frontends.torch.file import load_exported, sized
+from ingot.frontends.torch.file import import_sized, load_exported
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.program import import_exported
 
-__all__ = ["ImportedModel", "export_module", "import_exported", "load_exported", "sized", "to_torch"]
+__all__ = ["ImportedModel", "export_module", "import_exported", "import_sized", "load_exported", "to_torch"]

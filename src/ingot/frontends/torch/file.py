@@ -1,17 +1,19 @@
-"""A `.pt2` file, as torch.export.save writes it."""
+"""An exported program and its sizes; a `.pt2` file, as torch.export.save writes it."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.export import ExportedProgram
 
-from ingot.ir.node import Graph
+from ingot.frontends.torch.model import ImportedModel
+from ingot.frontends.torch.program import import_exported
 from ingot.support.errors import ImportModelError, InputError
 
 Bound = int | tuple[int, int | None]
@@ -22,7 +24,7 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def load_exported(path: Path) -> torch.export.ExportedProgram:
+def load_exported(path: Path) -> ExportedProgram:
     """The program in a .pt2 file. Raises ImportModelError for what is none."""
     _check_archive(path)
     log = logging.getLogger("torch.export")
@@ -53,12 +55,26 @@ def _check_archive(path: Path) -> None:
         )  # fmt: skip
 
 
-def sized(graph: Graph, dims: Mapping[str, Bound]) -> Graph:
-    """With sizes or bounds for its symbols. Raises InputError for names of none."""
+def import_sized(program: ExportedProgram, dynamic: object, zeros: Collection[str] = ()) -> ImportedModel:
+    """The program as a graph, with sizes or inclusive bounds for its symbols: {"batch": 1, "length": (1, 512)}.
+
+    True: those that the program leaves open, as None. zeros: as in `import_exported`.
+    Raises InputError for names of no symbol, and for what names none: the program was traced already.
+    """
+    imported = import_exported(program, zeros=zeros)
+    if dynamic is None or dynamic is True:
+        return imported
+    graph = imported.graph
     known = graph.symbols()
+    expected = f"sizes or bounds of the program's symbols {list(known)}"
+    if not isinstance(dynamic, Mapping):
+        fix = "name what varies when the program is exported"
+        raise InputError("dynamic of an exported program", expected=expected, got=repr(dynamic), fix=fix)
+    dims: Mapping[str, Bound] = {name: bound for name, bound in dynamic.items() if name not in zeros}
     if unknown := [name for name in dims if name not in known]:
-        raise InputError("dynamic names no symbol", expected=f"one of the model's symbols {list(known)}", got=unknown)
+        raise InputError("dynamic names no symbol", expected=expected, got=unknown)
     bounds = {name: (low, high) for name, low, high in graph.bounds}
     bounds |= {name: bound for name, bound in dims.items() if isinstance(bound, tuple)}
     graph = replace(graph, bounds=tuple((name, low, high) for name, (low, high) in sorted(bounds.items())))
-    return graph.substitute({name: size for name, size in dims.items() if isinstance(size, int)})
+    fixed = graph.substitute({name: size for name, size in dims.items() if isinstance(size, int)})
+    return replace(imported, graph=fixed)

@@ -10,7 +10,6 @@ sizes, those of 0 and 1 fixed. An exported program was traced already: of it a s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.export import Dynamic, export_module
-from ingot.frontends.torch.file import load_exported, sized
+from ingot.frontends.torch.file import import_sized, load_exported
 from ingot.frontends.torch.model import COMPLEX, FIXED, NUMBER, SIZE, ImportedModel
 from ingot.frontends.torch.program import import_exported
 from ingot.support.errors import InputError, SizesError
@@ -49,11 +48,8 @@ class Retrace:
             return import_exported(export_module(self._model, args or kwargs, self._dynamic, keep_small=True))
         if not zeros or not isinstance(self._model, Path | ExportedProgram):
             return None
-        if isinstance(self._model, ExportedProgram):
-            return import_exported(self._model, zeros=zeros)
-        imported = import_exported(load_exported(self._model), zeros=zeros)
-        dims = self._dynamic if isinstance(self._dynamic, Mapping) else {}
-        return replace(imported, graph=sized(imported.graph, {k: v for k, v in dims.items() if k not in zeros}))
+        program = load_exported(self._model) if isinstance(self._model, Path) else self._model
+        return import_sized(program, self._dynamic, zeros)
 
     def _weights(self) -> Sequence[tuple[int, int]]:
         """Which tensors the module's are, but for its state, and how often they were written."""
