@@ -9,27 +9,13 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    FastMath,
-    Inputs,
-    Json,
-    Limit,
-    Outputs,
-    Precision,
-    Signature,
-    Sizes,
-    Target,
-    Threads,
-    Uncompiled,
-    words,
-)
+from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source
 
 
+@grouped
 def compare(
     model: Uncompiled,
     program: Annotated[Path | None, typer.Option(help="Check this .ingot file instead of compiling now.")] = None,
@@ -40,16 +26,10 @@ def compare(
     interpreter: Annotated[
         bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
     ] = True,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
-    threads: Threads = None,
-    target: Target = "native",
-    precision: Precision = "float32",
-    fast_math: FastMath = False,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -68,10 +48,10 @@ def compare(
     ingot compare scripted.pt --inputs x=f32:1,? --constant rate=16000
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
+        source = open_source(model, about.words)
         found = comparing.compare(
-            source, program=program, threads=threads, fast_math=fast_math, precision=precision,
-            sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter, seed=seed,
+            source, program=program, sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter,
+            seed=seed, **vars(settings),
         )  # fmt: skip
     if as_json:
         checks = [asdict(c) for c in found.checks]

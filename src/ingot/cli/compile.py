@@ -9,21 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, presented, print_json, writable
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    FastMath,
-    Inputs,
-    Json,
-    Limit,
-    Outputs,
-    Precision,
-    Signature,
-    Target,
-    Threads,
-    Uncompiled,
-    words,
-)
+from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source
 from ingot.runtime.executor import CompiledProgram
@@ -31,24 +17,19 @@ from ingot.support import progress
 from ingot.support.errors import InputError
 
 
+@grouped
 def compile_(
     model: Uncompiled,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .ingot.")
     ] = None,
-    threads: Threads = None,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
-    target: Target = "native",
     weights: Annotated[
         Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
     ] = None,
-    precision: Precision = "float32",
-    fast_math: FastMath = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -64,15 +45,13 @@ def compile_(
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
+        source = open_source(model, about.words)
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
-        suffix = ".c" if target.partition(":")[0] == "c" else ".ingot"
+        suffix = ".c" if settings.target.partition(":")[0] == "c" else ".ingot"
         path = writable(model.with_suffix(suffix) if output is None else output)
         began = time.perf_counter()
-        compiled = compile_source(
-            source, threads=threads, cache=cache, fast_math=fast_math, target=target, precision=precision
-        )
+        compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - began
         progress.report("save")
         compiled.save(path, weights=weights)

@@ -8,22 +8,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import out, plain_table, presented, print_json
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    FastMath,
-    Inputs,
-    Json,
-    Limit,
-    Model,
-    Outputs,
-    Precision,
-    Signature,
-    Sizes,
-    Target,
-    Threads,
-    words,
-)
+from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
@@ -33,6 +18,7 @@ from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError
 
 
+@grouped
 def dump(
     model: Model,
     after: Annotated[
@@ -42,16 +28,10 @@ def dump(
     llvm: Annotated[bool, typer.Option("--llvm", help="With --kernel: its LLVM IR.")] = False,
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
     size: Sizes = None,
-    threads: Threads = None,
-    target: Target = "native",
-    precision: Precision = "float32",
-    fast_math: FastMath = False,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -71,10 +51,10 @@ def dump(
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
         if (llvm or asm) and kernel is None:
             raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
+        source = open_source(model, about.words)
         built = None
         if source.kind != "artifact":
-            built = build(read_graph(source), threads=threads, fast_math=fast_math, precision=precision, target=target)
+            built = build(read_graph(source), **vars(settings))
         if built is None:
             text = _dump_artifact(source, after, kernel, plan, size)
         elif kernel is not None:

@@ -9,22 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    FastMath,
-    Inputs,
-    Json,
-    Limit,
-    Outputs,
-    Precision,
-    Signature,
-    Sizes,
-    Target,
-    Threads,
-    Uncompiled,
-    words,
-)
+from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
@@ -37,22 +22,17 @@ from ingot.runtime import artifact
 from ingot.support.files import atomic_write
 
 
+@grouped
 def explain(
     model: Uncompiled,
     size: Sizes = None,
-    threads: Threads = None,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page: graph, timeline, memory.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     top: Annotated[int, typer.Option(min=0, help="Rows of the table, slowest first; 0 for all, in order.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; a kernel's time is its median.")] = 15,
-    target: Target = "native",
-    precision: Precision = "float32",
-    fast_math: FastMath = False,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +46,7 @@ def explain(
     ingot explain quantized.ingot                   which op computes in which format, and what it costs
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
+        source = open_source(model, about.words)
         for path in (html, trace):
             if path is not None:
                 writable(path)
@@ -74,7 +54,7 @@ def explain(
             _print_receipt(receipt, as_json)
             return
         graph = read_graph(source)
-        built = build(graph, threads=threads, fast_math=fast_math, precision=precision, target=target)
+        built = build(graph, **vars(settings))
         feeds = random_inputs(built.program, graph, size)
         found = explaining.explain(source.name, built, feeds, repeats)
         if html is not None:

@@ -9,22 +9,20 @@ import typer
 from rich.markup import escape
 
 from ingot.cli.console import out, presented, print_json, writable
-from ingot.cli.options import Constants, Dims, Inputs, Json, Outputs, Signature, Uncompiled, words
+from ingot.cli.options import Json, ModelOptions, Uncompiled, grouped
 from ingot.debug.source import open_source, read_graph
 from ingot.exporter import write
 
 
+@grouped
 def export(
     model: Uncompiled,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .mlir.")
     ] = None,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
     inline: Annotated[bool, typer.Option("--inline", help="Keep the weights in the program's text.")] = False,
+    *,
+    about: ModelOptions,
     as_json: Json = False,
 ) -> None:
     """Write a model as StableHLO text, which XLA (also for TPUs), IREE and others compile.
@@ -36,7 +34,7 @@ def export(
     ingot export model.onnx -o small.mlir --inline --dim batch=1
     """
     with presented(as_json):
-        graph = read_graph(open_source(model, words(dim, constant, signature, inputs, outputs)))
+        graph = read_graph(open_source(model, about.words))
         path = writable(model.with_suffix(".mlir") if output is None else output)
         beside = write(graph, path, inline)
     files = [str(path), *([str(beside)] if beside else [])]

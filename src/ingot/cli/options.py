@@ -1,13 +1,19 @@
-"""Options that several commands take."""
+"""Options that several commands take, and groups of them."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ingot.debug.source import Words
+from ingot.support.dataclass import dataclass
 
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")
@@ -61,9 +67,54 @@ Limit = Annotated[
 ]
 
 
-def words(
-    dim: list[str] | None, constant: list[str] | None, signature: str | None, inputs: list[str] | None,
-    outputs: list[str] | None,
-) -> Words:  # fmt: skip
+@dataclass(frozen=True)
+class ModelOptions:
     """What is said of the model, in the words of `ingot.compile`."""
-    return Words(dim or [], constant or [], signature, inputs or [], outputs or [])
+
+    dim: Dims = None
+    constant: Constants = None
+    signature: Signature = None
+    inputs: Inputs = None
+    outputs: Outputs = None
+
+    @property
+    def words(self) -> Words:
+        return Words(self.dim or [], self.constant or [], self.signature, self.inputs or [], self.outputs or [])
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How it is compiled, by the names that `compile_source`, `build` and `compare` take: `**vars(settings)`."""
+
+    threads: Threads = None
+    target: Target = "native"
+    precision: Precision = "float32"
+    fast_math: FastMath = False
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of each parameter that is a group of them, for `typer` to see.
+
+    run(model, *, about: ModelOptions, seed=0)   ->   run(model, dim=None, constant=None, ..., outputs=None, seed=0)
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if hint in (ModelOptions, CompileOptions)}
+    options: list[Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            options.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
+            continue
+        within = get_type_hints(groups[name], include_extras=True)
+        options += [
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=within[f.name])
+            for f in fields(groups[name])
+        ]
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**made, **given)
+
+    call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in options}
+    return call

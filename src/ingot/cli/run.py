@@ -11,21 +11,7 @@ import numpy as np
 import typer
 
 from ingot.cli.console import escape, out, plain_table, presented, print_json
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    Inputs,
-    Json,
-    Limit,
-    Model,
-    Outputs,
-    Precision,
-    Signature,
-    Sizes,
-    Target,
-    Threads,
-    words,
-)
+from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
@@ -35,6 +21,7 @@ from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 
 
+@grouped
 def run(
     model: Model,
     feed: Annotated[
@@ -43,15 +30,10 @@ def run(
     random: Annotated[bool, typer.Option("--random", help="Random arrays for the inputs that are not given.")] = False,
     size: Sizes = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write every output as NAME.npy into this folder.")] = None,
-    threads: Threads = None,
-    target: Target = "native",
-    precision: Precision = "float32",
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -62,8 +44,8 @@ def run(
     ingot run model.onnx --random --size batch=4
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
-        compiled = runnable(compile_source(source, threads=threads, cache=True, target=target, precision=precision))
+        source = open_source(model, about.words)
+        compiled = runnable(compile_source(source, cache=True, **vars(settings)))
         feeds = read_feeds(compiled.program, feed or [])
         if random:
             feeds = inputs_of(source, compiled.program, size, seed) | feeds

@@ -9,21 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import (
-    Constants,
-    Dims,
-    FastMath,
-    Inputs,
-    Json,
-    Limit,
-    Outputs,
-    Precision,
-    Signature,
-    Sizes,
-    Threads,
-    Uncompiled,
-    words,
-)
+from ingot.cli.options import FastMath, Json, Limit, ModelOptions, Precision, Sizes, Threads, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
@@ -34,6 +20,7 @@ from ingot.tune.run import Report
 from ingot.tune.run import tune as run_tuning
 
 
+@grouped
 def tune(
     model: Uncompiled,
     budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="About how long to search.")] = 60,
@@ -43,13 +30,10 @@ def tune(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
     size: Sizes = None,
-    dim: Dims = None,
-    constant: Constants = None,
-    signature: Signature = None,
-    inputs: Inputs = None,
-    outputs: Outputs = None,
     precision: Precision = "float32",
     fast_math: FastMath = False,
+    *,
+    about: ModelOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
@@ -65,7 +49,7 @@ def tune(
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
     with presented(as_json, limit):
-        source = open_source(model, words(dim, constant, signature, inputs, outputs))
+        source = open_source(model, about.words)
         path = database or flags.tuning()
         if path is None:
             raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")
