@@ -162,7 +162,7 @@ def quantize(
     """Compile a float model with a number format of its own for each product, chosen by measurement on this machine.
 
     Args:
-        model, example_inputs, dynamic: as for `compile`.
+        model, example_inputs, dynamic: as for `compile`. Without inputs, the first sample is the example.
         samples: what the model is called with: a mapping from inputs to arrays of many samples along their first axis,
             which are cut into calls of `batch`, or a sequence of calls, each a mapping, a tuple or one array. A part is
             kept apart, and what is promised is checked on it. latency: of the first call.

@@ -134,7 +134,7 @@ def test_a_module_keeps_its_way_of_being_called():
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
     calls = [(torch.from_numpy(X[i : i + 2]),) for i in range(0, 8, 2)]
-    made = ingot.quantize(net, calls, example_inputs=calls[0], formats=["int8"], threads=1)
+    made = ingot.quantize(net, calls, formats=["int8"], threads=1)  # read by the first of them
     got = made(calls[0][0])
     assert isinstance(got, torch.Tensor)
     assert torch.nn.functional.cosine_similarity(got, net(calls[0][0])).min() > 0.99
@@ -154,7 +154,9 @@ counter = itertools.count()
         ({"metric": lambda outputs: "good"}, "metric: expected a number, got str"),
         ({"metric": lambda outputs: float("nan")}, "metric: expected a finite number, got nan"),
         ({"metric": lambda outputs: next(counter)}, "expected the same number for the same outputs"),
+        ({"metric": lambda outputs: 0}, "metric: expected a number other than 0 for the float model"),
         ({"metric": 3}, "a function of a list of outputs"),
+        ({"at_least": "most"}, "at_least: expected a positive number, got most"),
         ({"at_least": 1.5}, "at_least: expected a part of the float model's score"),
         ({"latency_ms": 0}, "latency_ms: expected a positive number"),
         ({"formats": ["int3"]}, r"formats: expected some of .* got \['int3'\]"),

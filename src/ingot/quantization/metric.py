@@ -82,8 +82,11 @@ def allowed(exact: float, at_least: float) -> float:
     return exact - (1 - at_least) * abs(exact)
 
 
-def check_sequence(values: Sequence[float]) -> None:
-    """Raise InputError unless a metric of the float model twice gives the same."""
+def check_scores(values: Sequence[float]) -> None:
+    """Raise InputError unless a metric of the float model twice gives the same, of which there are parts."""
     if any(v != values[0] for v in values):
         fix = "seed it: promises cannot be checked with it otherwise"
         raise InputError("metric", expected="the same number for the same outputs", got=list(values), fix=fix)
+    if values[0] == 0:
+        fix = "a part of 0 promises nothing; higher is to be better"
+        raise InputError("metric", expected="a number other than 0 for the float model", got=values[0], fix=fix)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ingot.debug.probe import cpu_name
 from ingot.ir.node import Graph
-from ingot.opening import Opened, Request, open_model
+from ingot.opening import Opened, Request, open_model, recognized
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.quantization.bench import Bench, Built, with_receipt
@@ -33,10 +34,10 @@ from ingot.quantization.formats import (
     offered,
     stored_bytes,
 )
-from ingot.quantization.metric import Judge, Metric, allowed, check_sequence
+from ingot.quantization.metric import Judge, Metric, allowed, check_scores
 from ingot.quantization.report import Report, Row
 from ingot.quantization.rounding import roundings
-from ingot.quantization.samples import Samples, read_samples
+from ingot.quantization.samples import Samples, first_call, read_samples
 from ingot.quantization.search import Goals, Option, Point, Search
 from ingot.quantization.simulate import Simulator
 from ingot.quantization.sites import Group, find_groups, prepared
@@ -107,20 +108,27 @@ def quantize_model(
     """See `ingot.quantize`."""
     _check(asked)
     began = time.monotonic()
+    if example_inputs is None and _is_traced(model):
+        example_inputs = first_call(samples, batch)
     read = open_model(model, Request(example_inputs, dynamic)).stateless()
     given = read_samples(read.graph, samples, labels, batch, read.flatten)
     work = _Work(model, read, given, asked, Path(table) if table is not None else None, began)
     return work.run()
 
 
+def _is_traced(model: Any) -> bool:
+    """Whether reading the model takes inputs to run it with: functions and modules."""
+    kind, source = recognized(model)
+    return kind in ("jax", "torch") and callable(source) and not hasattr(source, "graph_signature")
+
+
 def _check(asked: Asked) -> None:
-    if asked.at_least is not None and not 0 < asked.at_least <= 1:
-        raise InputError(
-            "at_least", expected="a part of the float model's score, above 0 and at most 1", got=asked.at_least
-        )
-    for name, value in (("latency_ms", asked.latency_ms), ("size_mb", asked.size_mb), ("seconds", asked.seconds)):
-        if value is not None and not (np.isfinite(value) and value > 0):
+    for name in ("at_least", "latency_ms", "size_mb", "seconds"):
+        value = getattr(asked, name)
+        if value is not None and not (isinstance(value, Real) and np.isfinite(value) and value > 0):
             raise InputError(name, expected="a positive number", got=value)
+    if asked.at_least is not None and asked.at_least > 1:
+        raise InputError("at_least", expected="a part of the float model's score, at most 1", got=asked.at_least)
     if asked.metric is not None and not callable(asked.metric):
         raise InputError("metric", expected="a function of a list of outputs", got=type(asked.metric).__name__)
     unknown = [f for f in asked.formats or () if f not in FORMATS]
@@ -179,7 +187,7 @@ class _Work:
 
     def _float_score(self, judge: Judge) -> float:
         scores = [judge.score(judge.exact) for _ in range(2)]
-        check_sequence(scores)
+        check_scores(scores)
         return scores[0]
 
     def _goals(self) -> Goals:
@@ -359,7 +367,7 @@ def _told(formats: Formats) -> str:
 
 def _why(taken: Option, options: Sequence[Option], offers: Sequence[str]) -> str:
     """What speaks against the next faster format."""
-    faster = [o for o in options if o.seconds < taken.seconds]
+    faster = [o for o in options if o.seconds < taken.seconds and o.error > taken.error]
     if faster:
         best = min(faster, key=lambda o: o.error)
         return f"{best.form} errs by {best.error:.1e}"

@@ -66,6 +66,13 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
     return Samples(checked, None if told is None else tuple(told))
 
 
+def first_call(given: Any, batch: int) -> Any:
+    """What a model can be called with, of samples as `read_samples` takes them; None where there are none."""
+    if isinstance(given, Mapping):
+        return {name: array[:batch] for name, array in given.items()}
+    return next(iter(given), None) if isinstance(given, Sequence | np.ndarray) else None
+
+
 def _cut(graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int) -> tuple[list[Call], list[slice]]:
     if sorted(given) != sorted(names):
         raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(given))

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._dynamo.exc import UserError
@@ -15,6 +16,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.decompositions.boxes import suppression_in_one
 from ingot.frontends.torch.tracing.guards import noted_differences
 from ingot.frontends.torch.tracing.hints import masks_unread
@@ -23,7 +25,7 @@ from ingot.support.errors import ImportModelError, InputError
 
 _log = logging.getLogger(__name__)
 
-Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor
+Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | np.ndarray
 # where export_module leaves its names of torch's symbols, sizes that differ and forward's signature, in the graph
 # module's meta
 NAMES, DIFFER, SIGNATURE = "ingot_size_names", "ingot_sizes_that_differ", "ingot_signature"
@@ -223,7 +225,7 @@ class _Quiet:
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, torch.Tensor):
+    if isinstance(inputs, torch.Tensor | np.ndarray):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -233,10 +235,11 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`call` with every tensor once: torch.export takes one that is given twice for one input."""
+    """`call` of tensors, each of them once: torch.export takes one that is given twice for one input."""
     seen = set[int]()
 
     def own(leaf: Any) -> Any:
+        leaf = to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
         again = isinstance(leaf, torch.Tensor) and id(leaf) in seen
         seen.add(id(leaf))
         return leaf.clone() if again else leaf
