@@ -301,6 +301,8 @@ class AvgPool(Pool):
                 continue
             form = (-1, *(1,) * (len(axes) - 1 - i))
             column = c.expand(*range(1, len(axes) - i)) if isinstance(c, Term) else c.reshape(form)
+            if isinstance(column, np.ndarray) and column.size * np.size(count) > _TABLE:
+                column = t.as_term(column)
             count = t.as_term(column) * count if isinstance(count, Term) else column * count
         if isinstance(count, int):
             return (total / max(count, 1)).cast(node.dtype).node
@@ -318,6 +320,9 @@ class AvgPool(Pool):
                 yield cls((2, 3), (3, 2), ((1, 0), (1, 1)), (2, 3), ceil, include), (x,)
                 yield cls((3, 3), (2, 3), ((1, 1), (1, 1)), one, ceil, include, 7), (x,)
         yield cls((2, 2), (2, 2), ((0, 0), (0, 0)), one), (x.astype(np.int64),)
+
+
+_TABLE = 1 << 20  # counts that are written down: of more, each axis has its own, and the program multiplies them
 
 
 def _count_taps(pool: Pool, shape: Sequence[int], counts: Sequence[int]) -> np.ndarray:
