@@ -10,16 +10,20 @@
     python tools/fuzz.py onnx 1234:1235 --show    # one seed again, with its traceback
 
 A seed always makes the same case, whatever was run before. Results lie in --state (fuzz-KIND.json), after every hundred
-seeds, so that a run goes on where it was stopped. The worker is a process of its own with limits: a seed that ends it,
-or is silent for --patience seconds, is counted as `killed`, and the next worker goes on behind it.
+seeds, so that a run goes on where it was stopped. What all seeds need is prepared once; a worker is forked from there,
+with limits, and replaced after twenty thousand seeds. A seed that ends it, or is silent for --patience seconds, is
+counted as `killed`, and the next worker goes on behind it.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import hashlib
 import json
 import multiprocessing
+import os
 import random
 import resource
 import sys
@@ -37,6 +41,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 SECONDS, MEGABYTES = 2.0, 500  # of processor time, and of memory beyond what the worker had
 _SEEDS = 100  # between two messages of progress
+_SHARE = 20_000  # seeds of one worker: what it keeps counts as memory of the seeds behind
 Case = Callable[[int], None]  # runs a seed; an IngotError is a refusal, anything else a fault
 
 
@@ -152,20 +157,36 @@ def mutated_onnx(seed: int) -> bytes:
     return model.SerializeToString()
 
 
+@cache
+def _scratch(process: int) -> Path:
+    """A folder for the files of this process, in memory: a disk takes longer than to refuse a file."""
+    memory = Path("/dev/shm")
+    folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+_lowered: set[bytes] = set()  # by digest: half of the mutations change nothing that is compiled
+
+
 def run_onnx(seed: int) -> None:
-    """A mutated file, as `ingot.compile` reads it, up to kernel IR."""
+    """A mutated file, as `ingot.compile` reads it, up to kernel IR; a graph that was lowered before, only read."""
     from ingot.frontends.onnx import import_onnx
     from ingot.ir.dims import likely_sizes
-    from ingot.pipeline.build import likely
+    from ingot.pipeline.build import identity, likely
     from ingot.support.limits import Limits, limited
     from tests.growth import lowered
 
-    with tempfile.TemporaryDirectory() as folder, limited(Limits(seconds=20)):
-        path = Path(folder) / "m.onnx"
-        path.write_bytes(mutated_onnx(seed))
+    path = _scratch(os.getpid()) / "m.onnx"
+    path.write_bytes(mutated_onnx(seed))
+    with limited(Limits(seconds=20)):
         graph = import_onnx(path)
+        digest = hashlib.blake2b(b"".join(identity(graph)), digest_size=16).digest()
+        if digest in _lowered:
+            return
         with likely_sizes(likely(graph)):
             lowered(graph)
+        _lowered.add(digest)
 
 
 @cache
@@ -250,10 +271,9 @@ def run_ingot(seed: int) -> None:
     from ingot.runtime import artifact
     from ingot.runtime.executor import CompiledModel
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "m.ingot"
-        path.write_bytes(mutated_program(seed))
-        str(CompiledModel(artifact.load(path), threads=1))
+    path = _scratch(os.getpid()) / "m.ingot"
+    path.write_bytes(mutated_program(seed))
+    str(CompiledModel(artifact.load(path), threads=1))
 
 
 def run_graph(seed: int) -> None:
@@ -390,9 +410,16 @@ def _limited_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _work(kind: str, folder: Path, seeds: range, pipe: Connection) -> None:
-    case = case_of(kind, folder)
-    outcome(case, -1)  # what is imported and prepared once is not counted
+def prepare(kind: str, case: Case) -> None:
+    """What every worker needs, once: imports, files to mutate. Without threads, which a fork would leave behind."""
+    os.environ["INGOT_WORKERS"] = "0"
+    if kind not in ("graphs", "models"):
+        outcome(case, -1)
+    gc.collect()
+    gc.freeze()
+
+
+def _work(kind: str, case: Case, seeds: range, pipe: Connection) -> None:
     if kind not in ("graphs", "models"):
         _limited_memory()
     for seed in seeds:
@@ -402,22 +429,23 @@ def _work(kind: str, folder: Path, seeds: range, pipe: Connection) -> None:
 
 def run(tally: Tally, last: int, patience: float, state: Path, folder: Path = Path()) -> None:
     """Seeds up to `last`, in worker processes, one at a time; folder: where models lie."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
+    case = case_of(tally.kind, folder)
+    prepare(tally.kind, case)
     while tally.next < last:
         ours, theirs = context.Pipe(False)
-        worker = context.Process(target=_work, args=(tally.kind, folder, range(tally.next, last), theirs), daemon=True)
+        share = range(tally.next, min(tally.next + _SHARE, last))
+        worker = context.Process(target=_work, args=(tally.kind, case, share, theirs), daemon=True)
         worker.start()
         theirs.close()
         try:
-            waited = patience + 120  # for what is prepared
-            while ours.poll(waited) and (message := ours.recv()) is not None:
+            while ours.poll(patience) and (message := ours.recv()) is not None:
                 _count(tally, *message)
-                waited = patience
                 if tally.next % _SEEDS == 0:
                     tally.save(state)
         except EOFError:
             pass
-        if tally.next < last:
+        if tally.next < share.stop:
             tally.killed.append(tally.next)
             tally.next += 1
         worker.kill()
