@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import random
 
-from ingot.ir.dims import DimLike, bounds, ceildiv, dim_max, dim_min, divides, floordiv, narrowed, substitute, symbol
+from ingot.ir.dims import (
+    DimLike,
+    bounds,
+    ceildiv,
+    dim_max,
+    dim_min,
+    divides,
+    floordiv,
+    mod,
+    narrowed,
+    parse_dim,
+    substitute,
+    symbol,
+)
 
 S = symbol("s")
 
@@ -76,3 +90,42 @@ def test_bounds_hold() -> None:
             value = substitute(d, {"n": rng.randint(1, 30), "m": rng.randint(1, 30)})
             assert isinstance(value, int)
             assert (low is None or low <= value) and (high is None or value <= high), (d, low, high, value)
+
+
+def test_what_stands_beside_an_extreme_goes_into_it_where_it_gets_shorter() -> None:
+    n, m, p = symbol("n"), symbol("m"), symbol("p.0")
+    assert n + dim_max(256 - n, 0) == dim_max(n, 256)
+    assert n - dim_max(n - 3, 0) == dim_min(n, 3) and dim_max(n // 4 - 1, 0) + 1 == n // 4 + dim_max(1 - n // 4, 0)
+    assert -dim_max(-p, 0) == dim_min(p, 0) and dim_max(p, m) + dim_min(p, m) == m + p
+    assert dim_max(dim_max(p, m), 7) == dim_max(m, dim_max(7, p)) == dim_max(dim_max(m, 7), dim_max(p, m))
+    assert dim_min(2 * n, 2 * m + 6) == 2 * dim_min(n, m + 3) and dim_max(n + 5, m + 5) == dim_max(n, m) + 5
+    assert 4 * (n // 4) + n % 4 == n and 3 * n % 7 + 7 * floordiv(3 * n, 7) - 3 * n == 0
+    # a product with an extreme keeps its sign
+    assert bounds(m * dim_max(n - p, 0))[0] == 0
+
+
+def test_the_algebra_is_that_of_integers() -> None:
+    """Random expressions, told by sizes and by numbers, are equal wherever they are evaluated, and within bounds."""
+    rng = random.Random(1)
+    names = ("n", "m", "p.0")
+    operations = {
+        "+": (operator.add, operator.add), "-": (operator.sub, operator.sub), "*": (operator.mul, operator.mul),
+        "//": (floordiv, operator.floordiv), "%": (mod, operator.mod), "max": (dim_max, max), "min": (dim_min, min),
+    }  # fmt: skip
+    for _ in range(200):
+        points = [{k: rng.randint(-9, 40) if "." in k else rng.randint(1, 40) for k in names} for _ in range(6)]
+        pool: list[tuple[DimLike, list[int]]] = [(symbol(k), [at[k] for at in points]) for k in names]
+        for _ in range(rng.randint(2, 9)):
+            name = rng.choice(("+", "+", "-", "-", "*", "//", "%", "max", "max", "min", "min"))
+            (a, u), (b, v) = rng.choice(pool), rng.choice(pool)
+            if name in ("//", "%") or rng.random() < 0.3:
+                b = rng.randint(1, 9) if name in ("//", "%") else rng.randint(-9, 9)
+                v = [b] * len(points)
+            size, number = operations[name]
+            pool.append((size(a, b), [number(x, y) for x, y in zip(u, v, strict=True)]))
+        for d, values in pool:
+            low, high = bounds(d)
+            assert parse_dim(str(d)) == d
+            for at, value in zip(points, values, strict=True):
+                assert substitute(d, at) == value, (d, at)
+                assert (low is None or low <= value) and (high is None or value <= high), (d, low, high, at)

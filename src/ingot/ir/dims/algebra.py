@@ -11,7 +11,8 @@ is a number that a caller passes as data, or that the run finds, and any integer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from math import gcd
 from typing import SupportsIndex
 
@@ -175,9 +176,12 @@ def _merge(*many: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
 
 def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
     kept = {m: c for m, c in terms.items() if c}
-    for mono in [m for m, c in kept.items() if c < 0 and len(m) == 1 and isinstance(m[0], Apply)]:
-        if (whole := _parted(kept, mono)) is not None:
-            return _from_terms(whole)
+    if any(len(m) == 1 and isinstance(m[0], Apply) for m in kept):
+        kept = _told_shortest(kept)
+    return _from_canonical(kept)
+
+
+def _from_canonical(kept: dict[Monomial, int]) -> int | Dim:
     if not kept:
         return 0
     if len(kept) == 1 and () in kept:
@@ -186,19 +190,81 @@ def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
     return Dim(tuple(sorted(kept.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
 
 
-def _parted(terms: dict[Monomial, int], mono: Monomial) -> dict[Monomial, int] | None:
-    """The terms with max(x,0) - max(-x,0), of which the latter is `mono`, told as x; None where they are not there."""
-    (atom,), factor = mono, terms[mono]
-    if not (isinstance(atom, Apply) and atom.fn == "max"):
-        return None
-    x = next((d for d, other in ((atom.a, atom.b), (atom.b, atom.a)) if other == 0 and isinstance(d, Dim)), None)
-    if x is None:
-        return None
-    positive: Monomial = (Apply("max", *sorted((-x, 0), key=str)),)
-    if terms.get(positive) != -factor:
-        return None
-    rest = {m: c for m, c in terms.items() if m not in (mono, positive)}
-    return _merge(rest.items(), ((m, c * factor) for m, c in x.terms))
+def _told_shortest(terms: dict[Monomial, int]) -> dict[Monomial, int]:
+    """A sum with what stands beside its quotients and extremes taken into them, where these get shorter for it.
+
+    4*(n//4) + n%4  ->  n         n + max(256-n,0)  ->  max(n,256)         max(a,b) + min(a,b)  ->  a + b
+    """
+    applied = [(m, m[0]) for m in terms if len(m) == 1 and isinstance(m[0], Apply)]
+    for mono, atom in sorted(applied, key=lambda t: str(t[1])) if len(applied) > 1 else applied:
+        assert isinstance(atom, Apply)
+        count = terms.get(mono, 0)
+        if count and atom.fn in ("max", "min"):
+            rest = [(m, c) for m, c in terms.items() if m != mono]
+            sides = [_merge(((m, c * count) for m, c in _terms(side)), rest) for side in (atom.a, atom.b)]
+            terms = _extreme(atom.fn if count > 0 else _OPPOSITE[atom.fn], sides)
+        elif count and atom.fn == "mod":
+            terms = _with_quotient(terms, mono, atom)
+    return _without_twins(terms) if len(applied) > 1 else terms
+
+
+def _with_quotient(terms: dict[Monomial, int], mono: Monomial, rest: Apply) -> dict[Monomial, int]:
+    """a // b and a % b, which is `mono`, as often b times, told as a."""
+    quotient: Monomial = (Apply("floordiv", rest.a, rest.b),)
+    if not isinstance(rest.b, int) or terms.get(quotient, 0) != terms[mono] * rest.b:
+        return terms
+    left = {m: c for m, c in terms.items() if m not in (mono, quotient)}
+    whole = _merge(left.items(), ((m, c * terms[mono]) for m, c in _terms(rest.a)))
+    return {m: c for m, c in whole.items() if c}
+
+
+def _without_twins(terms: dict[Monomial, int]) -> dict[Monomial, int]:
+    """max(a,b) and min(a,b) of one sign told as a + b."""
+    for mono, count in list(terms.items()):
+        atom = mono[0] if len(mono) == 1 else None
+        if not isinstance(atom, Apply) or atom.fn != "max":
+            continue
+        twin: Monomial = (Apply("min", atom.a, atom.b),)
+        other = terms.get(twin, 0)
+        if (count > 0) != (other > 0) or not other:
+            continue
+        both = min(count, other, key=abs)
+        sides = ((m, c * both) for side in (atom.a, atom.b) for m, c in _terms(side))
+        whole = _merge(terms.items(), ((mono, -both), (twin, -both)), sides)
+        return _told_shortest({m: c for m, c in whole.items() if c})
+    return terms
+
+
+def extreme(fn: str, *among: int | Dim) -> int | Dim:
+    """The maximum or minimum of several sizes, with what they have in common in front of it."""
+    return _from_canonical(_extreme(fn, [dict(_terms(d)) for d in among]))
+
+
+def _extreme(fn: str, sides: Sequence[Mapping[Monomial, int]]) -> dict[Monomial, int]:
+    """The terms of an extreme of sums: what all have goes in front, and so does what divides all that is left."""
+    out = {m: c for m, c in reduce(_shared, sides).items() if c}
+    left = [{m: c - out.get(m, 0) for m, c in side.items() if c != out.get(m, 0)} for side in sides]
+    numbers = [c for side in left for c in side.values()]
+    if not numbers:
+        return out
+    factor = gcd(*numbers)
+    if all(c <= 0 for c in numbers):
+        fn, factor = _OPPOSITE[fn], -factor
+    first, *more, last = sorted((_from_terms({m: c // factor for m, c in side.items()}) for side in left), key=str)
+    for d in reversed(more):
+        last = extreme(fn, d, last)
+    mono: Monomial = (Apply(fn, *sorted((first, last), key=str)),)
+    out[mono] = out.get(mono, 0) + factor
+    return {m: c for m, c in out.items() if c}
+
+
+_OPPOSITE = {"max": "min", "min": "max"}
+
+
+def _shared(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> dict[Monomial, int]:
+    """Of terms that two sums have with one sign, the smaller count."""
+    both = ((m, c, b[m]) for m, c in a.items() if m in b)
+    return {m: min(c, other, key=abs) for m, c, other in both if (c > 0) == (other > 0)}
 
 
 def symbol(name: str) -> Dim:

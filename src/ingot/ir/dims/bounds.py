@@ -12,9 +12,9 @@ from ingot.ir.dims.algebra import (
     Interval,
     Monomial,
     Symbol,
-    _apply,
     _from_terms,
     divides,
+    extreme,
     is_found,
     symbol,
     symbols_of,
@@ -38,13 +38,46 @@ def dim_max(a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None = None
         return a
     if hi is not None and hi <= 0:
         return b
-    first, second = sorted((a, b), key=str)
-    return _apply("max", first, second)
+    return _unsettled("max", a, b, of)
 
 
 def dim_min(a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None = None) -> int | Dim:
     """The smaller of a and b."""
-    return b if (m := dim_max(a, b, of)) == a else a if m == b else _apply("min", *sorted((a, b), key=str))
+    return b if (m := dim_max(a, b, of)) == a else a if m == b else _unsettled("min", a, b, of)
+
+
+_MANY = 6  # sizes that one maximum or minimum is taken of and that are compared with each other
+
+
+def _unsettled(fn: str, a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None) -> int | Dim:
+    """max(max(n, 3), max(5, m)) as max(5, max(m, n)): of all that is chosen among what may be chosen, in one order."""
+    among = [*dict.fromkeys((*_among(fn, a), *_among(fn, b)))]
+    if not 2 < len(among) <= _MANY:
+        return extreme(fn, a, b)
+    chosen: list[int | Dim] = []
+    for i, d in enumerate(among):
+        others = (*chosen, *among[i + 1 :])
+        if not any(_never_negative(d - e if fn == "min" else e - d, of) for e in others):
+            chosen.append(d)
+    return extreme(fn, *chosen)
+
+
+def _among(fn: str, d: int | Dim) -> tuple[int | Dim, ...]:
+    """The sizes that a maximum (minimum) with other terms beside it is taken of; of any other size that itself."""
+    found = [] if isinstance(d, int) else [t for t in d.terms if _is_extreme(t[0])]
+    sides = _sides(d, alone=True) if isinstance(d, Dim) and len(found) == 1 else None
+    if sides is None or sides[0] != fn:
+        return (d,)
+    return (*_among(fn, sides[1]), *_among(fn, sides[2]))
+
+
+def _is_extreme(mono: Monomial) -> bool:
+    return len(mono) == 1 and isinstance(mono[0], Apply) and mono[0].fn in ("max", "min")
+
+
+def _never_negative(d: int | Dim, of: Mapping[str, Interval] | None) -> bool:
+    lowest = bounds(d, of)[0]
+    return lowest is not None and lowest >= 0
 
 
 def sign_bit(d: int | Dim) -> int | Dim:
@@ -135,11 +168,11 @@ def _without_floors(d: Dim) -> tuple[int | Dim, int, tuple[int, int]] | None:
 _EXTREMES = 4  # of as many, the sides are looked at: each doubles the work
 
 
-def _sides(d: Dim) -> tuple[str, int | Dim, int | Dim] | None:
-    """A sum with a maximum or minimum as that of two sums, in which more terms meet.   n - max(0, n - 3)   ->
-    min(n, 3)"""
-    found = [t for t in d.terms if len(t[0]) == 1 and isinstance(t[0][0], Apply) and t[0][0].fn in ("max", "min")]
-    if not found or len(found) > _EXTREMES or len(d.terms) == 1:
+def _sides(d: Dim, alone: bool = False) -> tuple[str, int | Dim, int | Dim] | None:
+    """A sum with a maximum or minimum as that of two sums, in which more terms meet; one without other terms only where
+    `alone`.   n - max(0, n - 3)   ->   min(n, 3)"""
+    found = [t for t in d.terms if _is_extreme(t[0])]
+    if not found or len(found) > _EXTREMES or (len(d.terms) == 1 and not alone):
         return None
     (atom,), c = found[0]
     assert isinstance(atom, Apply)
