@@ -97,6 +97,7 @@ def test_what_stands_beside_an_extreme_goes_into_it_where_it_gets_shorter() -> N
     assert n + dim_max(256 - n, 0) == dim_max(n, 256)
     assert n - dim_max(n - 3, 0) == dim_min(n, 3) and dim_max(n // 4 - 1, 0) + 1 == n // 4 + dim_max(1 - n // 4, 0)
     assert -dim_max(-p, 0) == dim_min(p, 0) and dim_max(p, m) + dim_min(p, m) == m + p
+    assert dim_max(n, 2) - dim_max(n - 2, 0) == 2 and dim_min(p, m) + 2 * dim_max(m - p, 0) == dim_max(m, 2 * m - p)
     assert dim_max(dim_max(p, m), 7) == dim_max(m, dim_max(7, p)) == dim_max(dim_max(m, 7), dim_max(p, m))
     assert dim_min(2 * n, 2 * m + 6) == 2 * dim_min(n, m + 3) and dim_max(n + 5, m + 5) == dim_max(n, m) + 5
     assert 4 * (n // 4) + n % 4 == n and 3 * n % 7 + 7 * floordiv(3 * n, 7) - 3 * n == 0

@@ -20,6 +20,7 @@ from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.decompositions.boxes import suppression_in_one
 from ingot.frontends.torch.tracing.guards import noted_differences
 from ingot.frontends.torch.tracing.hints import masks_unread
+from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
@@ -63,10 +64,23 @@ def export_module(
     if keep_small:
         shapes = _without_small(shapes, _bound(net, args, kwargs))
     args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
+    program = _exported(net, args, kwargs, shapes, names, keep_small)
+    memories = written_memories(net, program)
+    if not memories:
+        return program
+    with joined(net, memories):
+        return _exported(net, args, kwargs, shapes, names, keep_small)
+
+
+def _exported(
+    net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, names: dict[str, Any], keep_small: bool
+) -> ExportedProgram:
+    """The program for these sizes; where the model narrows a named one, for the sizes that torch finds."""
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
     except ImportModelError as e:
-        if not names or not isinstance(e.__cause__, UserError | ValueError):
+        # torch's solver asserts what it can solve, where a guard on a named size has fractions (5 <= 2 * n)
+        if not names or not isinstance(e.__cause__, UserError | ValueError | AssertionError):
             raise
         error = e
     # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
@@ -105,6 +119,8 @@ def _traced(
                     strict=False,
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
+        except ImportModelError:
+            raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[DIFFER] = differ

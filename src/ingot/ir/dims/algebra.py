@@ -193,19 +193,52 @@ def _from_canonical(kept: dict[Monomial, int]) -> int | Dim:
 def _told_shortest(terms: dict[Monomial, int]) -> dict[Monomial, int]:
     """A sum with what stands beside its quotients and extremes taken into them, where these get shorter for it.
 
-    4*(n//4) + n%4  ->  n         n + max(256-n,0)  ->  max(n,256)         max(a,b) + min(a,b)  ->  a + b
+    4*(n//4) + n%4  ->  n         n + max(256-n,0)  ->  max(n,256)         max(n,2) - max(n-2,0)  ->  2
     """
-    applied = [(m, m[0]) for m in terms if len(m) == 1 and isinstance(m[0], Apply)]
-    for mono, atom in sorted(applied, key=lambda t: str(t[1])) if len(applied) > 1 else applied:
+    applied = sorted(((m, m[0]) for m in terms if len(m) == 1 and isinstance(m[0], Apply)), key=lambda t: str(t[1]))
+    extremes = [m for m, atom in applied if isinstance(atom, Apply) and atom.fn in _OPPOSITE]
+    if len(extremes) > 1:
+        terms = _joined(terms, extremes)
+    for mono, atom in applied:
         assert isinstance(atom, Apply)
         count = terms.get(mono, 0)
-        if count and atom.fn in ("max", "min"):
+        if count and atom.fn in _OPPOSITE:
             rest = [(m, c) for m, c in terms.items() if m != mono]
             sides = [_merge(((m, c * count) for m, c in _terms(side)), rest) for side in (atom.a, atom.b)]
             terms = _extreme(atom.fn if count > 0 else _OPPOSITE[atom.fn], sides)
         elif count and atom.fn == "mod":
             terms = _with_quotient(terms, mono, atom)
-    return _without_twins(terms) if len(applied) > 1 else terms
+    return terms
+
+
+def _joined(terms: dict[Monomial, int], extremes: Sequence[Monomial]) -> dict[Monomial, int]:
+    """Extremes of sizes that are equally far from each other as one: max(a, b) is b + max(a-b, 0), min(a, b) is
+    a - max(a-b, 0), and max(-d, 0) is max(d, 0) - d."""
+    groups: dict[tuple[tuple[Monomial, int], ...], list[tuple[Monomial, int]]] = {}
+    for mono in extremes:
+        (atom,) = mono
+        assert isinstance(atom, Apply)
+        apart = {m: c for m, c in _merge(_terms(atom.a), ((m, -c) for m, c in _terms(atom.b))).items() if c}
+        ordered = sorted(apart.items(), key=lambda t: tuple(map(str, t[0])))
+        factor = gcd(*apart.values()) * (1 if ordered[0][1] > 0 else -1)
+        groups.setdefault(tuple((m, c // factor) for m, c in ordered), []).append((mono, factor))
+    for apart, members in groups.items():
+        if len(members) < 2:
+            continue
+        total = 0
+        for mono, factor in members:
+            (atom,), count = mono, terms[mono]
+            assert isinstance(atom, Apply)
+            sign = count if atom.fn == "max" else -count
+            total += sign * abs(factor)
+            beside = atom.b if atom.fn == "max" else atom.a
+            below = ((m, sign * factor * c) for m, c in apart) if factor < 0 else ()
+            terms = _merge(terms.items(), [(mono, -count)], ((m, c * count) for m, c in _terms(beside)), below)
+        if total:
+            sides = [_merge(terms.items(), ((m, c * total) for m, c in apart)), terms]
+            terms = _extreme("max" if total > 0 else "min", [{m: c for m, c in side.items() if c} for side in sides])
+        terms = {m: c for m, c in terms.items() if c}
+    return terms
 
 
 def _with_quotient(terms: dict[Monomial, int], mono: Monomial, rest: Apply) -> dict[Monomial, int]:
@@ -216,23 +249,6 @@ def _with_quotient(terms: dict[Monomial, int], mono: Monomial, rest: Apply) -> d
     left = {m: c for m, c in terms.items() if m not in (mono, quotient)}
     whole = _merge(left.items(), ((m, c * terms[mono]) for m, c in _terms(rest.a)))
     return {m: c for m, c in whole.items() if c}
-
-
-def _without_twins(terms: dict[Monomial, int]) -> dict[Monomial, int]:
-    """max(a,b) and min(a,b) of one sign told as a + b."""
-    for mono, count in list(terms.items()):
-        atom = mono[0] if len(mono) == 1 else None
-        if not isinstance(atom, Apply) or atom.fn != "max":
-            continue
-        twin: Monomial = (Apply("min", atom.a, atom.b),)
-        other = terms.get(twin, 0)
-        if (count > 0) != (other > 0) or not other:
-            continue
-        both = min(count, other, key=abs)
-        sides = ((m, c * both) for side in (atom.a, atom.b) for m, c in _terms(side))
-        whole = _merge(terms.items(), ((mono, -both), (twin, -both)), sides)
-        return _told_shortest({m: c for m, c in whole.items() if c})
-    return terms
 
 
 def extreme(fn: str, *among: int | Dim) -> int | Dim:

@@ -8,7 +8,7 @@ the written name is all there is to it, and the costly functionalization by `run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -97,15 +97,31 @@ def needs_functionalization(graph: fx.Graph) -> bool:
     if not writes:
         return False
     position = {n: i for i, n in enumerate(nodes)}
+    aliases = _aliases(nodes)
+    members: dict[fx.Node, list[fx.Node]] = {}
+    for n in nodes:
+        members.setdefault(aliases.find(n), []).append(n)
+    return any(_is_seen(w, members[aliases.find(w)], position) for w in writes)
+
+
+def _aliases(nodes: Sequence[fx.Node]) -> _Aliases:
     aliases = _Aliases()
     for n in nodes:
         if n.op == "call_function":
             for source in _sources(n):
                 aliases.join(n, source)
-    members: dict[fx.Node, list[fx.Node]] = {}
-    for n in nodes:
-        members.setdefault(aliases.find(n), []).append(n)
-    return any(_is_seen(w, members[aliases.find(w)], position) for w in writes)
+    return aliases
+
+
+def written_inputs(graph: fx.Graph) -> frozenset[str]:
+    """Names of the placeholders whose storage some op of `graph` may write."""
+    nodes = list(graph.nodes)
+    targets = [t for n in nodes if n.op == "call_function" and _writes(n) and (t := written(n)) is not None]
+    if not targets:
+        return frozenset()
+    aliases = _aliases(nodes)
+    roots = {aliases.find(t) for t in targets}
+    return frozenset(n.name for n in nodes if n.op == "placeholder" and aliases.find(n) in roots)
 
 
 def _writes(node: fx.Node) -> bool:
