@@ -39,8 +39,9 @@ class _Member:
     def span(self) -> tuple[int, int]:
         """First and last element of its storage that it may name, the latter exclusive."""
         t = self.tensor
-        last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-        return t.storage_offset(), t.storage_offset() + (last + 1 if t.numel() else 0)
+        first = int(t.storage_offset())
+        last = first + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+        return first, (last + 1 if t.numel() else first)
 
 
 @dataclass(frozen=True)

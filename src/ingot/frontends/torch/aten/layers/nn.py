@@ -10,28 +10,36 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
+from ingot.frontends.torch.aten.layers import symbolic
 from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, cast, expand, scalar_like, sums_of, wide
-from ingot.ir.dims import Dim, DimLike, product
+from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
 
 aten = Table()
 
 Ints = int | Sequence[int]
 Pairs = tuple[tuple[int, int], ...]
+Sizes = tuple[DimLike, ...]
 
 
-def per_axis(values: Ints, count: int) -> tuple[int, ...]:
+def per_axis(values: DimLike | Sequence[DimLike], count: int) -> tuple[int, ...]:
     """One int per spatial axis: PyTorch repeats an int or a list of one."""
-    values = tuple(values) if isinstance(values, Sequence) else (values,)
-    if any(isinstance(v, Dim) for v in values):
-        raise Unsupported(f"a stride, padding, dilation or window of symbolic size {values}")
-    return values * count if len(values) == 1 else values
+    sizes = sizes_per_axis(values, count)
+    numbers = tuple(v for v in sizes if isinstance(v, int))
+    if len(numbers) < len(sizes):
+        raise Unsupported(f"a stride, padding, dilation or window of symbolic size {sizes}")
+    return numbers
 
 
-def both_sides(padding: Ints, count: int) -> Pairs:
+def sizes_per_axis(values: DimLike | Sequence[DimLike], count: int) -> tuple[DimLike, ...]:
+    sizes = tuple(values) if isinstance(values, Sequence) else (values,)
+    return sizes * count if len(sizes) == 1 else sizes
+
+
+def both_sides(padding: DimLike | Sequence[DimLike], count: int) -> Pairs:
     return tuple((p, p) for p in per_axis(padding, count))
 
 
@@ -51,12 +59,16 @@ def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
 
 
 def _convolve(
-    x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Pairs, dilation: Ints, groups: int
+    x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Sequence[Sizes], dilation: Ints, groups: int
 ) -> Node:
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
-    op = ops.Conv(per_axis(stride, n), padding, per_axis(dilation, n), groups, sums)
-    return batched(x, n, lambda v: cast(add_channels(op(v, weight), bias), v.dtype))
+    windows = (sizes_per_axis(stride, n), padding, sizes_per_axis(dilation, n))
+
+    def products(x: Node, w: Node, strides: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...]) -> Node:
+        return ops.Conv(strides, padding, dilation, groups, sums)(x, w)
+
+    return batched(x, n, lambda v: cast(add_channels(symbolic.convolved(v, weight, *windows, products), bias), v.dtype))
 
 
 @aten("conv1d.default", "conv2d.default", "conv3d.default")
@@ -70,7 +82,8 @@ def conv(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Node:
-    return _convolve(x, weight, bias, stride, both_sides(padding, weight.type.rank - 2), dilation, groups)
+    around = [(p, p) for p in sizes_per_axis(padding, weight.type.rank - 2)]
+    return _convolve(x, weight, bias, stride, around, dilation, groups)
 
 
 @aten("conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -88,14 +101,8 @@ def conv_named(
     if padding == "valid":
         return _convolve(x, weight, bias, stride, both_sides(0, n), dilation, groups)
     # the odd cell goes to the high side, as PyTorch does
-    totals = [d * (_size(k) - 1) for d, k in zip(per_axis(dilation, n), weight.shape[2:], strict=True)]
-    return _convolve(x, weight, bias, stride, tuple((t // 2, t - t // 2) for t in totals), dilation, groups)
-
-
-def _size(d: DimLike) -> int:
-    if isinstance(d, Dim):
-        raise Unsupported(f"a kernel of symbolic size {d}")
-    return d
+    totals = [d * (k - 1) for d, k in zip(sizes_per_axis(dilation, n), weight.shape[2:], strict=True)]
+    return _convolve(x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
 
 
 def _transposed(
@@ -110,9 +117,21 @@ def _transposed(
 ) -> Node:
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
-    windows = (both_sides(padding, n), per_axis(output_padding, n), per_axis(dilation, n))
-    op = ops.ConvTranspose(per_axis(stride, n), *windows, groups, sums)
-    return batched(x, n, lambda v: cast(add_channels(op(v, weight), bias), v.dtype))
+    around, more = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
+    cut = [symbolic.symbolic(p, q) for p, q in zip(around, more, strict=True)]
+    # what is a size is cut off behind the op
+    low, high = ([0 if c else v for v, c in zip(values, cut, strict=True)] for values in (around, more))
+    op = ops.ConvTranspose(
+        per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums
+    )
+
+    def run(v: Node) -> Node:
+        out = op(v, weight)
+        for axis, (p, q, c) in enumerate(zip(around, more, cut, strict=True), 2):
+            out = symbolic.padded(out, axis, -p, q - p) if c else out
+        return cast(add_channels(out, bias), v.dtype)
+
+    return batched(x, n, run)
 
 
 @aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -146,7 +165,8 @@ def convolution(
 ) -> Node:
     if transposed:
         return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _convolve(x, weight, bias, stride, both_sides(padding, weight.type.rank - 2), dilation, groups)
+    around = [(p, p) for p in sizes_per_axis(padding, weight.type.rank - 2)]
+    return _convolve(x, weight, bias, stride, around, dilation, groups)
 
 
 def _channels(x: Node, value: Node | None, default: float) -> Node:

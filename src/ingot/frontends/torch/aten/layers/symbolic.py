@@ -1,0 +1,83 @@
+"""Convolutions whose paddings, strides and dilations are sizes.
+
+    conv(x, w, padding=n // 2)   ->   conv(pad(x, n // 2), w)
+    conv(x, w, stride=n)         ->   conv(x[o * n + k], w, stride=K)       for places o and the K taps of the kernel
+
+Attributes of ops are numbers: what is a size becomes a movement of elements, so that no product is computed that the
+definition does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.shape import reshape, slice_axis
+from ingot.frontends.torch.values import i64
+from ingot.ir.dims import Dim, DimLike, floordiv
+from ingot.ir.node import Node
+
+Sizes = tuple[DimLike, ...]
+Convolve = Callable[[Node, Node, tuple[int, ...], tuple[tuple[int, int], ...], tuple[int, ...]], Node]
+
+
+def symbolic(*values: object) -> bool:
+    return any(isinstance(v, Dim) for v in values)
+
+
+def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], dilation: Sizes, run: Convolve) -> Node:
+    """`run`(x, weight, strides, padding, dilation) with numbers, of an x[N,C,*S] that is padded and picked from where
+    some are sizes."""
+    steps: list[int] = []
+    around: list[tuple[int, int]] = []
+    apart: list[int] = []
+    left: list[tuple[int, DimLike]] = []
+    for axis, (kernel, step, (low, high), spread) in enumerate(
+        zip(weight.shape[2:], strides, padding, dilation, strict=True), 2
+    ):
+        if symbolic(low, high, step, spread):
+            x = padded(x, axis, low, high)
+            low = high = 0
+        if symbolic(step, spread) and isinstance(kernel, int):
+            x = _picked(x, axis, kernel, step, spread)
+            step, spread = kernel, 1
+        elif isinstance(step, Dim):
+            left.append((axis, step))
+            step = 1
+        if not isinstance(spread, int) or not isinstance(low, int) or not isinstance(high, int):
+            raise Unsupported(f"a dilation {spread} and a kernel {kernel} of symbolic size")
+        assert isinstance(step, int)
+        steps.append(step)
+        around.append((low, high))
+        apart.append(spread)
+    out = run(x, weight, tuple(steps), tuple(around), tuple(apart))
+    for axis, step in left:
+        out = _every(out, axis, step)
+    return out
+
+
+def padded(x: Node, axis: int, low: DimLike, high: DimLike) -> Node:
+    """Zeros before and behind, or cropped by as much."""
+    none = (0,) * x.type.rank
+    return ops.pad(x, (*none[:axis], low, *none[axis + 1 :]), (*none[:axis], high, *none[axis + 1 :]))
+
+
+def _picked(x: Node, axis: int, kernel: int, step: DimLike, spread: DimLike) -> Node:
+    """The elements of an axis that each place of the kernel meets, place by place."""
+    places = floordiv(x.shape[axis] - (kernel - 1) * spread - 1, step) + 1
+    shape = (places, kernel)
+    scale = [filled(shape, v, i64) for v in (step, spread)]
+    at = ops.Add()(*(ops.Mul()(index_along(shape, d), s) for d, s in enumerate(scale)))
+    return ops.Take(axis)(x, reshape(at, (places * kernel,)))
+
+
+def _every(x: Node, axis: int, step: DimLike) -> Node:
+    """x[::step]."""
+    size = x.shape[axis]
+    count = floordiv(size - 1, step) + 1
+    whole = padded(x, axis, 0, count * step - size)
+    parts = reshape(whole, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
+    first = slice_axis(parts, axis + 1, 0, 1)
+    return reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
