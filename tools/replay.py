@@ -38,6 +38,7 @@ from ingot.ir.show import show  # noqa: E402
 from ingot.pipeline.build import likely, optimize  # noqa: E402
 from ingot.pipeline.target import Options, target_of  # noqa: E402
 from ingot.plan.link import link  # noqa: E402
+from ingot.runtime.plan_json import to_json  # noqa: E402
 from ingot.runtime.program import Program  # noqa: E402
 from ingot.support.native import Code, Features  # noqa: E402
 from ingot.targets.cpu import codegen  # noqa: E402
@@ -212,7 +213,7 @@ def _record(name: str, most: int, isas: tuple[str, ...], folder: Path, code: boo
         except Exception as error:  # a refusal is a result as well
             parts: dict[str, tuple[str, ...]] = {"error": (store.put(f"{type(error).__name__}: {error}"),)}
         else:
-            plan = json.dumps(program.to_json(), indent=1) + "\nweights " + _digest(program.weights.tobytes())
+            plan = json.dumps(to_json(program), indent=1) + "\nweights " + _digest(program.weights.tobytes())
             parts = {"graph": (store.put(program.stages["fused"]),), "plan": (store.put(plan),)}
             parts |= {f"kernel {k}": v for k, v in recorder.kernels.items()}
         records.append(Record(name, isa, parts, time.perf_counter() - begin))

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from ingot.runtime.plan_json import from_json, to_json
 from ingot.runtime.program import Buffer, Program, Step, Symbol
 from ingot.support.errors import ArtifactError, VerifyError
 from tests.runtime import models
@@ -14,8 +15,8 @@ def blobs(program: Program) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("program", [models.static(), models.dynamic()])
 def test_json_round_trip(program: Program):
-    data = json.loads(json.dumps(program.to_json()))
-    again = Program.from_json(data, blobs=blobs(program), weights=program.weights, stages=program.stages)
+    data = json.loads(json.dumps(to_json(program)))
+    again = from_json(data, blobs=blobs(program), weights=program.weights, stages=program.stages)
     assert dataclasses.replace(again, weights=program.weights) == program
 
 
@@ -63,6 +64,6 @@ def test_check_names_what_is_wrong(program: Program, message: str):
     ],
 )
 def test_malformed_json_is_refused(change: dict[str, object]):
-    data = json.loads(json.dumps(STATIC.to_json())) | change
+    data = json.loads(json.dumps(to_json(STATIC))) | change
     with pytest.raises(ArtifactError, match="the plan is malformed"):
-        Program.from_json(data, blobs=blobs(STATIC), weights=STATIC.weights, stages={})
+        from_json(data, blobs=blobs(STATIC), weights=STATIC.weights, stages={})

@@ -27,7 +27,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.program import Json, Program
+from ingot.runtime import plan_json
+from ingot.runtime.plan_json import Json
+from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, open_regular
@@ -53,7 +55,7 @@ class _Section:
 def save(program: Program, path: Path, *, durable: bool = True) -> None:
     """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
     weights = np.ascontiguousarray(program.weights)
-    parts: dict[str, bytes] = {"plan": json.dumps(program.to_json(), separators=(",", ":")).encode()}
+    parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
     parts["state"] = zlib.compress(b"".join(s.first.data for s in program.state), 1)
@@ -98,7 +100,7 @@ def load(path: Path) -> Program:
         raise _corrupted(path, "plan") from error
     first = _inflated(path, view, "state", sections["state"], cast("int", header["state"]))
     blobs = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
-    return Program.from_json(plan, blobs=blobs, weights=weights, stages=stages, first=first)
+    return plan_json.from_json(plan, blobs=blobs, weights=weights, stages=stages, first=first)
 
 
 def _map(path: Path) -> memoryview:

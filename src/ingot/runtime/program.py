@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 from ingot.runtime import dtypes, expr
 from ingot.runtime.expr import Expr
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, VerifyError
+from ingot.support.errors import VerifyError
 from ingot.support.native import Code, Features
 
 BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "table"]
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 @dataclass(frozen=True)
@@ -317,196 +316,3 @@ class Program:
                 raise VerifyError(
                     where, expected=f"buffer {buffer.id} alive", got=f"steps {buffer.first_step}..{buffer.last_step}"
                 )
-
-    def to_json(self) -> Json:
-        """The plan without code, weights, state's first values and stages."""
-        return {
-            "symbols": [[s.name, s.lo, s.hi] for s in self.symbols],
-            "conditions": [_expr_json(condition) for condition in self.conditions],
-            "sizes": [[s.name, s.lo, _expr_json(s.most), s.hi] for s in self.sizes],
-            "inputs": [_spec_json(spec) for spec in self.inputs],
-            "outputs": [_spec_json(spec) for spec in self.outputs],
-            "state": [[_spec_json(s.spec), s.copied] for s in self.state],
-            "buffers": [
-                [
-                    *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),
-                    None if b.alias is None else [b.alias[0], _expr_json(b.alias[1])],
-                    b.name,
-                    b.device,
-                ]
-                for b in self.buffers
-            ],
-            "steps": [
-                [
-                    s.kernel,
-                    [[identity, _expr_json(offset)] for identity, offset in s.args],
-                    [_expr_json(dim) for dim in s.dims],
-                    _expr_json(s.chunks),
-                    s.label,
-                    _expr_json(s.rounds),
-                    s.target,
-                    s.device,
-                ]
-                for s in self.steps
-            ],
-            "code": {name: [_features_json(c.features), dict(c.symbols)] for name, c in self.code.items()},
-            "scratch_bytes": self.scratch_bytes,
-            "meta": dict(self.meta),
-        }
-
-    @staticmethod
-    def from_json(
-        data: Json,
-        *,
-        blobs: Mapping[str, bytes],
-        weights: NDArray[np.uint8],
-        stages: Mapping[str, str],
-        first: bytes = b"",
-    ) -> Program:
-        """Rebuild and check a program. blobs: of its code, by target. first: its state's first values in a row.
-
-        Raises ArtifactError where the plan is malformed (it is untrusted).
-        """
-        try:
-            program = _decode(cast("dict[str, Json]", data), blobs, weights, stages, first)
-            program.check()
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, VerifyError) as error:
-            raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
-        return program
-
-
-def _expr_json(value: Expr) -> Json:
-    return value if isinstance(value, int) else list(value)
-
-
-def _spec_json(spec: TensorSpec) -> Json:
-    return [spec.name, spec.dtype, *([_expr_json(dim) for dim in dims] for dims in (spec.shape, spec.elements))]
-
-
-def _int(value: Json) -> int:
-    if type(value) is not int or abs(value) >= 1 << 62:
-        raise TypeError(f"expected an integer, got {value!r}")
-    return value
-
-
-def _str(value: Json) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
-    return value
-
-
-def _list(value: Json, length: int | None = None) -> list[Json]:
-    if not isinstance(value, list) or (length is not None and len(value) != length):
-        raise TypeError(f"expected a list of {length or 'any'} items, got {value!r:.80}")
-    return value
-
-
-def _expr(value: Json) -> Expr:
-    if not isinstance(value, list):
-        return _int(value)
-    return tuple(item if isinstance(item, str) else _int(item) for item in value)
-
-
-def _spec(value: Json) -> TensorSpec:
-    name, dtype, *dims = _list(value, 4)
-    shape, elements = (tuple(_expr(dim) for dim in _list(many)) for many in dims)
-    return TensorSpec(_str(name), _str(dtype), shape, elements)
-
-
-def _buffer(value: Json) -> Buffer:
-    identity, kind, nbytes, first, last, offset, index, halo, fill, alias, name, device = _list(value, 12)
-    part: tuple[int, Expr] | None = None
-    if alias is not None:
-        parent, at = _list(alias, 2)
-        part = (_int(parent), _expr(at))
-    return Buffer(
-        id=_int(identity),
-        kind=cast(BufferKind, _str(kind)),
-        nbytes=_expr(nbytes),
-        first_step=_int(first),
-        last_step=_int(last),
-        offset=_int(offset),
-        index=_int(index),
-        halo=None if halo is None else _str(halo),
-        fill=_int(fill),
-        alias=part,
-        name=_str(name),
-        device=_str(device),
-    )
-
-
-def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds, target, device = _list(value, 8)
-    pairs = [_list(pair, 2) for pair in _list(args)]
-    return Step(
-        _str(kernel),
-        tuple((_int(identity), _expr(offset)) for identity, offset in pairs),
-        tuple(_expr(dim) for dim in _list(dims)),
-        _expr(chunks),
-        _str(label),
-        _expr(rounds),
-        None if target is None else _int(target),
-        _str(device),
-    )
-
-
-def _symbol(value: Json) -> Symbol:
-    name, lo, hi = _list(value, 3)
-    return Symbol(_str(name), *(None if bound is None else _int(bound) for bound in (lo, hi)))
-
-
-def _size(value: Json) -> Size:
-    name, lo, most, hi = _list(value, 4)
-    return Size(_str(name), _int(lo), _expr(most), None if hi is None else _int(hi))
-
-
-def _state(value: Json, first: bytes) -> tuple[State, ...]:
-    pairs = [_list(item, 2) for item in _list(value)]
-    specs = [_spec(spec) for spec, _ in pairs]
-    sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
-    parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []
-    return tuple(map(State, specs, parts, [_str(copied) for _, copied in pairs]))
-
-
-def _features_json(features: Features) -> Json:
-    return [features.target, features.arch, list(features.features), features.cpu, list(features.caches)]
-
-
-def _features(value: Json) -> Features:
-    target, arch, names, cpu, caches = _list(value, 5)
-    features = tuple(_str(name) for name in _list(names))
-    return Features(_str(arch), features, _str(cpu), _str(target), tuple(_int(n) for n in _list(caches)))
-
-
-def _code(value: Json, blob: bytes) -> Code:
-    features, offsets = _list(value, 2)
-    symbols = {_str(name): _int(offset) for name, offset in cast("dict[str, Json]", offsets).items()}
-    for name, offset in symbols.items():
-        if not 0 <= offset < len(blob):
-            raise VerifyError(f"kernel {name!r}", expected=f"an offset below {len(blob)}", got=offset)
-    return Code(_features(features), blob, symbols)
-
-
-def _decode(
-    data: dict[str, Json],
-    blobs: Mapping[str, bytes],
-    weights: NDArray[np.uint8],
-    stages: Mapping[str, str],
-    first: bytes,
-) -> Program:
-    meta = cast("dict[str, Json]", data["meta"])
-    return Program(
-        symbols=tuple(_symbol(item) for item in _list(data["symbols"])),
-        conditions=tuple(_expr(item) for item in _list(data["conditions"])),
-        sizes=tuple(_size(item) for item in _list(data["sizes"])),
-        inputs=tuple(_spec(item) for item in _list(data["inputs"])),
-        outputs=tuple(_spec(item) for item in _list(data["outputs"])),
-        buffers=tuple(_buffer(item) for item in _list(data["buffers"])),
-        steps=tuple(_step(item) for item in _list(data["steps"])),
-        code={name: _code(item, blobs[name]) for name, item in cast("dict[str, Json]", data["code"]).items()},
-        weights=weights,
-        state=_state(data["state"], first),
-        scratch_bytes=_int(data["scratch_bytes"]),
-        stages=stages,
-        meta={_str(name): _str(text) for name, text in meta.items()},
-    )
