@@ -12,7 +12,7 @@ from html import escape
 from ingot.debug.explain import Explanation, Row
 
 _BOX, _GAP, _HEIGHT, _RISE = 232, 28, 38, 66
-_KINDS = ("contraction", "expand", "pointwise", "rows", "attention", "window", "scan", "sort")
+_KINDS = ("contraction", "inverted_bottleneck", "pointwise", "rows", "attention", "window", "scan", "sort")
 
 
 def kind_class(kind: str) -> str:

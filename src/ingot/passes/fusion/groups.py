@@ -85,7 +85,7 @@ class OpenGroup:
         if self.anchor is None:
             return "pointwise"
         if self.within and ops.is_depthwise(self.anchor):
-            return "expand"
+            return "inverted_bottleneck"
         if isinstance(self.anchor.op, CONTRACTIONS):
             return "contraction"
         what = category(self.anchor.op)

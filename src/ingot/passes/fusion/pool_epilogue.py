@@ -61,7 +61,7 @@ def _pooled(node: Node) -> Node | None:
 def _makes_lines(made: Node, users: dict[Node, list[Node]], graph: Graph) -> bool:
     """Whether the group's kernel makes its result line by line of an image, and nothing decides where that lies."""
     group = made.op
-    if not isinstance(group, Group) or group.kind not in ("contraction", "expand") or len(made.types) != 1:
+    if not isinstance(group, Group) or group.kind not in ("contraction", "inverted_bottleneck") or len(made.types) != 1:
         return False
     anchor = [n for n in group.body.nodes() if category(n.op) is Category.CONTRACTION][-1]
     placed = made in graph.outputs or any(u.op.holds_operands for u in users[made])

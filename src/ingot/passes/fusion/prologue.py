@@ -109,7 +109,7 @@ def made_within(
         if not _static_image(x) or (x is not made and not _pads_image(x)):
             return frozenset()
         large = estimate(product(made.shape[1:])) * made.dtype.nbytes > policy.image_bytes
-        return _between(anchor, made, _is_expanding, users, graph) if large else frozenset()
+        return _between(anchor, made, _is_expansion, users, graph) if large else frozenset()
     is_base = partial(_is_row_by_row, policy=policy)
     if not is_base(anchor) or x is anchor.inputs[1]:
         return frozenset()
@@ -232,7 +232,7 @@ def _pads_image(pad: Node) -> bool:
     return zero and around and not any(op.interior) and all(d == 0 for d in ends)
 
 
-def _is_expanding(n: Node) -> bool:
+def _is_expansion(n: Node) -> bool:
     loops, op = _loops(n), n.op
     if loops is None or not isinstance(op, ops.Convolution) or op.lhs_layout != "NHWC" or op.out_layout != "NHWC":
         return False

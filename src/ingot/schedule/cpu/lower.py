@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 PACKING: dict[str, PackingStrategy] = {
     "contraction": lower_contraction,
-    "expand": lower_inverted_bottleneck,
+    "inverted_bottleneck": lower_inverted_bottleneck,
     "lstm": lower_recurrent,
     "gru": lower_recurrent,
     "rnn": lower_recurrent,

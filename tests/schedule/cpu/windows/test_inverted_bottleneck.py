@@ -88,21 +88,21 @@ def test_sizes(
 ) -> None:
     x = image(1, height, width, narrow)
     graph = Graph((x,), (residual(x, wide, window, stride, pads, act),))
-    assert kinds(graph) == ["expand"]
+    assert kinds(graph) == ["inverted_bottleneck"]
     check(graph, (values(1, height, width, narrow),), machine=machine)
 
 
 def test_dilated() -> None:
     x = image(2, 40, 40, 8)
     graph = Graph((x,), (residual(x, 60, 3, 1, (2, 2), relu, dilation=2),))
-    assert kinds(graph) == ["expand"]
+    assert kinds(graph) == ["inverted_bottleneck"]
     check(graph, (values(2, 40, 40, 8),))
 
 
 def test_batches_of_any_size() -> None:
     x = image(symbol("n"), 36, 36, 8)
     graph = Graph((x,), (residual(x, 56, 3, 1, (1, 1), silu),), bounds=(("n", 0, None),))
-    assert kinds(graph) == ["expand"]
+    assert kinds(graph) == ["inverted_bottleneck"]
     compiled = compile_graph(graph)
     for n in (0, 1, 3):
         xs = values(n, 36, 36, 8)
@@ -121,10 +121,10 @@ def test_what_others_read_is_stored() -> None:
     x = image(1, 40, 40, 8)
     widened = relu(conv(x, values(1, 1, 8, 64), 1, 1))
     graph = Graph((x,), (conv(padded(widened, 1, 1), values(3, 3, 1, 64), 1, 64), ops.Neg()(widened)))
-    assert "expand" not in kinds(graph)
+    assert "inverted_bottleneck" not in kinds(graph)
     check(graph, (values(1, 40, 40, 8),))
 
 
 def test_small_images_stay_in_caches_anyway() -> None:
     x = image(1, 14, 14, 8)
-    assert "expand" not in kinds(Graph((x,), (residual(x, 64, 3, 1, (1, 1), relu),)))
+    assert "inverted_bottleneck" not in kinds(Graph((x,), (residual(x, 64, 3, 1, (1, 1), relu),)))

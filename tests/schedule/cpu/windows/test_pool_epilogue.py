@@ -83,7 +83,7 @@ def test_sizes(height: int, width: int, channels: int, stride: int, kind: str, m
 def test_image_that_is_widened(machine: Machine) -> None:
     x = image(2, 40, 37, 5)
     graph = Graph((x,), (excited(residual(x, 70, 5, 2, (1, 2), silu), "mean", 19),))
-    assert pools(graph) == 1 and "expand" in kinds(graph)
+    assert pools(graph) == 1 and "inverted_bottleneck" in kinds(graph)
     check(graph, [values(2, 40, 37, 5)], machine=machine)
 
 

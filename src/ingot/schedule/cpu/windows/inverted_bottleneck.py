@@ -140,7 +140,7 @@ class _InvertedBottleneck(Depthwise):
         count = images * ceildiv(height, strip) * parts
         bytes_ = size * self.made.dtype.nbytes
         self.packs = (*self.packs, self.expand_pack)
-        return self._lowered(Kernel("expand", (), dims, chunk, dim_expr(count), top.body, bytes_))
+        return self._lowered(Kernel("inverted_bottleneck", (), dims, chunk, dim_expr(count), top.body, bytes_))
 
     def _clear(self, top: Block, first: Expr, last: Expr) -> None:
         """Zeros at the places of scratch outside the image."""
