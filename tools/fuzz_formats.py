@@ -51,7 +51,7 @@ def tensorflow() -> list[Files]:
 def tflite() -> list[Files]:
     """Models of one operator, those of its tests."""
     from tests.frontends.tflite.builder import one_op
-    from tests.frontends.tflite.test_ops import CASES, result_types
+    from tests.frontends.tflite.rows.test_ops import CASES, result_types
 
     return [
         {"model.tflite": one_op(name, operands, result_types(name, operands, *(count or (1,))), options, **values)}
@@ -63,7 +63,7 @@ def torchscript() -> list[Files]:
     """Archives of scripted modules."""
     import torch
 
-    from tests.frontends.torch.test_script import Branches, Counter, Lists, OnValues
+    from tests.frontends.torch.script.test_script import Branches, Counter, Lists, OnValues
 
     out: list[Files] = []
     for net in (Branches(), Counter(), Lists(), OnValues()):

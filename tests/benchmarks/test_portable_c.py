@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from benchmarks.portable_c import WARNINGS, fixed, run  # noqa: E402
 from tests.conformance.c import needs_gcc  # noqa: E402
-from tests.frontends.onnx.test_ml import chain  # noqa: E402
+from tests.frontends.onnx.rows.ml.test_ml import chain  # noqa: E402
 
 
 def _lstm(path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Op
 from ingot.ir.types import DType, dtype_of
-from tests.ir.kernel.test_math import BOUNDS
+from tests.ir.kernel.math.test_math import BOUNDS
 
 # min and max of zeros may give either zero
 _EITHER_ZERO = (ops.Max, ops.Min, ops.Clamp)

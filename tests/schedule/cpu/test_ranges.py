@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES
 from ingot.ops import build
-from tests.ir.kernel.test_math import Real, samples, ulps
+from tests.ir.kernel.math.test_math import Real, samples, ulps
 from tests.schedule.compiled import MACHINES, inputs_like, run
 
 

@@ -16,7 +16,7 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.support.native import Features
 from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features
-from tests.ir.kernel.test_math import operands
+from tests.ir.kernel.math.test_math import operands
 from tests.ops import evaluate
 from tests.targets.cpu.native import Native, place, without
 

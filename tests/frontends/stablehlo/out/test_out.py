@@ -140,7 +140,7 @@ def test_the_lines_that_docs_tell_for_tpus(tmp_path: Path, monkeypatch: pytest.M
     graph = Graph((x, i), (y,), ("y",))
     monkeypatch.chdir(tmp_path)
     write(graph, tmp_path / "model.mlir")
-    page = Path(__file__).parents[3] / "docs" / "tpu.md"
+    page = Path(__file__).parents[4] / "docs" / "tpu.md"
     told: dict[str, Callable[..., list[np.ndarray]]] = {}
     exec(page.read_text().split("```python")[1].split("```")[0], told)
     given = rng.normal(size=(3, 64)).astype(np.float32), np.array([2, 0])

@@ -17,7 +17,7 @@ import ingot
 from ingot import cli
 from tests.debug import models
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
