@@ -4,6 +4,7 @@ buffer, and no code is made."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.bind import Binding
 from ingot.runtime.dtypes import numpy_dtype
-from ingot.runtime.expr import evaluate
-from ingot.runtime.program import Program
+from ingot.runtime.expr import span
+from ingot.runtime.program import Program, table_places
 
 
 def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[str, Kernel]]:
@@ -24,6 +25,11 @@ def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[
     trace = Trace()
     program = build_program(graph, features_of(f"null:{target}"), threads, trace=trace)
     return program, {kernel.name: kernel for kernel in trace.kernels}
+
+
+def _table_size(program: Program) -> int:
+    last = len(program.steps) - 1
+    return table_places(program.steps)(last, 2 + len(program.steps[last].dims))
 
 
 def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "native") -> tuple[np.ndarray, ...]:
@@ -37,7 +43,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
     outputs = [np.zeros(shape, numpy_dtype(r.dtype)) for r, shape in zip(program.results, shapes, strict=True)]
     memory: dict[int, np.ndarray] = {}
     for b in program.buffers:
-        nbytes = evaluate(b.nbytes, binding.values)
+        nbytes = span(b.nbytes, binding.spans)[1]
         match b.kind:
             case "input":
                 memory[b.id] = inputs[b.index].reshape(-1).view(np.uint8)
@@ -47,16 +53,22 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
                 memory[b.id] = program.weights[b.offset : b.offset + nbytes]
             case "arena":
                 memory[b.id] = np.full(nbytes, b.fill if b.halo else 0xFF, np.uint8)
-    at = 0
+            case "size":
+                memory[b.id] = binding.sizes[b.index : b.index + 1].view(np.uint8)
+            case "table":
+                memory[b.id] = np.zeros(8 * _table_size(program), np.uint8)
+    at, values = 0, binding.values
+    binding.begin()
     while at < len(program.steps):
         step = program.steps[at]
         at += 1
         if step.target is not None:
             if not step.args or not memory[step.args[0][0]][0]:
                 at = step.target
+            values = binding.found()
             continue
         kernel = kernels[step.kernel]
         verify_kernel(kernel, "schedule")
         buffers = {p.name: memory[i].view(p.dtype.numpy) for p, (i, _) in zip(kernel.params, step.args, strict=True)}
-        run_kernel(kernel, buffers, {v.name: binding.values[v.name] for v in kernel.dims})
-    return tuple(outputs[len(state) :])
+        run_kernel(kernel, buffers, {v.name: values[v.name] for v in kernel.dims})
+    return tuple(x.reshape(-1)[: prod(s)].reshape(s) for x, s in zip(outputs[len(state) :], binding.cut(), strict=True))

@@ -15,7 +15,7 @@ from ingot.ir.types import TensorType, f32
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.build import build_program
 from ingot.pipeline.cores import CORES
-from ingot.pipeline.target import features_of, target_of
+from ingot.pipeline.target import NAMES, Target, features_of, target_of
 from ingot.runtime import artifact, device
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.cpu.machine import Machine
@@ -116,3 +116,11 @@ def test_targets_that_run_say_what_fusion_weighs() -> None:
     """`explain` asks fusion again why kernels are apart."""
     for name in ("native", "cuda:sm_90a"):
         assert isinstance(target_of(features_of(name)).policy, FusionPolicy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_have_all_that_is_asked_of_them(name: str) -> None:
+    """What a machine without a device of the target asks, too."""
+    asked = {*Target.__annotations__, *(n for n in vars(Target) if not n.startswith("_"))}
+    target = target_of(features_of({"null": "null:cuda:sm_90a"}.get(name, name)))
+    assert {member for member in asked if not hasattr(target, member)} == set()

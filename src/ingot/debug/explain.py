@@ -29,6 +29,7 @@ from ingot.pipeline.build import likely
 from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.plan.work import group_bytes, group_flops
+from ingot.runtime import describe
 from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
@@ -80,7 +81,8 @@ class Block:
 @dataclass(frozen=True)
 class Explanation:
     """A model's run, explained. seconds: the sum of the rows. floor: the sum of their floors. state: by name what lasts
-    from call to call, and why its new value has memory of its own; "" where it is written over the old one."""
+    from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
+    what a GPU's steps are launched as."""
 
     model: str
     sizes: dict[str, int]
@@ -95,6 +97,7 @@ class Explanation:
     blocks: tuple[Block, ...]
     passes: tuple[tuple[str, float], ...]
     state: tuple[tuple[str, str], ...] = ()
+    graphs: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -161,6 +164,7 @@ def _explanation(
         tuple(_blocks(program, instance)),
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
         tuple((s.spec.name, s.copied) for s in program.state),
+        tuple(describe.graphs(program)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import bf16, f16, f32, i8
 from ingot.ops import Attention, Dequantize
 from ingot.passes.fusion.policy import FusionPolicy
@@ -16,7 +16,7 @@ from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
-from ingot.support.errors import CompileError, InputError
+from ingot.support.errors import InputError
 from ingot.support.native import Features
 from ingot.targets.cuda.assemble import CubinAssembler, capability
 from ingot.targets.cuda.triton import print_kernel
@@ -33,21 +33,11 @@ def _has_kernel(node: Node) -> bool:
     return sized and node.inputs[0].dtype.bits <= 32
 
 
-def _no_found_sizes(graph: Graph) -> Graph:
-    if graph.found:
-        raise CompileError(
-            "sizes that only the run knows", expected="a target that finds them, such as native",
-            got=", ".join(graph.found), fix="compile for a CPU",
-        )  # fmt: skip
-    return graph
-
-
 # a row of a matrix that a program would compute for itself, or a pool's, is many programs' here; tiles are stored in
 # any order
 POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize)
 CHOICES = Choices(
     POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, levels=(f32, f16, bf16), alike=True,
-    first=(("no_found_sizes", _no_found_sizes),),
 )  # fmt: skip
 
 
@@ -57,6 +47,7 @@ class CudaTarget:
     name = "cuda"
     policy = POLICY
     forms = ("triton",)
+    export = None
     lower = staticmethod(lower)
 
     def features(self, asked: str) -> Features:

@@ -26,11 +26,29 @@ def plan(program: Program, instance: Binding | None) -> str:
         f"{len(program.steps)} steps, {kernels} kernels, code {program.code_bytes} bytes, "
         f"weights {program.weights.nbytes} bytes{arena}"
     )
+    lines += graphs(program)
     lines.append("")
     lines += _table(["step", "kernel", "chunks", "buffers", "dims", "label"], _steps(program, instance))
     lines.append("")
     lines += _table(["buffer", "kind", "bytes", "steps", "place", "name"], _buffers(program, instance))
     return "\n".join(lines)
+
+
+def graphs(program: Program) -> list[str]:
+    """Of a GPU's program, what its steps are launched as, and behind which of them the host waits to know more."""
+    if program.device != "cuda":
+        return []
+    jumps = [i for i, step in enumerate(program.steps) if step.target is not None]
+    starts = {0, *(i + 1 for i in jumps), *(program.steps[i].target for i in jumps)}
+    ran = [step.target is None for step in program.steps]
+    count = sum(start is not None and start < len(ran) and ran[start] for start in starts)
+    flags = [i for i in jumps if program.steps[i].args]
+    sizes = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
+    waits: list[str] = []
+    for i in flags:
+        read = [sizes[identity] for identity, _ in program.steps[i - 1].args if identity in sizes] if i else []
+        waits.append(f"  the host waits at step {i} for {', '.join(read) or 'the flag of a loop or branch'}")
+    return [f"{count} CUDA graph{'s' if count != 1 else ''}", *waits]
 
 
 def times(program: Program, seconds: Sequence[float]) -> str:
@@ -41,7 +59,8 @@ def times(program: Program, seconds: Sequence[float]) -> str:
         for number, (step, t) in enumerate(zip(program.steps, seconds, strict=True))
     ]
     rows.sort(key=lambda row: -float(row[0]))
-    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms", "", *_table(["us", "share", "step", "kernel", "label"], rows)])
+    table = _table(["us", "share", "step", "kernel", "label"], rows)
+    return "\n".join([f"{sum(seconds) * 1e3:.3f} ms", *graphs(program), "", *table])
 
 
 _SECTIONS = {"f": "forward", "b": "backward", "o": "optimizer"}

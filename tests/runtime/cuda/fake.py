@@ -14,9 +14,13 @@ Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
 
 @dataclass
 class Node:
+    """values: of the parameters when the node was made or updated last, which is when the driver reads them."""
+
     params: KernelParams
     before: tuple[int, ...]
     awaits: bool
+    values: list[int]
+    enabled: bool = True
 
 
 @dataclass
@@ -128,7 +132,7 @@ class FakeDriver:
     def add_kernel(self, graph: int, before: list[int], params: KernelParams, *, awaits: bool = False) -> int:
         handle = next(self._numbers)
         assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
-        self.nodes[handle] = Node(params, tuple(before), awaits)
+        self.nodes[handle] = Node(params, tuple(before), awaits, self._read(params))
         self._graphs[graph].append(handle)
         return handle
 
@@ -137,7 +141,13 @@ class FakeDriver:
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
         assert node in self._graphs[executable]
+        self.nodes[node].values = self._read(params)
         self.log.append(("update",))
+
+    def enable(self, executable: int, node: int, wanted: bool) -> None:
+        assert node in self._graphs[executable]
+        self.nodes[node].enabled = wanted
+        self.log.append(("enable", wanted))
 
     def add_event(self, graph: int, before: list[int], event: int) -> int:
         handle = next(self._numbers)
@@ -152,19 +162,26 @@ class FakeDriver:
             if node in self._events:
                 self._now += 0.5
                 self._happened[self._events[node]] = self._now
-            else:
-                self.launch_kernel(self.nodes[node].params, stream)
+            elif self.nodes[node].enabled:
+                self._run(self.nodes[node].params, self.nodes[node].values)
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
-        name = self._functions[params.func]
-        self.log.append(("launch", name, params.grid[0], params.block[0]))
-        values = [ctypes.c_int64.from_address(params.params[i]).value for i in range(self.count_of(name))]
-        self.kernels[name](values)
-        self._now += params.grid[0]
+        self._run(params, self._read(params))
+
+    def _read(self, params: KernelParams) -> list[int]:
+        """The grid, and the values of the parameters."""
+        count = self.count_of(self._functions[params.func])
+        return [params.grid[0], *(ctypes.c_int64.from_address(params.params[i]).value for i in range(count))]
+
+    def _run(self, params: KernelParams, values: list[int]) -> None:
+        name, grid = self._functions[params.func], values[0]
+        self.log.append(("launch", name, grid, params.block[0]))
+        self.kernels[name](values[1:])
+        self._now += grid
 
     def count_of(self, name: str) -> int:
         """Parameters of a kernel before Triton's own two."""
-        return {"double": 3, "less": 2}[name]
+        return {"double": 3, "less": 2, "positive": 3, "sizes": 3}[name]
 
     def drop_graph(self, graph: int, executable: int) -> None:
         if executable:

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ingot.runtime import describe
 from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda.device import CudaDevice, Loaded
-from ingot.runtime.program import Buffer, Program, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.runtime.state import Held
 from ingot.support.cubins import KernelCode, pack, unpack
-from ingot.support.errors import ArtifactError, DeviceError
+from ingot.support.errors import ArtifactError, DeviceError, InputError
 from ingot.support.native import Code, Features
 from tests.runtime.cuda.fake import FakeDriver
 
@@ -34,8 +35,25 @@ def less(values: list[int]) -> None:
     ctypes.c_uint8.from_address(flag).value = ctypes.c_float.from_address(source).value < 100
 
 
+def positive(values: list[int]) -> None:
+    """size = how many of x are > 0"""
+    source, size, count = values
+    found = sum(ctypes.c_float.from_address(source + 4 * i).value > 0 for i in range(count))
+    ctypes.c_int64.from_address(size).value = found
+
+
+def checked(values: list[int]) -> None:
+    """fine = size < 7"""
+    size, table, fine = values
+    ctypes.c_uint8.from_address(fine).value = ctypes.c_int64.from_address(size).value < 7
+    ctypes.c_int64.from_address(table).value = -1  # nobody reads it
+
+
+KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked}
+
+
 def code() -> Code:
-    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3) for name in ("double", "less")}
+    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3, awaits=name == "double") for name in KERNELS}
     return pack(H100, {"sm_90a": kernels, "sm_80": kernels})
 
 
@@ -80,9 +98,30 @@ def until_100() -> Program:
     return program(steps, (X, Y, flag))
 
 
+def first_of_positive() -> Program:
+    """y = 4 x of as many elements as are positive, at most 6."""
+    size, table, flag = Buffer(2, "size", 8), Buffer(3, "table", 0), Buffer(4, "arena", 1, 0, 4)
+    temp, found = Buffer(5, "arena", NBYTES, 0, 4), ("$p",)
+    steps = (
+        Step("positive", ((0, 0), (2, 0)), (("n",),), 1, "count"),
+        Step("sizes", ((2, 0), (3, 0), (4, 0)), (), 1, "sizes"),
+        Step("", ((4, 0),), label="jump", target=5),
+        Step("double", ((0, 0), (5, 0)), (found,), found, "first"),
+        Step("double", ((5, 0), (1, 0)), (found,), found, "second"),
+    )
+    base = program((), (X, Y))
+    buffers = tuple(replace(b, device="cuda") for b in (X, Y, size, table, flag, temp))
+    made = replace(
+        base, buffers=buffers, steps=tuple(replace(s, device="cuda") for s in steps),
+        sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (found,)),),
+    )  # fmt: skip
+    made.check()
+    return made
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    driver = FakeDriver({"double": doubled, "less": less})
+    driver = FakeDriver(KERNELS)
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     return driver
 
@@ -157,7 +196,8 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
     run(loaded, np.arange(4, dtype=np.float32))
     assert [node.awaits for _, node in sorted(fake.nodes.items())] == [True, True]
     fake.nodes.clear()
-    run(Loaded(made), np.arange(4, dtype=np.float32))
+    plain = {"double": KernelCode("double", b"cubin", 128, 0, 3)}
+    run(Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})), np.float32([1, 2]))
     assert not any(node.awaits for node in fake.nodes.values())
 
 
@@ -248,7 +288,42 @@ def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
 
 
 def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
+    told = describe.graphs(until_100())
+    assert told == ["3 CUDA graphs", "  the host waits at step 2 for the flag of a loop or branch"]
+    assert describe.graphs(twice()) == ["1 CUDA graph"]
     np.testing.assert_array_equal(run(Loaded(until_100()), np.float32([3, 1])), [192, 64])
+
+
+def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
+    """Kernels behind them have as many chunks; those of none are passed over, and start nobody early."""
+    made = first_of_positive()
+    assert describe.graphs(made) == ["2 CUDA graphs", "  the host waits at step 2 for $p"]
+    loaded = Loaded(made)
+    context = loaded.claim()
+    for x in ([1, -1, 2, 3, 4], [-1, -2, -3, -4, -5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [-9, 1, -9, -9, -9]):
+        given = np.asarray(x, np.float32)
+        y, count = np.zeros(6, np.float32), sum(e > 0 for e in x)
+        instance = context.bind(((5,),))
+        fake.log.clear()
+        context.run(instance, [given.ctypes.data, y.ctypes.data])
+        assert instance.cut() == [(count,)]
+        np.testing.assert_array_equal(y[:count], 4 * given[:count])
+        launched = [entry[2] for entry in fake.log if entry[:2] == ("launch", "double")]
+        assert launched == [count] * (2 if count else 0)
+    assert not any(node.awaits for node in fake.nodes.values())
+    many, y = np.ones(9, np.float32), np.zeros(6, np.float32)
+    instance = context.bind(((9,),))
+    fake.log.clear()
+    context.run(instance, [many.ctypes.data, y.ctypes.data])
+    assert [entry[1] for entry in fake.log if entry[0] == "launch"] == ["positive", "sizes"]
+    with pytest.raises(InputError, match="0 to 6"):
+        instance.cut()
+    context.release()
+    del context, instance
+    readings = np.zeros(len(made.steps) + 1, np.int64)
+    loaded.set_profile(readings)
+    run(loaded, np.float32([1, 1, -1, 0, 0]))
+    np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [1, 1, 0, 2, 2])
 
 
 def counting(copied: str) -> Program:
@@ -376,7 +451,7 @@ def test_programs_for_other_gpus_are_refused(fake: FakeDriver, monkeypatch: pyte
 def test_records_of_kernels_stay_inside_the_blob() -> None:
     made = code()
     assert unpack(made, "sm_80")["double"].cubin == b"cubin"
-    assert len(made.symbols) == 4
+    assert len(made.symbols) == 2 * len(KERNELS)
     for blob in (made.blob[:10], b"\xff" * len(made.blob)):
         with pytest.raises(ArtifactError, match="kernel"):
             unpack(replace(made, blob=blob), "sm_90a")

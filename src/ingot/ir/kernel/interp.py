@@ -398,7 +398,7 @@ def _lift(fn: Callable[..., np.ndarray], e: k.Expr) -> Step:
 
 
 def _binary(e: k.Binary) -> Step:
-    if e.a.dtype == i64 and e.lanes == 1 and e.fn in SCALAR:
+    if e.a.dtype == i64 and e.lanes == 1 and e.tile is None and e.fn in SCALAR:
         fast = SCALAR[e.fn]
 
         def scalar(m: Machine, a: int, b: int) -> Value:

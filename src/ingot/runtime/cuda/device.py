@@ -340,9 +340,9 @@ class Context:
                 driver.copy(ends[i][0], at[i], nbytes, stream)
 
     def _activate(self, instance: Instance, stream: int) -> None:
-        if self._current is instance and self.arena.nbytes >= instance.layout.nbytes:
+        if self._current is instance and self.arena.nbytes >= instance.graphs.nbytes:
             return
-        self.arena.hold(instance.layout.nbytes)
+        self.arena.hold(instance.graphs.nbytes)
         for offset, nbytes, byte in instance.layout.filled:
             self._driver.fill(self.arena.address + offset, byte, nbytes, stream)
         self._current = instance

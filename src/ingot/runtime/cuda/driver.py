@@ -253,6 +253,10 @@ class Driver:
         if status := self._set_params(executable, node, byref(params)):
             raise _error(self._lib, "cuGraphExecKernelNodeSetParams_v2", status)
 
+    def enable(self, executable: int, node: int, wanted: bool) -> None:
+        """Let a kernel run, or be passed over."""
+        self._call("cuGraphNodeSetEnabled", c_void_p(executable), c_void_p(node), c_uint(wanted))
+
     def launch(self, executable: int, stream: int) -> None:
         if status := self._launch(executable, stream):
             raise _error(self._lib, "cuGraphLaunch", status)

@@ -1,6 +1,6 @@
 """A bound program as CUDA graphs: a node for each launch, one behind the other; jumps end a graph, and the host follows
 them. Kernels that await what is before them start early: all do so before they read, so that what is before the one
-before has ended, too.
+before has ended, too. Behind a size that steps find, the host reads it, and tells it to the kernels that depend on it.
 
     steps: a b c  jump-if-0(flag) end  d jump a   ->   graph [a b c], flag read by the host, graph [d], again from a
 """
@@ -8,17 +8,18 @@ before has ended, too.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Clock
 from ingot.runtime.cuda.driver import Driver, KernelParams
 from ingot.runtime.cuda.image import Image, LoadedKernel
-from ingot.runtime.expr import Expr, evaluate
-from ingot.runtime.program import Program
+from ingot.runtime.expr import Expr, evaluate, span
+from ingot.runtime.program import Program, Step, table_places
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
+_WORD = 8  # bytes of a size
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
 
@@ -26,10 +27,13 @@ class _Node:
     """A launch: its parameters in memory, where the driver reads them."""
 
     def __init__(
-        self, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int]
-    ) -> None:
-        """number: of the step. bases: (index into the places, byte offset) of each buffer."""
-        self.number, self.bases, self.awaits = number, bases, kernel.code.awaits
+        self, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int],
+        sized: Step | None,
+    ) -> None:  # fmt: skip
+        """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
+        chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
+        self.number, self.bases, self.sized = number, bases, sized
+        self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
         count = len(bases) + len(dims)
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
@@ -41,6 +45,7 @@ class _Node:
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
             self._pointers, None, None, None,
         )  # fmt: skip
+        self.told: tuple[int, ...] = ()  # what a run told of it last
         self.handle = self.executable = 0
 
     def point(self, places: Places) -> None:
@@ -57,6 +62,19 @@ class _Node:
     def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
         for i, offset in slots:
             self._values[i] = address + offset
+
+    def resize(self, values: Mapping[str, int]) -> bool:
+        """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
+        assert self.sized is not None
+        first = len(self.bases)
+        dims = [evaluate(d, values) & (1 << 64) - 1 for d in self.sized.dims]
+        chunks = evaluate(self.sized.chunks, values)
+        if chunks == self.chunks and dims == self._values[first : first + len(dims)]:
+            return False
+        self._values[first : first + len(dims)] = dims
+        self.told = self.number, chunks, *dims
+        self.chunks, self.params.grid[0] = chunks, max(chunks, 1)
+        return True
 
 
 @dataclass
@@ -80,8 +98,9 @@ class Graphs:
     """The graphs of a program for one set of shapes, made when it first runs."""
 
     def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding) -> None:
-        self._driver = driver
+        self._driver, self._binding = driver, binding
         self._places: list[int] | None = None  # what the graphs read and write, once they are made
+        self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
         starts = sorted({0, *(s.target for s in program.steps if s.target is not None)}
                         | {i + 1 for i, s in enumerate(program.steps) if s.target is not None})  # fmt: skip
         self._segments: dict[int, _Segment] = {}
@@ -89,6 +108,8 @@ class Graphs:
         self._next: dict[int, int] = {}
         self._users: dict[int, list[tuple[_Node, list[tuple[int, int]]]]] = {}  # of each place, and where they have it
         resolve = _Resolver(program, binding)
+        self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
+        found = {size.name for size in program.sizes}
         for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
             segment = self._segments[start] = _Segment([])
             for number in range(start, end):
@@ -97,9 +118,11 @@ class Graphs:
                     flag = resolve.buffer(*step.args[0]) if step.args else None
                     self._jumps[start] = _Jump(flag, step.target)
                 elif binding.counts[number][0]:
-                    dims = [evaluate(d, binding.values) for d in step.dims]
+                    dims = [span(d, binding.spans)[1] for d in step.dims]
                     bases = [resolve.buffer(*arg) for arg in step.args]
-                    node = _Node(number, image.kernels[step.kernel], binding.counts[number][0], bases, dims)
+                    told = (d for d in (step.chunks, *step.dims) if isinstance(d, tuple))
+                    sized = None if all(found.isdisjoint(d) for d in told) else step
+                    node = _Node(number, image.kernels[step.kernel], binding.counts[number][0], bases, dims, sized)
                     segment.nodes.append(node)
                     for base, slots in node.slots().items():
                         self._users.setdefault(base, []).append((node, slots))
@@ -120,9 +143,28 @@ class Graphs:
 
         def launch(segment: _Segment) -> None:
             if segment.executable:
+                self._fit(segment)
                 self._driver.launch(segment.executable, stream)
 
         self._follow(launch, places, stream)
+
+    def _begin(self, places: Places, stream: int) -> None:
+        """No size is known."""
+        self._binding.begin()
+        self._known = dict(self._binding.values)
+        sizes = self._binding.sizes
+        self._driver.to_device(places[0] + self._sizes, sizes.ctypes.data, sizes.nbytes, stream)
+
+    def _fit(self, segment: _Segment) -> None:
+        """Let kernels compute as much as the sizes say that are known by now."""
+        for node in segment.nodes:
+            if node.sized is None or not node.resize(self._known):
+                continue
+            if node.chunks:
+                self._driver.update(node.executable, node.handle, node.params)
+            if node.enabled != bool(node.chunks):
+                node.enabled = bool(node.chunks)
+                self._driver.enable(node.executable, node.handle, node.enabled)
 
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
@@ -146,15 +188,16 @@ class Graphs:
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
         found: dict[int, float] = {}
-        clocks: dict[int, Clock] = {}
+        clocks: dict[tuple[int, ...], Clock] = {}
 
         def launch(segment: _Segment) -> None:
-            if not segment.nodes:
-                return
-            clock = clocks.get(id(segment))
-            if clock is None:
-                clock = clocks[id(segment)] = Clock(self._driver, [node.params for node in segment.nodes])
-            for node, seconds in zip(segment.nodes, clock.run(stream), strict=True):
+            self._fit(segment)
+            nodes = [node for node in segment.nodes if node.chunks]
+            # another one for each size
+            key = (id(segment), *(n for node in nodes if node.sized for n in node.told))
+            if nodes and key not in clocks:
+                clocks[key] = Clock(self._driver, [node.params for node in nodes])
+            for node, seconds in zip(nodes, clocks[key].run(stream) if nodes else (), strict=True):
                 found[node.number] = found.get(node.number, 0.0) + seconds
 
         if self._places is None:
@@ -182,13 +225,14 @@ class Graphs:
             return
         segment.graph = self._driver.graph()
         before: list[int] = []
+        late = False  # behind a kernel that may not run, which then awaits nothing for those behind it
         for node in segment.nodes:
             node.point(places)
-            node.handle = self._driver.add_kernel(segment.graph, before, node.params, awaits=node.awaits)
-            before = [node.handle]
+            node.handle = self._driver.add_kernel(segment.graph, before, node.params, awaits=node.awaits and not late)
+            before, late = [node.handle], node.sized is not None
         segment.executable = self._driver.instantiate(segment.graph)
         for node in segment.nodes:
-            node.executable = segment.executable
+            node.executable, node.enabled, node.chunks = segment.executable, True, node.params.grid[0]
 
     def _move(self, old: Places, new: Places) -> None:
         """Let the graphs read and write at other addresses from here on."""
@@ -208,7 +252,9 @@ class Graphs:
 
     def _follow(self, launch: Callable[[_Segment], None], places: Places, stream: int) -> None:
         """Segment after segment, as the jumps say."""
-        at, flag = 0, ctypes.c_uint8()
+        at, flag, sizes = 0, ctypes.c_uint8(), self._binding.sizes
+        if sizes.size:
+            self._begin(places, stream)
         while at < self._end:
             launch(self._segments[at])
             jump = self._jumps.get(at)
@@ -218,7 +264,11 @@ class Graphs:
             if jump.flag is not None:
                 base, offset = jump.flag
                 self._driver.to_host(ctypes.addressof(flag), places[base] + offset, 1, stream)
+                if sizes.size:
+                    self._driver.to_host(sizes.ctypes.data, places[0] + self._sizes, sizes.nbytes, stream)
                 self._driver.synchronize(stream)
+                if sizes.size and flag.value:
+                    self._known = self._binding.found()
             if jump.flag is None or not flag.value:
                 at = jump.target
 
@@ -237,6 +287,11 @@ class _Resolver:
         self._buffers = {b.id: b for b in program.buffers}
         self._binding = binding
         self._arguments = len(program.arguments)
+        # behind the arena: the sizes that steps find, and a table that nobody reads here
+        self.sizes = -(-binding.layout.nbytes // _WORD) * _WORD
+        self._table, last = self.sizes + _WORD * len(program.sizes), len(program.steps) - 1
+        entries = table_places(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
+        self.nbytes = self._table + _WORD * entries if program.sizes else binding.layout.nbytes
 
     def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:
         at = evaluate(offset, self._binding.values)
@@ -252,6 +307,10 @@ class _Resolver:
                 return 1, at + buffer.offset
             case "input":
                 return 2 + buffer.index, at
+            case "size":
+                return 0, at + self.sizes + _WORD * buffer.index
+            case "table":
+                return 0, at + self._table
         return 2 + self._arguments + buffer.index, at
 
 

@@ -13,10 +13,12 @@ from onnx import helper
 
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
+from ingot.ir.node import Graph
 from ingot.ir.verify import verify
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError
+from tests.conformance.checked import run_checked
 
 Info = tuple[str, int, tuple[object, ...] | None]
 
@@ -53,6 +55,13 @@ class Pair:
             np.testing.assert_allclose(mine, want, rtol=rtol)  # type: ignore[arg-type]
 
 
+def by_kernels(graph: Graph, inputs: Sequence[np.ndarray]) -> None:
+    """A GPU's kernels, by their meaning."""
+    for got, meant in zip(run_checked(graph, inputs, "cuda:sm_90a"), interpret(graph, inputs), strict=True):
+        assert got.shape == meant.shape
+        np.testing.assert_allclose(got, meant, rtol=1e-4)
+
+
 def test_places_and_what_follows() -> None:
     """x[x > 0], doubled, its sum and its largest: of any size, none and all included."""
     nodes = [
@@ -71,6 +80,8 @@ def test_places_and_what_follows() -> None:
             x = (rng.standard_normal((rows, 7)) + shift).astype(np.float32)
             keep = rng.random(7) < 0.5 + shift
             pair.check({"x": x, "zero": np.asarray(0, np.float32), "keep": keep}, 1e-4)
+            if rows == 4 and shift <= 0:
+                by_kernels(pair.graph, [x, np.asarray(0, np.float32), keep])
 
 
 @pytest.mark.parametrize("dtype", [T.FLOAT, T.INT64, T.INT8])
@@ -83,6 +94,8 @@ def test_unique(dtype: int, axis: int | None, in_order: int) -> None:
     for rows in (1, 2, 30):
         x = rng.integers(-2, 2, (rows, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))
         pair.check({"x": x})
+        if rows == 2 and dtype == T.FLOAT and axis == 0:
+            by_kernels(pair.graph, [x])
 
 
 def test_unique_of_wide_rows_and_nan() -> None:

@@ -1,0 +1,110 @@
+"""What the host does of a call on a GPU, without one: the driver's functions do nothing, the tensors lie on the host.
+
+    python -m benchmarks.gpu.host [--results 3]
+
+Needs a C compiler and the package triton. Microseconds of the thread's processor time, the least of many rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import ingot
+from ingot.runtime import tensors
+from ingot.runtime.cuda import device
+from ingot.runtime.cuda.driver import Driver
+from ingot.runtime.executor import CompiledModel
+
+GIVES = (  # functions whose first argument is a handle to be made
+    "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate",
+    "cuEventCreate", "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphAddEventRecordNode",
+    "cuGraphInstantiateWithFlags",
+)  # fmt: skip
+NOTHING = (
+    "cuInit", "cuCtxSetCurrent", "cuCtxSynchronize", "cuModuleUnload", "cuFuncSetAttribute", "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuStreamDestroy_v2", "cuStreamSynchronize",
+    "cuStreamWaitEvent", "cuEventDestroy_v2", "cuEventRecord", "cuLaunchKernel", "cuGraphAddDependencies_v2",
+    "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled", "cuGraphLaunch", "cuGraphExecDestroy",
+    "cuGraphDestroy",
+)  # fmt: skip
+OTHERS = """
+#include <stdlib.h>
+static size_t handle = 4096;
+int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+int cuDeviceGet(int *d, int ordinal) { *d = ordinal; return 0; }
+int cuDeviceGetAttribute(int *v, int which) { *v = which == 75 ? 9 : 0; return 0; }
+int cuMemAlloc_v2(void **a, size_t n) { return posix_memalign(a, 512, n); }
+int cuMemFree_v2(void *a) { free(a); return 0; }
+int cuStreamIsCapturing(void *s, int *v) { *v = 0; return 0; }
+int cuPointerGetAttribute(unsigned *v) { *v = 2; return 0; }
+"""
+
+
+def stub() -> Driver:
+    """A driver that makes handles and does nothing."""
+    source = OTHERS + "".join(f"int {name}(void) {{ return 0; }}\n" for name in NOTHING)
+    source += "".join(f"int {name}(size_t *h) {{ *h = handle += 64; return 0; }}\n" for name in GIVES)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "stub.c").write_text(source)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", "libstub.so", "stub.c"], cwd=folder, check=True)
+    return Driver(ctypes.CDLL(str(folder / "libstub.so")))
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    is_cuda, is_cpu, device = True, False, torch.device("cuda", 0)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, results: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(results))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(layer(x) for layer in self.layers)
+
+
+def best(call: Callable[[], object]) -> float:
+    found: list[float] = []
+    for _ in range(300):
+        begin = time.thread_time()
+        for _ in range(100):
+            call()
+        found.append(time.thread_time() - begin)
+    return min(found) * 1e4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=int, default=1)
+    asked = parser.parse_args()
+    net, x = Net(asked.results).half().eval(), torch.randn(8, 64).half()
+    program = ingot.compile(net, (x,), target="cuda:sm_90a").program
+    driver = stub()
+    device.driver = lambda: driver  # type: ignore[assignment]
+    torch._C._cuda_getDevice = lambda: 0
+    torch._C._cuda_getCurrentRawStream = lambda index: 0
+    tensors.Border._empty_cuda = property(lambda self: tensors._quick_empty("cpu"))  # type: ignore[assignment]
+    model, given = CompiledModel(program), x.as_subclass(Elsewhere)
+    kept: list[object] = []
+
+    def moving() -> None:
+        kept[:] = [model(given), *kept[:1]]
+
+    print(f"results where the last ones were  {best(lambda: model(given)):6.1f} us")
+    print(f"results elsewhere                 {best(moving):6.1f} us")
+    print(f"arrays on the host                {best(lambda: model(x.numpy())):6.1f} us")
+
+
+if __name__ == "__main__":
+    main()
