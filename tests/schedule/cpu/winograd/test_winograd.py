@@ -69,7 +69,7 @@ def convolution(x: Node, w: np.ndarray, pad: int = 0) -> Node:
     return op(x, const(w))
 
 
-def lower(graph: Graph, pieces: Pieces, machine: Machine) -> tuple[Lowered, list[np.ndarray]]:
+def lower(graph: Graph, pieces: Pieces, machine: Machine, packed: bool = True) -> tuple[Lowered, list[np.ndarray]]:
     """The graph, one convolution and its epilogue, as a group, and the constants it takes as inputs."""
     constants = [n for n in graph.nodes() if n.inputs == () and n not in graph.inputs and n.type.rank]
     params = {n: Input(f"c{i}", n.type)() for i, n in enumerate(constants)}
@@ -79,7 +79,7 @@ def lower(graph: Graph, pieces: Pieces, machine: Machine) -> tuple[Lowered, list
     body = Graph((*(memo[n] for n in graph.inputs), *params.values()), tuple(memo[o] for o in graph.outputs))
     ins, outs = (tuple(Layout.contiguous(n.shape) for n in nodes) for nodes in (body.inputs, body.outputs))
     anchor = next(n for n in body.nodes() if isinstance(n.op, ops.Convolution))
-    low = lower_winograd(body, ins, outs, anchor, pieces, machine)
+    low = lower_winograd(body, ins, outs, anchor, pieces, machine, packed)
     return low, [np.asarray(n.op.value) for n in constants if isinstance(n.op, Const)]
 
 
@@ -153,6 +153,26 @@ def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Pie
     assert (np.abs(out - want) <= bound(xs[0], weights, pieces.m) + 1e-6 * (1 + np.abs(want))).all()
 
 
+@pytest.mark.parametrize("case", CASES[1:])
+def test_weights_of_the_call(case: tuple[int, int, int, int, int, Pieces]) -> None:
+    """Laid out by a step of the kernel's own, from O, I, window and from window, I, O."""
+    n, h, w, ci, co, pieces = case
+    weights = random(co, ci, 3, 3)
+    x, xs = image(n, h + 2, w + 2, ci), place(random(n, h + 2, w + 2, ci))
+    limit = bound(xs, weights, pieces.m)
+    given = Input("w", TensorType(f32, (3, 3, ci, co)))()
+    moved = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "01IO", "N01C")(x, given)
+    turned = np.ascontiguousarray(weights.transpose(2, 3, 1, 0))
+    kept = Graph((x,), (convolution(x, weights),))
+    for graph, own in ((kept, None), (Graph((x, given), (moved,)), turned)):
+        low, constants = lower(graph, pieces, NATIVE, packed=False)
+        assert not low.packs
+        out = place(np.full((n, h, w, co), np.nan, np.float32))
+        execute(low, [xs, *map(place, constants if own is None else [own])], out)
+        want = direct(xs, weights)
+        assert (np.abs(out - want) <= limit + 1e-6 * (1 + np.abs(want))).all()
+
+
 DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
     (1, 2, 8, 9, 8, 32, 1, 3, 1, Pieces(4, 6, 32, True)),
     (1, 2, 5, 7, 5, 10, 2, 2, 2, Pieces(2, 5, 16, True)),
@@ -175,7 +195,8 @@ def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], int
     weights = random(groups * co, ci, taps, 3, 3)
     op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups)
     x = Input("x", TensorType(f32, (n, depth + extra, h + 2, w + 2, groups * ci)))()
-    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, AVX2 if interpreted else NATIVE)
+    machine = AVX2 if interpreted else NATIVE
+    low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, machine, packed=n == 1)
     data = random(*map(int, x.shape))
     out = np.full((n, depth, h, w, groups * co), np.nan, np.float32)
     if interpreted:

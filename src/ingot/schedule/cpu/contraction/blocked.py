@@ -71,7 +71,7 @@ def lower_blocked(
     site = tuning_site(body, g.anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
-        low = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine), site=site)
+        low = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine, g.packed), site=site)
         return lower_apart(low, whole, ins, places, machine)
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)

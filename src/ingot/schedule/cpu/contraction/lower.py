@@ -59,7 +59,7 @@ def lower_contraction(
         return lower_apart(lower_sparse(g), body, ins, outs, machine)
     if computed or form:
         return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
-    shape = covered(anchor, g.a_layout, g.b_layout) if g.packed and machine.winograd else None
+    shape = covered(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))
     c = g.contraction(loops)
     products = as_dot_products(c, loops, (g.b_at, g.b_layout.offset), machine, part=0.9 if shape is None else 0.5)

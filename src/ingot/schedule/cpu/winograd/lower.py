@@ -44,6 +44,7 @@ from ingot.schedule.cpu.winograd.definition import Definition
 from ingot.schedule.cpu.winograd.plan import CYCLES_PER_VECTOR, Pieces, covered
 from ingot.schedule.cpu.winograd.tiles import Place, Tiles
 from ingot.schedule.cpu.winograd.toom_cook import apply, transform, transformed_weights
+from ingot.schedule.cpu.winograd.weights import side_by_side, weights_step
 from ingot.schedule.emit import Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr
@@ -53,10 +54,17 @@ CHUNK_CYCLES = 40000  # of a step that only transforms the input
 
 
 def lower_winograd(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], anchor: Node, plan: Pieces, machine: Machine
+    body: Graph,
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    anchor: Node,
+    plan: Pieces,
+    machine: Machine,
+    packed: bool = True,
 ) -> Lowered:
-    """The group of a convolution that is `covered` and whose weights are a constant, in the pieces of `plan`."""
-    return _Winograd(body, ins, outs, anchor, plan, machine).lower()
+    """The group of a convolution that is `covered`, in the pieces of `plan`. packed: its weights are a constant, laid
+    out when it is compiled; others are laid out at each call."""
+    return _Winograd(body, ins, outs, anchor, plan, machine, packed).lower()
 
 
 class _Winograd:
@@ -68,7 +76,9 @@ class _Winograd:
         anchor: Node,
         plan: Pieces,
         machine: Machine,
+        packed: bool,
     ):
+        self.packed = packed
         self.body, self.ins, self.outs, self.anchor, self.plan, self.machine = body, ins, outs, anchor, plan, machine
         op = anchor.op
         assert isinstance(op, ops.Convolution)
@@ -144,11 +154,30 @@ class _Winograd:
         )  # fmt: skip
 
     def lower(self) -> Lowered:
-        if not self.plan.split:
-            return Lowered((self._multiply(None),), (), self._packs())
-        v = Buffer("v", self.shape.dtype, writable=True)
-        nbytes = self.units * (self.unit_size * self.shape.dtype.nbytes)
-        return Lowered((self._transform(v), self._multiply(v)), (nbytes,), self._packs())
+        v = Buffer("v", self.shape.dtype, writable=True) if self.plan.split else None
+        steps = () if v is None else (self._transform(v),)
+        temps = () if v is None else (self.units * (self.unit_size * self.shape.dtype.nbytes),)
+        packs = self._packs()
+        weights = [Arg("pack", i) for i in range(len(packs))]
+        if not self.packed:
+            weights = [Arg("temp", len(temps) + i) for i in range(len(packs))]
+            temps += tuple(x.nbytes for x in packs)
+            made, more = self._weights_at_run_time(weights, len(temps))
+            steps, temps, packs = (*made, *steps), (*temps, *more), ()
+        return Lowered((*steps, self._multiply(v, weights)), temps, packs)
+
+    def _weights_at_run_time(self, to: list[Arg], temps: int) -> tuple[list[Step], tuple[DimLike, ...]]:
+        """Steps that make what `_packs` says, and their temporaries behind the others."""
+        w, layout, arg = self.anchor.inputs[1], self.w_layout, Arg("in", self.w_at)
+        at, more, steps = self.op.rhs_layout.index("O"), (), []
+        if layout.strides[at] != 1 and w.shape[at] != 1:
+            copy, layout = side_by_side(w, layout, at, self.machine, arg, Arg("temp", temps))
+            arg, more, steps = Arg("temp", temps), (w.type.nbytes,), [copy]
+        # the windows come first: late weights are these alone
+        args = [arg, *reversed(to)]
+        panel = self.gemm.panel
+        made = weights_step(self.op, layout, self.shape, self.plan, self.t, panel, self.machine, args)
+        return [*steps, made], more
 
     def _transform(self, v: Buffer) -> Step:
         """The step that fills all of V."""
@@ -172,8 +201,9 @@ class _Winograd:
         kernel = Kernel("winograd_tiles", (x, v), dims, chunk, dim_expr(self.units * -(-tiles // per)), top.body)
         return Step(kernel, (Arg("in", self.x_at), Arg("temp", 0)))
 
-    def _multiply(self, tiles: Buffer | None) -> Step:
-        """The step that multiplies and transforms back. Without `tiles` it fills V itself, in scratch."""
+    def _multiply(self, tiles: Buffer | None, weights: list[Arg]) -> Step:
+        """The step that multiplies and transforms back. Without `tiles` it fills V itself, in scratch. weights: those
+        of `_packs`."""
         p, s = self.plan, self.shape
         chunk, top = k.var("chunk"), Block()
         extents = (self.blocks, self.units, self.runs)
@@ -220,8 +250,8 @@ class _Winograd:
         params = list(zip(self.operands.params, self.operands.args, strict=True))
         if not self._used_elsewhere(self.w_at):
             params = [(b, a) for b, a in params if a != Arg("in", self.w_at)]
-        params += [(packed, Arg("pack", 0))] + ([(v, Arg("temp", 0))] if tiles is not None else [])
-        params += [(windows, Arg("pack", 1))] if windows is not packed else []
+        params += [(packed, weights[0])] + ([(v, Arg("temp", 0))] if tiles is not None else [])
+        params += [(windows, weights[1])] if windows is not packed else []
         chunks = dim_expr(self.blocks * self.units * self.runs)
         kernel = Kernel("winograd", tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
         return Step(kernel, tuple(a for _, a in params))

@@ -45,7 +45,7 @@ class Shape:
 
     A third spatial dimension before the two is one more sum. depth: of the output along it; taps: of the window,
     `apart` input slices from one to the next. dilation: of the last two; a slice is dilation^2 images then, each of
-    every dilation-th row and column.
+    every dilation-th row and column. packed: weights are laid out when the model is compiled, not at each call.
     """
 
     images: DimLike
@@ -60,6 +60,7 @@ class Shape:
     taps: int = 1
     apart: int = 1
     dilation: tuple[int, int] = (1, 1)
+    packed: bool = True
 
     @property
     def extra(self) -> int:
@@ -91,9 +92,9 @@ class Shape:
         return self.images, self.depth
 
 
-def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
+def covered(anchor: Node, x: Layout, w: Layout, packed: bool = True) -> Shape | None:
     """The shape of a convolution that `lower_winograd` can do, None for others: two spatial dimensions, or three with a
-    first of known size; stride 1; padding in the input's memory, channels side by side.
+    first of known size; stride 1; padding in the input's memory, channels side by side. packed: weights are a constant.
     """
     op = anchor.op
     if not isinstance(op, ops.Convolution) or len(op.spatial) not in (2, 3):
@@ -117,7 +118,7 @@ def covered(anchor: Node, x: Layout, w: Layout) -> Shape | None:
     *apart, down, along = op.rhs_dilation
     return Shape(
         out["N"], out[a], out[b], ci, co // groups, r, anchor.dtype, groups, depth, taps, *(apart or [1]),
-        dilation=(down, along),
+        dilation=(down, along), packed=packed,
     )  # fmt: skip
 
 
@@ -212,7 +213,10 @@ def modelled(s: Shape, p: Pieces, own: int, machine: Machine) -> float:
     inputs = reads * -(-s.ci * s.groups // lanes) if p.split else runs * p.tiles * -(-s.ci // lanes) * blocks
     vectors = products * (inputs + runs * p.tiles * blocks * p.columns // lanes)
     weights = (s.r**2 if p.late else products) * s.k * blocks * p.columns * size
-    time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine)
+    if not s.packed:
+        moved = 2 * s.r**2 + (0 if p.late else products)
+        vectors += moved * s.k * blocks * p.columns // lanes
+    time = _time(cycles, vectors * CYCLES_PER_VECTOR, weights, machine) + (0 if s.packed else _STEP)
     again = products * p.tiles * (s.k + p.columns) * size + weights / blocks > 0.9 * machine.l2
     traffic = (runs - 1) * weights / _AGAIN if again else 0.0
     v = products * reads * s.ci * s.groups * size
