@@ -12,7 +12,7 @@ from ingot.autodiff.rules.shape import moved_back, moved_last, spread
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, i64
+from ingot.ir.types import TensorType, i32, i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -125,15 +125,22 @@ def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
 
 
 def _window_extremes(op: ops.ReduceWindow, padded: Node, y: Node, g: Node) -> Node:
-    """To the first element of each window that is its extreme; of the padded image."""
-    zero = ops.full(g.shape, 0, g.dtype)
-    total: Node | None = None
-    taken: Node | None = None
-    for starts, ends in _boxes(op, g):
+    """To the first element of each window that is its extreme; of the padded image.
+
+    The window's number of that element is found once for each result; an element of the image then asks the windows
+    that it is in.
+    """
+    zero, none = ops.full(padded.shape, 0, g.dtype), ops.scalar(-1, i32)
+    boxes = list(_boxes(op, g))
+    first = ops.full(g.shape, -1, i32)
+    for tap in reversed(range(len(boxes))):
+        starts, ends = boxes[tap]
         hit = ops.compare("EQ", ops.Slice(starts, ends, op.strides)(padded), y)
-        first = hit if taken is None else ops.and_(hit, ops.Not()(taken))
-        taken = hit if taken is None else ops.or_(taken, hit)
-        part = spread(ops.where(first, g, zero), starts, op.strides, padded.shape)
+        first = ops.where(hit, ops.full(g.shape, tap, i32), first)
+    total: Node | None = None
+    for tap, (starts, _) in enumerate(boxes):
+        chosen, part = (spread(v, starts, op.strides, padded.shape, fill) for v, fill in ((first, none), (g, None)))
+        part = ops.where(ops.compare("EQ", chosen, tap), part, zero)
         total = part if total is None else ops.Add()(total, part)
     assert total is not None
     return total

@@ -35,13 +35,16 @@ def _transpose(node: Node, g: Node) -> list[Node]:
     return [ops.Transpose(tuple(back.index(d) for d in range(len(back))))(g)]
 
 
-def spread(g: Node, starts: tuple[DimLike, ...], steps: tuple[int, ...], shape: tuple[DimLike, ...]) -> Node:
-    """Zeros of `shape` with g's elements `steps` apart from `starts` on."""
+def spread(
+    g: Node, starts: tuple[DimLike, ...], steps: tuple[int, ...], shape: tuple[DimLike, ...], fill: Node | None = None
+) -> Node:
+    """Zeros (or `fill`s) of `shape` with g's elements `steps` apart from `starts` on."""
+    fill = ops.scalar(0, g.dtype) if fill is None else fill
     if any(d == 0 for d in g.shape):
-        return ops.full(shape, 0, g.dtype)
+        return ops.broadcast_to(fill, shape)
     ends = tuple(lo + (n - 1) * step + 1 for lo, n, step in zip(starts, g.shape, steps, strict=True))
     high = tuple(size - end for size, end in zip(shape, ends, strict=True))
-    return ops.Pad(starts, high, tuple(step - 1 for step in steps))(g, ops.scalar(0, g.dtype))
+    return ops.Pad(starts, high, tuple(step - 1 for step in steps))(g, fill)
 
 
 @reverse(ops.Slice)
