@@ -1,9 +1,10 @@
-"""PyTorch's own samples of its modules (ModuleInfo) through `torch.compile(backend="ingot")`, forward, against eager.
+"""PyTorch's own samples of its modules (ModuleInfo) through `torch.compile(backend="ingot")` against eager.
 
-    python tools/module_info.py [--mode train|eval] [--samples N] [--dynamic] [NAME ...]
+    python tools/module_info.py [--mode train|eval] [--grad] [--samples N] [--dynamic] [NAME ...]
 
 A sample agrees when results and the module's buffers afterwards have eager's structure, types, shapes and, where eager
-does not draw random numbers, values.
+does not draw random numbers, values. With --grad so have the gradients of all parameters and floating arguments, from
+random cotangents of all results.
 """
 
 from __future__ import annotations
@@ -55,13 +56,23 @@ def samples(entry: Any, mode: str, count: int) -> Iterator[tuple[nn.Module, tupl
 
 
 def compare(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str | Callable[..., Any], dynamic: bool
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    backend: str | Callable[..., Any],
+    dynamic: bool,
+    grad: bool = False,
 ) -> Outcome:
-    def called(net: nn.Module, run: Callable[..., Any], seed: int) -> tuple[Any, list[Tensor]]:
+    def called(net: nn.Module, run: Callable[..., Any], seed: int) -> tuple[Any, ...]:
         torch.manual_seed(seed)
-        with torch.no_grad():
-            out = run(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-        return out, [b.clone() for b in net.buffers()]
+        own = copy.deepcopy((args, kwargs))
+        leaves = [x for x in pytree.tree_leaves(own) if grad and isinstance(x, Tensor) and x.is_floating_point()]
+        for x in leaves:
+            x.requires_grad_()
+        with torch.set_grad_enabled(grad):
+            out = run(*own[0], **own[1])
+        found = [*_gradients(out, [*net.parameters(), *leaves])] if grad else []
+        return pytree.tree_map_only(Tensor, Tensor.detach, out), [b.clone() for b in net.buffers()], found
 
     try:
         nets = [copy.deepcopy(module) for _ in range(3)]
@@ -81,6 +92,15 @@ def compare(
     return Outcome("agrees" if _same(got, expected, values=not drawn) else "differs")
 
 
+def _gradients(out: Any, leaves: list[Tensor]) -> list[Tensor | None]:
+    """Of the leaves, from seeded cotangents of all results that have any."""
+    results = [y for y in pytree.tree_leaves(out) if isinstance(y, Tensor) and y.requires_grad]
+    wanted = [x for x in leaves if x.requires_grad]
+    rng = torch.Generator().manual_seed(0)
+    seeds = [torch.randn(y.shape, generator=rng, dtype=y.dtype) for y in results]
+    return list(torch.autograd.grad(results, wanted, seeds, allow_unused=True)) if results and wanted else []
+
+
 def _same(got: Any, expected: Any, *, values: bool = True, exact: bool = False) -> bool:
     (mine, shape), (theirs, wanted) = pytree.tree_flatten(got), pytree.tree_flatten(expected)
     return shape == wanted and all(_agree(g, w, values, exact) for g, w in zip(mine, theirs, strict=True))
@@ -96,12 +116,17 @@ def _agree(got: Any, expected: Any, values: bool, exact: bool) -> bool:
 
 
 def check(
-    entry: Any, mode: str, count: int, backend: str | Callable[..., Any] = "ingot", dynamic: bool = False
+    entry: Any,
+    mode: str,
+    count: int,
+    backend: str | Callable[..., Any] = "ingot",
+    dynamic: bool = False,
+    grad: bool = False,
 ) -> Outcome:
     """The first sample that does not agree decides."""
     outcome = Outcome("skipped", "no samples")
     for module, args, kwargs in samples(entry, mode, count):
-        found = compare(module, args, kwargs, backend, dynamic)
+        found = compare(module, args, kwargs, backend, dynamic, grad)
         if found.result not in ("agrees", "skipped"):
             return found
         if found.result == "agrees":
@@ -114,6 +139,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="regular expressions; default: all")
     parser.add_argument("--mode", choices=MODES, help="default: both")
     parser.add_argument("--samples", type=int, default=4, help="of each module (default %(default)s)")
+    parser.add_argument("--grad", action="store_true", help="gradients as well")
     parser.add_argument("--dynamic", action="store_true", help="torch.compile(dynamic=True)")
     options = parser.parse_args()
     logging.getLogger("torch").setLevel(logging.CRITICAL)
@@ -122,7 +148,7 @@ def main() -> None:
     for mode in (options.mode,) if options.mode else MODES:
         for entry in entries():
             if pattern.search(entry.name):
-                outcome = check(entry, mode, options.samples, dynamic=options.dynamic)
+                outcome = check(entry, mode, options.samples, dynamic=options.dynamic, grad=options.grad)
                 results.append(outcome.result)
                 print(f"{outcome.result:8} {mode:6} {entry.name:44} {outcome.detail}", flush=True)
     print(", ".join(f"{results.count(r)} {r}" for r in sorted(set(results))))

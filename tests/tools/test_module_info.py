@@ -1,4 +1,4 @@
-"""A part of PyTorch's own samples of modules, forward in either mode; `tools/module_info.py` runs all."""
+"""A part of PyTorch's own samples of modules, in either mode and with gradients; `tools/module_info.py` runs all."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_a_wrong_result_and_a_refusal_are_seen() -> None:
 
     assert module_info.compare(linear, (torch.ones(1, 2),), {}, wrong, False).result == "differs"
     assert module_info.compare(linear, (torch.ones(1, 2),), {}, refuses, False).result == "error"
+    assert module_info.compare(linear, (torch.ones(1, 2),), {}, "eager", False, True).result == "agrees"
 
 
 @pytest.mark.slow
@@ -36,3 +37,10 @@ def test_modules(mode: str) -> None:
     backend = partial(ingot_backend, compile_model=lambda model: partial(run, model))
     for entry in ENTRIES[::25]:
         assert module_info.check(entry, mode, 1, backend).result in ("agrees", "skipped"), entry.name
+
+
+@pytest.mark.slow
+def test_gradients_in_training() -> None:
+    backend = partial(ingot_backend, compile_model=lambda model: partial(run, model))
+    for entry in ENTRIES[3::30]:
+        assert module_info.check(entry, "train", 1, backend, grad=True).result in ("agrees", "skipped"), entry.name
