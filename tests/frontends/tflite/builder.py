@@ -139,6 +139,7 @@ class Model:
         self.codes: list[tuple[str, str]] = []
         self.subgraphs: list[Subgraph] = []
         self.signatures: list[dict[str, Any]] = []
+        self.versions = dict(_VERSIONS)  # by the names of ops, custom ones too
 
     def subgraph(self) -> Subgraph:
         self.subgraphs.append(Subgraph(self))
@@ -164,7 +165,7 @@ class Model:
             number = schema.OPERATORS.index(name)
             codes.append(
                 {
-                    "version": _VERSIONS.get(name, 1),
+                    "version": self.versions.get(custom or name, 1),
                     "builtin_code": number,
                     "deprecated_builtin_code": min(number, 127),
                     "custom_code": custom or None,

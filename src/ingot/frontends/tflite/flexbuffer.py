@@ -1,4 +1,5 @@
-"""Options of custom ops: a FlexBuffer, whose root is a map of names to numbers. What else it holds is left out.
+"""Options of custom ops: a FlexBuffer, whose root is a map of names to numbers and to vectors of numbers. What else it
+holds is left out.
 
 Source: FlatBuffers' flexbuffers.h and internals (https://flatbuffers.dev/internals/#flexbuffers).
 """
@@ -10,18 +11,27 @@ import struct
 from ingot.frontends.shared.refusal import Unsupported
 
 _MAP, _INDIRECT, _BOOL = 9, (6, 7, 8), 26
+_VECTORS = {11: 1, 12: 2, 13: 3}  # of one type: that of their elements
 _CODES = {1: "bhiq", 2: "BHIQ", 3: " efd", _BOOL: "BHIQ"}  # of widths 1, 2, 4, 8
+
+
+Option = float | tuple[float, ...]
 
 
 def numbers(data: bytes) -> dict[str, float]:
     """The map's numbers by name. Raises Unsupported for what is no such map."""
+    return {name: v for name, v in options(data).items() if not isinstance(v, tuple)}
+
+
+def options(data: bytes) -> dict[str, Option]:
+    """The map's numbers and vectors of numbers by name. Raises Unsupported for what is no such map."""
     try:
-        return _numbers(data)
+        return _options(data)
     except (IndexError, struct.error, ValueError, UnicodeDecodeError) as e:
         raise Unsupported("options that are no map") from e
 
 
-def _numbers(data: bytes) -> dict[str, float]:
+def _options(data: bytes) -> dict[str, Option]:
     width, packed = data[-1], data[-2]
     if packed >> 2 != _MAP or width not in (1, 2, 4, 8):
         raise ValueError
@@ -32,17 +42,28 @@ def _numbers(data: bytes) -> dict[str, float]:
     keys = _behind(data, values - 3 * width, width)
     if count > len(data) or key_width not in (1, 2, 4, 8):
         raise ValueError
-    out: dict[str, float] = {}
+    out: dict[str, Option] = {}
     for i in range(count):
         start = _behind(data, keys + i * key_width, key_width)
         name = data[start : data.index(0, start)].decode()
         kind, at, size = data[values + count * width + i], values + i * width, width
         if kind >> 2 in _INDIRECT:
             at, size, kind = _behind(data, at, width), 1 << (kind & 3), kind - 5 * 4
+        elif kind >> 2 in _VECTORS:
+            out[name] = _vector(data, _behind(data, at, width), kind)
+            continue
         code = _CODES.get(kind >> 2, "    ")[size.bit_length() - 1]
         if code != " ":
             (out[name],) = struct.unpack_from("<" + code, data, _inside(at))
     return out
+
+
+def _vector(data: bytes, at: int, kind: int) -> tuple[float, ...]:
+    size = 1 << (kind & 3)
+    code, length = _CODES[_VECTORS[kind >> 2]][kind & 3], _unsigned(data, at - size, size)
+    if length > len(data) or code == " ":
+        raise ValueError
+    return struct.unpack_from(f"<{length}{code}", data, at)
 
 
 def _inside(at: int) -> int:

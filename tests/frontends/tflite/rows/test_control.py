@@ -99,6 +99,25 @@ def test_variables_keep_their_values_from_call_to_call(inside: bool, tmp_path: P
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+def test_a_variable_of_levels_keeps_its_levels(tmp_path: Path):
+    """A queue of two, as streaming models have them."""
+    model, q = Model(), (0.1, -3)
+    main, init = model.subgraph(), model.subgraph()
+    (handle,) = init.op("VAR_HANDLE", [], [init.tensor((), "RESOURCE")], "VarHandle", shared_name="queue")
+    init.op("ASSIGN_VARIABLE", [handle, init.const(np.full((2, 3), -3, np.int8), q)], [])
+    main.op("CALL_ONCE", [], [], "CallOnce", init_subgraph_index=1)
+    x = main.input((1, 3), np.int8, q)
+    (handle,) = main.op("VAR_HANDLE", [], [main.tensor((), "RESOURCE")], "VarHandle", shared_name="queue")
+    (old,) = main.op("READ_VARIABLE", [handle], [main.tensor((2, 3), np.int8, q)])
+    (all_,) = main.op("CONCATENATION", [old, x], [main.tensor((3, 3), np.int8, q)], "Concatenation", axis=0)
+    places = [main.const(np.array(v, np.int32)) for v in ([1, 0], [3, 3], [1, 1])]
+    (new,) = main.op("STRIDED_SLICE", [all_, *places], [main.tensor((2, 3), np.int8, q)], "StridedSlice")
+    main.op("ASSIGN_VARIABLE", [handle, new], [])
+    main.outputs = [all_]
+    for want, got in calls(model.finish(), [feed((1, 3), np.int8, seed=n) for n in range(4)], tmp_path):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_state_is_told_and_set(tmp_path: Path):
     path = tmp_path / "sum.tflite"
     path.write_bytes(accumulator())

@@ -12,6 +12,7 @@ from ingot.frontends.tflite.rows import (
     level_arithmetic,
     level_functions,
     level_products,
+    perception,
     quantize,
     recurrent,
     reduce,
@@ -24,5 +25,5 @@ ROWS = Rows(
         [m.row for m in (contraction, control, elementwise, fourier, index, quantize, recurrent, reduce, shape, window)]
     ),
     quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize, recurrent)]),
-    custom=detection.custom.rows,
+    custom=merged([detection.custom, perception.custom]),
 )

@@ -74,7 +74,7 @@ def _resource(c: Call) -> Resource:
     return value
 
 
-@row("READ_VARIABLE")
+@row("READ_VARIABLE", moves=True)
 def read_variable(c: Call) -> Node:
     name = _resource(c).name
     variable = c.importer.variables.get(name)
@@ -83,7 +83,7 @@ def read_variable(c: Call) -> Node:
     return variable.node
 
 
-@row("ASSIGN_VARIABLE")
+@row("ASSIGN_VARIABLE", moves=True)
 def assign_variable(c: Call) -> Sequence[Value]:
     c.importer.assign(_resource(c).name, c.x(1))
     return ()

@@ -67,7 +67,7 @@ def depthwise_conv_2d(c: Call) -> Node:
 @on_levels("TRANSPOSE_CONV")
 def transpose_conv(c: Call) -> Node:
     x, kernel = operands(c, 2, 1, 3)
-    return scaled(c, sums(c, window.transposed(c, x, kernel), 3), (2, 1))
+    return scaled(c, sums(c, window.transposed(c, x, kernel, c.dims(0)[1:3]), 3), (2, 1))
 
 
 @on_levels("FULLY_CONNECTED")

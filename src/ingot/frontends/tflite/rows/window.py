@@ -128,13 +128,12 @@ def conv_3d(c: Call) -> Node:
 @row("TRANSPOSE_CONV")
 def transpose_conv(c: Call) -> Node:
     """Operands: the result's sizes, kernel[O, H, W, I], x[N, H, W, I], maybe a bias."""
-    y = transposed(c, c.x(2), c.x(1))
+    y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:3])
     return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
 
 
-def transposed(c: Call, x: Node, kernel: Node) -> Node:
-    """The transposed convolution: of x with holes, by the flipped kernel."""
-    sizes = c.dims(0)[1:3]
+def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike]) -> Node:
+    """The transposed convolution to an image of these sizes: of x with holes, by the flipped kernel."""
     k = static(kernel, (1, 2))
     w = window(c, sizes, k)
     pads: list[tuple[int, int]] = []
