@@ -110,6 +110,12 @@ def test_sizes_of_equal_names_are_equal(tmp_path: Path) -> None:
         agrees(graph, model, inputs, {"batch": n, "length": length})
 
 
+def test_layers_that_draw_do_nothing() -> None:
+    x = images(2)
+    graph = import_keras(keras.Sequential([keras.Input((16, 16, 3)), L.RandomContrast(0.9), L.RandomFlip()]))
+    np.testing.assert_array_equal(interpret(graph.substitute({"batch": 2}), [x])[0], x)
+
+
 def test_a_model_without_declared_inputs_takes_examples() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

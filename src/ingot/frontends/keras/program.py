@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,10 +38,13 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
     inputs = _inputs(model, examples)
     sizes, bounds = _sizes(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
+    # layers that draw do so unless they are told not to
+    inferring = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
 
     def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
-        out, _ = model.stateless_call(first, rest, given[0] if len(given) == 1 else given)
+        inputs = given[0] if len(given) == 1 else given
+        out, _ = model.stateless_call(first, rest, inputs, **inferring)
         return jax.tree_util.tree_leaves(out)
 
     kinds = [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in group] for group in (trainable, others)]

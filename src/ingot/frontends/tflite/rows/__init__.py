@@ -9,9 +9,6 @@ from ingot.frontends.tflite.rows import (
     elementwise,
     fourier,
     index,
-    level_arithmetic,
-    level_functions,
-    level_products,
     perception,
     quantize,
     recurrent,
@@ -19,11 +16,12 @@ from ingot.frontends.tflite.rows import (
     shape,
     window,
 )
+from ingot.frontends.tflite.rows.levels import arithmetic, functions, products
 
 ROWS = Rows(
     real=merged(
         [m.row for m in (contraction, control, elementwise, fourier, index, quantize, recurrent, reduce, shape, window)]
     ),
-    quantized=merged([m.on_levels for m in (level_arithmetic, level_functions, level_products, quantize, recurrent)]),
+    quantized=merged([m.on_levels for m in (arithmetic, functions, products, quantize, recurrent)]),
     custom=merged([detection.custom, perception.custom]),
 )
