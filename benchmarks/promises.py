@@ -28,6 +28,7 @@ from torch import nn
 import ingot
 from ingot.quantization.search import ConstraintError
 
+torch.set_num_threads(1)  # of tiny networks, beside what else runs
 BATCH, SEEN, UNSEEN = 16, 150, 700
 TRIES, QUIET = 3, 1.05  # of a latency; and how much of the clock a processor second may be
 

@@ -68,6 +68,7 @@ def _written(net: torch.nn.Module, example: torch.Tensor, folder: Path) -> Path:
 
 
 def _trained(net: torch.nn.Module, x: np.ndarray, y: np.ndarray, steps: int) -> torch.nn.Module:
+    torch.set_num_threads(1)  # of tiny networks, beside what else runs
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
     for _ in range(steps):
         at = torch.randint(len(x), (32,))

@@ -32,7 +32,8 @@ def mlp(width: int = 33, inner: int = 70, out: int = 5) -> Graph:
 
 
 def cnn() -> Graph:
-    """A convolution, a depthwise one whose channels have very unlike ranges, one in two groups, a matrix."""
+    """A convolution, a depthwise one whose channels have very unlike ranges, one in two groups, a matrix whose value is
+    read by an addition, too."""
     n = symbol("n")
     x = Input("x", TensorType(f32, (n, 3, 9, 8)))()
     pads = ((1, 1), (1, 1))
@@ -40,5 +41,6 @@ def cnn() -> Graph:
     a = ops.Relu()(ops.Conv(ONE, pads, ONE)(x, const(normal(1, 8, 3, 3, 3) * spread[:, None, None, None]), loc="conv"))
     b = ops.Relu()(ops.Conv((2, 2), pads, ONE, 8)(a, const(normal(2, 8, 1, 3, 3)), loc="depthwise"))
     c = ops.Relu()(ops.Conv(ONE, NONE, ONE, 2)(b, const(normal(3, 6, 4, 2, 2)), loc="grouped"))
-    y = ops.MatMul()(ops.reshape(c, (n, 6 * 4 * 3)), const(normal(4, 72, 4)), loc="matrix")
+    h = ops.mul(ops.reshape(c, (n, 6 * 4 * 3)), 0.5)
+    y = ops.add(ops.MatMul()(h, const(normal(4, 72, 4)), loc="matrix"), ops.slice_axis(h, 1, 0, 4))
     return Graph((x,), (y,), ("y",))

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from ingot.quantization.bench import undisturbed
 from ingot.quantization.formats import Formats
 from ingot.quantization.search import PROMISED, ConstraintError, Goals, Option, Point, Search, frontier, ladder
 
@@ -106,3 +107,10 @@ def test_the_frontier_has_none_that_is_beaten():
         return Point("", {}, (score, score), seconds, 1)
 
     assert [p.seconds for p in frontier([point(1, 3), point(0.9, 3), point(0.9, 1), point(0.8, 2)])] == [1, 3]
+
+
+def test_what_others_took_is_not_the_steps():
+    steps = np.array([1e-4, 30e-3, 10e-3])
+    np.testing.assert_allclose(undisturbed(steps, 20.1e-3), [1e-4, 15e-3, 5e-3])
+    np.testing.assert_array_equal(undisturbed(steps, 50e-3), steps)
+    np.testing.assert_array_equal(undisturbed(steps[:1], 1e-5), steps[:1])

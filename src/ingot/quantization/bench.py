@@ -24,6 +24,7 @@ from ingot.support.dataclass import dataclass
 
 _SPENT, _BURST = 0.4, 0.002  # seconds of all calls of a comparison, and of the calls between two looks at the clock
 _LEAST, _MOST = 5, 60  # turns
+_SLICE = 1e-3  # seconds: systems take a thread's core for no less
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,16 @@ class Bench:
         """Seconds of each group's products in a call, with what runs between the one before and them: the best of
         some, by turns with the float model."""
         taken: list[list[float]] = []
+        spent = float("inf")
         began = time.perf_counter()
         while len(taken) < _LEAST or (time.perf_counter() - began < _SPENT and len(taken) < _MOST):
             if built is not self.exact:
                 self.exact.model.run(self.call)
+            first = time.thread_time()
             taken.append([seconds for _, seconds in built.model.profile(*self.call)])
-        least = np.min(taken, axis=0).tolist()
+            spent = min(spent, (time.thread_time() - first) / 2)  # it runs twice
+        least = np.min(taken, axis=0)
+        least = (undisturbed(least, spent) if self.threads == 1 else least).tolist()
         # layers that are alike run one kernel on as much: what took longer in one of them was not the kernel's
         steps = [(s.kernel, s.dims, s.chunks, s.rounds) for s in built.program.steps]
         best: dict[tuple[object, ...], float] = {}
@@ -113,6 +118,14 @@ def _burst(model: CompiledModel, call: Call, calls: int, clock: Callable[[], flo
     for _ in range(calls):
         model.run(call)
     return (clock() - began) / calls
+
+
+def undisturbed(steps: np.ndarray, spent: float) -> np.ndarray:
+    """The seconds of steps, which all together took `spent` of the processor: what the clock shows beyond that went to
+    others. They get it while long steps run, as short ones pass undisturbed sooner or later."""
+    long = steps > _SLICE
+    excess, whole = steps.sum() - spent, steps[long].sum()
+    return steps if excess <= 0 or not whole else np.where(long, steps * max(0.0, 1 - excess / whole), steps)
 
 
 def shared(launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping[str, str]) -> dict[str, float]:

@@ -27,28 +27,23 @@ class Probe:
         self._at = [values.index(g.value) for g in groups]
         self._model = CompiledModel(build_native(with_results(graph, values), threads), threads=threads)
 
-    def calibrate(self, calls: Sequence[Call]) -> dict[str, Seen]:
-        """By group; walks the samples twice."""
+    def calibrate(self, calls: Sequence[Call], moments: bool = False) -> tuple[dict[str, Seen], dict[str, np.ndarray]]:
+        """What was seen, by group; and of groups of plain matrices X^T X of their values' rows in f32, if asked for.
+        Walks the samples twice."""
         seen = {g.name: Seen() for g in self.groups}
+        plain = [g for g in self.groups if moments and g.plain and g.channels <= MOST_DEPTH]
+        found = {g.name: np.zeros((g.channels, g.channels), np.float32) for g in plain}
         for values in self._walk(calls, "calibrate"):
             for group, x in values:
                 seen[group.name].bound(x, group.axis, group.plain)
-        for values in self._walk(calls, "histograms"):
-            for group, x in values:
-                seen[group.name].fill(x)
-        return seen
-
-    def moments(self, calls: Sequence[Call]) -> dict[str, np.ndarray]:
-        """X^T X of rows of the values of groups of plain matrices, in f32."""
-        plain = [g for g in self.groups if g.plain and g.channels <= MOST_DEPTH]
-        found = {g.name: np.zeros((g.channels, g.channels), np.float32) for g in plain}
-        for values in self._walk(calls, "moments") if plain else ():
-            for group, x in values:
                 if group.name in found:
                     rows = np.moveaxis(x, group.axis, -1).reshape(-1, group.channels)
                     rows = rows[:: -(-len(rows) * len(calls) // MOST_ROWS)]
                     found[group.name] += rows.T @ rows
-        return found
+        for values in self._walk(calls, "histograms"):
+            for group, x in values:
+                seen[group.name].fill(x)
+        return seen, found
 
     def _walk(self, calls: Sequence[Call], what: str) -> Iterator[list[tuple[Group, np.ndarray]]]:
         for i, call in enumerate(calls):

@@ -1,7 +1,8 @@
 """The formats that a product can be computed in, and the graph in which each has its own.
 
 y = dot(x, w)   ->   int8           dot(dequantize(quantize(x)), dequantize(levels of w)): in integers, fused
-                     int8-dynamic   the same, x's scale found in each call
+                     int8-shared    the same, and what else reads x (an addition, a pool) reads these levels
+                     int8-dynamic   as int8, x's scale found in each call
                      weight8, 4     dot(x, dequantize(blocks of levels of w))
                      bfloat16       dot(convert(x), convert(w)): f32;   float16: w alone
 """
@@ -22,10 +23,11 @@ from ingot.quantization.sites import Group, Site
 from ingot.quantization.weights import Quantized, by_channel, feedback, in_blocks
 from ingot.support.dataclass import dataclass
 
-FLOAT, STATIC, DYNAMIC = "float32", "int8", "int8-dynamic"
+FLOAT, STATIC, SHARED, DYNAMIC = "float32", "int8", "int8-shared", "int8-dynamic"
+LEVELS = (STATIC, SHARED, DYNAMIC)  # formats of values in 8 bits
 BITS = {"weight8": 8, "weight4": 4}
 STORED: dict[str, DType] = {"bfloat16": bf16, "float16": f16}
-FORMATS = (FLOAT, "bfloat16", "float16", STATIC, DYNAMIC, *BITS)
+FORMATS = (FLOAT, "bfloat16", "float16", *LEVELS, *BITS)
 Formats = Mapping[str, str]  # a group's name -> its format
 
 
@@ -52,21 +54,29 @@ class Recipe:
     roundings: Mapping[tuple[str, str], Rounding] = field(default_factory=dict)
     moments: Mapping[str, np.ndarray] = field(default_factory=dict)
     corrected: bool = True
-    _made: dict[tuple[str, str], Quantized] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[tuple[str, str, bytes], Quantized] = field(default_factory=dict, compare=False, repr=False)
     _uppers: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def rounding(self, group: Group, form: str) -> Rounding:
         return self.roundings.get((group.name, form), PLAIN)
 
+    def known_levels(self, group: Group) -> Levels:
+        """Those that all readers of the group's value share."""
+        levels = self.rounding(group, SHARED).levels
+        assert levels is not None
+        return levels
+
     def weights(self, group: Group, site: Site, form: str) -> Quantized:
         """Of a format of levels."""
-        made = self._made.get((site.name, form))
+        factors = self.rounding(group, form).factors
+        # those of values in 8 bits differ in their factors alone
+        key = site.name, form if form in BITS else STATIC, _bytes_of(factors)
+        made = self._made.get(key)
         if made is None:
-            made = self._made[site.name, form] = self._weights(group, site, form)
+            made = self._made[key] = self._weights(group, site, form, factors)
         return made
 
-    def _weights(self, group: Group, site: Site, form: str) -> Quantized:
-        factors = self.rounding(group, form).factors
+    def _weights(self, group: Group, site: Site, form: str, factors: np.ndarray | None) -> Quantized:
         upper = self._feedback(group, factors)
         if form in BITS:
             return in_blocks(site, site.weight(), BITS[form], upper)
@@ -76,7 +86,7 @@ class Recipe:
         moments = self.moments.get(group.name)
         if moments is None:
             return None
-        key = group.name, b"" if factors is None else factors.tobytes()
+        key = group.name, _bytes_of(factors)
         if self._uppers.get("key") != key:  # one is kept: those of one group are asked for one after the other
             own = moments if factors is None else moments * np.outer(factors, factors)
             self._uppers.update(key=key, upper=feedback(own))
@@ -104,6 +114,10 @@ class Recipe:
 PLAIN = Rounding()
 
 
+def _bytes_of(factors: np.ndarray | None) -> bytes:
+    return b"" if factors is None else factors.tobytes()
+
+
 def smoothed(site: Site, factors: np.ndarray | None) -> np.ndarray:
     """The weights that meet a value multiplied with `factors`."""
     return site.weight() if factors is None else site.weight() / site.per_depth(factors)
@@ -112,13 +126,18 @@ def smoothed(site: Site, factors: np.ndarray | None) -> np.ndarray:
 def formed(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats: Formats) -> Graph:
     """`graph` with each group's products in its format."""
     places = {site.node: (group, site) for group in groups for site in group.sites}
+    shared = {group.value: group for group in groups if formats.get(group.name) == SHARED}
 
-    def image(n: Node, inputs: Sequence[Node]) -> Node:
+    def product(n: Node, inputs: Sequence[Node]) -> Node:
         found = places.get(n)
         form = FLOAT if found is None else formats.get(found[0].name, FLOAT)
         if found is None or form == FLOAT:
             return n.with_inputs(inputs)
         return _product(*found, recipe, form, inputs[0])
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        y = product(n, inputs)
+        return _static(y, recipe.known_levels(shared[n])) if n in shared else y
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=image))
 
@@ -128,7 +147,7 @@ def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> No
     if form in STORED:
         return _narrow(n, x, STORED[form], values=form == "bfloat16")
     quantized = recipe.weights(group, site, form)
-    if form in (STATIC, DYNAMIC):
+    if form in (STATIC, DYNAMIC):  # shared ones are levels already
         rounding = recipe.rounding(group, form)
         x = x if rounding.factors is None else ops.mul(x, along(const(rounding.factors), group.axis, x), loc=x.loc)
         x = _dynamic(x) if rounding.levels is None else _static(x, rounding.levels)
@@ -186,7 +205,9 @@ def offered(group: Group, seen: Seen, asked: Sequence[str]) -> tuple[str, ...]:
     """The formats of `asked` that the group can have, float32 first."""
     forms = [f for f in asked if f != FLOAT]
     if not seen.usable:
-        forms = [f for f in forms if f != STATIC]
+        forms = [f for f in forms if f not in (STATIC, SHARED)]
+    if not group.shared:
+        forms = [f for f in forms if f != SHARED]
     if not group.plain:
         forms = [f for f in forms if f not in BITS]
     return (FLOAT, *forms)

@@ -2,6 +2,7 @@
 
     MatMul(x, W)   ->   MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(levels of W))       int8
                         MatMul(DequantizeLinear(DynamicQuantizeLinear(x)), ...)                          int8-dynamic
+                        as int8, and all other readers of x read DequantizeLinear(QuantizeLinear(x))     int8-shared
                         MatMulNBits(x, packed levels)                                                    weight8, 4
 
 Norms that Ingot folds into weights stay as nodes: the factor of each output channel leaves the levels' scale for them.
@@ -18,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.ir.types import f16
-from ingot.quantization.formats import DYNAMIC, FLOAT, STORED, Formats, Recipe
+from ingot.quantization.formats import DYNAMIC, FLOAT, SHARED, STORED, Formats, Recipe
 from ingot.quantization.sites import Group, Site
 from ingot.quantization.weights import Blocks, Channels
 from ingot.support.errors import InputError
@@ -79,7 +80,7 @@ class _Writer:
             if isinstance(quantized, Blocks):
                 self._in_blocks(node, site, quantized, factors)
             else:
-                node.input[0] = self._rounded(node, group, site, form)
+                node.input[0] = self._rounded(node, group, form)
                 node.input[1] = self._dequantized(node, site, quantized, factors)
         if shift is not None and shift.any():
             self._shifted(node, site, shift / factors)
@@ -118,11 +119,13 @@ class _Writer:
         self.before.setdefault(id(at), []).append(made)
         return names
 
-    def _rounded(self, at: onnx.NodeProto, group: Group, site: Site, form: str) -> str:
-        key = (at.input[0], form, group.name)
+    def _rounded(self, at: onnx.NodeProto, group: Group, form: str) -> str:
+        key = ("" if form == SHARED else at.input[0], form, group.name)
         if key in self.values:
             return self.values[key]
         rounding, x = self.recipe.rounding(group, form), at.input[0]
+        readers = [n for n in self.model.graph.node if x in n.input] if form == SHARED else []
+        at = readers[0] if readers else at
         if rounding.factors is not None:
             shape = [-1 if d == group.axis else 1 for d in range(group.value.type.rank)]
             (x,) = self._node(at, "Mul", [x, self._constant(rounding.factors.reshape(shape), "factors")])
@@ -134,6 +137,8 @@ class _Writer:
             zero = self._constant(np.array(rounding.levels.zero, np.uint8), "zero")
             (q,) = self._node(at, "QuantizeLinear", [x, scale, zero])
         (self.values[key],) = self._node(at, "DequantizeLinear", [q, scale, zero])
+        for reader in readers:
+            reader.input[:] = [self.values[key] if name == x else name for name in reader.input]
         return self.values[key]
 
     def _dequantized(self, at: onnx.NodeProto, site: Site, weights: Channels, factors: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ingot.support.dataclass import dataclass
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
-BINS, LEVELS = 2048, 256
+BINS, LAST = 2048, 255
 PARTS, ROWS = 4, 32  # calls of which a part is kept to try rounding on, and rows of each
 _TAIL = 1e-4
 _CUTS = np.linspace(0.2, 1.0, 41)
@@ -95,10 +95,10 @@ class Seen:
 def spread(low: float, high: float) -> Levels:
     """Levels from `low` to `high`; 0 is one of them exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
-    scale = np.float32((high - low) / (LEVELS - 1))
+    scale = np.float32((high - low) / (LAST))
     if not scale >= np.finfo(np.float32).tiny:
         return Levels(1.0, 0)
-    return Levels(float(scale), int(np.clip(np.rint(-low / scale), 0, LEVELS - 1)))
+    return Levels(float(scale), int(np.clip(np.rint(-low / scale), 0, LAST)))
 
 
 def _range(method: str, bins: NDArray[np.int64], low: float, high: float) -> tuple[float, float]:
@@ -120,7 +120,7 @@ def _range(method: str, bins: NDArray[np.int64], low: float, high: float) -> tup
 def _squared(bins: NDArray[np.int64], centres: NDArray[np.float64], low: float, high: float) -> float:
     """The sum of squared errors where each bin's elements lie at its centre."""
     levels = spread(low, high)
-    q = np.clip(np.rint(centres / levels.scale) + levels.zero, 0, LEVELS - 1)
+    q = np.clip(np.rint(centres / levels.scale) + levels.zero, 0, LAST)
     within = levels.scale**2 / 12  # what a bin's width hides of the rounding
     return float((bins * (((q - levels.zero) * levels.scale - centres) ** 2 + within)).sum())
 
@@ -128,7 +128,7 @@ def _squared(bins: NDArray[np.int64], centres: NDArray[np.float64], low: float, 
 def _divergence(bins: NDArray[np.int64], centres: NDArray[np.float64], low: float, high: float) -> float:
     """Of what the levels say from what was seen, its tails moved to the ends."""
     levels = spread(low, high)
-    at = np.clip(np.rint(centres / levels.scale) + levels.zero, 0, LEVELS - 1).astype(np.int64)
+    at = np.clip(np.rint(centres / levels.scale) + levels.zero, 0, LAST).astype(np.int64)
     inside = (centres >= min(low, 0.0)) & (centres <= max(high, 0.0))
     if not inside.any():
         return np.inf
@@ -137,8 +137,8 @@ def _divergence(bins: NDArray[np.int64], centres: NDArray[np.float64], low: floa
     p[first] += bins[:first].sum()
     p[last] += bins[last + 1 :].sum()
     kept = inside & (bins > 0)
-    mass = np.bincount(at[kept], bins[kept], LEVELS)
-    width = np.bincount(at[kept], minlength=LEVELS)
+    mass = np.bincount(at[kept], bins[kept], LAST + 1)
+    width = np.bincount(at[kept], minlength=LAST + 1)
     q = np.where(kept, (mass / np.maximum(width, 1))[at], 0.0)
     p, q = p / p.sum(), q / max(q.sum(), 1e-300)
     here = p > 0

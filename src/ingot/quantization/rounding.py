@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.quantization.formats import DYNAMIC, STATIC, Rounding, smoothed
-from ingot.quantization.ranges import LEVELS, METHODS, Levels, Seen, spread
+from ingot.quantization.formats import DYNAMIC, LEVELS, SHARED, Rounding, smoothed
+from ingot.quantization.ranges import LAST, METHODS, Levels, Seen, spread
 from ingot.quantization.sites import Group, Site
 from ingot.quantization.weights import by_channel
 from ingot.support import progress
@@ -35,7 +35,7 @@ def roundings(
         if not own.usable:
             continue
         tried = _Tried(group, own)
-        for form in (f for f in (STATIC, DYNAMIC) if f in formats):
+        for form in (f for f in LEVELS if f in formats and (f != SHARED or group.shared)):
             judged = [tried.judged(r) for r in _candidates(group, own, form, methods)]
             plain = min((r for r in judged if r.factors is None), key=lambda r: r.error)
             best = min(judged, key=lambda r: r.error)
@@ -44,14 +44,16 @@ def roundings(
 
 
 def _candidates(group: Group, seen: Seen, form: str, methods: Sequence[str]) -> list[Rounding]:
-    plain = [Rounding(m, levels=seen.levels(m)) for m in methods] if form == STATIC else [Rounding()]
+    plain = [Rounding()] if form == DYNAMIC else [Rounding(m, levels=seen.levels(m)) for m in methods]
     unlike: dict[Levels | None, Rounding] = {}
     for r in plain:
         unlike.setdefault(r.levels, r)
     out = list(unlike.values())
+    if form == SHARED:  # others do not read products of channels and factors
+        return out
     for smoothing in SMOOTHINGS:
         factors = _factors(group, seen, smoothing)
-        levels = seen.levels("minmax", factors) if form == STATIC else None
+        levels = None if form == DYNAMIC else seen.levels("minmax", factors)
         out.append(Rounding("minmax", smoothing, levels, factors))
     return out
 
@@ -102,7 +104,7 @@ class _Tried:
 
 
 def rounded(x: np.ndarray, levels: Levels) -> np.ndarray:
-    q = np.clip(np.rint(x / np.float32(levels.scale)) + levels.zero, 0, LEVELS - 1)
+    q = np.clip(np.rint(x / np.float32(levels.scale)) + levels.zero, 0, LAST)
     return ((q - levels.zero) * np.float32(levels.scale)).astype(np.float32)
 
 

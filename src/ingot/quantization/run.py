@@ -26,6 +26,8 @@ from ingot.quantization.formats import (
     DYNAMIC,
     FLOAT,
     FORMATS,
+    LEVELS,
+    SHARED,
     STATIC,
     STORED,
     Formats,
@@ -162,7 +164,6 @@ class _Work:
         self.best: tuple[Point, Built] | None = None
         known = self._uniform()
         options = self._options()
-        del self.probe
         search = Search(options, self.goals, self._simulated, self._measure, self._late)
         chosen = search.run(known)
         return self._finished(chosen, search, options)
@@ -170,10 +171,10 @@ class _Work:
     # Measuring
 
     def _calibrate(self) -> None:
-        self.probe = Probe(self.graph, self.groups, self.threads)
-        seen = self.probe.calibrate(self.seen_samples.calls)
-        levels = any(f in (STATIC, DYNAMIC, *BITS) for f in self.formats)
-        moments = self.probe.moments(self.seen_samples.calls) if levels else {}
+        levels = any(f in (*LEVELS, *BITS) for f in self.formats)
+        probe = Probe(self.graph, self.groups, self.threads)
+        seen, moments = probe.calibrate(self.seen_samples.calls, moments=levels)
+        del probe  # its program has all weights
         self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
         for i, group in enumerate(self.groups):
             progress.report("weights", i, len(self.groups))
@@ -206,7 +207,7 @@ class _Work:
         self.times: dict[str, dict[str, float]] = {}
         points: list[Point] = []
         for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
-            formats = {g.name: form for g in self.groups if form in self._offered(g)}
+            formats = self._uniformly(form)
             enough = self._late() and self.best is not None and self.best[0].name != FLOAT
             if form != FLOAT and (not formats or enough):
                 continue
@@ -215,6 +216,12 @@ class _Work:
             self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.by_group(b))
             points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, built))
         return points
+
+    def _uniformly(self, form: str) -> dict[str, str]:
+        """The format of each group that has it; values that nothing else reads need not be shared."""
+        own = {g.name: form for g in self.groups if form in self._offered(g)}
+        plain = self._uniformly(STATIC) if form == SHARED and own else {}
+        return {**plain, **own}
 
     def _offered(self, group: Group) -> tuple[str, ...]:
         return offered(group, self.recipe.seen[group.name], self.formats)
@@ -274,7 +281,8 @@ class _Work:
         return self._point(name, formats, self.bench.build(formats))
 
     def _point(self, name: str, formats: Formats, built: Built) -> Point:
-        scores = tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
+        exact = built is self.bench.exact
+        scores = self.exact if exact else tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
         seconds = self.table.get(f"latency {_told(formats)}", lambda: self.bench.latency(built))
         point = Point(name, dict(formats), (scores[0], scores[1]), seconds, built.nbytes)
         if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
@@ -325,7 +333,7 @@ class _Work:
         taken = next(o for o in options if o.form == form)
         exact = next(o for o in options if o.form == FLOAT)
         r = self.recipe.rounding(group, form)
-        told = f"{r.method}, smoothing {r.smoothing:g}" if form in (STATIC, DYNAMIC) else ""
+        told = f"{r.method}, smoothing {r.smoothing:g}" if form in LEVELS else ""
         return Row(
             group.name,
             len(group.sites),

@@ -14,13 +14,13 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.ir.types import TensorType, bf16, f32, i32, u8
 from ingot.pipeline.build import build_native
-from ingot.quantization.formats import DYNAMIC, FLOAT, STATIC, Formats, Recipe, along
+from ingot.quantization.formats import DYNAMIC, FLOAT, SHARED, STATIC, Formats, Recipe, along
 from ingot.quantization.samples import Call
 from ingot.quantization.sites import Group, Site
 from ingot.runtime.executor import CompiledModel
 
-_PLAIN, _STATIC, _DYNAMIC, _BFLOAT16 = range(4)
-_MODES = {STATIC: _STATIC, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
+_PLAIN, _STATIC, _SHARED, _DYNAMIC, _BFLOAT16 = range(5)
+_MODES = {STATIC: _STATIC, SHARED: _SHARED, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
 
 
 class Simulator:
@@ -72,7 +72,17 @@ def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
             added += [w, shift]
             places[site.node] = i, site, factors, w, shift
 
+    values = {group.value: i for i, group in enumerate(groups) if group.shared}
+
     def image(n: Node, inputs: Sequence[Node]) -> Node:
+        y = product(n, inputs)
+        if n not in values:
+            return y
+        mode, scale, zero = (ops.index_axis(v, 0, values[n]) for v in (modes, scales, zeros))
+        levels = ops.Dequantize()(ops.quantized(y, scale, zero), zero, scale)
+        return ops.where(ops.compare("EQ", mode, _SHARED), levels, y)
+
+    def product(n: Node, inputs: Sequence[Node]) -> Node:
         found = places.get(n)
         if found is None:
             return n.with_inputs(inputs)

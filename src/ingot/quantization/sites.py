@@ -7,7 +7,8 @@ The weights of a group meet the same levels of the value, and so have one format
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -70,11 +71,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Group:
-    """Products that read `value`, summed over its axis `axis`. name: the first one's."""
+    """Products that read `value`, summed over its axis `axis`. name: the first one's. shared: whether other ops read it
+    too, and could read its levels."""
 
     value: Node
     axis: int
     sites: tuple[Site, ...]
+    shared: bool = False
 
     @property
     def name(self) -> str:
@@ -112,7 +115,15 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
         counts[base] = counts.get(base, 0) + 1
         name = base if counts[base] == 1 else f"{base}#{counts[base]}"
         found.setdefault((n.inputs[0], axes.summed[0]), []).append(Site(name, n, axes))
-    return tuple(Group(value, axis, tuple(sites)) for (value, axis), sites in found.items())
+    uses, outputs = graph.uses(), set(graph.outputs)
+    groups_of = Counter(value for value, _ in found)
+
+    def shared(value: Node, sites: Sequence[Site]) -> bool:
+        own = {site.node for site in sites}
+        others = any(n not in own for n in uses[value])
+        return others and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
+
+    return tuple(Group(value, axis, tuple(sites), shared(value, sites)) for (value, axis), sites in found.items())
 
 
 def _weight_axes(n: Node) -> WeightAxes | None:

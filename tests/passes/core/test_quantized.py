@@ -225,6 +225,18 @@ def test_levels_quantized_again_are_the_same() -> None:
         assert lowered(graph(other)).outputs != (x,)
 
 
+def test_what_is_joined_for_levels_is_levels_before() -> None:
+    x, y = arg("x", 3, 5), arg("y", 3, 2)
+    joined = ops.concat([x, y], 1)
+    q = ops.quantized(joined, const(np.float32(0.05)), const(np.uint8(7)))
+    new = lowered(graph(q))
+    assert [n.dtype for n in of(new.outputs[0], ops.Concat)] == [u8]
+    given = [np.linspace(-9, 9, x.type.size, dtype=np.float32).reshape(x.type.shape) for x in (x, y)]  # type: ignore[call-overload]
+    np.testing.assert_array_equal(interpret(new, given)[0], interpret(graph(q), given)[0])
+    others = graph(q, ops.add(joined, 1.0))  # which read it as it was
+    assert [n.dtype for n in of(lowered(others).outputs[0], ops.Concat)] == [f32]
+
+
 TABLE = levels(9, 6, dtype=i8)
 
 

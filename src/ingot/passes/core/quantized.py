@@ -3,6 +3,7 @@
     max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
     quantize((q - z) * s)   ->   q                              by the same scale and zero
     quantize(max(x, 0))     ->   quantize(x)                    where 0 is the least level: x is cut there anyway
+    quantize(concat(x, y))  ->   concat(quantize(x), quantize(y))
     gather((q - z) * s, i)  ->   (gather(q, i) - z) * s         of a constant table, which stays as small as it is
 
 Products, where the machine multiplies and adds bytes four at a time:
@@ -52,7 +53,7 @@ def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, .
     if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
         return graph
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
-    graph = _cut_once(graph)
+    graph = _cut_once(_joined_as_levels(graph))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
     return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
@@ -92,6 +93,23 @@ def _gathered(op: ops.Gather, table: Node, at: Node) -> Node | None:
         return replace(op, slice_sizes=sizes)(p, at)
 
     return table.op(op(q, at), *map(read, parameters), loc=table.loc)
+
+
+def _joined_as_levels(graph: Graph) -> Graph:
+    """Values that are joined for a quantization alone are levels before: what is stored and moved is as small."""
+    uses, outputs = graph.uses(), set(graph.outputs)
+
+    def image(n: Node, inputs: Sequence[Node]) -> Node:
+        x = n.inputs[0] if isinstance(n.op, ops.Quantize) else n
+        if not isinstance(x.op, ops.Concat) or x is n or x in outputs or len(uses[x]) != 1:
+            return n.with_inputs(inputs)
+        scale, zero = (splat_of(p) for p in n.inputs[1:])
+        if scale is None or zero is None:
+            return n.with_inputs(inputs)
+        parts = [ops.quantized(part, const(scale), const(zero), n.loc) for part in inputs[0].inputs]
+        return x.op(*parts, loc=n.loc)
+
+    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
 
 
 def _cut_once(graph: Graph) -> Graph:
