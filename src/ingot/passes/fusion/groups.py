@@ -190,4 +190,6 @@ class OpenGroup:
                 inside[n] = leaf(n)
         root = inside[self.root]
         outputs = root.results if len(root.types) > 1 else (root,)
-        return Group(Graph(tuple(inputs), outputs), self.kind)(*outer, loc=self.root.loc)
+        # that of the root, or of the last member before it that has one
+        loc = next((n.loc for n in reversed(inside) if n in self.members and n.loc), "")
+        return Group(Graph(tuple(inputs), outputs), self.kind)(*outer, loc=loc)
