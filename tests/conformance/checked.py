@@ -16,7 +16,7 @@ from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.bind import Binding
 from ingot.runtime.dtypes import numpy_dtype
-from ingot.runtime.expr import span
+from ingot.runtime.expr import evaluate, span
 from ingot.runtime.program import Program, table_places
 
 
@@ -57,13 +57,17 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
                 memory[b.id] = binding.sizes[b.index : b.index + 1].view(np.uint8)
             case "table":
                 memory[b.id] = np.zeros(8 * _table_size(program), np.uint8)
-    at, values = 0, binding.values
+    at, values, turned = 0, binding.values, dict[int, int]()
     binding.begin()
     while at < len(program.steps):
         step = program.steps[at]
         at += 1
         if step.target is not None:
-            if not step.args or not memory[step.args[0][0]][0]:
+            here, leaves = at - 1, not step.args or not memory[step.args[0][0]][0]
+            for most in step.dims:  # the turns that a loop is said to make are those that it makes
+                assert leaves == (turned.get(here, 0) >= evaluate(most, values)), f"step {here}: {turned.get(here, 0)}"
+                turned[here] = 0 if leaves else turned.get(here, 0) + 1
+            if leaves:
                 at = step.target
             values = binding.found()
             continue

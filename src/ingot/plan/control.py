@@ -26,6 +26,7 @@ from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
+from ingot.plan.turns import turns, value_of
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
@@ -43,7 +44,7 @@ class Plan(Protocol):
     def buffer(self, node: Node) -> int: ...
     def temp(self, nbytes: DimLike) -> int: ...
     def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None: ...
-    def jump(self, flag: int | None = None, target: int = 0) -> int: ...
+    def jump(self, flag: int | None = None, target: int = 0, turns: DimLike | None = None) -> int: ...
     def aim(self, number: int) -> None: ...
     def nested(self, graph: Graph, places: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
 
@@ -112,6 +113,10 @@ class _Control:
         outer = self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
         return outer if isinstance(outer.op, Const) else None
 
+    def _number(self, operand: Node) -> DimLike | None:
+        """The integer that an operand is, if that is known beforehand."""
+        return value_of(self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand)
+
     def _copied(self, operand: Node, place: Place | None = None) -> Place:
         place = place or self._fresh(operand)
         self._evaluate(operand, place)
@@ -145,7 +150,7 @@ class _Control:
         changing = [i for i in count if not fixed[i]]
         start = len(plan.steps)
         ((flag, _),) = plan.nested(_with_constants(op.cond, constants), buffers)
-        leave = plan.jump(flag)
+        leave = plan.jump(flag, turns=turns(op, lambda i: self._number(operands[i])))
         body = op.body.with_outputs([*(op.body.outputs[i] for i in changing), *op.body.found.values()])
         body = _with_constants(body, constants)
         pairs = list(zip((body.inputs[i] for i in changing), body.results, strict=True))

@@ -272,13 +272,15 @@ class _Linker:
                 )
             )
 
-    def jump(self, flag: int | None = None, target: int = 0) -> int:
-        """A jump, taken if the byte in buffer `flag` is 0 (None: always); its number, to set the target later."""
+    def jump(self, flag: int | None = None, target: int = 0, turns: DimLike | None = None) -> int:
+        """A jump, taken if the byte in buffer `flag` is 0 (None: always); its number, to set the target later. turns:
+        of the loop that it leaves, where they are known beforehand."""
         number = len(self.steps)
         if flag is not None:
             self.buffers[flag].touch(number)
         args = () if flag is None else ((flag, 0),)
-        self.steps.append(rt.Step("", args, label="jump", target=target))
+        dims = () if turns is None else (expression(turns),)
+        self.steps.append(rt.Step("", args, dims, label="jump", target=target))
         return number
 
     def aim(self, number: int) -> None:

@@ -43,6 +43,9 @@ def graphs(program: Program) -> list[str]:
     ran = [step.target is None for step in program.steps]
     count = sum(start is not None and start < len(ran) and ran[start] for start in starts)
     flags = [i for i in jumps if program.steps[i].args]
+    known = [f"  the loop that step {i} leaves makes {show(d)} turns" for i in flags for d in program.steps[i].dims]
+    if len(known) == len(flags):
+        return ["1 CUDA graph", *known]
     sizes = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
     waits: list[str] = []
     for i in flags:

@@ -139,7 +139,8 @@ class Step:
     device: what runs it; its kernel is in the code that is filed under that name.
 
     With a `target` it launches nothing but goes on at that step: if the byte that its argument names is 0, or, without
-    an argument, always. The target may be the number of steps: the end.
+    an argument, always. The target may be the number of steps: the end. `dims` then holds the turns of the loop that is
+    left, where they are known beforehand.
     """
 
     kernel: str

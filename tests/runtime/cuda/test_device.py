@@ -12,7 +12,9 @@ import pytest
 
 from ingot.runtime import describe
 from ingot.runtime.cuda import device as cuda
+from ingot.runtime.cuda import graphs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
+from ingot.runtime.expr import Expr
 from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.runtime.state import Held
 from ingot.support.cubins import KernelCode, pack, unpack
@@ -340,6 +342,53 @@ def counting(copied: str) -> Program:
     found = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
     found.check()
     return found
+
+
+def counted(turns: Expr) -> Program:
+    """y = 2 x; for i in range(turns): for j in range(2): y = 2 y"""
+    flag = Buffer(2, "arena", 1, 0, 8)
+    dims, chunks = (("n",),), ("n",)
+    double = Step("double", ((1, 0), (1, 0)), dims, chunks, "body")
+    steps = (
+        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
+        Step("less", ((1, 0), (2, 0)), (), 1, "outer condition"),
+        Step("", ((2, 0),), (turns,), label="jump", target=8),
+        Step("less", ((1, 0), (2, 0)), (), 1, "inner condition"),
+        Step("", ((2, 0),), (2,), label="jump", target=7),
+        double,
+        Step("", (), label="jump", target=3),
+        Step("", (), label="jump", target=1),
+    )
+    return program(steps, (X, Y, flag))
+
+
+def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether they go on; a captured stream has them, too. With more kernels the host follows the flags."""
+    x, made = np.float32([1, 2, 3]), counted(("n", 1, "-"))
+    assert describe.graphs(made)[0] == "1 CUDA graph" and "n - 1 turns" in describe.graphs(made)[1]
+    loaded = Loaded(made)
+    fake.log.clear()
+    np.testing.assert_array_equal(run(loaded, x), 2 * 2**4 * x)
+    launched = [entry[1] for entry in fake.log if entry[0] == "launch"]
+    assert launched == ["double"] * 5
+    np.testing.assert_array_equal(run(loaded, x[:1].copy()), 2 * x[:1])
+    result = fake.allocate(12)
+    given = fake.allocate(12)
+    ctypes.memmove(given, x.ctypes.data, 12)
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    fake.capturing.add(7)
+    context = loaded.claim()
+    context.run(context.bind(((3,),)), [given, result], BOTH)
+    context.release()
+    np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 3).from_address(result)), 32 * x)
+    readings = np.zeros(9, np.int64)
+    loaded.set_profile(readings)
+    run(loaded, x)
+    np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [3, 0, 0, 0, 0, 12, 0, 0])
+    values = {"n": graphs.MOST}
+    assert graphs.known_path(made, values) is None
+    assert graphs.known_path(until_100(), {"n": 3}) is None
 
 
 @pytest.mark.parametrize("copied", ["", "as asked"])

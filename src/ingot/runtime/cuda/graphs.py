@@ -1,6 +1,7 @@
 """A bound program as CUDA graphs: a node for each launch, one behind the other; jumps end a graph, and the host follows
-them. Kernels that await what is before them start early: all do so before they read, so that what is before the one
-before has ended, too. Behind a size that steps find, the host reads it, and tells it to the kernels that depend on it.
+them. A loop whose turns are known beforehand is laid out in the graph, turn by turn. Kernels that await what is before
+them start early: all do so before they read, so that what is before the one before has ended, too. Behind a size that
+steps find, the host reads it, and tells it to the kernels that depend on it.
 
     steps: a b c  jump-if-0(flag) end  d jump a   ->   graph [a b c], flag read by the host, graph [d], again from a
 """
@@ -14,12 +15,13 @@ from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Clock
 from ingot.runtime.cuda.driver import Driver, KernelParams
 from ingot.runtime.cuda.image import Image, LoadedKernel
-from ingot.runtime.expr import Expr, evaluate, span
+from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
 from ingot.runtime.program import Program, Step, table_places
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
 _WORD = 8  # bytes of a size
+MOST = 4096  # kernels of a graph that repeats those of loops
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
 
@@ -94,6 +96,41 @@ class _Jump:
     target: int
 
 
+def known_path(program: Program, values: Mapping[str, int]) -> list[int] | None:
+    """The steps that launch something, in the order in which they run, a loop's as often as it turns, without what only
+    asks whether it goes on; None where only the run knows that, or there are more than `MOST`."""
+    path: list[int] = []
+    turned: dict[int, int] = {}  # by the jump that leaves a loop
+    again = {s.target: i for i, s in enumerate(program.steps) if s.target is not None and s.target <= i}
+    at, steps = 0, program.steps
+    for _ in range(4 * MOST + 4 * len(steps)):  # of loops whose bodies launch nothing, too
+        if at == len(steps):
+            return path
+        step = steps[at]
+        if step.target is None:
+            path.append(at)
+            at += 1
+        elif not step.args:
+            at = step.target
+        elif not step.dims or not _known(step.dims[0], values):
+            return None
+        else:
+            first = max((i for i in again if i <= at), default=at)
+            while path and first <= path[-1] < at:
+                path.pop()
+            turn = turned.get(at, 0)
+            ends = turn >= evaluate(step.dims[0], values)
+            turned[at] = 0 if ends else turn + 1
+            at = step.target if ends else at + 1
+        if len(path) > max(MOST, len(steps)):
+            return None
+    return None
+
+
+def _known(number: Expr, values: Mapping[str, int]) -> bool:
+    return isinstance(number, int) or all(not isinstance(i, str) or i in OPERATORS or i in values for i in number)
+
+
 class Graphs:
     """The graphs of a program for one set of shapes, made when it first runs."""
 
@@ -107,27 +144,37 @@ class Graphs:
         self._jumps: dict[int, _Jump] = {}
         self._next: dict[int, int] = {}
         self._users: dict[int, list[tuple[_Node, list[tuple[int, int]]]]] = {}  # of each place, and where they have it
-        resolve = _Resolver(program, binding)
-        self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
-        found = {size.name for size in program.sizes}
-        for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
-            segment = self._segments[start] = _Segment([])
-            for number in range(start, end):
-                step = program.steps[number]
-                if step.target is not None:
-                    flag = resolve.buffer(*step.args[0]) if step.args else None
-                    self._jumps[start] = _Jump(flag, step.target)
-                elif binding.counts[number][0]:
-                    dims = [span(d, binding.spans)[1] for d in step.dims]
-                    bases = [resolve.buffer(*arg) for arg in step.args]
-                    told = (d for d in (step.chunks, *step.dims) if isinstance(d, tuple))
-                    sized = None if all(found.isdisjoint(d) for d in told) else step
-                    node = _Node(number, image.kernels[step.kernel], binding.counts[number][0], bases, dims, sized)
-                    segment.nodes.append(node)
-                    for base, slots in node.slots().items():
-                        self._users.setdefault(base, []).append((node, slots))
-            self._next[start] = end
+        self._resolve = _Resolver(program, binding)
+        self.nbytes, self._sizes = self._resolve.nbytes, self._resolve.sizes
+        self._program, self._image = program, image
         self._end = len(program.steps)
+        if (path := known_path(program, binding.values)) is not None:
+            self._segments[0], self._next[0] = self._segment(path), self._end
+            return
+        for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
+            last = program.steps[end - 1] if end > start else None
+            if last is not None and last.target is not None:
+                flag = self._resolve.buffer(*last.args[0]) if last.args else None
+                self._jumps[start] = _Jump(flag, last.target)
+            self._segments[start] = self._segment(range(start, end))
+            self._next[start] = end
+
+    def _segment(self, numbers: Sequence[int]) -> _Segment:
+        """The launches of these steps."""
+        binding, found, nodes = self._binding, {size.name for size in self._program.sizes}, list[_Node]()
+        for number in numbers:
+            step, chunks = self._program.steps[number], self._binding.counts[number][0]
+            if not chunks:
+                continue
+            dims = [span(d, binding.spans)[1] for d in step.dims]
+            bases = [self._resolve.buffer(*arg) for arg in step.args]
+            told = (d for d in (step.chunks, *step.dims) if isinstance(d, tuple))
+            sized = None if all(found.isdisjoint(d) for d in told) else step
+            node = _Node(number, self._image.kernels[step.kernel], chunks, bases, dims, sized)
+            nodes.append(node)
+            for base, slots in node.slots().items():
+                self._users.setdefault(base, []).append((node, slots))
+        return _Segment(nodes)
 
     def run(self, places: Places, stream: int) -> None:
         """Launch at these addresses; a jump that asks for a flag waits for what is before it."""
