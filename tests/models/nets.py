@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.models.forecasters import CHANNELS, TCN, DLinear, PatchTST
+
 
 def conv_bn(cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(cin, cout, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -316,6 +318,10 @@ def _bert_inputs(batch: int, length: int) -> tuple[Tensor, ...]:
     return _ids(batch, length), mask, torch.randint(2, (batch, length))
 
 
+def _series(batch: int, length: int) -> tuple[Tensor]:
+    return (torch.randn(batch, CHANNELS, length).cumsum(2),)
+
+
 FAMILIES: dict[str, Family] = {
     "resnet": Family(resnet, _images(40), IMAGE),
     "mobilenet": Family(mobilenet, _images(33), IMAGE),
@@ -328,6 +334,9 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(Llama, lambda b, n: (_ids(b, n),), (TEXT,), (16, 21)),
     "whisper": Family(Whisper, lambda b, n: (torch.randn(b, 20, 2 * n),), IMAGE, (25, 25)),
     "lstm": Family(Recurrent, lambda b, n: (torch.randn(b, n, 12),), IMAGE, (9, 9)),
+    "tcn": Family(TCN, _series, ({0: "batch", 2: "time"},), (36, 45)),
+    "dlinear": Family(DLinear, _series, IMAGE, (36, 36)),
+    "patchtst": Family(PatchTST, _series, IMAGE, (36, 36)),
 }
 
 
