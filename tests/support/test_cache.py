@@ -54,6 +54,18 @@ def test_least_recently_used_entries_go_first(tmp_path: Path):
     assert [cache.path(key).exists() for key in keys] == [True, False, True]
 
 
+def test_entries_are_not_all_looked_at_for_each_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trims: list[int] = []
+    whole = DiskCache.trim
+    monkeypatch.setattr(DiskCache, "trim", lambda self: (trims.append(1), whole(self)))
+    most, size = 256_000, 5000
+    for i in range(150):
+        put(DiskCache(tmp_path, most), cache_key(str(i)), b"ok" + bytes(size - 2))
+        held = sum(p.stat().st_size for p in tmp_path.rglob("*.entry"))
+        assert held <= most + most // 16 + size
+    assert held > most // 2 and len(trims) <= 50
+
+
 def test_what_cannot_be_kept_is_no_error(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
     cache = DiskCache(tmp_path / "file" / "below")

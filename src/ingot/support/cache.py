@@ -11,8 +11,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,8 @@ from ingot.support.errors import ArtifactError
 T = TypeVar("T")
 _SUFFIX = ".entry"
 _STALE_SECONDS = 3600.0
+_WRITTEN = "written"  # a file as long as what was written since the last trim, in parts of what the cache may hold
+_PARTS, _SPARE = 256, 16
 _log = logging.getLogger("ingot.cache")
 
 
@@ -74,15 +76,30 @@ class DiskCache:
             return None
 
     def store(self, key: str, write: Callable[[Path], None]) -> bool:
-        """Let `write(path)` make the entry (it must write atomically), then trim the cache. False if it could not."""
+        """Let `write(path)` make the entry (it must write atomically). False if it could not.
+
+        From time to time the cache is trimmed: it never holds more than a sixteenth above its bound.
+        """
         return self.store_all({key: write})
 
     def store_all(self, entries: Mapping[str, Callable[[Path], None]]) -> bool:
-        """Many as one does: the cache is trimmed once."""
+        """Many as one does."""
         stored = [self._store(key, write) for key, write in entries.items()]
-        if any(stored):
+        if any(stored) and self._is_due(entries):
             self.trim()
         return all(stored)
+
+    def _is_due(self, keys: Iterable[str]) -> bool:
+        """Count what was written, for all processes: looking at all entries each time would take as long as writing."""
+        size = sum(path.stat().st_size for path in map(self.path, keys) if path.exists())
+        parts = -(-size // max(1, self.max_bytes // _PARTS))
+        try:
+            with (self.folder / _WRITTEN).open("ab") as file:
+                file.write(bytes(min(parts, _SPARE)))
+                return file.tell() >= _SPARE
+        except OSError as error:
+            _log.info("cache: %s", error)
+            return True
 
     def _store(self, key: str, write: Callable[[Path], None]) -> bool:
         path = self.path(key)
@@ -106,6 +123,8 @@ class DiskCache:
 
     def trim(self) -> None:
         """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""
+        with suppress(OSError):
+            os.truncate(self.folder / _WRITTEN, 0)
         entries: list[tuple[float, int, Path]] = []
         stale = time.time() - _STALE_SECONDS
         for path in self.folder.glob("??/*"):
@@ -131,8 +150,8 @@ _shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default
 
 
 @contextmanager
-def sharing(disk: DiskCache) -> Iterator[None]:
-    """Within it, parts of programs are kept in `disk` and taken from there."""
+def sharing(disk: DiskCache | None) -> Iterator[None]:
+    """Within it, parts of programs are kept in `disk` and taken from there; None: nowhere."""
     token = _shared.set(disk)
     try:
         yield
