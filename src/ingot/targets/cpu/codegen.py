@@ -65,6 +65,7 @@ def feature_string(features: Features) -> str:
 
 
 _one_at_a_time = Lock()
+_reduced: bool | None = None  # what the process was last told of strength reduction
 
 
 @cache
@@ -83,8 +84,13 @@ def _parsed(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     except RuntimeError as error:
         raise CompileError(f"LLVM refuses the generated IR: {error}", fix="this is a bug in the CPU target") from error
     module.triple = machine.triple
-    module.data_layout = str(machine.target_data)
+    module.data_layout = _layout(machine)
     return module
+
+
+@cache
+def _layout(machine: llvm.TargetMachine) -> str:
+    return str(machine.target_data)
 
 
 def _clean(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
@@ -104,11 +110,15 @@ def emit(text: str, features: Features, assembly: bool = False) -> bytes:
 
     Raises CompileError with LLVM's message for IR that it refuses.
     """
+    global _reduced
     machine = _machine(features)
     module = _parsed(text, machine)
     _clean(module, machine)
     with _one_at_a_time:
         # On x86-64 loop strength reduction takes half the time of code generation for what the printer does: rows are
         # displacements from one pointer. AArch64's loads have no room for these. An option holds for the whole process.
-        llvm.set_option("ingot", f"-disable-lsr={'true' if features.arch == 'x86_64' else 'false'}")
+        reduced = features.arch != "x86_64"
+        if reduced != _reduced:
+            llvm.set_option("ingot", f"-disable-lsr={'false' if reduced else 'true'}")
+            _reduced = reduced
         return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)
