@@ -1,23 +1,42 @@
 """Golden texts: `golden("name", text)` compares with golden/name.txt beside the test; --update-golden writes it.
 
-Whatever a test compiles is verified after every pass.
+Whatever a test compiles is verified after every pass, and kernels of equal text are compiled once. What collecting the
+tests imported stays to the end, so that Python's collector of cycles need not look at it again and again.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ingot.support.cache import DiskCache, sharing
+
 os.environ.setdefault("INGOT_VERIFY", "1")
+
+gc.disable()
 
 Golden = Callable[[str, str], None]
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 5)
+    gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden texts instead of comparing with them")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_of_all_tests() -> Iterator[None]:
+    """Objects are shared by all processes, and from run to run: their keys hold all that makes them what they are."""
+    with sharing(DiskCache()):
+        yield
 
 
 @pytest.fixture

@@ -64,9 +64,10 @@ def test_models_share_kernels(tmp_path: Path, begun: list[str]):
 
 def test_nothing_is_kept_without_a_cache(tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
-    _run(_model(1.0))
-    before = len(begun)
-    _run(_model(2.0))
+    with sharing(None):
+        _run(_model(1.0))
+        before = len(begun)
+        _run(_model(2.0))
     assert len(begun) > before and not list(tmp_path.iterdir())
 
 
