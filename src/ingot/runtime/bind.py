@@ -18,7 +18,10 @@ from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
 _UNKNOWN = -(1 << 63)
-_BEYOND = "the input holds more than there is room for: compile with a larger bound, or pass less"
+_BEYOND = (
+    "the input holds more than there is room for: compile with a larger bound "
+    "(limits=ingot.Limits(sizes=...) where the model has none), or pass less"
+)
 
 Shape = tuple[int, ...]
 

@@ -22,13 +22,14 @@ from ingot.support.errors import InputError, LimitError
 @dataclass(frozen=True)
 class Limits:
     """nodes: of functions, branches and unrolled loops, written out; elements: of one tensor; terms: symbols and
-    operators of one symbolic size; turns: of a loop that stacks results and whose count only the run knows; seconds: of
-    a whole compile."""
+    operators of one symbolic size; turns: of a loop that stacks results and whose count only the run knows; sizes: of
+    an axis that only the run knows and nothing else bounds (a `bincount`); seconds: of a whole compile."""
 
     nodes: int = 100_000
     elements: int = 1 << 36
     terms: int = 1 << 10
     turns: int = 1 << 10
+    sizes: int = 1 << 16
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
@@ -78,6 +79,11 @@ def limited(limits: Limits | None = None) -> Iterator[None]:
 def most_turns() -> int:
     budget = _budget.get()
     return (_DEFAULT if budget is None else budget.limits).turns
+
+
+def most_found() -> int:
+    budget = _budget.get()
+    return (_DEFAULT if budget is None else budget.limits).sizes
 
 
 def most_terms() -> int:

@@ -23,6 +23,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
+from ingot.support.limits import most_found
 
 DTYPE_OF: dict[torch.dtype, DType] = {
     torch.float64: DTYPES["f64"],
@@ -140,9 +141,12 @@ class Sizes:
         """No value has given a size yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
-    def found(self, value: Node, most: DimLike, like: DimLike | None, spanned: bool = True) -> DimLike:
-        """The size that an i64 scalar gives in the run, at most `most`. like: what torch calls it, if anything; where
-        that has a meaning already, the two have to be equal. spanned: whether torch's range of it can be believed."""
+    def found(self, value: Node, most: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
+        """The size that an i64 scalar gives in the run, at most `most`; None: as torch or the limits say.
+
+        like: what torch calls it, if anything; where that has a meaning already, the two have to be equal.
+        spanned: whether torch's range of it can be believed.
+        """
         known = next((name for name, (node, _) in self.values.items() if node is value), None)
         if known is not None and like is None:
             return symbol(known)
@@ -154,6 +158,8 @@ class Sizes:
             if like is not None:
                 self.require_equal(symbol(name), like)
         high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
+        if most is None:
+            most = most_found() if high is None else high
         self.values[name] = value, most if high is None else dim_min(most, high)
         return symbol(name)
 

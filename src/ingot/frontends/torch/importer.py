@@ -21,7 +21,6 @@ from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.values import Complex, Context, Layout, Number, cast, f64, i64, with_shape
-from ingot.ir.dims import FARTHEST
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -150,7 +149,7 @@ class Importer:
         if target in _READS and isinstance(meta, torch.SymInt):
             x = env[node.all_input_nodes[0]]
             if isinstance(x, Node):
-                self.sizes.found(ops.reshape(cast(x, i64), ()), FARTHEST, self.sizes.dim(meta))
+                self.sizes.found(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
             return None
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None

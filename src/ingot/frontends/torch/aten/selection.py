@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import reshape, slice_axis, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, axis_of, broadcast_shape, cast, expand, i64
-from ingot.ir.dims import FARTHEST, DimLike, product
+from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node
 from ingot.ops.select import Groups
 
@@ -113,7 +113,7 @@ def repeats(c: Context, repeats: Node, *, output_size: DimLike | None = None) ->
 
 def _repeated(c: Context, repeats: Node, output_size: DimLike | None, like: DimLike) -> Node:
     if output_size is None:
-        output_size = c.sizes.found(ops.reduce_sum(cast(repeats, i64)), FARTHEST, like)
+        output_size = c.sizes.found(ops.reduce_sum(cast(repeats, i64)), None, like)
     return ops.repeated(repeats, output_size)
 
 
@@ -136,7 +136,7 @@ def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLik
     values = cast(x, i64)
     # the largest of none is the least integer
     count = ops.maximum(ops.add(ops.reduce_max(values), 1), least) if n != 0 else least
-    size = c.sizes.found(count, FARTHEST, c.shape[0])
+    size = c.sizes.found(count, None, c.shape[0])
     ones = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
     return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, ones)
 
