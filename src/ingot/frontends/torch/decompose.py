@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
@@ -15,22 +16,27 @@ from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.decompositions import composed, histograms, segments
 from ingot.frontends.torch.decompositions.backward import BACKWARD
 from ingot.frontends.torch.decompositions.fused_attention import FUSED
+from ingot.frontends.torch.tracing.guards import noted_equalities
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 
 
-def decomposed(program: ExportedProgram, refused: Collection[str] = ()) -> ExportedProgram:
+def decomposed(
+    program: ExportedProgram, refused: Collection[str] = ()
+) -> tuple[ExportedProgram, Sequence[sympy.Basic]]:
     """`program` functionalized: writes become values, autocast regions casts, unknown composites core aten.
 
     Every op that has a handler stays whole: performance comes from importing the composite.
     refused: names of ops whose handlers refuse uses of them in this program, and torch's composition is tried instead.
+
+    Returns what the new program assumes of sizes, too.
     """
     table = default_decompositions()
     for op in list(table.keys()):
         if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN and op_name(op) not in refused:
             table.pop(op)
     table.update(OWN)
-    with whole_recurrences():
-        return program.run_decompositions(table)
+    with whole_recurrences(), noted_equalities() as assumed:
+        return program.run_decompositions(table), assumed
 
 
 def op_name(op: torch._ops.OpOverload) -> str:

@@ -21,6 +21,7 @@ from ingot.frontends.torch.decompositions.boxes import suppression_in_one
 from ingot.frontends.torch.tracing.guards import noted_differences
 from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.memory import joined, written_memories
+from ingot.frontends.torch.tracing.open_sizes import OpenSizes
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError
 
@@ -83,7 +84,8 @@ def _exported(
         if not names or not isinstance(e.__cause__, UserError | ValueError | AssertionError):
             raise
         error = e
-    # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
+    # the model narrows a named range, or ties it to another (an AssertionError where torch words its advice on a
+    # size such as -n % 4): let torch find the ranges, and keep the names
     program = _traced(net, args, kwargs, _relaxed(shapes, names), deferred=False)
     chosen = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
     if chosen is None and not keep_small:
@@ -107,6 +109,7 @@ def _traced(
         whole_recurrences(),
         suppression_in_one(),
         masks_unread(),
+        OpenSizes(),
     ):
         warnings.simplefilter("ignore")
         try:

@@ -89,11 +89,11 @@ def import_exported(
     try:
         return _imported(program, sizes, guards, parameters, final=False)
     except NeedsDecomposition as e:
-        simpler = _simplified(program, e)
-    return _imported(simpler, sizes, guards, parameters, final=True)
+        simpler, assumed_too = _simplified(program, e)
+    return _imported(simpler, sizes, [*guards, *assumed_too], parameters, final=True)
 
 
-def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> ExportedProgram:
+def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[ExportedProgram, Sequence[sympy.Basic]]:
     try:
         return decomposed(program, {op.name for op in cause.unsupported})
     except (RuntimeError, NotImplementedError, AssertionError) as e:

@@ -86,7 +86,12 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 
 def pdist(x: Tensor, p: float = 2) -> Tensor:
     """Distances of all pairs of rows, in order."""
-    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1).unbind(0)
+    n = x.shape[0]
+    # triu_indices would take an open size for the example's
+    if isinstance(n, torch.SymInt):
+        first, second = torch.ones(n, n, dtype=torch.bool).triu(1).nonzero().unbind(1)
+    else:
+        first, second = torch.triu_indices(n, n, 1).unbind(0)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
 
 

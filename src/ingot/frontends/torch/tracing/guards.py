@@ -61,6 +61,24 @@ def noted_differences() -> Iterator[list[sympy.Ne]]:
         yield found
 
 
+@contextmanager
+def noted_equalities() -> Iterator[list[sympy.Eq]]:
+    """While torch decomposes, and notes no guards: the sizes that it took for numbers or for each other."""
+    found: list[sympy.Eq] = []
+    original = ShapeEnv.evaluate_expr
+
+    def noting(environment: ShapeEnv, asked: sympy.Basic, *args: object, **named: object) -> sympy.Basic:
+        value = original(environment, asked, *args, **named)
+        if asked.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
+            found.append(sympy.Eq(asked, value))
+        elif isinstance(asked, sympy.Eq) and value in (True, sympy.true):
+            found.append(asked)
+        return value
+
+    with patch.object(ShapeEnv, "evaluate_expr", noting):
+        yield found
+
+
 def _of_model(place: object) -> bool:
     """Whether a frame is in a model's code or in torch's own of that kind, made of ops."""
     file = Path(str(getattr(place, "filename", "")))

@@ -427,7 +427,7 @@ def _avg_pool(n: int) -> Callable[..., Node]:
 
 def _adaptive(n: int, make: Callable[[tuple[int, ...]], Op]) -> Callable[..., Node]:
     def adaptive(c: Context, x: Node, output_size: Ints) -> Node:
-        op = make(per_axis(output_size, n))
+        op = make(sizes_per_axis(output_size, n))
         return batched(x, n, lambda v: op(v))
 
     return adaptive
@@ -447,8 +447,9 @@ def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
 
     def adaptive(c: Context, x: Node, output_size: Ints) -> tuple[Node | None, ...]:
         # the importer refuses a read of a missing result
-        fixed = all(isinstance(d, int) and d > 0 for d in x.shape[-n:])
-        return pool(c, x, output_size), _places_of_largest(x, per_axis(output_size, n)) if fixed else None
+        sizes = sizes_per_axis(output_size, n)
+        fixed = all(isinstance(d, int) and d > 0 for d in (*x.shape[-n:], *sizes))
+        return pool(c, x, output_size), _places_of_largest(x, sizes) if fixed else None
 
     return adaptive
 

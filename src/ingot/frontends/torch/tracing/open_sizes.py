@@ -1,0 +1,261 @@
+"""Functions of torch that fix open sizes at the example's, written in ones that keep them.
+
+Their C++ takes sizes as plain integers, or compares values, so that torch.export would trace the example's size and
+refuse the others. Each has its definition here, from torch's documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+Size = int | torch.SymInt
+
+
+class OpenSizes(TorchFunctionMode):
+    """Within it, calls of the functions below keep sizes that torch traces as symbols; all others are untouched."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        definition = _DEFINITIONS.get(func)
+        given: Mapping[str, Any] = kwargs or {}
+        if definition is None or not any(map(_open, (*args, *given.values()))):
+            return func(*args, **given)
+        return definition(*args, **given)
+
+
+def _open(value: object) -> bool:
+    """Whether `value` is, or has, a size that is a symbol."""
+    if isinstance(value, Tensor):
+        return any(map(_open, value.shape))
+    return isinstance(value, torch.SymInt) or (isinstance(value, tuple | list) and any(map(_open, value)))
+
+
+def _affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool | None = None) -> Tensor:
+    """The places [N, D, H, W, 3] (or [N, H, W, 2]) that maps `theta` send those of an image to: last axis (x, y, z)."""
+    batch, _, *extents = size
+    places = [_centers(n, theta, align_corners) for n in extents]
+    axes = torch.meshgrid(*places, indexing="ij")
+    points = torch.stack((*axes[::-1], torch.ones_like(axes[0])), -1).flatten(0, -2)
+    return (points @ theta.mT).reshape(batch, *extents, len(extents))
+
+
+def _centers(n: Size, like: Tensor, align_corners: bool | None) -> Tensor:
+    """`n` places from -1 to 1: of the pixels' centers, the outer ones at the ends where `align_corners`."""
+    at = torch.arange(n, dtype=like.dtype, device=like.device)
+    if align_corners:
+        return at * (2 / torch.sym_max(n - 1, 1)) - 1 + (0 if n > 1 else 1)
+    return (2 * at + 1) / n - 1
+
+
+def _one_hot(tensor: Tensor, num_classes: Size = -1) -> Tensor:
+    if isinstance(num_classes, int) and num_classes < 0:
+        return F.one_hot(tensor)
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
+def _linspace(start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = None, **to: Any) -> Tensor:
+    """Equally wide steps, counted from the nearer end."""
+    at = torch.arange(steps, dtype=torch.float64, device=to.get("device"))
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    return torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)).to(_kind(dtype))
+
+
+def _logspace(start: Any, end: Any, steps: Size, base: float = 10.0, **to: Any) -> Tensor:
+    return (base ** _linspace(start, end, steps, dtype=torch.float64, **to)).to(_kind(None))
+
+
+def _kind(dtype: torch.dtype | None) -> torch.dtype:
+    return dtype or torch.get_default_dtype()
+
+
+def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`pool` where some windows of open size span their axes: there it is the reduction `whole`."""
+
+    def pooled(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Any:
+        n = input.dim() - 2
+        kernel, steps, sides = (_repeated(v, n) for v in (kernel_size, stride or kernel_size, padding))
+        for axis, (size, side) in enumerate(zip(kernel, sides, strict=True), 2):
+            if _open(size) and _same(size, input.shape[axis]) and side == 0:
+                input = whole(input, axis, keepdim=True)
+                kernel[axis - 2] = steps[axis - 2] = 1
+        return pool(input, kernel, steps, padding, *rest, **named)
+
+    return pooled
+
+
+def _repeated(value: Any, count: int) -> list[Any]:
+    values = list(value) if isinstance(value, tuple | list) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr
+
+
+def _triangle(keep: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    def indices(row: Size, col: Size, offset: int = 0, **to: Any) -> Tensor:
+        kept = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
+        return kept.nonzero().T.to(to.get("dtype") or torch.int64)
+
+    return indices
+
+
+def _kron(input: Tensor, other: Tensor) -> Tensor:
+    rank = max(input.dim(), other.dim())
+    a, b = (x.reshape(*[1] * (rank - x.dim()), *x.shape) for x in (input, other))
+    pairs = [at for axis in range(rank) for at in (axis, rank + axis)]
+    outer = (a.reshape(*a.shape, *[1] * rank) * b).permute(pairs)
+    return outer.reshape([m * n for m, n in zip(a.shape, b.shape, strict=True)])
+
+
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None:
+        return input.flatten()[indices.flatten()]
+    axis = dim % input.dim()
+    shape = torch.broadcast_shapes(*((*y.shape[:axis], 1, *y.shape[axis + 1 :]) for y in (input, indices)))
+
+    def spread(y: Tensor) -> Tensor:
+        return y.expand(*shape[:axis], y.shape[axis], *shape[axis + 1 :])
+
+    return spread(input).gather(axis, spread(indices))
+
+
+def _vander(x: Tensor, N: Size | None = None, increasing: bool = False) -> Tensor:
+    n = x.shape[-1] if N is None else N
+    powers = torch.arange(n, device=x.device)
+    return x.unsqueeze(-1) ** (powers if increasing else n - 1 - powers)
+
+
+def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Tensor]:
+    """A window a0 - a1 cos(t) + a2 cos(2t) of one period, which ends at its first value where it is not periodic."""
+
+    def window(
+        window_length: Size, periodic: bool = True, *own: float, dtype: torch.dtype | None = None, device: Any = None,
+        layout: Any = None, requires_grad: bool = False, **named: float,
+    ) -> Tensor:  # fmt: skip
+        t = 2 * math.pi * _turns(window_length, periodic, device)
+        y = sum((-1) ** k * a * torch.cos(k * t) for k, a in enumerate(coefficients(*own, **named)))
+        return _typed(y, dtype)
+
+    return window
+
+
+def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
+    """Where each of `n` points lies between 0 and 1."""
+    return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
+
+
+def _typed(window: Any, dtype: torch.dtype | None) -> Tensor:
+    return window.to(_kind(dtype))
+
+
+def _bartlett(
+    window_length: Size, periodic: bool = True, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> Tensor:
+    return _typed(1 - (2 * _turns(window_length, periodic, device) - 1).abs(), dtype)
+
+
+def _kaiser(
+    window_length: Size, periodic: bool = True, beta: float = 12.0, *, dtype: torch.dtype | None = None,
+    device: Any = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """Kaiser and Schafer 1980: I0(beta sqrt(1 - (2t - 1)^2)) / I0(beta)."""
+    t = 2 * _turns(window_length, periodic, device) - 1
+    scale = torch.special.i0(torch.tensor(beta, dtype=torch.float64))
+    return _typed(torch.special.i0(beta * (1 - t * t).clamp(min=0).sqrt()) / scale, dtype)
+
+
+def _cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """Covariances of the rows, whose columns may count several times (fweights) or matter more (aweights)."""
+    lines = input.reshape(1, -1) if input.dim() < 2 else input
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    if weights is None:
+        scaled = centered = lines - lines.mean(1, keepdim=True)
+        divisor: Any = torch.sym_max(lines.shape[1] - correction, 0)
+    else:
+        total = weights.sum()
+        centered = lines - (lines * weights).sum(1, keepdim=True) / total
+        spread = total if aweights is None else (weights * aweights).sum() / total
+        scaled, divisor = centered * weights, (total - correction * spread).clamp(min=0)
+    return (scaled @ centered.mH / divisor).squeeze()
+
+
+def _corrcoef(input: Tensor) -> Tensor:
+    c = _cov(input)
+    if not c.dim():
+        return c / c
+    deviation = c.diagonal().sqrt()
+    return (c / deviation[:, None] / deviation).clamp(-1, 1)
+
+
+def _istft(
+    input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None,
+    window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool | None = None,
+    length: Size | None = None, return_complex: bool = False,
+) -> Tensor:  # fmt: skip
+    """Overlapping inverse transforms, each times the window, over the sum of the windows' squares."""
+    hop, width, side = hop_length or n_fft // 4, win_length or n_fft, n_fft // 2
+    spectrum = (input if input.dim() == 3 else input.unsqueeze(0)).mT
+    norm = "ortho" if normalized else "backward"
+    if return_complex:
+        frames = torch.fft.ifft(spectrum, n_fft, norm=norm)
+    else:
+        frames = torch.fft.irfft(spectrum[..., : side + 1], n_fft, norm=norm)
+    shape = torch.ones(width, device=input.device) if window is None else window
+    shape = F.pad(shape, ((n_fft - width) // 2, n_fft - width - (n_fft - width) // 2))
+    begin = side if center else 0
+    weights = _overlapped((shape * shape).expand(1, frames.shape[1], n_fft), hop)
+    y = (_overlapped(frames * shape, hop) / weights)[:, begin:]
+    if length is not None:
+        y = F.pad(y, (0, torch.sym_max(length - y.shape[1], 0)))[:, :length]
+    elif center:
+        y = y[:, :-side]
+    return y if input.dim() == 3 else y.squeeze(0)
+
+
+def _overlapped(frames: Tensor, hop: int) -> Tensor:
+    """[B, T, N] -> [B, N + (T - 1) hop]: frame t is added at t * hop."""
+    batch, count, width = frames.shape
+    blocks = -(-width // hop)
+    parts = F.pad(frames, (0, blocks * hop - width)).reshape(batch, count, blocks, hop)
+    total = sum(F.pad(parts[:, :, k], (0, 0, k, blocks - 1 - k)) for k in range(blocks))
+    assert isinstance(total, Tensor)
+    return total.flatten(1)[:, : width + (count - 1) * hop]
+
+
+_DEFINITIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.affine_grid: _affine_grid,
+    torch.affine_grid_generator: _affine_grid,
+    torch._C._nn.one_hot: _one_hot,
+    torch.triu_indices: _triangle(torch.triu),
+    torch.tril_indices: _triangle(torch.tril),
+    torch.kron: _kron,
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
+    torch.vander: _vander,
+    torch.hamming_window: _cosines(lambda alpha=0.54, beta=0.46: (alpha, beta)),
+    torch.hann_window: _cosines(lambda: (0.5, 0.5)),
+    torch.blackman_window: _cosines(lambda: (0.42, 0.5, 0.08)),
+    torch.bartlett_window: _bartlett,
+    torch.kaiser_window: _kaiser,
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.corrcoef: _corrcoef,
+    Tensor.corrcoef: _corrcoef,
+    torch.linspace: _linspace,
+    torch.logspace: _logspace,
+    torch._C._nn.avg_pool2d: _pool(F.avg_pool2d, torch.mean),
+    F.max_pool2d: _pool(F.max_pool2d, torch.amax),
+    torch.istft: _istft,
+    Tensor.istft: _istft,
+}
