@@ -80,12 +80,12 @@ def _exported(
     try:
         return _traced(net, args, kwargs, shapes, deferred=bool(names))
     except ImportModelError as e:
-        # torch's solver asserts what it can solve, where a guard on a named size has fractions (5 <= 2 * n)
+        # torch's solver asserts what it can solve, where a guard on a named size has fractions (5 <= 2 * n),
+        # or its advice would be on one such as -n % 4
         if not names or not isinstance(e.__cause__, UserError | ValueError | AssertionError):
             raise
         error = e
-    # the model narrows a named range, or ties it to another (an AssertionError where torch words its advice on a
-    # size such as -n % 4): let torch find the ranges, and keep the names
+    # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
     program = _traced(net, args, kwargs, _relaxed(shapes, names), deferred=False)
     chosen = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
     if chosen is None and not keep_small:

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import sympy
@@ -62,12 +63,12 @@ def noted_differences() -> Iterator[list[sympy.Ne]]:
 
 
 @contextmanager
-def noted_equalities() -> Iterator[list[sympy.Eq]]:
+def noted_equalities() -> Iterator[list[sympy.Basic]]:
     """While torch decomposes, and notes no guards: the sizes that it took for numbers or for each other."""
-    found: list[sympy.Eq] = []
+    found: list[sympy.Basic] = []
     original = ShapeEnv.evaluate_expr
 
-    def noting(environment: ShapeEnv, asked: sympy.Basic, *args: object, **named: object) -> sympy.Basic:
+    def noting(environment: ShapeEnv, asked: sympy.Basic, *args: Any, **named: Any) -> Any:
         value = original(environment, asked, *args, **named)
         if asked.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
             found.append(sympy.Eq(asked, value))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-Size = int | torch.SymInt
+Size = Any  # an int, or a SymInt, which stands for one everywhere
 
 
 class OpenSizes(TorchFunctionMode):
@@ -217,7 +217,8 @@ def _istft(
     weights = _overlapped((shape * shape).expand(1, frames.shape[1], n_fft), hop)
     y = (_overlapped(frames * shape, hop) / weights)[:, begin:]
     if length is not None:
-        y = F.pad(y, (0, torch.sym_max(length - y.shape[1], 0)))[:, :length]
+        missing: Any = torch.sym_max(length - y.shape[1], 0)
+        y = F.pad(y, (0, missing))[:, :length]
     elif center:
         y = y[:, :-side]
     return y if input.dim() == 3 else y.squeeze(0)
@@ -236,7 +237,7 @@ def _overlapped(frames: Tensor, hop: int) -> Tensor:
 _DEFINITIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.affine_grid: _affine_grid,
     torch.affine_grid_generator: _affine_grid,
-    torch._C._nn.one_hot: _one_hot,
+    torch._C._nn.one_hot: _one_hot,  # pyright: ignore[reportAttributeAccessIssue]
     torch.triu_indices: _triangle(torch.triu),
     torch.tril_indices: _triangle(torch.tril),
     torch.kron: _kron,
@@ -254,7 +255,7 @@ _DEFINITIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.corrcoef: _corrcoef,
     torch.linspace: _linspace,
     torch.logspace: _logspace,
-    torch._C._nn.avg_pool2d: _pool(F.avg_pool2d, torch.mean),
+    torch._C._nn.avg_pool2d: _pool(F.avg_pool2d, torch.mean),  # pyright: ignore[reportAttributeAccessIssue]
     F.max_pool2d: _pool(F.max_pool2d, torch.amax),
     torch.istft: _istft,
     Tensor.istft: _istft,

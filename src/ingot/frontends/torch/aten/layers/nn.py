@@ -425,8 +425,8 @@ def _avg_pool(n: int) -> Callable[..., Node]:
     return avg_pool
 
 
-def _adaptive(n: int, make: Callable[[tuple[int, ...]], Op]) -> Callable[..., Node]:
-    def adaptive(c: Context, x: Node, output_size: Ints) -> Node:
+def _adaptive(n: int, make: Callable[[Sizes], Op]) -> Callable[..., Node]:
+    def adaptive(c: Context, x: Node, output_size: DimLike | Sequence[DimLike]) -> Node:
         op = make(sizes_per_axis(output_size, n))
         return batched(x, n, lambda v: op(v))
 
@@ -445,10 +445,10 @@ for _n in (1, 2, 3):
 def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
     pool = _adaptive(n, ops.AdaptiveMaxPool)
 
-    def adaptive(c: Context, x: Node, output_size: Ints) -> tuple[Node | None, ...]:
+    def adaptive(c: Context, x: Node, output_size: DimLike | Sequence[DimLike]) -> tuple[Node | None, ...]:
         # the importer refuses a read of a missing result
-        sizes = sizes_per_axis(output_size, n)
-        fixed = all(isinstance(d, int) and d > 0 for d in (*x.shape[-n:], *sizes))
+        sizes = [d for d in sizes_per_axis(output_size, n) if isinstance(d, int)]
+        fixed = len(sizes) == n and all(isinstance(d, int) and d > 0 for d in x.shape[-n:])
         return pool(c, x, output_size), _places_of_largest(x, sizes) if fixed else None
 
     return adaptive
