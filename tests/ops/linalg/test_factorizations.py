@@ -69,6 +69,28 @@ def test_eigenvalues(x: np.ndarray) -> None:
     _near(w, np.linalg.eigvalsh(full), size)
 
 
+def test_eigenvalues_of_matrices_that_are_not_symmetric() -> None:
+    """Compiled: defective ones, a permutation, rounded zeros, large and small numbers, and NaN, which stays apart."""
+    eye, rng = np.eye(5), np.random.default_rng(3)
+    x = np.stack([
+        rng.normal(size=(5, 5)), eye + np.eye(5, k=1), np.eye(5, k=1), np.roll(eye, 1, 0), np.ones((5, 5)), 0 * eye,
+        rng.normal(size=(5, 5)) * 1e200, rng.normal(size=(5, 5)) * 1e-200, np.diag([1.0, 2, 3, 3, np.nan]),
+    ])  # fmt: skip
+    given = Input("x", TensorType(dtype_of(x), x.shape))()
+    model = CompiledModel(build_program(Graph((given,), ops.Eig()(given).results), host_features(), 1), threads=1)
+    results = model(x)
+    assert isinstance(results, tuple)
+    w, v = results[0] + 1j * results[1], results[2] + 1j * results[3]
+    assert np.isnan(w[-1]).all() and np.isnan(v[-1]).all()
+    x, w, v = x[:-1], w[:-1], v[:-1]
+    size = np.maximum(np.abs(x).max((1, 2)), np.finfo(np.float64).tiny)[:, None, None]
+    np.testing.assert_allclose((x @ v - v * w[:, None]) / size, 0, atol=2e-14)
+    np.testing.assert_allclose(np.linalg.norm(v, axis=1), 1, rtol=1e-14)
+    roots = np.exp(2j * np.pi * np.arange(5) / 5)
+    np.testing.assert_array_equal(np.sort_complex(np.round(w[3], 12)), np.sort_complex(np.round(roots, 12)))
+    assert (w[4].imag == 0).all() and not w[5].any()
+
+
 @pytest.mark.parametrize("x", [DEFICIENT, DEFICIENT.T, SPECIAL[-1]])
 @pytest.mark.parametrize("complete", [False, True])
 def test_orthogonal_bases(x: np.ndarray, complete: bool) -> None:

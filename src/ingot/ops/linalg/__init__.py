@@ -6,6 +6,7 @@ from ingot.ops.linalg.cholesky import Cholesky
 from ingot.ops.linalg.jacobi import SVD, Eigh, singular_values
 from ingot.ops.linalg.lu import LU
 from ingot.ops.linalg.reflectors import HouseholderQR, Reflect
+from ingot.ops.linalg.schur import Eig
 from ingot.ops.linalg.spectra import (
     completed,
     exponential,
@@ -30,3 +31,10 @@ from ingot.ops.linalg.systems import (
     triangle,
 )
 from ingot.ops.linalg.triangular import TriangularSolve
+from ingot.ops.linalg.unitary import (
+    complex_cholesky,
+    complex_eigh,
+    complex_qr,
+    complex_solve_triangular,
+    complex_svd,
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.syntax import Number
@@ -72,6 +73,15 @@ def orgqr(c: Call, v: Node, tau: Node) -> Node:
 def syevd(c: Call, a: Node) -> tuple[Node, Node, Node]:
     values, vectors = ops.Eigh()(linalg.transposed(a) if _letter(c, "uplo") == "U" else a).results
     return vectors, values, _info(a)
+
+
+@_lapack("geev")
+def geev(c: Call, a: Node) -> tuple[object, ...]:
+    """(real parts of the values, imaginary parts, left vectors, right vectors, info). The left ones are refused."""
+    if _letter(c, "compute_left") != "N":
+        raise Unsupported("left eigenvectors")
+    values, more, vectors, rest = ops.Eig()(a).results
+    return values, more, Complex(vectors, rest), Complex(vectors, rest), _info(a)
 
 
 @_lapack("gesdd")

@@ -18,7 +18,7 @@ from ingot.frontends.torch.aten import (
     special,
     strided,
 )
-from ingot.frontends.torch.aten.algebra import factorizations, fourier, linalg
+from ingot.frontends.torch.aten.algebra import complex_factorizations, factorizations, fourier, linalg
 from ingot.frontends.torch.aten.layers import activation, attention, nn, quantized, recurrent, resize
 from ingot.frontends.torch.table import Handler
 
@@ -53,4 +53,6 @@ ATEN: dict[str, Handler] = merged(
 )
 
 # every op that has a handler
-KNOWN = frozenset(ATEN) | frozenset(complex_functions.on_complex.rows)
+KNOWN = (
+    frozenset(ATEN) | frozenset(complex_functions.on_complex.rows) | frozenset(complex_factorizations.on_complex.rows)
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ingot import ops
 from ingot.frontends.shared import complex as f
@@ -210,9 +211,15 @@ for _name in ("linalg_inv_ex.default", "linalg_matrix_exp.default", "linalg_pinv
 
 @on_complex("_linalg_solve_ex.default")
 def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: bool = False) -> tuple[object, ...]:
-    if not left:
-        raise Unsupported("a complex system with the unknown on the left")
     matrix, right = (v if isinstance(v, Complex) else Complex(v) for v in (a, b) if isinstance(v, Complex | Node))
+    if not left:
+        # x a = b is a^T x^T = b^T
+        matrix, right = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, right))
+        *batch, rows, columns = c.results[0].shape
+        turned = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
+        found, *rest = solve(turned, matrix, right)
+        assert isinstance(found, Complex)
+        return (Complex(*(ops.swap_axes(p, -1, -2) for p in found.parts)), *rest)
     rank = right.real.type.rank
     axis = rank - 1 if rank < matrix.real.type.rank else rank - 2
     embedded, n = _embedded(matrix), matrix.real.shape[-1]

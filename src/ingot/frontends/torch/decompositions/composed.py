@@ -192,13 +192,18 @@ def embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type
 
 
 def determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(the determinant, LU, pivots) of (..., n, n)."""
+    """(the determinant, LU, pivots) of (..., n, n); of complex numbers the determinant alone."""
+    if x.is_complex():
+        return torch.linalg.eigvals(x).prod(-1), *_unfactored(x)
     lu, pivots = _factored(x)
     return _parity(pivots).to(x.dtype) * _diagonal(lu).prod(-1), lu, pivots
 
 
 def log_determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(the determinant's sign, the logarithm of its magnitude, LU, pivots) of (..., n, n)."""
+    if x.is_complex():
+        values = torch.linalg.eigvals(x)
+        return values.sgn().prod(-1), values.abs().log().sum(-1), *_unfactored(x)
     lu, pivots = _factored(x)
     diagonal = _diagonal(lu)
     sign = _parity(pivots).to(x.dtype) * diagonal.sign().prod(-1)
@@ -209,6 +214,10 @@ def _factored(x: Tensor) -> tuple[Tensor, Tensor]:
     """Of x's transpose where x lies by rows, as LAPACK reads columns: gradients solve with these very factors."""
     lu, pivots, _ = torch.linalg.lu_factor_ex(x.mT if x.is_contiguous() else x)
     return lu, pivots
+
+
+def _unfactored(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(x), torch.zeros(x.shape[:-1], dtype=torch.int32)
 
 
 def _diagonal(x: Tensor) -> Tensor:

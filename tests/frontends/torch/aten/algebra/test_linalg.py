@@ -45,7 +45,7 @@ def _joined(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
 
 
 def _of_eigenvectors(w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return w, (v * w[..., None, :]) @ v.mT
+    return w, (v * w[..., None, :]) @ v.mH
 
 
 OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
@@ -69,6 +69,42 @@ OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 @pytest.mark.parametrize("name", OF_A_MATRIX)
 def test_of_a_matrix(name: str) -> None:
     agree(OF_A_MATRIX[name], POSITIVE)
+
+
+COMPLEX = torch.complex(BATCH[0, 0, :3, :3], BATCH[0, 1, :3, :3]).to(torch.complex128)
+OF_A_COMPLEX_MATRIX: dict[str, Callable[[torch.Tensor], object]] = {
+    "cholesky": lambda a: torch.cholesky_solve(a[:, :2], torch.linalg.cholesky(_hermitian(a), upper=True), upper=True),
+    "qr": lambda a: (torch.linalg.qr(a[:, :2]), torch.linalg.qr(a), torch.linalg.qr(a[:2])),
+    "eigh": lambda a: _of_eigenvectors(*torch.linalg.eigh(a, UPLO="U")),
+    "eig": lambda a: _of_any_eigenvectors(*torch.linalg.eig(a)),
+    "real_eig": lambda a: _of_any_eigenvectors(*torch.linalg.eig(a.real)),
+    "svd": lambda a: (torch.linalg.svdvals(a[:2]), *_unitary(*torch.linalg.svd(a[:, :2], full_matrices=True))),
+    "rank_one": lambda a: _unitary(*torch.linalg.svd(a[:, :1] @ a[:1, :2])),
+    "determinant": lambda a: (torch.linalg.det(a), torch.linalg.slogdet(a)),
+    "triangles": lambda a: (
+        torch.linalg.solve_triangular(a, a[:2], upper=True, left=False),
+        torch.linalg.solve_triangular(a, a[:, :2], upper=False, unitriangular=True),
+    ),
+    "solve_right": lambda a: torch.linalg.solve(a, a[:1] * 2 + 1, left=False),
+}
+
+
+def _hermitian(a: torch.Tensor) -> torch.Tensor:
+    return a @ a.mH + torch.eye(3)
+
+
+def _of_any_eigenvectors(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (v * w) @ torch.linalg.inv(v)
+
+
+def _unitary(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    k = s.shape[-1]
+    return s, (u[:, :k] * s) @ vh[:k], u.mH @ u, vh @ vh.mH
+
+
+@pytest.mark.parametrize("name", OF_A_COMPLEX_MATRIX)
+def test_of_a_complex_matrix(name: str) -> None:
+    agree(OF_A_COMPLEX_MATRIX[name], COMPLEX, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("n", [0, 1])

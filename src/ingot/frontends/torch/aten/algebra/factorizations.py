@@ -14,7 +14,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Number, Operand, cast, expand, i64
+from ingot.frontends.torch.values import Complex, Context, Number, Operand, cast, expand, i64
 from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Node
 from ingot.ir.types import Shape, i32
@@ -29,7 +29,7 @@ def _batched(*xs: Node) -> tuple[Node, ...]:
     return tuple(expand(x, (*batch, *x.shape[-2:])) for x in xs)
 
 
-def _failed(bad: Node) -> Node:
+def failed(bad: Node) -> Node:
     """LAPACK's info: the first place in the last dimension that is bad, counted from 1, or 0."""
     axis = bad.type.rank - 1
     places = ops.cast(ops.add(index_along(bad.shape, axis), 1), i64)
@@ -52,7 +52,7 @@ def _identity(shape: Sequence[DimLike], like: Node) -> Node:
 @aten("linalg_cholesky_ex.default")
 def cholesky_ex(c: Context, x: Node, *, upper: bool = False, check_errors: bool = False) -> tuple[Node, Node]:
     out = linalg.cholesky(x, upper)
-    return out, _failed(ops.IsNan()(linalg.diagonal(out)))
+    return out, failed(ops.IsNan()(linalg.diagonal(out)))
 
 
 @aten("cholesky.default")
@@ -90,7 +90,7 @@ def lu_factor_ex(c: Context, x: Node, *, pivot: bool = True, check_errors: bool 
     _with_pivots(pivot)
     lu, pivots, _ = ops.LU()(x).results
     diagonal = linalg.diagonal(lu)
-    return lu, _counted(pivots), _failed(ops.compare("EQ", diagonal, ops.scalar(0, diagonal.dtype)))
+    return lu, _counted(pivots), failed(ops.compare("EQ", diagonal, ops.scalar(0, diagonal.dtype)))
 
 
 def _with_pivots(pivot: bool) -> None:
@@ -208,6 +208,17 @@ def svd(
 def eigh(c: Context, x: Node, UPLO: str = "L", compute_v: bool = True) -> tuple[Node, Node]:
     w, v = ops.Eigh()(linalg.transposed(x) if UPLO.upper() == "U" else x).results
     return w, (v if compute_v else filled(c.results[1].shape, 0, x.dtype))
+
+
+@aten("linalg_eig.default")
+def eig(c: Context, x: Node | Complex) -> tuple[Complex, Complex]:
+    values, more, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
+    return Complex(values, more), Complex(vectors, rest)
+
+
+@aten("linalg_eigvals.default", "_linalg_eigvals.default")
+def eigvals(c: Context, x: Node | Complex) -> Complex:
+    return eig(c, x)[0]
 
 
 @aten("linalg_matrix_exp.default")
