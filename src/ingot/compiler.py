@@ -59,7 +59,7 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
     progress.report("read")
     if kind == "torchscript":
         return _compile_script(source, request, options)
-    if kind == "torch":
+    if kind in ("torch", "jax"):
         return _finished(frontend.open(source, request), options)
 
     def build(asked: Request) -> Any:
@@ -67,7 +67,7 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
             return _compile_content(frontend, source, asked, options)
         return _finished(frontend.open(source, asked), options)
 
-    return build(request) if kind == "jax" else _with_sizes(source, request, build)
+    return _with_sizes(source, request, build)
 
 
 def _finished(opened: Opened, options: Options) -> Any:

@@ -195,13 +195,26 @@ def _framework(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | No
 
 
 def _jax(source: Any, request: Request) -> Opened:
-    from ingot.frontends.jax import import_jax
+    from ingot.frontends.jax import import_jax, is_function, resized
 
     given = request.example_inputs
     args, kwargs = ((), given) if isinstance(given, Mapping) else (given, None)
     args = () if args is None else args if isinstance(args, tuple | list) else (args,)
     imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
-    return _framework(imported.graph, imported)
+    opened = _framework(imported.graph, imported)
+    if not is_function(source) or not isinstance(request.dynamic, Mapping):
+        return opened
+    call, dynamic = (tuple(args), dict(kwargs or {})), request.dynamic
+
+    def for_sizes(refused: SizesError) -> Opened | None:
+        found = resized(source, imported, call, dynamic, refused)
+        if found is None:
+            return None
+        given, left = found
+        other = import_jax(source, *given, dynamic=left, weights=request.weights)
+        return _framework(other.graph, other)
+
+    return replace(opened, for_sizes=for_sizes)
 
 
 def _tensorflow(source: Any, request: Request) -> Opened:

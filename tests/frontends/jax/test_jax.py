@@ -55,6 +55,23 @@ def test_a_function_compiled_with_weights_and_a_dynamic_batch():
         model(_data(65, 3))
 
 
+def test_sizes_that_a_function_was_not_compiled_for():
+    """Nothing, and lengths that a slice was not traced for; a bound that was told is kept."""
+
+    def f(params, x, y):
+        return x[2:] @ params["w"], (y.sum(), x.shape[0] * y)
+
+    x, y = _data(5, 3), _data(7)
+    model = ingot.compile(f, (PARAMS, x, y), weights=(0,), dynamic={"x": {0: "n"}, "y": {0: "m"}, "n": (2, None)})
+    for m in (7, 0, 3):
+        _agree(model(x, y[:m]), f(PARAMS, x, y[:m]))
+    with pytest.raises(InputError, match="n >= 2"):
+        model(x[:1], y)
+    open_rows = ingot.compile(lambda x: (x * 2).sum(0), (x,), dynamic={"x": {0: "n", 1: "k"}})
+    for n, k in ((0, 3), (4, 0), (2, 2)):
+        _agree(open_rows(x[:n, :k]), (x[:n, :k] * 2).sum(0))
+
+
 def test_ways_to_say_a_function():
     x = _data(2, 3)
     expected = _net(PARAMS, x)

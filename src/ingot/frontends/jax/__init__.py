@@ -1,6 +1,7 @@
 """JAX functions as graphs, by way of jax.export and StableHLO."""
 
-from ingot.frontends.jax.function import ImportedFunction, import_jax, is_jax
+from ingot.frontends.jax.function import ImportedFunction, import_jax, is_function, is_jax
 from ingot.frontends.jax.jit import jit
+from ingot.frontends.jax.resized import resized
 
-__all__ = ["ImportedFunction", "import_jax", "is_jax", "jit"]
+__all__ = ["ImportedFunction", "import_jax", "is_function", "is_jax", "jit", "resized"]

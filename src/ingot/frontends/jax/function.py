@@ -82,6 +82,11 @@ def is_jax(model: Any) -> bool:
     return isinstance(model, export.Exported | jax.stages.Lowered) or callable(model)
 
 
+def is_function(model: Any) -> bool:
+    """Whether it can be traced again, for other arguments."""
+    return callable(model) and not isinstance(model, export.Exported | jax.stages.Lowered)
+
+
 def import_jax(
     model: Any,
     args: Sequence[Any] = (),
@@ -156,6 +161,12 @@ def _function(
     if unknown := [k for k in bounds if k not in scope]:
         raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
     return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, told)
+
+
+def paths_of(fn: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    """The name of each leaf of a call, in order."""
+    names = _parameters(fn, len(call[0]))
+    return [_path(path, names) for path, _ in tree_util.tree_flatten_with_path(call)[0]]
 
 
 def _is_array(leaf: Any) -> bool:

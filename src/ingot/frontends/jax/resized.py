@@ -1,0 +1,50 @@
+"""A JAX function's arguments with the sizes of a call that its program refused.
+
+f(x[b, 3]), b >= 1;  x[0, 3] comes   ->   f(x[0, 3]), with b fixed at 0 and other names as they were
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import tree_util
+
+from ingot.frontends.jax.function import ImportedFunction, paths_of
+from ingot.support.errors import SizesError
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def resized(
+    fn: Any, imported: ImportedFunction, call: Call, dynamic: Mapping[str, Any], refused: SizesError
+) -> tuple[Call, dict[str, Any]] | None:
+    """(arguments, dynamic) to trace `fn` with; None where a bound that was told refuses the sizes, or none is open."""
+    outside = set(refused.outside)
+    if any(isinstance(dynamic.get(name), int | tuple) for name in outside):
+        return None
+    flat, tree = tree_util.tree_flatten(call)
+    paths = paths_of(fn, call)
+    own = {path for path, kind, _ in imported.leaves if kind == "array"}
+    arrays = [i for i, path in enumerate(paths) if path in own]
+    shapes = dict(zip((arrays[k] for k in imported.kept), refused.told, strict=False))
+    left: dict[str, Any] = {}
+    for key, axes in dynamic.items():
+        if not isinstance(axes, Mapping):
+            left[key] = axes
+        elif kept := {axis: text for axis, text in axes.items() if outside and not outside & _words(text)}:
+            left[key] = kept
+    if left == dict(dynamic):
+        return None
+    for i, shape in shapes.items():
+        flat[i] = jax.ShapeDtypeStruct(shape, flat[i].dtype)
+    named = [text for axes in left.values() if isinstance(axes, Mapping) for text in axes.values()]
+    used = set[str]().union(*map(_words, named))
+    left = {key: bound for key, bound in left.items() if isinstance(bound, Mapping) or key in used}
+    return tree_util.tree_unflatten(tree, flat), left
+
+
+def _words(text: object) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", str(text)))
