@@ -1,8 +1,10 @@
 """What the host does of a call on a GPU, without one: the driver's functions do nothing, the tensors lie on the host.
 
     python -m benchmarks.gpu.host [--results 3]
+    python -m benchmarks.gpu.host --gpu               on a GPU, through its driver
 
-Needs a C compiler and the package triton. Microseconds of the thread's processor time, the least of many rounds.
+Needs the package triton and, without a GPU, a C compiler. Microseconds of the thread's processor time until a call
+returns, the least of many rounds.
 """
 
 from __future__ import annotations
@@ -74,36 +76,46 @@ class Net(torch.nn.Module):
         return tuple(layer(x) for layer in self.layers)
 
 
-def best(call: Callable[[], object]) -> float:
+def best(call: Callable[[], object], wait: Callable[[], object], calls: int = 20) -> float:
+    """Of few calls between waits, so that no queue is full."""
     found: list[float] = []
-    for _ in range(300):
+    for _ in range(1000):
         begin = time.thread_time()
-        for _ in range(100):
+        for _ in range(calls):
             call()
         found.append(time.thread_time() - begin)
-    return min(found) * 1e4
+        wait()
+    return min(found) * 1e6 / calls
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=int, default=1)
-    asked = parser.parse_args()
-    net, x = Net(asked.results).half().eval(), torch.randn(8, 64).half()
-    program = ingot.compile(net, (x,), target="cuda:sm_90a").program
+def without_a_gpu() -> None:
+    """Let models run through the stub."""
     driver = stub()
     device.driver = lambda: driver  # type: ignore[assignment]
     torch._C._cuda_getDevice = lambda: 0
     torch._C._cuda_getCurrentRawStream = lambda index: 0
     tensors.Border._empty_cuda = property(lambda self: tensors._quick_empty("cpu"))  # type: ignore[assignment]
-    model, given = CompiledModel(program), x.as_subclass(Elsewhere)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=int, default=1)
+    parser.add_argument("--gpu", action="store_true")
+    asked = parser.parse_args()
+    net, x = Net(asked.results).half().eval(), torch.randn(8, 64).half()
+    program = ingot.compile(net, (x,), target="cuda:sm_90a").program
+    if not asked.gpu:
+        without_a_gpu()
+    model, given = CompiledModel(program), x.cuda() if asked.gpu else x.as_subclass(Elsewhere)
+    wait = torch.cuda.synchronize if asked.gpu else lambda: None
     kept: list[object] = []
 
     def moving() -> None:
         kept[:] = [model(given), *kept[:1]]
 
-    print(f"results where the last ones were  {best(lambda: model(given)):6.1f} us")
-    print(f"results elsewhere                 {best(moving):6.1f} us")
-    print(f"arrays on the host                {best(lambda: model(x.numpy())):6.1f} us")
+    print(f"results where the last ones were  {best(lambda: model(given), wait):6.1f} us")
+    print(f"results elsewhere                 {best(moving, wait):6.1f} us")
+    print(f"arrays on the host                {best(lambda: model(x.numpy()), wait):6.1f} us")
 
 
 if __name__ == "__main__":

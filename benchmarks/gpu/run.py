@@ -1,158 +1,134 @@
-"""On a machine with an NVIDIA GPU: some models through `target="cuda"`, right and how fast. Every op's samples there:
-`pytest tests/conformance/test_targets.py -k "cuda and not null" -m "slow or not slow"`.
+"""A session on a GPU, from what matters most to what can wait: conformance, models, kernels and their alternatives.
 
-    python -m benchmarks.gpu.run [--models resnet50_b1,bert_b1] [--inductor] [--report report.json]
+    python -m benchmarks.gpu.run [--minutes 20] [--only models,decode] [--folder FOLDER] [--list]
 
-Models run in float16 (Llama in bfloat16) beside PyTorch: eager and, with --inductor, torch.compile with CUDA graphs, in
-turns in one run.
-Wall times are medians of a call and a synchronization.
+Each stage is processes of its own with a limit, after which they are killed: a kernel that hangs costs its stage. A
+stage that has a log in the folder is left out, so that a session that was cut off goes on where it was; delete the log
+to run it again. Models are compiled beside the first stages, on the other cores. `report.json` is written after each
+stage: what it was, how it ended, its seconds and the last lines of its log.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-import ingot
-from benchmarks.gpu.llama import llama
-from ingot.support.errors import IngotError
-
-TOLERANCE = 2e-3  # of the largest magnitude, in float16
-Model = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
-
-
-class _Hidden(torch.nn.Module):
-    """The last hidden state of a transformer."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.net(ids).last_hidden_state
+MODELS = (
+    "resnet50_b1", "bert_b1", "llama1b_token", "gpt2_s512", "vit_b_b1", "efficientnet_b0_b1", "convnext_tiny_b1",
+    "mobilenet_v3_b1", "llama1b_s512", "resnet50_b32", "bert_b32", "vit_b_b32",
+)  # fmt: skip
+TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow")
+CONFORMANCE = "tests/conformance/test_targets.py"
+LINES = 40  # of a log that the report has
 
 
-def models() -> dict[str, Callable[[], Model]]:
-    import torchvision
-    import transformers
+@dataclass(frozen=True)
+class Stage:
+    """arguments: of Python. limit: seconds. alone: nothing else may run on the machine, as it is timed."""
 
-    def image(build: Callable[[], torch.nn.Module], batch: int) -> Callable[[], Model]:
-        return lambda: (build(), (torch.randn(batch, 3, 224, 224),))
-
-    def bert() -> torch.nn.Module:
-        return _Hidden(transformers.BertModel(transformers.BertConfig()))
-
-    def gpt2() -> torch.nn.Module:
-        return _Hidden(transformers.GPT2Model(transformers.GPT2Config(use_cache=False)))
-
-    def vit() -> torch.nn.Module:
-        net = torchvision.models.vit_b_16()
-        torch.nn.init.normal_(net.heads.head.weight, std=0.02)  # it begins with zeros, which prove nothing
-        return net
-
-    vision = torchvision.models
-    found: dict[str, Callable[[], Model]] = {}
-    for batch in (1, 32):
-        found[f"resnet50_b{batch}"] = image(vision.resnet50, batch)
-        found[f"vit_b_b{batch}"] = image(vit, batch)
-        found[f"bert_b{batch}"] = lambda batch=batch: (bert(), (torch.randint(0, 1000, (batch, 128)),))
-    found["gpt2_s512"] = lambda: (gpt2(), (torch.randint(0, 1000, (1, 512)),))
-    found["llama1b_s512"] = lambda: llama(512)
-    found["llama1b_token"] = lambda: llama(1, 513)
-    found["efficientnet_b0_b1"] = image(vision.efficientnet_b0, 1)
-    found["convnext_tiny_b1"] = image(vision.convnext_tiny, 1)
-    found["mobilenet_v3_b1"] = image(vision.mobilenet_v3_large, 1)
-    return found
+    name: str
+    arguments: tuple[str, ...]
+    limit: float
+    alone: bool = True
 
 
-def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 40) -> dict[str, float]:
-    """Median milliseconds of each call, one after another in each round."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 3):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            call()
-            torch.cuda.synchronize()
-            if number >= 3:
-                times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: statistics.median(found) for name, found in times.items()}
+def stages() -> list[Stage]:
+    """In order. What is right comes first: a time of a wrong result is none."""
+    every = "--models", ",".join(MODELS)
+    ahead = [Stage("compile", ("-m", "benchmarks.gpu.models", "--compile-only", *every), 600, False)]
+    right = [
+        Stage("conformance", (*TESTS, "-n", "8", CONFORMANCE, "-k", "cuda and not null"), 360, False),
+        Stage("torch", (*TESTS, "tests/frontends/torch/test_on_gpu.py"), 180, False),
+    ]
+    models = [
+        Stage(f"model {name}", ("-m", "benchmarks.gpu.models", "--models", name, "--inductor", "--cached"), 150)
+        for name in MODELS
+    ]
+    kernels = [
+        Stage("host", ("-m", "benchmarks.gpu.host", "--gpu"), 60),
+        Stage("decode", ("-m", "benchmarks.gpu.decode"), 120),
+    ]
+    architectures = [
+        Stage(f"architectures {kind}", ("-m", "benchmarks.gpu.architectures", "--dtype", kind), 300, False)
+        for kind in ("float16", "float32")
+    ]
+    return [*ahead, *right, *models[:4], *kernels, *models[4:], *architectures]
 
 
-def _varied(net: torch.nn.Module) -> torch.nn.Module:
-    """Random statistics of normalized batches: with those of a new network deep ones answer a constant."""
-    for module in net.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.7, 1.3)
-    return net
+class _Running:
+    """A stage's process, with all that it starts in a group of its own."""
+
+    def __init__(self, stage: Stage, folder: Path) -> None:
+        self.stage, self.begin = stage, time.monotonic()
+        self.log = folder / f"{stage.name.replace(' ', '_')}.log"
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, *stage.arguments], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait(self, seconds: float) -> dict[str, object]:
+        """How it ended; killed behind its limit, or so many seconds."""
+        limit = min(self.stage.limit - (time.monotonic() - self.begin), seconds)
+        try:
+            ended = f"exit {self._process.wait(max(limit, 0.0))}"
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            ended = "killed behind its limit"
+        taken, lines = time.monotonic() - self.begin, self.log.read_text(errors="replace").splitlines()
+        print(f"{self.stage.name:28} {taken:6.1f} s  {ended:24} {lines[-1][:120] if lines else ''}", flush=True)
+        return {"stage": self.stage.name, "ended": ended, "seconds": taken, "log": lines[-LINES:]}
 
 
-def measure(name: str, build: Callable[[], Model], target: str, inductor: bool) -> dict[str, object]:
-    torch.manual_seed(0)
-    net, inputs = build()
-    net = _varied(net).eval()
-    if next(net.parameters()).dtype == torch.float32:
-        net, inputs = net.half(), tuple(x.half() if x.is_floating_point() else x for x in inputs)
-    begin = time.perf_counter()
-    compiled = ingot.compile(net, inputs, target=target, cache=False)
-    seconds = time.perf_counter() - begin
-    net, own = net.cuda(), tuple(x.cuda() for x in inputs)
-    with torch.no_grad():
-        want = net(*own).float()
-        got = compiled(*own).float()
-        calls: dict[str, Callable[[], object]] = {"ingot": lambda: compiled(*own), "eager": lambda: net(*own)}
-        if inductor:
-            graphed = torch.compile(net, mode="reduce-overhead")
-            for _ in range(3):
-                graphed(*own)
-            calls["inductor"] = lambda: graphed(*own)
-        times = in_turns(calls)
-    deviation = ((got - want).abs().max() / want.abs().max()).item()
-    best = min(t for peer, t in times.items() if peer != "ingot")
-    if want.std().item() < 1e-3:
-        raise IngotError(f"{name}: outputs that do not vary prove nothing")
-    row = {"model": name, **times, "ratio": best / times["ingot"], "deviation": deviation, "compile_s": seconds}
-    print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
-    return row
+def run(chosen: list[Stage], folder: Path, minutes: float) -> list[dict[str, object]]:
+    """The stages that have no log yet, until the time is over. Those that are timed wait for those that run beside."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report, end = folder / "report.json", time.monotonic() + 60 * minutes
+    rows: list[dict[str, object]] = json.loads(report.read_text()) if report.exists() else []
+    beside: list[_Running] = []
 
+    def note(running: _Running) -> None:
+        rows.append(running.wait(end - time.monotonic()))
+        report.write_text(json.dumps(rows, indent=1))
 
-def chosen(names: str) -> Iterator[tuple[str, Callable[[], Model]]]:
-    known = models()
-    for name in names.split(",") if names != "all" else known:
-        yield name, known[name]
+    for stage in chosen:
+        if time.monotonic() >= end:
+            print(f"no time is left for {stage.name}")
+        elif (folder / f"{stage.name.replace(' ', '_')}.log").exists():
+            print(f"{stage.name:28} was run before")
+        elif stage.alone:
+            while beside:
+                note(beside.pop(0))
+            note(_Running(stage, folder))
+        else:
+            beside.append(_Running(stage, folder))
+    while beside:
+        note(beside.pop(0))
+    return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="cuda:sm_90a")
-    parser.add_argument("--models", default="all", help="names with commas, or all")
-    parser.add_argument("--inductor", action="store_true")
-    parser.add_argument("--report", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--only", default="", help="stages whose names begin so, with commas")
+    parser.add_argument("--folder", type=Path, default=Path("gpu-session"))
+    parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    failed = 0
-    for name, build in chosen(asked.models):
-        try:
-            rows.append(measure(name, build, asked.target, asked.inductor))
-        except IngotError as e:
-            failed += 1
-            print(f"{name}: {type(e).__name__}: {str(e)[:600]}", flush=True)
-    if rows:
-        ratios = [float(str(row["ratio"])) for row in rows]
-        print(f"geometric mean of the ratios to the best other: {statistics.geometric_mean(ratios):.2f}")
-    if asked.report:
-        found = {"rows": rows, "gpu": torch.cuda.get_device_name()}
-        asked.report.write_text(json.dumps(found))
-    print(f"{len(rows)} measured, {failed} failed")
-    return int(bool(failed))
+    starts = tuple(s for s in asked.only.split(",") if s) or ("",)
+    chosen = [s for s in stages() if s.name.startswith(starts)]
+    if asked.list:
+        for stage in chosen:
+            print(f"{stage.name:28} {stage.limit:5.0f} s  python {' '.join(stage.arguments)}")
+        return 0
+    rows = run(chosen, asked.folder, asked.minutes)
+    return int(any(row["ended"] != "exit 0" for row in rows))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import ingot
+from ingot import ops
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32
+from ingot.pipeline.build import build_program
+from ingot.pipeline.target import features_of
+from ingot.runtime.arguments import Arguments
 from ingot.support.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -31,3 +39,26 @@ def test_calls_like_those_before_and_others_in_between() -> None:
         with pytest.raises((InputError, TypeError)):
             model(alike[0], alike[1])
         torch.testing.assert_close(model(alike[2]), net(alike[2]))
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    is_cuda, is_cpu, device = True, False, torch.device("cuda", 1)
+
+
+def test_places_where_the_model_is_not() -> None:
+    """A model for GPUs lies on the first one; one for the host takes no tensors of GPUs; wrong types are told first."""
+    x = Input("x", TensorType(f32, (2, 3)))()
+    program = build_program(Graph((x,), (ops.Tanh()(x),)), features_of("null:cuda:sm_90a"), 1)
+    (code,) = program.code.values()
+    cuda = replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
+    given = torch.zeros(2, 3).as_subclass(Elsewhere)
+    for made, told in ((cuda, "expected tensors on cuda:0, where the model is, got cuda:1"), (program, "a CPU tensor")):
+        arguments = Arguments(made)
+        for _ in range(3):
+            with pytest.raises(InputError, match=told):
+                arguments.take([given])
+    with pytest.raises(InputError, match=r"input 'x': expected dtype f32 \[2, 3\], got dtype torch.float64"):
+        Arguments(cuda).take([torch.zeros(2, 3).double().as_subclass(Elsewhere)])

@@ -163,3 +163,47 @@ def test_times_of_kernels() -> None:
     if torch.cuda.device_count() > 1:
         with pytest.raises(InputError, match="cuda:0"):
             compiled(x.to("cuda:1"))
+
+
+def target() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.nonzero(x > 0)
+        return places, x[places[:, 0], places[:, 1]] * 2 + places.shape[0]
+
+
+def test_sizes_that_the_data_gives() -> None:
+    """None, some and all, from GPU memory and from the host; a wrong size is not remembered."""
+    net = Chosen()
+    model = ingot.compile(net, (torch.randn(5, 7),), target=target())
+    for shift in (0.0, -9.0, 9.0, 9.0, 0.5):
+        x = torch.randn(5, 7) + shift
+        for given in (x.cuda(), x):
+            for got, want in zip(model(given), net(x), strict=True):
+                assert got.device == given.device
+                close(got.cpu(), want, 1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_are_one_graph(kind: type[nn.RNNBase]) -> None:
+    """A loop's turns lie in it one behind the other; a stream that is captured takes them, too."""
+    net = kind(16, 32, num_layers=2).eval()
+    model = ingot.compile(net, (torch.randn(9, 2, 16),), target=target(), dynamic={"input": {0: "n"}})
+    assert "1 CUDA graph" in model.plan()
+    net = net.cuda()
+    with torch.no_grad():
+        for length in (1, 9, 40, 9):
+            x = torch.randn(length, 2, 16, device="cuda")
+            close(model(x)[0].cpu(), net(x)[0].cpu(), 1e-4)
+        x, graph = torch.randn(9, 2, 16, device="cuda"), torch.cuda.CUDAGraph()
+        model(x)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = model(x)[0]
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        close(y.cpu(), net(x)[0].cpu(), 1e-4)

@@ -12,7 +12,7 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, Shape, TensorType, f16, f32, f64, i64
+from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f16, f32, f64, i4, i64
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.triton import PRELUDE, print_kernel
 from tests.conformance.checked import planned
@@ -145,3 +145,11 @@ def test_cubins_of_every_function() -> None:
     kernels = [function(fn, dtype) for fn in k.FUNCTIONS for dtype in (f32, f64) if (fn, dtype) != ("gelu_narrow", f64)]
     for made in [submit(print_kernel(kernel), 90) for kernel in kernels]:
         assert made.result().cubin[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("dtype", [f8e4m3fn, i4])
+def test_types_that_kernels_have_no_values_of_are_refused(dtype: DType) -> None:
+    x = operand("x", f32, (4, 8))
+    _, kernels = planned(Graph((x,), (ops.Convert(dtype)(x),)), "cuda:sm_90a")
+    with pytest.raises(CompileError, match=rf"expected values of f16, .*, got {dtype.name}; compile for a CPU"):
+        [print_kernel(kernel) for kernel in kernels.values()]

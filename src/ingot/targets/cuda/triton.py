@@ -11,7 +11,7 @@ expression that a statement uses twice is a variable of its own. PRELUDE holds w
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import isfinite
 
@@ -95,6 +95,7 @@ TYPES: dict[DType, str] = {
 _POINTERS = {f16: "fp16", bf16: "bf16", f32: "fp32", f64: "fp64", boolean: "i8"} | {
     d: d.name for d in (i8, i16, i32, i64, u8, u16, u32, u64)
 }
+_NONE = "compile for a CPU, or convert such values outside of the model"
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -130,7 +131,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     kernel = expand(kernel, _is_own)
     name = _name(kernel.name)
     parameters = (
-        *((_name(b.name), f"*{_POINTERS[b.dtype]}", b.align) for b in kernel.params),
+        *((_name(b.name), f"*{type_name(b.dtype, _POINTERS)}", b.align) for b in kernel.params),
         *((_name(v.name), "i64", 0) for v in kernel.dims),
     )
     lines = ["@triton.jit", f"def {name}({', '.join(p for p, _, _ in parameters)}):"]
@@ -139,6 +140,14 @@ def print_kernel(kernel: k.Kernel) -> Source:
     writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
     writer.body(kernel.body)
     return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints)
+
+
+def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
+    """Triton's name of a type. Raises CompileError for one that kernels have no values of."""
+    if dtype not in names:
+        told = ", ".join(d.name for d in TYPES)
+        raise CompileError("a kernel for NVIDIA GPUs", expected=f"values of {told}", got=dtype.name, fix=_NONE)
+    return names[dtype]
 
 
 def _is_own(call: k.Call) -> bool:
@@ -322,7 +331,7 @@ class _Text:
             case k.Cast():
                 return _cast(e, self.tensor(e.a))
             case k.Bitcast():
-                return f"({self.tensor(e.a)}).to(tl.{TYPES[e.dtype]}, bitcast=True)"
+                return f"({self.tensor(e.a)}).to(tl.{type_name(e.dtype)}, bitcast=True)"
             case k.Splat():
                 return f"tl.broadcast_to({self.tensor(e.a)}, {e.tile})"
             case k.Range():
@@ -386,7 +395,7 @@ class _Text:
     def product(self, e: k.TileProduct) -> str:
         precision = ', input_precision="ieee"' if e.a.dtype == f32 else ""
         a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
-        return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{TYPES[e.dtype]})"
+        return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{type_name(e.dtype)})"
 
 
 def _literal(e: k.Lit) -> str:
@@ -401,7 +410,7 @@ def _number(e: k.Lit) -> str:
 
 
 def _full(e: k.Lit) -> str:
-    return f"tl.full({e.tile or ()}, {_number(e)}, tl.{TYPES[e.dtype]})"
+    return f"tl.full({e.tile or ()}, {_number(e)}, tl.{type_name(e.dtype)})"
 
 
 def _unary(e: k.Unary, a: str) -> str:
@@ -409,11 +418,11 @@ def _unary(e: k.Unary, a: str) -> str:
 
     def call(fn: str) -> str:
         text = f"{fn}({wide})"
-        return f"{text}.to(tl.{TYPES[e.dtype]})" if e.dtype in (f16, bf16) else text
+        return f"{text}.to(tl.{type_name(e.dtype)})" if e.dtype in (f16, bf16) else text
 
     match e.fn:
         case "neg":  # Triton's own is 0 - x, which has no negative zero
-            return f"({a} * -1.0).to(tl.{TYPES[e.dtype]})" if e.dtype.is_float else f"(-({a}))"
+            return f"({a} * -1.0).to(tl.{type_name(e.dtype)})" if e.dtype.is_float else f"(-({a}))"
         case "not":
             return f"(~({a}))" if e.dtype != boolean else f"(({a}) == 0)"
         case "abs":
@@ -434,7 +443,7 @@ def _bits(e: k.Unary, a: str) -> str:
     own = "popc" if e.fn == "popcnt" else "clz"
     text = f"libdevice.{own}(({a}).to(tl.uint{e.dtype.bits}, bitcast=True).to(tl.int{wide}))"
     spare = f" - {wide - e.dtype.bits}" if e.fn == "clz" and e.dtype.bits < wide else ""
-    return f"({text}{spare}).to(tl.{TYPES[e.dtype]})"
+    return f"({text}{spare}).to(tl.{type_name(e.dtype)})"
 
 
 def _binary(e: k.Binary, a: str, b: str) -> str:
@@ -452,7 +461,7 @@ def _binary(e: k.Binary, a: str, b: str) -> str:
         return f"({a} {'//' if e.fn == 'div' else '%'} {b})"  # of blocks both truncate towards zero
     if e.dtype in (f16, bf16) and e.fn in _PRECISE:
         own = k.Binary(f32, e.lanes, e.fn, e.a, e.b, tile=e.tile)
-        return f"{_binary(own, f'({a}).to(tl.float32)', f'({b}).to(tl.float32)')}.to(tl.{TYPES[e.dtype]})"
+        return f"{_binary(own, f'({a}).to(tl.float32)', f'({b}).to(tl.float32)')}.to(tl.{type_name(e.dtype)})"
     if e.fn == "div":
         return f"tl.div_rn({a}, {b})" if e.dtype == f32 else f"({a} / {b})"
     return f"libdevice.{'fmod' if e.fn == 'rem' else e.fn}({a}, {b})"
@@ -460,14 +469,14 @@ def _binary(e: k.Binary, a: str, b: str) -> str:
 
 def _shift(e: k.Binary, a: str, b: str) -> str:
     """Triton's own shift is arithmetic on signed types, logical on others."""
-    own, wants = TYPES[e.dtype], f"{'int' if e.fn == 'ashr' else 'uint'}{e.dtype.bits}"
+    own, wants = type_name(e.dtype), f"{'int' if e.fn == 'ashr' else 'uint'}{e.dtype.bits}"
     if own == wants:
         return f"({a} >> {b})"
     return f"(({a}).to(tl.{wants}, bitcast=True) >> ({b}).to(tl.{wants}, bitcast=True)).to(tl.{own}, bitcast=True)"
 
 
 def _cast(e: k.Cast, a: str) -> str:
-    to, own = TYPES[e.dtype], e.a.dtype
+    to, own = type_name(e.dtype), e.a.dtype
     if e.dtype == boolean:
         return f"({a} != 0)"
     if own.is_float and e.dtype.is_integer:
@@ -483,6 +492,6 @@ def _truncated(e: k.Cast, a: str) -> str:
     fits = f"({wide} >= {-half!r}) & ({wide} < {half!r})"
     signed = f"tl.where({fits}, {wide}, {-half!r}).to(tl.int{bits})"
     if e.dtype != u64:
-        return f"{signed}.to(tl.{TYPES[e.dtype]})"
+        return f"{signed}.to(tl.{type_name(e.dtype)})"
     high = f"tl.where({wide} < {2 * half!r}, {wide}, 0.0).to(tl.uint64)"
     return f"tl.where({wide} >= {half!r}, {high}, {signed}.to(tl.uint64))"

@@ -1,0 +1,128 @@
+"""What is asked of libcuda, and what is told when it refuses: through a library of Python functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ingot.runtime.cuda import driver as module
+from ingot.runtime.cuda.driver import Driver, KernelParams
+from ingot.support.errors import DeviceError
+
+Function = Callable[..., int]
+
+
+class Library:
+    """Functions that say yes; `given` ones do as they like. asked: the names in order."""
+
+    def __init__(self, **given: Function) -> None:
+        self.given: dict[str, Function] = {"cuDriverGetVersion": gives(12080), "cuGetErrorString": words, **given}
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def function(*args: object) -> int:
+            self.asked.append(name)
+            return self.given.get(name, lambda *args: 0)(*args)
+
+        setattr(self, name, function)  # types of arguments are set on one object
+        return function
+
+
+def put(place: Any, value: int) -> None:
+    """Through what `byref` gives."""
+    place._obj.value = value
+
+
+def gives(value: int) -> Function:
+    def function(place: Any, *rest: object) -> int:
+        put(place, value)
+        return 0
+
+    return function
+
+
+def words(status: ctypes.c_int, place: Any) -> int:
+    place._obj.value = {2: b"out of memory", 100: b"no CUDA-capable device"}.get(status.value, b"it broke")
+    return 0
+
+
+def made(**given: Function) -> tuple[Driver, Library]:
+    library = Library(**given)
+    return Driver(library), library  # type: ignore[arg-type]
+
+
+def test_a_machine_without_a_driver_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DeviceError, match="an NVIDIA GPU: expected one that the driver sees"):
+        made(cuInit=lambda flags: 100)
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(module.ctypes, "CDLL", missing)
+    with pytest.raises(DeviceError, match=r"the NVIDIA driver: expected libcuda\.so\.1, got libcuda.so.1: cannot open"):
+        module.driver.__wrapped__()
+
+
+def test_an_old_driver_is_told_its_version() -> None:
+    with pytest.raises(DeviceError, match=r"expected CUDA 12 or newer, got CUDA 11\.4.*update the driver"):
+        made(cuDriverGetVersion=gives(11040))
+
+
+def test_too_little_memory_says_what_was_needed() -> None:
+    def info(free: Any, total: Any) -> int:
+        put(free, 3 << 20)
+        put(total, 80 << 30)
+        return 0
+
+    driver, _ = made(cuMemAlloc_v2=lambda place, nbytes: 2, cuMemGetInfo_v2=info)
+    with pytest.raises(DeviceError, match="memory of the GPU: expected 5 MiB, got 3 of 81920 MiB free"):
+        driver.allocate((4 << 20) + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("cuGraphLaunch", lambda d: d.launch(1, 0)), ("cuEventRecord", lambda d: d.record(1, 0)),
+        ("cuStreamIsCapturing", lambda d: d.is_capturing(7)), ("cuModuleLoadData", lambda d: d.load(b"cubin")),
+        ("cuGraphExecKernelNodeSetParams_v2", lambda d: d.update(1, 2, KernelParams())),
+        ("cuGraphNodeSetEnabled", lambda d: d.enable(1, 2, False)), ("cuCtxSetCurrent", lambda d: d.enter()),
+    ],
+)  # fmt: skip
+def test_refusals_have_the_drivers_words(name: str, call: Callable[[Driver], object]) -> None:
+    driver, library = made()
+    library.given[name] = lambda *args: 719
+    with pytest.raises(DeviceError, match=rf"the GPU's driver refused {name}: got it broke \(719\)"):
+        call(driver)
+
+
+def test_kernel_nodes_have_the_layout_of_cuda_h() -> None:
+    """CUDA_KERNEL_NODE_PARAMS_v2 on 64 bits."""
+    places = {name: getattr(KernelParams, name).offset for name, *_ in KernelParams._fields_}
+    assert places == {
+        "func": 0, "grid": 8, "block": 20, "shared": 32, "params": 40, "extra": 48, "kernel": 56, "context": 64,
+    }  # fmt: skip
+    assert ctypes.sizeof(KernelParams) == 72
+
+
+def test_a_programmatic_edge_is_added_behind_the_node() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def edges(graph: object, sources: Any, targets: Any, data: Any, count: ctypes.c_size_t) -> int:
+        seen.append((sources[0], targets[0], data[0].from_port, data[0].to_port, data[0].type, count.value))
+        return 0
+
+    driver, library = made(cuGraphAddKernelNode_v2=gives(42), cuGraphAddDependencies_v2=edges)
+    library.asked.clear()
+    assert driver.add_kernel(1, [41], KernelParams(), awaits=True) == 42
+    assert library.asked == ["cuGraphAddKernelNode_v2", "cuGraphAddDependencies_v2"]
+    assert seen == [(41, 42, 1, 0, 1, 1)]
+    library.asked.clear()
+    driver.add_kernel(1, [41], KernelParams())
+    driver.add_kernel(1, [], KernelParams(), awaits=True)
+    assert library.asked == ["cuGraphAddKernelNode_v2"] * 2
