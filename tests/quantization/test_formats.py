@@ -12,7 +12,7 @@ from ingot.ir.verify import verify
 from ingot.pipeline.build import build_native
 from ingot.quantization.calibrate import Probe
 from ingot.quantization.formats import FORMATS, LEVELS, Recipe, formed, offered
-from ingot.quantization.rounding import roundings
+from ingot.quantization.rounding import roundings, windows
 from ingot.quantization.simulate import Simulator
 from ingot.quantization.sites import find_groups, prepared
 from ingot.runtime.executor import CompiledModel
@@ -77,6 +77,16 @@ def test_what_else_reads_a_value_shares_its_levels():
     made = formed(graph, groups, recipe, {"matrix": "int8-shared"})
     (value,) = {n for n in made.nodes() if isinstance(n.op, ops.Dequantize) and n.inputs[0].op.name == "quantize"}
     assert {n.op.name for n in made.uses()[value]} == {"matmul", "slice"}
+
+
+@pytest.mark.parametrize("padding", [((1, 2), (0, 1)), ((-1, 0), (2, -1))])
+def test_windows_are_what_a_convolution_sums(padding: tuple[tuple[int, int], ...]):
+    op = ops.Conv((2, 1), padding, (1, 2), 2)
+    x, w = nets.normal(1, 2, 4, 9, 8), nets.normal(2, 6, 2, 3, 2)
+    taken = windows(op, x, w.shape[2:]).reshape(-1, 2, 12)
+    got = np.einsum("pgk,gok->pgo", taken, w.reshape(2, 3, 12)).reshape(2, -1, 6)
+    want = op.reference(x, w)
+    np.testing.assert_allclose(got.transpose(0, 2, 1).reshape(want.shape), want, atol=1e-4)
 
 
 def test_products_of_one_value_share_its_levels():

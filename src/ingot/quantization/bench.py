@@ -93,13 +93,12 @@ class Bench:
         of the least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would
         make the one the better that was measured in a quiet moment."""
         exact = self.exact.model
-        if self._latency is None:
-            turns = self._turns([exact], time.perf_counter)
-            self._latency = statistics.median(seconds for (seconds,) in turns)
-        if built is self.exact:
-            return self._latency
         # one thread's own clock stands still while others have its core
         clock = time.thread_time if self.threads == 1 else time.perf_counter
+        if self._latency is None:
+            self._latency = statistics.median(seconds for (seconds,) in self._turns([exact], clock))
+        if built is self.exact:
+            return self._latency
         other, own = (min(times) for times in zip(*self._turns([exact, built.model], clock), strict=True))
         return self._latency * own / other
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ingot import ops
+from ingot.ir.dims import DimLike
 from ingot.quantization.formats import DYNAMIC, LEVELS, SHARED, Rounding, smoothed
 from ingot.quantization.ranges import LAST, METHODS, Levels, Seen, spread
 from ingot.quantization.sites import Group, Site
@@ -19,6 +21,7 @@ from ingot.quantization.weights import by_channel
 from ingot.support import progress
 
 SMOOTHINGS = (0.5, 0.75, 0.9)
+WINDOWS = 256  # of an entry of an image that convolutions are tried on
 _FARTHEST = 1e4  # of factors from their mean
 # factors for channels cost time, most where values were only moved as bytes before: they must gain something
 _ENOUGH, _LITTLE = 3e-5, 1.3
@@ -80,26 +83,26 @@ class _Tried:
     """A group's products on a part of a sample."""
 
     def __init__(self, group: Group, seen: Seen) -> None:
-        self.group, self.axis = group, 1 if group.plain else group.axis
+        self.group = group
         # rows of all parts side by side; entries of images one after the other
-        self.parts = [np.concatenate(seen.parts)] if group.plain else seen.parts
-        self.exact = [_product(site, x, site.weight(), group.plain) for x in self.parts for site in group.sites]
+        parts = [np.concatenate(seen.parts)] if group.plain else seen.parts
+        self.operands = [(site, *_operand(site, x, group)) for x in parts for site in group.sites]
+        self.exact = [_product(site, x, site.weight(), group.plain) for site, x, _ in self.operands]
         self.squares = sum(float(np.square(y, dtype=np.float64).sum()) for y in self.exact)
-        self._weights: dict[bytes, list[np.ndarray]] = {}
+        self._weights: dict[bytes, dict[str, np.ndarray]] = {}
 
     def judged(self, rounding: Rounding) -> Rounding:
         """`rounding` with its error."""
         factors, off = rounding.factors, 0.0
         key = b"" if factors is None else factors.tobytes()
         if key not in self._weights:
-            self._weights[key] = [by_channel(s, smoothed(s, factors)).value(s) for s in self.group.sites]
-        exact = iter(self.exact)
-        for x in self.parts:
+            self._weights[key] = {s.name: by_channel(s, smoothed(s, factors)).value(s) for s in self.group.sites}
+        for (site, x, axis), exact in zip(self.operands, self.exact, strict=True):
             if factors is not None:
-                x = x * factors.reshape([-1 if d == self.axis else 1 for d in range(x.ndim)])
+                x = x * factors.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
             x = rounded(x, rounding.levels or spread(float(x.min()), float(x.max())))
-            for site, w in zip(self.group.sites, self._weights[key], strict=True):
-                off += float(np.square(_product(site, x, w, self.group.plain) - next(exact), dtype=np.float64).sum())
+            y = _product(site, x, self._weights[key][site.name], self.group.plain)
+            off += float(np.square(y - exact, dtype=np.float64).sum())
         return replace(rounding, error=off / self.squares if self.squares else off)
 
 
@@ -108,10 +111,40 @@ def rounded(x: np.ndarray, levels: Levels) -> np.ndarray:
     return ((q - levels.zero) * np.float32(levels.scale)).astype(np.float32)
 
 
+def _operand(site: Site, x: np.ndarray, group: Group) -> tuple[np.ndarray, int]:
+    """What is multiplied with the weights, and its axis of channels: rows, or windows of some positions."""
+    if group.plain:
+        return x, 1
+    op = site.node.op
+    return (windows(op, x, site.node.inputs[1].type.shape[2:]), 1) if isinstance(op, ops.Conv) else (x, group.axis)
+
+
+def windows(op: ops.Conv, x: np.ndarray, kernel: Sequence[DimLike]) -> np.ndarray:
+    """[positions, C, *kernel] of x[N, C, *sizes]: what up to WINDOWS outputs of each entry are sums of."""
+    sizes = [int(k) for k in kernel]  # type: ignore[arg-type]
+    x = np.pad(x, [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in op.padding)])
+    cut = (slice(max(-low, 0), n - max(-high, 0)) for (low, high), n in zip(op.padding, x.shape[2:], strict=True))
+    x = x[(slice(None), slice(None), *cut)]
+    spans = [(k - 1) * d + 1 for k, d in zip(sizes, op.dilation, strict=True)]
+    counts = [(n - span) // s + 1 for n, span, s in zip(x.shape[2:], spans, op.strides, strict=True)]
+    total = int(np.prod(counts))
+    places = np.unravel_index(np.linspace(0, total - 1, min(total, WINDOWS)).astype(np.int64), counts)
+    at = []
+    for axis, (place, stride, dilation, size) in enumerate(zip(places, op.strides, op.dilation, sizes, strict=True)):
+        inside = (np.arange(size) * dilation).reshape([-1 if d == axis else 1 for d in range(len(sizes))])
+        at.append((place * stride).reshape(-1, *(1,) * len(sizes)) + inside)
+    taken = x[(slice(None), slice(None), *at)]  # [N, C, positions, *kernel]
+    return np.moveaxis(taken, 2, 1).reshape(-1, x.shape[1], *sizes)
+
+
 def _product(site: Site, x: np.ndarray, w: np.ndarray, rows: bool) -> np.ndarray:
-    """Of a value, or of its rows and a matrix, which is fast: f32, where a reference is exact."""
+    """Of rows or windows and the weights, which is fast: f32, where a reference is exact."""
     if rows:
         return np.tensordot(x, w, ((1,), (site.axes.summed[1],)))
-    y = site.node.op.reference(x, w)
-    assert isinstance(y, np.ndarray)
-    return y
+    if not isinstance(site.node.op, ops.Conv):
+        y = site.node.op.reference(x, w)
+        assert isinstance(y, np.ndarray)
+        return y
+    groups = site.axes.groups
+    own = x.reshape(len(x), groups, -1).transpose(1, 0, 2)
+    return np.matmul(own, w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1))

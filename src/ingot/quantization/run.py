@@ -342,7 +342,7 @@ class _Work:
             (exact.seconds, taken.seconds),
             taken.error,
             taken.nbytes,
-            _why(taken, options, self._offered(group)),
+            _why(taken, options, STATIC in self.formats and not self.recipe.seen[group.name].usable),
         )
 
     def _digest(self, samples: Samples) -> str:
@@ -373,13 +373,13 @@ def _told(formats: Formats) -> str:
     return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
 
 
-def _why(taken: Option, options: Sequence[Option], offers: Sequence[str]) -> str:
-    """What speaks against the next faster format."""
+def _why(taken: Option, options: Sequence[Option], endless: bool) -> str:
+    """What speaks against the next faster format. endless: whether levels were asked for and have no range."""
     faster = [o for o in options if o.seconds < taken.seconds and o.error > taken.error]
     if faster:
         best = min(faster, key=lambda o: o.error)
         return f"{best.form} errs by {best.error:.1e}"
-    if STATIC not in offers and taken.form == FLOAT:
+    if endless and taken.form == FLOAT:
         return "its values have no finite range"
     return "none is faster"
 
