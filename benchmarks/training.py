@@ -4,9 +4,9 @@
     python benchmarks/training.py mlp cnn --rounds 15      some; engines: --engines ingot,eager,inductor,jax
 
 All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; in one
-jitted function in JAX). Rounds go through the engines in turn, a window of steps each; told are the median over the
-rounds and the median of the ratios to Ingot's, with the processor time of the first steps. JAX runs the MLP alone,
-which is written for it here.
+jitted function in JAX, for which all but the vision networks are written in `training_jax.py`). Rounds go through the
+engines in turn, a window of steps each; told are the median over the rounds and the median of the ratios to Ingot's,
+with the processor time of the first steps. --cpu compares processor time, for machines that do other work too.
 """
 
 from __future__ import annotations
@@ -108,45 +108,13 @@ def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, compiled: bool) -
     return step
 
 
-def of_jax(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
-    """The MLP, with AdamW written out."""
-    if not isinstance(net, nn.Sequential) or len(net) != 3:
-        return None
-    import jax
-    from jax import numpy as jnp
+def of_jax(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
+    from benchmarks.training_jax import step_of
 
-    names = [n for n, _ in net.named_parameters()]
-    p = [jnp.asarray(v.detach().numpy()) for v in net.parameters()]
-    a, t = jnp.asarray(x.numpy()), jnp.asarray(y.numpy())
-
-    def loss(p: list[jax.Array], a: jax.Array) -> jax.Array:
-        scores = jax.nn.relu(a @ p[0].T + p[1]) @ p[2].T + p[3]
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores), t[:, None], 1).mean()
-
-    @jax.jit
-    def update(p: list, m: list, v: list, n: jax.Array, a: jax.Array) -> tuple:
-        value, g = jax.value_and_grad(loss)(p, a)
-        m = [0.9 * k + 0.1 * d for k, d in zip(m, g, strict=True)]
-        v = [0.999 * k + 0.001 * d * d for k, d in zip(v, g, strict=True)]
-        left = 1 - 0.9**n, 1 - 0.999**n
-        moved = [
-            k * (1 - 1e-5) - 1e-3 * (a / left[0]) / (jnp.sqrt(b / left[1]) + 1e-8)
-            for k, a, b in zip(p, m, v, strict=True)
-        ]
-        return value, moved, m, v, n + 1
-
-    zeros = [jnp.zeros_like(k) for k in p]
-    state = [p, zeros, zeros, jnp.asarray(1.0)]
-    assert len(names) == 4
-
-    def step() -> object:
-        value, *state[:] = update(*state, a)
-        return value.block_until_ready()
-
-    return step
+    return step_of(name, net, x, y)
 
 
-def measured(name: str, engines: list[str], rounds: int, threads: int) -> None:
+def measured(name: str, engines: list[str], rounds: int, threads: int, clock: Callable[[], float]) -> None:
     torch.manual_seed(0)
     net, x = NETWORKS[name]()
     net.train()
@@ -156,7 +124,7 @@ def measured(name: str, engines: list[str], rounds: int, threads: int) -> None:
         "ingot": lambda n: of_ingot(n, x, y, threads),
         "eager": lambda n: of_torch(n, x, y, False),
         "inductor": lambda n: of_torch(n, x, y, True),
-        "jax": lambda n: of_jax(n, x, y),
+        "jax": lambda n: of_jax(name, n, x, y),
     }
     steps: dict[str, Step] = {}
     for engine in engines:
@@ -170,11 +138,11 @@ def measured(name: str, engines: list[str], rounds: int, threads: int) -> None:
     times: dict[str, list[float]] = {engine: [] for engine in steps}
     for _ in range(rounds):
         for engine, step in steps.items():
-            count, began = 0, time.perf_counter()
-            while not count or time.perf_counter() - began < _WINDOW:
+            count, began = 0, clock()
+            while not count or clock() - began < _WINDOW:
                 step()
                 count += 1
-            times[engine].append((time.perf_counter() - began) / count)
+            times[engine].append((clock() - began) / count)
     ours = times.get("ingot")
     for engine, found in times.items():
         # ratios within a round, so that a neighbour's noise is in both
@@ -188,10 +156,17 @@ def main() -> None:
     parser.add_argument("--engines", default="ingot,eager,inductor,jax")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu", action="store_true", help="processor time of the process, not time")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     for name in asked.networks or NETWORKS:
-        measured(name, asked.engines.split(","), asked.rounds, asked.threads)
+        measured(
+            name,
+            asked.engines.split(","),
+            asked.rounds,
+            asked.threads,
+            time.process_time if asked.cpu else time.perf_counter,
+        )
 
 
 if __name__ == "__main__":
