@@ -38,7 +38,7 @@ def measure(name: str, threads: int, rounds: int, seconds: float) -> None:
             own = Path(folder) / f"{engine}-{precision}"
             own.mkdir()
             np.savez(own / "feeds.npz", **feeds)  # type: ignore[arg-type]
-            process = start(engine, path, own / "feeds.npz", threads, precision)
+            process = start(engine, path, own / "feeds.npz", threads, precision, "native")
             stack.callback(process.close)
             process.answer()
             running[engine, precision] = process
