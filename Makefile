@@ -4,6 +4,7 @@
 #   make test-wheel  the fast tests against the wheel, as users install it
 #   make test-slow   the slow ones            make test-zoo     all models of the zoo, interpreted: an hour
 #   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
+#   make coverage    what the fast tests run, by room: twice as long as they take
 #   make clean       remove all that was made
 
 PYTHON ?= python3
@@ -13,15 +14,16 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-wheel test-torch test-slow test-zoo lint bench clean
+.PHONY: demo test test-wheel test-torch test-slow test-zoo lint coverage bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo
 	$(RUN) examples/demo.py
 
 test: $(VENV)/dev
-	$(RUN) -m pytest -n $(WORKERS)
+	$(PYTEST)
 
 # `src` is neither installed nor on the path while they run
 test-wheel: $(VENV)/dev
@@ -29,18 +31,18 @@ test-wheel: $(VENV)/dev
 	$(PIP) wheel --no-deps --wheel-dir build/wheel .
 	$(PIP) install --no-deps --force-reinstall build/wheel/*.whl
 	$(RUN) -c 'import ingot, pathlib, sys; sys.exit("site-packages" not in pathlib.Path(ingot.__file__).parts)'
-	$(RUN) -m pytest -n $(WORKERS) -o pythonpath=. ; \
+	$(PYTEST) -o pythonpath=. ; \
 	  status=$$?; $(PIP) install --no-deps -e . && exit $$status
 
 # found, not listed: the files that import it
 test-torch: $(VENV)/torch
-	$(RUN) -m pytest -n $(WORKERS) \
+	$(PYTEST) \
 	  `grep -rlE '^(import|from) torch|importorskip\("torch' tests --include='test_*.py' --exclude=test_zoo.py | sort`
 
 ZOO := tests/frontends/torch/test_zoo.py
 
 test-slow: $(VENV)/models
-	$(RUN) -m pytest -n $(WORKERS) -m slow --ignore=$(ZOO)
+	$(PYTEST) -m slow --ignore=$(ZOO)
 
 test-zoo: $(VENV)/models
 	$(RUN) -m pytest -m slow $(ZOO)
@@ -50,6 +52,12 @@ lint: $(VENV)/torch
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyright --pythonpath $(RUN)
+
+# Python 3.12 and later count lines at little cost
+coverage: $(VENV)/torch
+	$(PIP) install pytest-cov
+	COVERAGE_CORE=sysmon $(PYTEST) --cov=ingot --cov-report=json:build/coverage.json
+	$(RUN) tools/coverage_by_room.py build/coverage.json
 
 bench: $(VENV)/bench
 	$(RUN) benchmarks/peers.py
