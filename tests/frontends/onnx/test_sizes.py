@@ -176,19 +176,28 @@ def test_a_slice_that_a_loop_moves(first: str, last: str) -> None:
         same(compiled(**arrays), runtime(m, **arrays))
 
 
-def test_a_slice_of_another_length_at_each_turn_is_refused() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17]> g (int64 n, float[8] x, float s) => (float y) {
-        yes = Constant <value = bool {1}> ()
-        y = Loop (n, yes, s) <body = b (int64 i, bool go, float v) => (bool go_on, float w) {
+@pytest.mark.parametrize(
+    "places",
+    [
+        "a = Unsqueeze (i, axis) b = Mul (a, a)",
+        # int(x + 1) is int(x) + 1 where no sign changes, int(x + 0.5) now and then
+        "f = Unsqueeze (v, axis) h = Add (f, one) a = Cast <to = 7> (f) b = Cast <to = 7> (h)",
+        "f = Cast <to = 1> (i) g = Unsqueeze (f, axis) h = Add (g, half) a = Unsqueeze (i, axis) b = Cast <to = 7> (h)",
+    ],
+)
+def test_a_slice_of_another_length_at_each_turn_is_refused(places: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> g (int64 n, float[8] x, float s) => (float y) {{
+        yes = Constant <value = bool {{1}}> ()
+        y = Loop (n, yes, s) <body = b (int64 i, bool go, float v) => (bool go_on, float w) {{
             go_on = Identity (go)
-            axis = Constant <value = int64[1] {0}> ()
-            a = Unsqueeze (i, axis)
-            b = Mul (a, a)
+            axis = Constant <value = int64[1] {{0}}> ()
+            one = Constant <value = float[1] {{1.0}}> () half = Constant <value = float[1] {{0.5}}> ()
+            {places}
             z = Slice (x, a, b, axis)
             total = ReduceSum <keepdims = 0> (z)
             w = Add (v, total)
-        }>
-    }"""
+        }}>
+    }}"""
     with pytest.raises(UnsupportedOpError, match="which a loop changes"):
         ingot.compile(onnx.parser.parse_model(text))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
+
+import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, normal_axes, normal_axis, onnx_op
@@ -146,17 +149,22 @@ def _window(c: Call) -> Node:
 
 
 def _offset(n: Node) -> tuple[Node, int]:
-    """(x, k) for an integer of one element that is computed as x + k."""
-    offset = 0
-    while n.type.size == 1:
-        if isinstance(n.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
-            n = n.inputs[0]
+    """(x, k) for an integer of one element that is computed as x + k, of whole numbers x and k, also in floats."""
+    at, offset = n, 0
+    while at.type.size == 1:
+        if isinstance(at.op, ops.Reshape | ops.BroadcastInDim | ops.Convert):
+            at = at.inputs[0]
             continue
-        known = [splat_of(i) for i in n.inputs]
-        if isinstance(n.op, ops.Add) and known[0] is not None:
-            n, offset = n.inputs[1], offset + int(known[0])
-        elif isinstance(n.op, ops.Add | ops.Sub) and known[1] is not None:
-            n, offset = n.inputs[0], offset + (int(known[1]) if isinstance(n.op, ops.Add) else -int(known[1]))
+        known = [splat_of(i) for i in at.inputs]
+        if isinstance(at.op, ops.Add) and _is_whole(known[0]):
+            at, offset = at.inputs[1], offset + int(known[0])
+        elif isinstance(at.op, ops.Add | ops.Sub) and _is_whole(known[1]):
+            at, offset = at.inputs[0], offset + (int(known[1]) if isinstance(at.op, ops.Add) else -int(known[1]))
         else:
             break
-    return n, offset
+    # int(x + 1) is not int(x) + 1 for x between -1 and 0
+    return (at, offset) if at.dtype.is_integer else (n, 0)
+
+
+def _is_whole(value: np.generic | None) -> TypeGuard[np.generic]:
+    return value is not None and float(value).is_integer()
