@@ -63,7 +63,7 @@ def test_one_as_an_example() -> None:
 
 class Grid(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.linspace(-1, 1, x.shape[1])
+        return x + torch.eye(9)[0]
 
 
 def test_an_axis_that_the_model_fixes_is_an_error() -> None:
