@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 import ingot
 from ingot.frontends.onnx import import_onnx
+from ingot.frontends.onnx.rows.ml.trees import _MODES, Forest
 from ingot.ir.interp import interpret
 from ingot.support.errors import ImportModelError, UnsupportedOpError
 
@@ -296,3 +297,18 @@ def test_label_encoder(count: int) -> None:
 def test_zip_map_is_its_matrix() -> None:
     graph = import_onnx(model_of("ZipMap", [X[:, :3]], 1, classlabels_int64s=[0, 1, 2]))
     np.testing.assert_array_equal(interpret(graph, [X[:, :3]])[0], X[:, :3])
+
+
+def test_the_tree_of_each_node() -> None:
+    def trees(roots: list[int], yes: list[int], no: list[int]) -> list[int] | None:
+        leaf = np.array(yes) == np.arange(len(yes))
+        zeros = np.zeros(len(yes))
+        mode = np.where(leaf, _MODES["LEAF"], _MODES["BRANCH_LEQ"])
+        found = Forest(np.array(roots), zeros, zeros, mode, np.array(yes), np.array(no), zeros).trees()
+        return None if found is None else found.tolist()
+
+    # 0 -> 1, 2; 3 -> 4, 5; nothing reaches 6
+    assert trees([0, 3], [1, 1, 2, 4, 4, 5, 6], [2, 1, 2, 5, 4, 5, 6]) == [0, 0, 0, 1, 1, 1, -1]
+    assert trees([0, 3], [1, 1, 2, 2, 4], [2, 1, 2, 4, 4]) is None  # 2 is a leaf of both
+    assert trees([0], [0, 1], [0, 1]) == [0, -1]
+    assert trees([0], [1, 0], [1, 0]) == [0, 0]  # a way without an end

@@ -111,6 +111,25 @@ class Forest:
             tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
         raise Unsupported(f"trees of more than {_DEEPEST} levels, without end, or that meet too often")
 
+    def trees(self) -> np.ndarray | None:
+        """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
+        found = np.full(len(self.mode), -1)
+        at, own = self.roots, np.arange(len(self.roots))
+        for _ in range(_DEEPEST):
+            fresh = found[at] < 0
+            if (found[at[~fresh]] != own[~fresh]).any():
+                return None
+            at, own = at[fresh], own[fresh]
+            found[at] = own
+            if (found[at] != own).any():
+                return None
+            inner = ~self.leaf[at]
+            at, own = at[inner], own[inner]
+            if not at.size:
+                return found
+            at, own = np.concatenate([self.yes[at], self.no[at]]), np.tile(own, 2)
+        return None
+
 
 class _Fields:
     """A forest's arrays, to be changed."""
@@ -192,12 +211,12 @@ class _Table:
             at = ops.add(self.word(at, 2), ops.where(second, ops.scalar(_WORDS, at.dtype), ops.scalar(0, at.dtype)))
         return at
 
-    def ends(self, depth: int) -> Node:
-        """Places [rows, trees], `depth` levels down."""
+    def ends(self, depth: int, stored: bool) -> Node:
+        """Places [rows, trees], `depth` levels down. stored: by a loop, whose result no reader computes again."""
         shape = (self.x.shape[0], len(self.roots))
-        if depth <= _STEPS:
+        if depth <= _STEPS and not stored:
             return ops.broadcast_to(self.steps(self.x, const(self.roots), depth), shape)
-        times = -(-depth // _STEPS)
+        times = max(-(-depth // _STEPS), 1)
         at = ops.broadcast_to(const(self.roots), shape)
         i, x, here = (Input(*of)() for of in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", at.type)))
         cond = Graph((i, x, here), (ops.compare("LT", i, times),))
@@ -234,7 +253,7 @@ def scores(
     x: Node, forest: Forest, weights: Weights, aggregate: str = "SUM", tree: np.ndarray | None = None
 ) -> tuple[Node, Node | None]:
     """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
-    where they hold something, None: everywhere). tree: each node's tree, where it has one."""
+    where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
     ordered = forest.in_order()
     row_of, values, given = weights.table(len(ordered.mode), x.dtype, aggregate)
     own = None
@@ -279,7 +298,8 @@ def _over_trees(
     for start, end in _alike(depths, 0, len(depths)):
         part = roots[:, start:end]
         table = _Table.of(x, replace(forest, roots=part), held)
-        at = table.ends(int(depths[start]))
+        # each target would go all the way down again
+        at = table.ends(int(depths[start]), stored=rows is not None)
         if rows is None:
             values = ops.reshape(table.number(at, 3), (x.shape[0], *part.shape))
             parts.append(reduced(values, 2))
@@ -291,7 +311,7 @@ def _over_trees(
 def _own_targets(forest: Forest, given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
     """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
     trees for each."""
-    leaves, (trees, targets) = np.flatnonzero(forest.leaf), (len(forest.roots), given.shape[1])
+    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), given.shape[1])
     if targets == 1 or (given[leaves].sum(1) != 1).any():
         return None
     least, most = np.full(trees, targets), np.full(trees, -1)
@@ -432,7 +452,7 @@ def tree_ensemble(c: Call) -> Result:
         raise LookupError("a node that there is not")
     forest = _no_nan(_single_members(forest, _tensor(c, "membership_values", x.dtype)))
     weights = Weights(own, target, _tensor(c, "leaf_weights", x.dtype), c.int("n_targets"))
-    y, _ = scores(x, forest, weights, aggregate)
+    y, _ = scores(x, forest, weights, aggregate, forest.trees())
     return ops.cast(_finished(y, np.zeros(0), aggregate, len(forest.roots), transform), dtype)
 
 
