@@ -57,6 +57,8 @@ def types(graph: Graph) -> list[str]:
         ("2*s0", "2*s0"),
         ("past + length", "length+past"),
         ("1x", "d_1x"),
+        ("n%0", "n_0"),
+        ("n//0", "n__0"),
     ],
 )
 def test_dim_names(text: str, shown: str) -> None:
@@ -545,3 +547,17 @@ def test_nodes_carry_their_onnx_name() -> None:
 def test_unused_nodes_are_not_imported() -> None:
     m = model([node("Relu", ["x"]), node("Teleport", ["x"], ["z"], domain="elsewhere")], [("x", F, [2])])
     assert types(import_onnx(m)) == ["f32[2]"]
+
+
+def test_a_function_that_onnx_cannot_write_out_is_refused() -> None:
+    """FlexAttention's body is a text that onnx parses, names of the modifier and all."""
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 2, 4, 8]) for n in "qkvy"]
+    scores, out = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "H", "L", "S"]) for n in "so")
+    one = helper.make_tensor("o\0ne", TensorProto.FLOAT, [], [1.0])
+    add = helper.make_node("Add", ["s", "o\0ne"], ["o"])
+    modifier = helper.make_graph([add], "modifier", [scores], [out], [one])
+    flex = helper.make_node("FlexAttention", ["q", "k", "v"], ["y"], domain="ai.onnx.preview", score_mod=modifier)
+    opsets = [helper.make_opsetid("", 26), helper.make_opsetid("ai.onnx.preview", 1)]
+    model = helper.make_model(helper.make_graph([flex], "g", info[:3], info[3:]), opset_imports=opsets, ir_version=11)
+    with pytest.raises(UnsupportedOpError, match="FlexAttention"):
+        import_onnx(model)

@@ -10,6 +10,7 @@ import onnx
 
 from ingot.frontends.onnx.call import AnyValue, Sequence_, Value
 from ingot.frontends.onnx.tensors import CODES
+from ingot.frontends.shared.refusal import Unsupported
 
 _FLOAT = onnx.TensorProto.FLOAT
 
@@ -81,7 +82,11 @@ def schema_body(
         if not versions:
             return None
         types = [_type_proto(v).SerializeToString() for v in inputs]
-        body = schema.get_context_dependent_function_with_opset_version(max(versions), proto.SerializeToString(), types)
+        text = proto.SerializeToString()
+        try:
+            body = schema.get_context_dependent_function_with_opset_version(max(versions), text, types)
+        except RuntimeError as error:  # of its parser: names that its text cannot hold
+            raise Unsupported(f"onnx cannot write its function out: {error}") from None
         return onnx.FunctionProto.FromString(body)
     return None
 

@@ -74,6 +74,8 @@ def _parse_product(tokens: list[str]) -> tuple[int | Dim, list[str]]:
     while tokens and tokens[0] in ("*", "//", "%"):
         op = tokens[0]
         factor, tokens = _parse_atom(tokens[1:])
+        if op != "*" and factor == 0:
+            raise ValueError("a dimension is divided by 0")
         value = value * factor if op == "*" else floordiv(value, factor) if op == "//" else mod(value, factor)
     return value, tokens
 
