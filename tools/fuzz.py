@@ -21,6 +21,7 @@ import argparse
 import atexit
 import gc
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -410,17 +411,25 @@ def _limited_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+_IMPORTED = {  # kinds that run what they compile, and so start threads: only imports are prepared
+    "graphs": ("ingot.targets.cpu.codegen", "tests.conformance.test_dags"),
+    "models": ("ingot.targets.cpu.codegen", "ingot.frontends.onnx", "ingot.debug.comparison.exact", "onnxruntime"),
+}
+
+
 def prepare(kind: str, case: Case) -> None:
     """What every worker needs, once: imports, files to mutate. Without threads, which a fork would leave behind."""
     os.environ["INGOT_WORKERS"] = "0"
-    if kind not in ("graphs", "models"):
+    for module in _IMPORTED.get(kind, ()):
+        importlib.import_module(module)
+    if kind not in _IMPORTED:
         outcome(case, -1)
     gc.collect()
     gc.freeze()
 
 
 def _work(kind: str, case: Case, seeds: range, pipe: Connection) -> None:
-    if kind not in ("graphs", "models"):
+    if kind not in _IMPORTED:
         _limited_memory()
     for seed in seeds:
         pipe.send((seed, *outcome(case, seed)))
