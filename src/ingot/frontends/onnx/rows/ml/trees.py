@@ -21,6 +21,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import check_table
+from ingot.frontends.onnx.rows.ml.forest import EQ, LEAF, LT, MEMBER, MODES, Forest
 from ingot.frontends.onnx.rows.ml.ml import ML, both_scores, label_of, labels, matrix, top_label, transformed
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
@@ -28,129 +29,11 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType
 from ingot.support.dataclass import dataclass
 
-_LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
-_MODES = {
-    "BRANCH_LEQ": _LEQ,
-    "BRANCH_LT": _LT,
-    "BRANCH_GTE": _GTE,
-    "BRANCH_GT": _GT,
-    "BRANCH_EQ": _EQ,
-    "BRANCH_NEQ": _NEQ,
-    "LEAF": _LEAF,
-}
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 # levels of one kernel; a longer way down is a loop
 _STEPS = 12
-_DEEPEST = 4096
-_VISITS = 10_000_000
 _WORDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Forest:
-    """Nodes as arrays of [nodes] and each tree's root. From a node that is no leaf the way goes to `yes` where
-    `x[feature] mode split` holds, or where x is NaN and `nan` is set, else to `no`."""
-
-    roots: np.ndarray
-    feature: np.ndarray
-    split: np.ndarray
-    mode: np.ndarray
-    yes: np.ndarray
-    no: np.ndarray
-    nan: np.ndarray
-
-    @property
-    def leaf(self) -> np.ndarray:
-        return self.mode == _LEAF
-
-    def in_order(self) -> Forest:
-        """Every comparison as `x <= split`, whose `split` is infinite only where NaN goes to `yes`. More nodes follow
-        those that there are, the last a leaf of nothing.
-
-        x < s is x <= the number before s, x == s is x <= s and not x < s, two nodes, and the others are opposites.
-        """
-        f = _Fields(self)
-        # NaN is different from every number
-        f.nan[f.mode == _NEQ] = True
-        for this, other in ((_NEQ, _EQ), (_GTE, _LT), (_GT, _LEQ)):
-            f.exchange(f.mode == this)
-            f.mode[f.mode == this] = other
-        equal = np.flatnonzero(f.mode == _EQ)
-        second = f.more(equal, mode=_LT, yes=f.no[equal], no=f.yes[equal], nan=False)
-        f.mode[equal], f.yes[equal] = _LEQ, second
-        less = f.mode == _LT
-        never = less & np.isneginf(f.split)
-        f.split[less], f.mode[less] = np.nextafter(f.split[less], f.split.dtype.type(-np.inf)), _LEQ
-        # nothing lies below the least number, everything up to the greatest
-        f.split[never] = np.inf
-        f.exchange(never)
-        # a number at all: above 0, or up to 0
-        number = np.flatnonzero((f.mode == _LEQ) & np.isposinf(f.split) & ~f.nan)
-        second = f.more(number, split=0)
-        f.yes[number], f.no[number], f.split[number], f.nan[number] = second, f.yes[number], 0, True
-        f.more(np.zeros(1, np.int64), mode=_LEAF)
-        return Forest(f.roots, f.feature, f.split, f.mode, f.yes, f.no, f.nan)
-
-    def depths(self) -> np.ndarray:
-        """[trees]: steps on the longest way from each root to a leaf. Raises Unsupported where a way has no end."""
-        inner, count = ~self.leaf, len(self.mode)
-        tree, level = np.arange(len(self.roots)), self.roots
-        depths, visits = np.zeros(len(self.roots), np.int64), 0
-        for depth in range(_DEEPEST):
-            on = inner[level]
-            if not on.any():
-                return depths
-            visits += len(level)
-            if visits > max(64 * count, _VISITS):
-                break
-            tree, level = tree[on], level[on]
-            depths[tree] = depth + 1
-            # ways that meet go on as one
-            below = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
-            tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
-        raise Unsupported(f"trees of more than {_DEEPEST} levels, without end, or that meet too often")
-
-    def trees(self) -> np.ndarray | None:
-        """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
-        found = np.full(len(self.mode), -1)
-        at, own = self.roots, np.arange(len(self.roots))
-        for _ in range(_DEEPEST):
-            fresh = found[at] < 0
-            if (found[at[~fresh]] != own[~fresh]).any():
-                return None
-            at, own = at[fresh], own[fresh]
-            found[at] = own
-            if (found[at] != own).any():
-                return None
-            inner = ~self.leaf[at]
-            at, own = at[inner], own[inner]
-            if not at.size:
-                return found
-            at, own = np.concatenate([self.yes[at], self.no[at]]), np.tile(own, 2)
-        return None
-
-
-class _Fields:
-    """A forest's arrays, to be changed."""
-
-    def __init__(self, forest: Forest) -> None:
-        self.roots = forest.roots
-        self.feature, self.split, self.mode = forest.feature.copy(), forest.split.copy(), forest.mode.copy()
-        self.yes, self.no, self.nan = forest.yes.copy(), forest.no.copy(), forest.nan.copy()
-
-    def exchange(self, at: np.ndarray) -> None:
-        """The opposite test at nodes."""
-        self.yes[at], self.no[at], self.nan[at] = self.no[at], self.yes[at], ~self.nan[at]
-
-    def more(self, at: np.ndarray, **changed: np.ndarray | float) -> np.ndarray:
-        """The places of new nodes that are as those `at`, but for what is given."""
-        new = len(self.mode) + np.arange(len(at))
-        for name in ("feature", "split", "mode", "yes", "no", "nan"):
-            array = getattr(self, name)
-            part = np.full(len(at), changed[name]) if name in changed else array[at]
-            setattr(self, name, np.append(array, part.astype(array.dtype)))
-        return new
 
 
 def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
@@ -376,7 +259,7 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
     trees, numbers, feature, yes, no = (_integers(c, f"nodes_{name}") for name in names)
     found = c.attr("nodes_modes")
-    mode = np.asarray([_MODES[str(m)] for m in found] if isinstance(found, tuple) else (), np.int64)
+    mode = np.asarray([MODES[str(m)] for m in found] if isinstance(found, tuple) else (), np.int64)
     split = _numbers(c, "nodes_values", dtype)
     nan = _integers(c, "nodes_missing_value_tracks_true").astype(bool)
     nan = nan if nan.size else np.zeros(len(mode), bool)
@@ -384,7 +267,7 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     if len(lengths) != 1 or not len(mode):
         raise ValueError(f"nodes_* of lengths {sorted(lengths)}")
     find = _numbered(trees, numbers)
-    inner, own = mode != _LEAF, np.arange(len(mode))
+    inner, own = mode != LEAF, np.arange(len(mode))
     children = (own.copy(), own.copy())
     for side, named in zip(children, (yes, no), strict=True):
         side[inner] = find(trees[inner], named[inner])
@@ -440,7 +323,7 @@ def tree_ensemble(c: Call) -> Result:
         roots=_integers(c, "tree_roots"),
         feature=np.append(feature, fill),
         split=np.append(_tensor(c, "nodes_splits", x.dtype), fill).astype(x.dtype.numpy),
-        mode=np.append(_tensor(c, "nodes_modes", T.u8).astype(np.int64), fill + _LEAF),
+        mode=np.append(_tensor(c, "nodes_modes", T.u8).astype(np.int64), fill + LEAF),
         yes=np.append(yes, own),
         no=np.append(no, own),
         nan=np.append(nan if nan.size else np.zeros(inner, np.int64), fill).astype(bool),
@@ -461,14 +344,14 @@ def _single_members(forest: Forest, members: np.ndarray) -> Forest:
     sets = np.split(members, np.flatnonzero(np.isnan(members)) + 1)
     names = ("feature", "split", "mode", "yes", "no", "nan")
     fields = {name: list(getattr(forest, name)) for name in names}
-    asks = np.flatnonzero(forest.mode == _MEMBER)
+    asks = np.flatnonzero(forest.mode == MEMBER)
     if len(asks) > len(sets):
         raise ValueError("fewer sets of members than nodes that ask for them")
     for node, of in zip(asks.tolist(), sets, strict=False):
-        values, mode, last = of[~np.isnan(of)], _EQ, fields["no"][node]
+        values, mode, last = of[~np.isnan(of)], EQ, fields["no"][node]
         if not values.size:
             # nothing is below the least number
-            values, mode = np.full(1, -np.inf), _LT
+            values, mode = np.full(1, -np.inf), LT
         at = node
         for i, v in enumerate(values):
             fields["mode"][at], fields["split"][at] = mode, v
