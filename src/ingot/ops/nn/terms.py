@@ -229,9 +229,14 @@ def iota(shape: Shape, dimension: int, dtype: DType = i64) -> Term:
     return Term(Iota(TensorType(dtype, shape), dimension)())
 
 
+_WRITTEN_DOWN = 1 << 22  # of more, the program counts: nobody's memory is held by numbers from 0 on
+
+
 def arange(count: DimLike, dtype: DType = i64) -> Value:
-    """0 .. count - 1: an array for a static count, else a term."""
-    return np.arange(count, dtype=dtype.numpy) if isinstance(count, int) else iota((count,), 0, dtype)
+    """0 .. count - 1: an array for a static count that one can write down, else a term."""
+    if isinstance(count, int) and count <= _WRITTEN_DOWN:
+        return np.arange(count, dtype=dtype.numpy)
+    return iota((count,), 0, dtype)
 
 
 def size(dim: DimLike, dtype: DType = i64) -> Operand:

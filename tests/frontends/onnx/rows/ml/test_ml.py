@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import ingot
 from ingot.frontends.onnx import import_onnx
-from ingot.frontends.onnx.rows.ml.forest import MODES, Forest
+from ingot.frontends.onnx.rows.ml.forest import LEAF, LEQ, Forest
 from ingot.ir.interp import interpret
 from ingot.support.errors import ImportModelError, UnsupportedOpError
 
@@ -303,7 +303,7 @@ def test_the_tree_of_each_node() -> None:
     def trees(roots: list[int], yes: list[int], no: list[int]) -> list[int] | None:
         leaf = np.array(yes) == np.arange(len(yes))
         zeros = np.zeros(len(yes))
-        mode = np.where(leaf, MODES["LEAF"], _MODES["BRANCH_LEQ"])
+        mode = np.where(leaf, LEAF, LEQ)
         found = Forest(np.array(roots), zeros, zeros, mode, np.array(yes), np.array(no), zeros).trees()
         return None if found is None else found.tolist()
 
