@@ -55,6 +55,7 @@ class Recipe:
     moments: Mapping[str, np.ndarray] = field(default_factory=dict)
     corrected: bool = True
     _made: dict[tuple[str, str, bytes], Quantized] = field(default_factory=dict, compare=False, repr=False)
+    _shifts: dict[tuple[str, str, bytes], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     _uppers: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def rounding(self, group: Group, form: str) -> Rounding:
@@ -102,10 +103,16 @@ class Recipe:
 
     def shift(self, group: Group, site: Site, form: str, effective: np.ndarray) -> np.ndarray | None:
         """What the product's mean lost by rounded weights, by output channel (Nagel et al., arXiv 1906.04721)."""
-        seen = self.seen[group.name]
-        if not self.corrected or form in (FLOAT, *STORED) or not seen.usable:
+        if not self.corrected or form in (FLOAT, *STORED) or not self.seen[group.name].usable:
             return None
         factors = self.rounding(group, form).factors
+        key = site.name, form, _bytes_of(factors)
+        if key not in self._shifts:
+            self._shifts[key] = self._lost(group, site, effective, factors)
+        return self._shifts[key]
+
+    def _lost(self, group: Group, site: Site, effective: np.ndarray, factors: np.ndarray | None) -> np.ndarray:
+        seen = self.seen[group.name]
         own = effective if factors is None else effective * site.per_depth(factors)
         lost = (site.weight() - own) * site.per_depth(seen.mean().astype(np.float32))
         return site.by_channel(lost).sum(axis=1, dtype=np.float64).astype(np.float32)

@@ -49,6 +49,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
+from ingot.support.files import release
 
 HELD = 0.3  # of the samples: not seen by the search
 NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
@@ -278,6 +279,8 @@ class _Work:
 
     def _measure(self, name: str, formats: Formats) -> Point:
         progress.report(f"measure {name}")
+        for site in (s for g in self.groups for s in g.sites):
+            release(site.weight())  # those that become levels are not read any more
         return self._point(name, formats, self.bench.build(formats))
 
     def _point(self, name: str, formats: Formats, built: Built) -> Point:
