@@ -155,6 +155,25 @@ def test_programs_against_xla(fn: Callable[..., Any], args: tuple[Any, ...]):
     _agree(_interpreted(fn, *args)(*args), fn(*map(jnp.asarray, args)))
 
 
+@pytest.mark.parametrize(("layouts", "x", "kernel"), [
+    (("NCHW", "OIHW", "NCHW"), (2, 4, 9, 8), (6, 4, 3, 2)),
+    (("NHWC", "OIHW", "NCHW"), (2, 9, 8, 4), (6, 4, 3, 2)),
+    (("CNHW", "IHWO", "CNHW"), (4, 2, 9, 8), (4, 3, 2, 6)),
+    (("HWNC", "WHIO", "NHCW"), (9, 8, 2, 4), (2, 3, 4, 6)),
+    (("WCHN", "IWOH", "CHWN"), (8, 4, 9, 2), (4, 2, 6, 3)),
+])  # fmt: skip
+def test_convolutions_of_every_layout(layouts: tuple[str, str, str], x: tuple[int, ...], kernel: tuple[int, ...]):
+    # attributes go by JAX's order of the spatial axes, whatever axes of x these are
+    def convolved(a: Any, b: Any) -> Any:
+        pads = ((1, 2), (0, 1))
+        return lax.conv_general_dilated(
+            a, b, (2, 1), pads, lhs_dilation=(1, 2), rhs_dilation=(2, 1), dimension_numbers=layouts
+        )
+
+    args = _data(*x), _data(*kernel)
+    _agree(_interpreted(convolved, *args)(*args), convolved(*args))
+
+
 def test_what_is_refused_says_where():
     def f(x: Any) -> Any:
         return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)

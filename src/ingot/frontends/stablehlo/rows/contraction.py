@@ -65,8 +65,13 @@ def convolution_of(c: Call, a: Node, b: Node, padding: tuple[tuple[int, int], ..
     layouts = _layouts(c.raw("dimension_numbers"))
     n = len(layouts[0]) - 2
     ones = (1,) * n
+    # attributes of the op follow the order in which x has the spatial axes
+    order = [_SPATIAL.index(s) for s in layouts[0] if s in _SPATIAL]
+    steps, base, window = (
+        tuple(c.ints(name, ones)[i] for i in order) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+    )
     op = ops.Convolution(
-        c.ints("window_strides", ones), padding, c.ints("lhs_dilation", ones), c.ints("rhs_dilation", ones), *layouts,
+        steps, tuple(padding[i] for i in order), base, window, *layouts,
         c.int("feature_group_count", 1), c.int("batch_group_count", 1),
     )  # fmt: skip
     flipped = c.ints("window_reversal", (0,) * n)
