@@ -255,6 +255,36 @@ def test_a_state_of_one_type_is_the_program_s():
     torch.testing.assert_close(compiled.state()["total"], module.total)
 
 
+class Settles(nn.Module):
+    """A state that a loop sets, as often as values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.ones(3))
+        self.turns: int = 0
+
+    def forward(self, x: Tensor, counted: bool = False) -> Tensor:
+        y = x
+        while bool(y.abs().sum() > 1):
+            self.level = self.level * 0.5 + y
+            if counted:
+                self.turns += 1
+            y = y * 0.5
+        return y + self.level
+
+
+def test_a_loop_on_values_sets_tensors():
+    module = _scripted(Settles())
+    program = extract(module)
+    compiled = ScriptedModel(program, lambda evaluator, inputs: export_module(evaluator, inputs).module())
+    for scale in (1.0, 30.0, 0.01):
+        x = torch.randn(3) * scale
+        torch.testing.assert_close(compiled(x), module(x))
+        torch.testing.assert_close(compiled.state()["level"], module.level)
+    with pytest.raises((UnsupportedOpError, ImportModelError), match="turns is set, which is no tensor"):
+        compiled(X[0, :3], True)
+
+
 def test_a_state_that_changes_type_has_programs():
     module = _scripted(Stream())
     compiled = ingot.compile(module, (torch.randn(2, 4),))

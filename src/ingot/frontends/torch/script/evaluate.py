@@ -225,17 +225,26 @@ class _Run:
             turn += 1
 
     def repeated(self, n: Node, turn: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
+        """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
+        says."""
+        paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
+
         def evaluate(arguments: Sequence[Any], seen: Mapping[str, Any], held: Mapping[str, Any]) -> Sequence[Any]:
-            inside = _Run(dict(held))
+            count = len(arguments) - len(paths)
+            inside = _Run({**held, **dict(zip(paths, arguments[count:], strict=True))})
             mark = _contents([*seen.values(), *held.values()])
-            results = inside.block(n.blocks[0], arguments, dict(seen))
-            if inside.attributes.keys() != held.keys() or any(v is not held[k] for k, v in inside.attributes.items()):
-                raise ValueError("an attribute is set")
+            results = inside.block(n.blocks[0], arguments[:count], dict(seen))
+            if set_ := [p for p in held if inside.attributes[p] is not held[p]]:
+                raise ValueError(f"{', '.join(set_)} is set, which is no tensor")
             if _contents([*seen.values(), *held.values()]) != mark:
                 raise ValueError("a tensor or a list is changed in place")
-            return results
+            return [*results, *(inside.attributes[p] for p in paths)]
 
-        return repeat(n, turn, most, go, carried, env, self.attributes, evaluate)
+        others = {p: v for p, v in self.attributes.items() if p not in paths}
+        starts = [*carried, *(self.attributes[p] for p in paths)]
+        ends = repeat(n, turn, most, go, starts, env, others, evaluate)
+        self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
+        return ends[: len(carried)]
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
