@@ -145,7 +145,7 @@ def old_file(path: Path) -> Any:
             "data_format": "channels_last", "depth_multiplier": 1, "use_bias": True, "activation": None}  # fmt: skip
     described = [
         {"class_name": "InputLayer", "config": {"batch_input_shape": [None, 9, 9, 3], "dtype": "float32",
-                                                "sparse": False, "ragged": False, "name": "input_1"}},
+                                                "sparse": False, "ragged": False, "name": "image/raw"}},
         {"class_name": "DepthwiseConv2D", "config": deep},
         {"class_name": "Flatten", "config": {"name": "flat", "dtype": "float32", "data_format": "channels_last"}},
     ]  # fmt: skip
@@ -158,13 +158,24 @@ def old_file(path: Path) -> Any:
 
 def test_an_old_configuration(tmp_path: Path) -> None:
     model = old_file(tmp_path / "old.h5")
-    agrees(read(tmp_path / "old.h5", tmp_path), model, [RNG.normal(size=(2, 9, 9, 3)).astype(np.float32)], {"batch": 2})
+    graph = read(tmp_path / "old.h5", tmp_path)
+    assert isinstance(graph.inputs[0].op, Input) and graph.inputs[0].op.label == "image_raw"
+    agrees(graph, model, [RNG.normal(size=(2, 9, 9, 3)).astype(np.float32)], {"batch": 2})
+
+
+def test_an_old_configuration_with_classes_of_its_own(tmp_path: Path) -> None:
+    old_file(tmp_path / "old.h5")
+    with h5py.File(tmp_path / "old.h5", "r+") as file:
+        described = file.attrs["model_config"].replace('"Flatten"', '"SqueezeLayer"')
+        file.attrs["model_config"] = described
+    with pytest.raises(UnsupportedOpError, match=r"SqueezeLayer at layer flat .*its code is not in the file"):
+        read(tmp_path / "old.h5", tmp_path)
 
 
 def test_only_arguments_that_say_nothing_are_taken_out() -> None:
     inner = {"units": 3, "time_major": True, "old": None, "groups": 1, "trainable": False, "go_backwards": False}
     node = {"class_name": "LSTM", "config": inner}
-    config.modernized({"layers": [node]}, L)
+    config.modernized({"layers": [node]}, L, "")
     assert inner == {"units": 3, "time_major": True, "trainable": False, "go_backwards": False}
 
 

@@ -125,12 +125,24 @@ def _nodes(config: object) -> Iterator[Mapping[str, Any]]:
             stack += value
 
 
-def modernized(config: Mapping[str, Any], layers: Any) -> None:
-    """Take arguments that no class of `layers` (keras.layers) has out of an old configuration, in place.
+def modernized(config: dict[str, Any], layers: Any, path: str) -> None:
+    """Make an old configuration one that the classes of `layers` (keras.layers) take, in place.
 
-    Only None, False and 1 are taken out, which old versions wrote for what was not used: DepthwiseConv2D's groups,
-    recurrences' time_major. Others are Keras's to refuse.
+    Arguments that a class does not have are taken out where they are None, False or 1, which old versions wrote for
+    what was not used: DepthwiseConv2D's groups, recurrences' time_major. Others are Keras's to refuse. Slashes in
+    layers' names become underscores.
+
+    Raises UnsupportedOpError that names every layer of a class that Keras does not have.
     """
+    named = [(str(n["class_name"]), n["config"]) for n in _nodes(config) if isinstance(n.get("config"), Mapping)]
+    strange = {
+        (name, str(inner["name"])) for name, inner in named if "name" in inner and not _is_known(name, inner, layers)
+    }
+    if strange:
+        reason = "a class of the model's own: its code is not in the file"
+        ops = [UnsupportedOp(name, f"layer {where}", reason) for name, where in sorted(strange)]
+        raise UnsupportedOpError(ops, model=path, fix="write these as layers of Keras, and save the model again")
+    _rename(config, {str(inner["name"]) for _, inner in named if "/" in str(inner.get("name"))})
     for node in _nodes(config):
         cls = getattr(layers, str(node["class_name"]), None)
         inner = node.get("config")
@@ -142,6 +154,23 @@ def modernized(config: Mapping[str, Any], layers: Any) -> None:
         known = {name for base in cls.__mro__ for name in _parameters(base)} | _OF_EVERY_LAYER
         for name in [n for n, v in inner.items() if n not in known and _says_nothing(v)]:
             del inner[name]
+
+
+def _is_known(name: str, inner: Mapping[str, Any], layers: Any) -> bool:
+    return hasattr(layers, name) or name in _TOP or "layers" in inner or name == "Policy"
+
+
+def _rename(config: Any, names: set[str]) -> None:
+    """Write underscores for slashes in these names, wherever they stand."""
+    stack = [config] if names else []
+    while stack:
+        value = stack.pop()
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in list(entries):
+            if isinstance(inner, dict | list):
+                stack.append(inner)
+            elif isinstance(inner, str) and inner in names:
+                value[key] = inner.replace("/", "_")
 
 
 def _says_nothing(value: object) -> bool:

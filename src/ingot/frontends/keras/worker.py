@@ -58,7 +58,7 @@ def _modern(source: Path, folder: Path, described: dict[str, Any], keras: Any) -
     """A copy of an old file whose configuration Keras 3 understands."""
     import h5py
 
-    config.modernized(described, keras.layers)
+    config.modernized(described, keras.layers, str(source))
     copy = folder / "model.h5"
     shutil.copyfile(source, copy)
     with h5py.File(copy, "r+") as file:
