@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
+from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.elementwise import ordered
+from ingot.frontends.stablehlo.syntax import Block, Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, unflatten
 from ingot.ir.node import Node, rebuilt, topological
 from ingot.ir.types import Shape, TensorType, i64
@@ -21,14 +25,34 @@ Key = tuple[str, Node]  # LT or GT, and the key of the left side
 
 @row("sort")
 def sort(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    rank = flatten(operands)[0].type.rank
+    return _sorted(c, operands, c.regions[0], c.int("dimension", rank - 1) % max(1, rank))
+
+
+@CUSTOM("target.ApproxTopK")
+def approx_top_k(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
+    """(operands, initial values): the first by a comparator, all of them found."""
+    called, given = (c.attributes.get(name) for name in ("called_computations", "mhlo.backend_config"))
+    name = called[0].name if isinstance(called, list) and called and isinstance(called[0], Symbol) else ""
+    function = c.importer.module.functions.get(name)
+    if function is None or not isinstance(given, dict):
+        raise Unsupported("without a computation or its options")
+    options = replace(c, attributes=given)
+    if not options.flag("aggregate_to_topk"):
+        raise Unsupported("without its last step")
+    axis, k = options.int("reduction_dim"), options.int("top_k")
+    found = _sorted(c, operands[: len(operands) // 2], function.body, axis)
+    return unflatten(found, [ops.slice_axis(x, axis, 0, k, loc=c.loc) for x in flatten(found)])
+
+
+def _sorted(c: Call, operands: Sequence[AnyValue], comparator: Block, dim: int) -> tuple[AnyValue, ...]:
     xs = flatten(operands)
     require_one_shape(xs, c.op.name)
     # the arguments are (a, b) of each operand in turn
-    body = regions.region(c, 0, tuple(v for x in operands for v in (x, x)))
+    body = regions.region_of(c, comparator, tuple(v for x in operands for v in (x, x)))
     left, right = _sides(body, operands)
-    dim = c.int("dimension", xs[0].type.rank - 1) % max(1, xs[0].type.rank)
     if xs[0].type.rank == 0:
-        return operands
+        return tuple(operands)
     keys = _keys(body.outputs[0], left, right)
     if keys is None or len({direction for direction, _ in keys}) != 1:
         return unflatten(operands, _ranked(body, left, right, xs, dim))
