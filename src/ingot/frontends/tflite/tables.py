@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.file import Quantization
 from ingot.frontends.tflite.fixed_point import fixed
 from ingot.ir import types as T
@@ -28,7 +29,9 @@ def lookup(x: Node, table: Array) -> Node:
 
 
 def levels_of(dtype: T.DType) -> Array:
-    """Every level, i64."""
+    """Every level, i64. Raises Unsupported for a type of more than 16 bits."""
+    if dtype.bits > 16:
+        raise Unsupported(f"of {dtype}")
     low, high = dtype.range
     return np.arange(low, high + 1, dtype=np.int64)
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import ingot
+from ingot.frontends.tflite import import_tflite
+from ingot.support.errors import UnsupportedOpError
 from tests.frontends.tflite.builder import feed, interpreted, one_op, reference
 
 I8, U8, I16 = np.int8, np.uint8, np.int16
@@ -248,6 +250,14 @@ def test_roots_of_levels(name: str, given: tuple[Any, Any]):
     model, (x,) = _case((name, [((4, 500), *given)], (given[0], (0.05, given[1][1])), "", {}))
     x = np.maximum(x, given[1][1])
     np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
+
+
+@pytest.mark.parametrize("name", ["LOGISTIC", "EXP", "SOFTMAX", "HARD_SWISH"])
+def test_tables_are_of_few_levels(name: str):
+    # a table of all numbers of 32 bits has 32 GiB
+    operands = [((2, 3), np.int32, (0.1, 0))]
+    with pytest.raises(UnsupportedOpError, match="of i32"):
+        import_tflite(one_op(name, operands, [((2, 3), I8, OUT)], "Softmax" if name == "SOFTMAX" else ""))
 
 
 COMPILED = [c for c in CASES if c[0] in ("CONV_2D", "FULLY_CONNECTED", "SOFTMAX")][::3]

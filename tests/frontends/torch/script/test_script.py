@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -271,6 +273,15 @@ class Settles(nn.Module):
                 self.turns += 1
             y = y * 0.5
         return y + self.level
+
+
+@pytest.mark.parametrize("made", [torch.jit.freeze, torch.jit.optimize_for_inference])
+def test_frozen_modules(made: Callable[[Any], Any]):
+    layers = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
+    module, x = made(_scripted(layers.eval())), torch.randn(2, 3, 8)
+    program = extract(module)
+    exported = export_module(Evaluator(program, program.attributes), (x,))
+    torch.testing.assert_close(exported.module()(x), module(x))
 
 
 def test_a_loop_on_values_sets_tensors():

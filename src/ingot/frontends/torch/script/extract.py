@@ -19,7 +19,8 @@ def extract(module: torch.jit.ScriptModule) -> Program:
     are neither modules nor plain values."""
     if not hasattr(module, "forward"):
         raise ImportModelError("a TorchScript module without forward", fix="save one that has it")
-    if module.training and any(True for _ in module.parameters()):
+    # a frozen module has no mode
+    if getattr(module, "training", False) and any(True for _ in module.parameters()):
         raise ImportModelError("the model is in training mode", fix="call .eval() on it before it is saved")
     graph = module.inlined_graph
     schema: Any = getattr(module.forward, "schema")  # noqa: B009 - a ScriptMethod is typed as a function
