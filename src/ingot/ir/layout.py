@@ -4,21 +4,80 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ingot.ir.dims import DimLike, divides
-from ingot.ir.types import Shape
+from ingot.ir.dims import DimLike, divides, negative
+from ingot.ir.types import Box, Shape
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a view reads along one axis of its operand: for element i of the view at offset + the sum of step * i[axis]
-    over `terms`, which are (axis, step)."""
+    """Where a view reads along an axis of its operand, or along a run of them as if they were one, in row-major order:
+    for element i of the view at offset + the sum of step * i[axis] over `terms`, which are (axis, step).
 
+    Of what pads: only every `spacing`-th of these numbers is an element's; and where one is below the first
+    (outside[0]) or beyond the last (outside[1]), or between two of them, the view reads its padding value.
+    """
+
+    axes: tuple[int, ...]
     offset: DimLike
-    terms: tuple[tuple[int, int], ...]
+    terms: tuple[tuple[int, DimLike], ...]
+    spacing: int = 1
+    outside: tuple[bool, bool] = (False, False)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.spacing != 1 or any(self.outside)
+
+    def along(self, x: Shape, shape: Shape) -> int | None:
+        """The axis of the view, of `shape`, that runs through all of the operand's, of `x`, from its first to its last;
+        None where none does."""
+        sized = [t for t in self.terms if shape[t[0]] != 1] or self.terms
+        if len(sized) != 1 or len(self.axes) != 1 or self.offset != 0 or self.is_padded:
+            return None
+        ((axis, step),) = sized
+        return axis if step == 1 and x[self.axes[0]] == shape[axis] else None
 
 
-IndexMap = tuple[Place, ...]  # one for each axis of the operand
+IndexMap = tuple[Place, ...]  # each axis of the operand is in one of them
+
+
+def along_axes(places: IndexMap, x: Shape, shape: Shape) -> tuple[int | None, ...]:
+    """For each axis of the operand the axis of the view that is it; see `Place.along`."""
+    found = {axis: place.along(x, shape) for place in places for axis in place.axes}
+    return tuple(found[axis] for axis in range(len(x)))
+
+
+def reshape_map(old: Shape, new: Shape) -> IndexMap:
+    """Where a value of shape `new` reads one of shape `old` in row-major order."""
+    places: list[Place] = []
+    for olds, news in reshape_groups(old, new) or [(tuple(range(len(old))), tuple(range(len(new))))]:
+        run = tuple(d for d in olds if old[d] != 1)
+        terms: list[tuple[int, DimLike]] = []
+        step: DimLike = 1
+        for d in reversed(news if run else ()):
+            terms.append((d, step))
+            step = step * new[d]
+        places += [Place((d,), 0, ()) for d in olds if d not in run]
+        places += [Place(run, 0, tuple(reversed(terms)))] if run else []
+    return tuple(places)
+
+
+def read_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
+    """The least box of the operand, of shape `x`, around what `box` of the view, of `shape`, reads. None where that is
+    a part of a padded axis, or of several that are read as one."""
+    read: list[tuple[DimLike, DimLike]] = [(0, d) for d in x]
+    for place in places:
+        if all(box[axis] == (0, shape[axis]) for axis, _ in place.terms):
+            continue
+        if place.is_padded or len(place.axes) != 1:
+            return None
+        low = high = place.offset
+        for axis, step in place.terms:
+            first, last = box[axis][0], box[axis][1] - 1
+            ends = (last, first) if negative(step) else (first, last)
+            low, high = low + ends[0] * step, high + ends[1] * step
+        read[place.axes[0]] = (low, high + 1)
+    return tuple(read)
 
 
 @dataclass(frozen=True)
@@ -54,11 +113,17 @@ class Layout:
         """Elements from the buffer's start to the end of the last row, for row-major strides with or without gaps."""
         return self.offset + (self.strides[0] * self.shape[0] if self.shape else 1)
 
-    def viewed(self, shape: Shape, places: IndexMap) -> Layout:
-        """The layout of a view of this value."""
+    def viewed(self, shape: Shape, places: IndexMap) -> Layout | None:
+        """The layout of a view of this value; None where no strides express it: it pads, or reads axes as one that do
+        not lie as one."""
         strides: list[DimLike] = [0] * len(shape)
         offset = self.offset
-        for own, place in zip(self.strides, places, strict=True):
+        for place in places:
+            if place.is_padded:
+                return None
+            if any(self.strides[a] != self.strides[b] * self.shape[b] for a, b in pairwise(place.axes)):
+                return None
+            own = self.strides[place.axes[-1]]
             offset = offset + own * place.offset
             for axis, step in place.terms:
                 strides[axis] = strides[axis] + own * step
@@ -88,20 +153,7 @@ class Layout:
 
     def reshape(self, shape: Shape) -> Layout | None:
         """The same elements in row-major order under another shape, or None where no strides express it."""
-        groups = reshape_groups(self.shape, shape)
-        if groups is None:
-            return None
-        strides: list[DimLike] = [0] * len(shape)
-        for old, new in groups:
-            own = [d for d in old if self.shape[d] != 1]
-            for a, b in pairwise(own):
-                if self.strides[a] != self.strides[b] * self.shape[b]:
-                    return None
-            step: DimLike = self.strides[own[-1]] if own else 0
-            for d in reversed(new):
-                strides[d] = step
-                step = step * shape[d]
-        return Layout(shape, tuple(strides), self.offset)
+        return self.viewed(shape, reshape_map(self.shape, shape))
 
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]

@@ -22,10 +22,9 @@ def base_of(node: Node, kinds: tuple[type[Op], ...] = VIEWS) -> Node:
 
 def view_layout(node: Node, layout: Layout) -> Layout | None:
     """The layout of a view `node` of a value that lies at `layout`; None where no strides express it."""
-    if isinstance(node.op, Reshape):
-        return layout.reshape(node.shape)
-    places = node.op.index_map(node.inputs[0].shape, node.shape) if isinstance(node.op, VIEWS) else None
-    return None if places is None else layout.viewed(node.shape, places)
+    if not isinstance(node.op, VIEWS):
+        return None
+    return layout.viewed(node.shape, node.op.index_map(node.inputs[0].shape, node.shape))
 
 
 def strided(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] | None:

@@ -11,15 +11,17 @@ bound to a name once per index, so shared subgraphs are evaluated once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, mod
+from ingot.ir.dims import DimLike, mod, negative
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
-from ingot.ir.layout import Layout, Place, reshape_groups
+from ingot.ir.layout import IndexMap, Layout, Place, reshape_groups, reshape_map
 from ingot.ir.node import Const, Node
 from ingot.ir.types import Shape, boolean, f32, f64, i64
 from ingot.ops.core.base import Category, category
+from ingot.ops.core.shape import View
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.concats import concat_at
@@ -185,30 +187,94 @@ def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
 
 
 def _view(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    (x,) = node.inputs
-    assert isinstance(node.op, ops.CoreOp)
-    places = node.op.index_map(x.shape, node.shape)
-    assert places is not None
-    return em.value(block, x, tuple(_along(place, index) for place in places), mask)
+    x, *fill = node.inputs
+    assert isinstance(node.op, View)
+    at, inside = _read_at(block, node.op.index_map(x.shape, node.shape), x.shape, node.shape, index)
+    if inside is None:
+        return em.value(block, x, at, mask)
+    inside = block.let(inside, "in")
+    value = em.value(block, x, at, both(mask, inside))
+    return block.let(k.select(inside, value, em.value(block, fill[0], (), mask)))
 
 
-def _along(place: Place, index: Index) -> Expr:
-    at: Expr | None = None
-    for axis, step in place.terms:
-        own = ix.mul(index[axis], integer(step))
-        at = own if at is None else ix.add(at, own)
-    offset = dim_expr(place.offset)
-    if at is None:
+def operand_index(block: Block, view: Node, index: Index) -> Index:
+    """The coordinates in the operand of the element at `index` of a view that pads nothing."""
+    assert isinstance(view.op, View)
+    (x,) = view.inputs
+    at, inside = _read_at(block, view.op.index_map(x.shape, view.shape), x.shape, view.shape, index)
+    assert inside is None
+    return at
+
+
+def _read_at(block: Block, places: IndexMap, old: Shape, new: Shape, index: Index) -> tuple[Index, Expr | None]:
+    """The coordinates in the operand, of shape `old`, of the element at `index` of a view of shape `new`, and where
+    there is one; None: everywhere."""
+    out: list[Expr] = [ZERO] * len(old)
+    inside: Expr | None = None
+    for place in places:
+        at = _along(place, new, index)
+        if place.is_padded:
+            at, inside = _inside(block, place, old, at, inside)
+        if len(place.axes) == 1:
+            out[place.axes[0]] = at
+            continue
+        if len(_sized(place, new)) > 1:
+            at = block.let(at, "f")
+        extents = tuple(old[d] for d in place.axes)
+        for d, e in zip(place.axes, ix.delinearize(at, extents, block.multiples), strict=True):
+            out[d] = block.let(e, "i")
+    return tuple(out), inside
+
+
+def _along(place: Place, shape: Shape, index: Index) -> Expr:
+    """offset + the sum of step * index; of axes that are read as one by Horner's rule."""
+    offset, terms = dim_expr(place.offset), _sized(place, shape)
+    if not terms:
         return offset
-    backwards = place.terms[0][1] < 0
-    return ix.add(offset, at) if backwards else ix.add(at, offset)
+    if _is_one_run(terms, shape):
+        at = index[terms[0][0]]
+        for axis, _ in terms[1:]:
+            at = ix.add(ix.mul(at, dim_expr(shape[axis])), index[axis])
+        return ix.add(at, offset)
+    (axis, step), *others = terms
+    at = ix.mul(index[axis], dim_expr(step))
+    for axis, step in others:
+        at = ix.add(at, ix.mul(index[axis], dim_expr(step)))
+    return ix.add(offset, at) if negative(terms[0][1]) else ix.add(at, offset)
+
+
+def _sized(place: Place, shape: Shape) -> list[tuple[int, DimLike]]:
+    """The terms whose axes have more than one place; all of a single one's."""
+    return [t for t in place.terms if shape[t[0]] != 1] if len(place.terms) > 1 else list(place.terms)
+
+
+def _is_one_run(terms: Sequence[tuple[int, DimLike]], shape: Shape) -> bool:
+    nested = (a == b * shape[axis] for (_, a), (axis, b) in pairwise(terms))
+    return terms[-1][1] == 1 and all(nested)
+
+
+def _inside(block: Block, place: Place, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
+    """The element's number along a padded axis, and where there is one, of the places that are `inside` of others."""
+    below, beyond = place.outside
+    if place.spacing > 1:
+        at = block.let(at, "p")
+        step = integer(place.spacing)
+        inside = both(inside, k.binary("eq", k.binary("rem", at, step), ZERO))
+        if below:
+            inside = both(inside, k.binary("ge", at, ZERO))
+        at, below, beyond = k.binary("div", at, step), False, True
+    if below:
+        inside = both(inside, k.binary("ge", at, ZERO))
+    if beyond:
+        inside = both(inside, k.binary("lt", at, dim_expr(old[place.axes[0]])))
+    return at, inside
 
 
 def _reshape(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
     parts = _interleaved(block, x.shape, node.shape, index) if mask is None else None
     if parts is None:
-        return em.value(block, x, reshape_index(block, x.shape, node.shape, index), mask)
+        return _view(em, block, node, index, mask)
     lanes = max(e.lanes for e in index) // len(parts)
     return _zipped(block, [k.splat(em.value(block, x, at), lanes) for at in parts])
 
@@ -254,50 +320,8 @@ def _zipped(block: Block, parts: Sequence[Expr]) -> Expr:
 
 def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ...], index: Index) -> Index:
     """The coordinates in `old` of the element at `index` in `new`."""
-    groups = reshape_groups(old, new) or [(tuple(range(len(old))), tuple(range(len(new))))]
-    out: list[Expr] = [ZERO] * len(old)
-    for olds, news in groups:
-        news = tuple(d for d in news if new[d] != 1)
-        olds = tuple(d for d in olds if old[d] != 1)
-        if not news or not olds:
-            continue
-        flat = index[news[0]]
-        for d in news[1:]:
-            flat = ix.add(ix.mul(flat, dim_expr(new[d])), index[d])
-        if len(olds) > 1 and len(news) > 1:
-            flat = block.let(flat, "f")
-        for d, e in zip(olds, ix.delinearize(flat, tuple(old[d] for d in olds), block.multiples), strict=True):
-            out[d] = block.let(e, "i") if len(olds) > 1 else e
-    return tuple(out)
-
-
-def _pad(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-    op = node.op
-    assert isinstance(op, ops.Pad)
-    x, fill = node.inputs
-    inside: Expr | None = None
-    at: list[Expr] = []
-    for d, e in enumerate(index):
-        low, high, interior = op.low[d], op.high[d], op.interior[d]
-        e = ix.sub(e, dim_expr(low))
-        checked = (low != 0, high != 0)
-        if interior:
-            e = block.let(e, "p")
-            step = integer(interior + 1)
-            inside = both(inside, k.binary("eq", k.binary("rem", e, step), ZERO))
-            if low != 0:
-                inside = both(inside, k.binary("ge", e, ZERO))
-            e, checked = k.binary("div", e, step), (False, True)
-        if checked[0]:
-            inside = both(inside, k.binary("ge", e, ZERO))
-        if checked[1]:
-            inside = both(inside, k.binary("lt", e, dim_expr(x.shape[d])))
-        at.append(e)
-    if inside is None:
-        return em.value(block, x, tuple(at), mask)
-    inside = block.let(inside, "in")
-    value = em.value(block, x, tuple(at), both(mask, inside))
-    return block.let(k.select(inside, value, em.value(block, fill, (), mask)))
+    at, _ = _read_at(block, reshape_map(old, new), old, new, index)
+    return at
 
 
 def _iota(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -425,7 +449,7 @@ _RULES: dict[type, Rule] = {
     ops.Slice: _view,
     ops.Windows: _view,
     ops.Reverse: _view,
-    ops.Pad: _pad,
+    ops.Pad: _view,
     ops.Concat: concat_at,
     ops.Iota: _iota,
     ops.DimValue: _dim_value,

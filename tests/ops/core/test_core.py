@@ -15,6 +15,7 @@ from ingot.ir.parse import parse
 from ingot.ir.show import show
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ir.verify import verify
+from ingot.ops.core.shape import View
 from tests.ops.evaluate import evaluate
 
 # a module of test ops may be loaded beside the catalog
@@ -150,19 +151,28 @@ def test_scalar_rule_is_the_reference(cls: type[ops.Elementwise]) -> None:
             np.testing.assert_allclose(*wide, rtol=1.01 * eps, atol=atol, err_msg=str(op))
 
 
-VIEWS = (ops.BroadcastInDim, ops.Transpose, ops.Slice, ops.Windows, ops.Reverse)
+VIEWS = tuple(cls for cls in OPS if issubclass(cls, View))
 
 
 @pytest.mark.parametrize("cls", VIEWS, ids=lambda c: c.name)
 def test_a_view_reads_where_its_index_map_says(cls: type[ops.CoreOp]) -> None:
-    for op, (x,) in cls.samples():
-        assert isinstance(op, ops.CoreOp)
-        want = np.asarray(op.reference(x))
+    for op, (x, *fill) in cls.samples():
+        assert isinstance(op, View)
+        want = np.asarray(op.reference(x, *fill))
         places = op.index_map(x.shape, want.shape)
-        assert places is not None and len(places) == x.ndim
-        index = np.indices(want.shape)
-        at = [np.full(want.shape, p.offset) + sum(index[axis] * step for axis, step in p.terms) for p in places]
-        assert_same(x[tuple(at)] if at else np.broadcast_to(x, want.shape), want, str(op))
+        assert sorted(d for p in places for d in p.axes) == list(range(x.ndim))
+        index, inside, at = np.indices(want.shape), np.full(want.shape, True), dict[int, np.ndarray]()
+        for p in places:
+            run = tuple(x.shape[d] for d in p.axes)
+            number = np.full(want.shape, p.offset) + sum(index[axis] * step for axis, step in p.terms)
+            read, rest = np.divmod(number, p.spacing)
+            inside &= (rest == 0) & (read >= 0) & (read < np.prod(run))
+            if x.size:
+                at |= dict(zip(p.axes, np.unravel_index(np.where(inside, read, 0), run), strict=True))
+        assert inside.all() or fill, op
+        some = x if x.size else np.zeros((1,) * x.ndim, x.dtype)
+        got = some[tuple(at[d] for d in range(x.ndim))] if at else np.broadcast_to(some.reshape(-1)[0], want.shape)
+        assert_same(np.where(inside, got, fill[0]).astype(x.dtype) if fill else got, want, str(op))
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)

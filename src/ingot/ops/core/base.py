@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike
-from ingot.ir.layout import IndexMap
 from ingot.ir.node import Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
@@ -51,10 +50,6 @@ class CoreOp(Op):
 
     def yielding(self, perm: Perm) -> CoreOp | None:
         """The op that gives `transpose(self(x), perm)` from the same, untouched operands; None if there is none."""
-        return None
-
-    def index_map(self, x: Shape, shape: Shape) -> IndexMap | None:
-        """Where a view of `shape` reads its operand of shape `x`; None: the op is no view, or none that places tell."""
         return None
 
 

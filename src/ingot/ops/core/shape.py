@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
-from ingot.ir.layout import IndexMap, Place, reshape_groups
+from ingot.ir.layout import IndexMap, Place, read_box, reshape_map
 from ingot.ir.node import Const, Cropped, Node, Samples
 from ingot.ir.types import Box, Shape, TensorType
 from ingot.ops.core import samples as s
@@ -21,7 +21,6 @@ from ingot.ops.core.base import (
     check_dims,
     dilated,
     inverse,
-    is_whole,
     permute,
     show_shape,
     sizes,
@@ -31,13 +30,33 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 
 
+class View(CoreOp):
+    """A view of one operand: `index_map` says which element of it each of the result's is."""
+
+    category: ClassVar[Category] = Category.VIEW
+
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        """Where the view, of `shape`, reads its (first) operand, of shape `x`."""
+        raise NotImplementedError
+
+    def of_box(self, box: Box) -> CoreOp | None:
+        """The op that gives `box` of the result from what that reads; None: there is none."""
+        return None
+
+    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        x, *values = inputs
+        view, op = self.infer(*inputs), self.of_box(box)
+        assert isinstance(view, TensorType)
+        read = read_box(self.index_map(x.shape, view.shape), x.shape, view.shape, box)
+        return None if op is None or read is None else (op, (read, *(whole(v.shape) for v in values)))
+
+
 @dataclass(frozen=True)
-class BroadcastInDim(CoreOp):
+class BroadcastInDim(View):
     """result[i0, i1, ...] = x[i_dims[0], i_dims[1], ...], where a size of 1 in x repeats."""
 
     name: ClassVar[str] = "broadcast_in_dim"
     rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     shape: Shape
     dims: tuple[int, ...]
 
@@ -64,7 +83,8 @@ class BroadcastInDim(CoreOp):
         return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place(0, ((d, 1),) if size == shape[d] else ()) for size, d in zip(x, self.dims, strict=True))
+        ends = enumerate(zip(x, self.dims, strict=True))
+        return tuple(Place((own,), 0, ((d, 1),) if size == shape[d] else ()) for own, (size, d) in ends)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         """The result in the operand's order, new dimensions behind the ones that they stand behind."""
@@ -77,10 +97,8 @@ class BroadcastInDim(CoreOp):
             order += range(start, end)
         return BroadcastInDim(permute(self.shape, tuple(order)), tuple(map(order.index, dims))), tuple(order)
 
-    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        (x,) = inputs
-        read = tuple((0, 1) if size == 1 else box[d] for d, size in zip(self.dims, x.shape, strict=True))
-        return BroadcastInDim(sizes(box), self.dims), (read,)
+    def of_box(self, box: Box) -> CoreOp | None:
+        return BroadcastInDim(sizes(box), self.dims)
 
     def yielding(self, perm: Perm) -> CoreOp | None:
         back = inverse(perm)
@@ -97,12 +115,11 @@ class BroadcastInDim(CoreOp):
 
 
 @dataclass(frozen=True)
-class Reshape(CoreOp):
+class Reshape(View):
     """The same elements in row-major order with another shape."""
 
     name: ClassVar[str] = "reshape"
     rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     shape: Shape
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -115,21 +132,19 @@ class Reshape(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return inputs[0].reshape(tuple(int(d) for d in self.shape))
 
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        return reshape_map(x, shape)
+
+    def of_box(self, box: Box) -> CoreOp | None:
+        return Reshape(sizes(box))
+
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """Where the dimensions that are cropped are the operand's, or cut from one with all inside them."""
-        (x,) = inputs
-        read = list(whole(x.shape))
-        for olds, news in reshape_groups(x.shape, self.shape) or [((), range(len(self.shape)))]:
-            if is_whole(box, self.shape, news):
-                continue
-            sized = [d for d in olds if x.shape[d] != 1]
-            first = next((d for d in news if self.shape[d] != 1), None)
-            inner = [d for d in news if d != first]
-            if len(sized) != 1 or first is None or not is_whole(box, self.shape, inner):
-                return None
-            each = product(self.shape[d] for d in inner)
-            read[sized[0]] = (box[first][0] * each, box[first][1] * each)
-        return Reshape(sizes(box)), (tuple(read),)
+        """Where what is read has no gaps: the box around it holds no more than the part."""
+        found = super().cropped(box, *inputs)
+        part = found and found[1][0]
+        if not part or any(map(negative, sizes(part))) or product(sizes(part)) != product(sizes(box)):
+            return None
+        return found
 
     @classmethod
     def samples(cls) -> Samples:
@@ -139,12 +154,11 @@ class Reshape(CoreOp):
 
 
 @dataclass(frozen=True)
-class Transpose(CoreOp):
+class Transpose(View):
     """result.shape[i] = x.shape[permutation[i]]."""
 
     name: ClassVar[str] = "transpose"
     rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     permutation: Perm
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -160,14 +174,14 @@ class Transpose(CoreOp):
         return inputs[0].transpose(self.permutation)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place(0, ((d, 1),)) for d in inverse(self.permutation))
+        return tuple(Place((own,), 0, ((d, 1),)) for own, d in enumerate(inverse(self.permutation)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         back = inverse(perm)
         return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
 
-    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        return self, (permute(box, inverse(self.permutation)),)
+    def of_box(self, box: Box) -> CoreOp | None:
+        return self
 
     def yielding(self, perm: Perm) -> CoreOp | None:
         return Transpose(permute(self.permutation, perm))
@@ -180,12 +194,11 @@ class Transpose(CoreOp):
 
 
 @dataclass(frozen=True)
-class Slice(CoreOp):
+class Slice(View):
     """x[start:limit:strides] on every axis; 0 <= start <= limit <= size, strides >= 1."""
 
     name: ClassVar[str] = "slice"
     rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     start: Shape
     limit: Shape
     strides: tuple[int, ...]
@@ -215,12 +228,14 @@ class Slice(CoreOp):
         return inputs[0][tuple(slice(int(lo), int(hi), step) for lo, hi, step in parts)].copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place(lo, ((d, step),)) for d, (lo, step) in enumerate(zip(self.start, self.strides, strict=True)))
+        starts = enumerate(zip(self.start, self.strides, strict=True))
+        return tuple(Place((d,), lo, ((d, step),)) for d, (lo, step) in starts)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
+        """All of an axis is read up to its limit: of a symbolic size, the last step is not known."""
         read: list[tuple[DimLike, DimLike]] = []
         for at, size, start, limit, step in zip(box, self._shape, self.start, self.limit, self.strides, strict=True):
             low, high = at
@@ -242,13 +257,12 @@ class Slice(CoreOp):
 
 
 @dataclass(frozen=True)
-class Windows(CoreOp):
+class Windows(View):
     """Windows of `size` elements, `dilation` apart, every `step` along `dim`, as long as they fit: an axis counts the
     windows, a new one behind it runs through each of them.   y[.., i, j, ..] = x[.., i * step + j * dilation, ..]
     """
 
     name: ClassVar[str] = "windows"
-    category: ClassVar[Category] = Category.VIEW
     dim: int
     size: int
     step: int = 1
@@ -273,8 +287,8 @@ class Windows(CoreOp):
         return np.take(x, at, self.dim)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        places = [Place(0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
-        places[self.dim] = Place(0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
+        places = [Place((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
+        places[self.dim] = Place((self.dim,), 0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
         return tuple(places)
 
     @classmethod
@@ -287,7 +301,7 @@ class Windows(CoreOp):
 
 
 @dataclass(frozen=True)
-class Pad(CoreOp):
+class Pad(View):
     """`value` around x and `interior` of it between neighbours; negative low/high crop.
 
     An axis of unknown size n that gets an interior has at least one element: there the result is always reckoned with
@@ -296,7 +310,6 @@ class Pad(CoreOp):
 
     name: ClassVar[str] = "pad"
     holds_operands: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     low: Shape
     high: Shape
     interior: tuple[int, ...]
@@ -324,15 +337,12 @@ class Pad(CoreOp):
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Pad(permute(self.low, perm), permute(self.high, perm), permute(self.interior, perm)), perm
 
-    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        x, _ = inputs
-        shape, read = self.infer(*inputs).shape, list(box)
-        for d, around in enumerate(zip(self.low, self.high, self.interior, strict=True)):
-            if around != (0, 0, 0):
-                if not is_whole(box, shape, [d]):
-                    return None
-                read[d] = (0, x.shape[d])
-        return self, (tuple(read), ())
+    def index_map(self, x: Shape, shape: Shape) -> IndexMap:
+        around = enumerate(zip(self.low, self.high, self.interior, strict=True))
+        return tuple(Place((d,), -lo, ((d, 1),), i + 1, (lo != 0, hi != 0)) for d, (lo, hi, i) in around)
+
+    def of_box(self, box: Box) -> CoreOp | None:
+        return self
 
     @classmethod
     def samples(cls) -> Samples:
@@ -416,12 +426,11 @@ class Concat(CoreOp):
 
 
 @dataclass(frozen=True)
-class Reverse(CoreOp):
+class Reverse(View):
     """The order along `dims` reversed."""
 
     name: ClassVar[str] = "reverse"
     rearranges: ClassVar[bool] = True
-    category: ClassVar[Category] = Category.VIEW
     dims: tuple[int, ...]
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -433,14 +442,14 @@ class Reverse(CoreOp):
         return np.flip(inputs[0], self.dims).copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place(n - 1, ((d, -1),)) if d in self.dims else Place(0, ((d, 1),)) for d, n in enumerate(x))
+        back = {d: Place((d,), x[d] - 1, ((d, -1),)) for d in self.dims}
+        return tuple(back.get(d) or Place((d,), 0, ((d, 1),)) for d in range(len(x)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm
 
-    def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        ends = enumerate(zip(box, inputs[0].shape, strict=True))
-        return self, (tuple((size - hi, size - lo) if d in self.dims else (lo, hi) for d, ((lo, hi), size) in ends),)
+    def of_box(self, box: Box) -> CoreOp | None:
+        return self
 
     @classmethod
     def samples(cls) -> Samples:

@@ -28,7 +28,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.layout import reshape_groups
+from ingot.ir.layout import along_axes
 from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.passes.constants import is_constant, value_of
@@ -216,16 +216,8 @@ def _levels(x: Node) -> _Levels | None:
     moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
     if own.axis is None:
         return moved
-    if isinstance(x.op, ops.Reverse):
-        return moved.along(None if own.axis in x.op.dims else own.axis)
-    if isinstance(x.op, ops.Transpose):
-        return moved.along(x.op.permutation.index(own.axis))
-    before, after = x.inputs[0].shape, x.shape
-    for old, new in reshape_groups(before, after) or ():
-        sized = [d for d in new if after[d] != 1]
-        if [d for d in old if before[d] != 1] == [own.axis] and len(sized) == 1:
-            return moved.along(sized[0])
-    return None
+    before = x.inputs[0].shape
+    return moved.along(along_axes(x.op.index_map(before, x.shape), before, x.shape)[own.axis])
 
 
 def _of_op(x: Node) -> _Levels | None:

@@ -7,9 +7,11 @@ from dataclasses import field
 from itertools import islice
 
 from ingot import ops
+from ingot.ir.layout import along_axes
 from ingot.ir.node import Const, Graph, Input, Node, topological
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
+from ingot.ops.core.shape import View
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
 from ingot.passes.fusion.epilogue import CONTRACTIONS
@@ -41,6 +43,16 @@ def reduced_dims(node: Node) -> tuple[int, ...]:
     op = node.op
     assert isinstance(op, REDUCTIONS)
     return tuple(sorted(op.dims))
+
+
+def _view_axes(op: View, user: Node, node: Node, axes: Axes) -> Axes | None:
+    places = op.index_map(node.shape, user.shape)
+    along = along_axes(places, node.shape, user.shape)
+    # one that is cut, reversed, or read as one with others is none of the view's
+    whole = all(d is not None or size == 1 for d, size in zip(along, node.shape, strict=True))
+    if not whole or any(place.is_padded for place in places):
+        return None
+    return tuple(None if d is None else axes[d] for d in along)
 
 
 def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | None:
@@ -147,25 +159,9 @@ class OpenGroup:
             return None
         if category(op) is Category.ELEMENTWISE and node.shape == user.shape:
             return axes
-        if isinstance(op, ops.BroadcastInDim):
-            return tuple(
-                None if node.shape[own] == 1 and user.shape[d] != 1 else axes[d] for own, d in enumerate(op.dims)
-            )
         if isinstance(op, ops.Gather):
             return _index_axes(op, user, node, axes)
-        if isinstance(op, ops.Transpose):
-            out: list[int | None] = [None] * len(axes)
-            for at, own in enumerate(op.permutation):
-                out[own] = axes[at]
-            return tuple(out)
-        if isinstance(op, ops.Reshape):
-            mine = [d for d in range(len(node.shape)) if node.shape[d] != 1]
-            theirs = [d for d in range(len(user.shape)) if user.shape[d] != 1]
-            if [node.shape[d] for d in mine] != [user.shape[d] for d in theirs]:
-                return None
-            by = dict(zip(mine, theirs, strict=True))
-            return tuple(axes[by[d]] if d in by else None for d in range(len(node.shape)))
-        return None
+        return _view_axes(op, user, node, axes) if isinstance(op, View) else None
 
     def built(self, memo: Mapping[Node, Node]) -> Node:
         """The group's body over canonical inputs, so that equal groups have equal bodies."""

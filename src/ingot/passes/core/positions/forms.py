@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import MOST, DimLike
-from ingot.ir.layout import Layout, reshape_groups
+from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.types import DType, boolean
+from ingot.ops.core.shape import View
 from ingot.passes.core.positions.affine import Affine, Known
 
 # constants up to this size are checked for being counters
@@ -64,31 +64,13 @@ def _dim_form(p: Known, n: Node, depth: int) -> Affine | None:
 
 
 def _view_form(p: Known, n: Node, depth: int) -> Affine | None:
-    assert isinstance(n.op, ops.CoreOp)
-    form, places = p.form(n.inputs[0], depth), n.op.index_map(n.inputs[0].shape, n.shape)
-    if form is None or places is None:
-        return None
-    at = Layout(n.inputs[0].shape, form.steps, form.constant).viewed(n.shape, places)
-    return Affine(at.offset, at.strides)
-
-
-def _reshape_form(p: Known, n: Node, depth: int) -> Affine | None:
+    assert isinstance(n.op, View)
     (x,) = n.inputs
     form = p.form(x, depth)
-    groups = reshape_groups(x.shape, n.shape)
-    if form is None or groups is None:
+    if form is None:
         return None
-    steps: list[DimLike] = [0] * n.type.rank
-    for olds, news in groups:
-        olds = tuple(d for d in olds if x.shape[d] != 1)
-        step: DimLike = form.steps[olds[-1]] if olds else 0
-        for a, b in pairwise(olds):
-            if form.steps[a] != form.steps[b] * x.shape[b]:
-                return None
-        for d in reversed(news):
-            steps[d] = step
-            step = step * n.shape[d]
-    return Affine(form.constant, tuple(steps))
+    at = Layout(x.shape, form.steps, form.constant).viewed(n.shape, n.op.index_map(x.shape, n.shape))
+    return None if at is None else Affine(at.offset, at.strides)
 
 
 def _convert_form(p: Known, n: Node, depth: int) -> Affine | None:
@@ -156,7 +138,7 @@ FORMS: dict[type, Callable[[Known, Node, int], Affine | None]] = {
     ops.Iota: _iota_form,
     ops.DimValue: _dim_form,
     ops.BroadcastInDim: _view_form,
-    ops.Reshape: _reshape_form,
+    ops.Reshape: _view_form,
     ops.Transpose: _view_form,
     ops.Slice: _view_form,
     ops.Convert: _convert_form,

@@ -13,7 +13,6 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import static_shape
-from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
@@ -27,7 +26,7 @@ from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.rows.passes import RowPasses, Visit
 from ingot.schedule.dimension_numbers import Loops, flat_rows, loops_of
-from ingot.schedule.emit import Emitter, Index, reshape_index, store_at
+from ingot.schedule.emit import Emitter, Index, operand_index, store_at
 from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory
 from ingot.schedule.index import ZERO, dim_expr
@@ -76,13 +75,8 @@ def _reductions_below(node: Node) -> bool:
 def _under_views(block: Block, node: Node, base: Node, index: Index) -> Index:
     """Where in `base` the element of `node` at `index` lies, which is `base` behind reshapes and transposes."""
     while node is not base:
-        (x,) = node.inputs
-        if isinstance(node.op, ops.Reshape):
-            index = reshape_index(block, x.shape, node.shape, index)
-        else:
-            assert isinstance(node.op, ops.Transpose)
-            index = tuple(index[d] for d in inverse(node.op.permutation))
-        node = x
+        index = operand_index(block, node, index)
+        (node,) = node.inputs
     return index
 
 
