@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from math import gcd
 
 from ingot import ops
-from ingot.ir.dims import DimLike, estimate, is_found, product, symbols_of
+from ingot.ir.dims import estimate, is_found, product, symbols_of
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, mentions, rebuilt, topological
 from ingot.ir.types import static_shape
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
 from ingot.plan.in_place import Pairs, in_place, overwrites, updated
@@ -94,7 +94,7 @@ class _Assignment:
             if node not in self.places:
                 self.places[node] = Place(node, self._own_layout(node))
             place = self.places[node]
-            if not isinstance(node.op, ops.Concat | ops.Pad):
+            if not node.op.holds_operands:
                 continue
             for i, (operand, inner) in enumerate(_parts(node, place.layout)):
                 movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
@@ -172,7 +172,7 @@ class _Assignment:
             if not isinstance(user.op, Group):
                 continue
             params = {p for p, outer in zip(user.op.body.inputs, user.inputs, strict=True) if outer is node}
-            contractions = (n for n in user.op.body.nodes() if category(n.op) is Category.CONTRACTION)
+            contractions = (n for n in user.op.body.nodes() if is_contraction(n))
             found += [n for n in contractions if base_of(n.inputs[0]) in params]
         return found
 
@@ -217,18 +217,8 @@ def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
 
 def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
     """The operands of a storage op that lie in it, with their layouts."""
-    if isinstance(node.op, ops.Pad):
-        x = node.inputs[0]
-        return [(x, layout.slice(node.op.low, x.shape))]
-    assert isinstance(node.op, ops.Concat)
-    parts: list[tuple[Node, Layout]] = []
-    start: DimLike = 0
-    axis = node.op.dimension
-    for x in node.inputs:
-        at = tuple(start if d == axis else 0 for d in range(x.type.rank))
-        parts.append((x, layout.slice(at, x.shape)))
-        start = start + x.shape[axis]
-    return parts
+    held = node.op.held(*(x.type for x in node.inputs))
+    return [(node.inputs[i], layout.slice(start, node.inputs[i].shape)) for i, start in held]
 
 
 def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import is_contraction
 from ingot.ops.group import Group as Fused
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
@@ -142,7 +142,7 @@ def shared(launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping
 
 
 def _multiplies(node: Node) -> bool:
-    return isinstance(node.op, Fused) and any(category(n.op) is Category.CONTRACTION for n in node.op.body.nodes())
+    return isinstance(node.op, Fused) and any(is_contraction(n) for n in node.op.body.nodes())
 
 
 def owners_of(graph: Graph, groups: Sequence[Group]) -> dict[str, str]:

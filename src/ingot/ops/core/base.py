@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ingot.ir.dims import Dim, DimLike
-from ingot.ir.node import Op
+from ingot.ir.node import Node, Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
 Perm = tuple[int, ...]
@@ -56,6 +56,11 @@ class CoreOp(Op):
 def category(op: Op) -> Category:
     """The op's category; OPAQUE for ops that are no CORE primitives."""
     return op.category if isinstance(op, CoreOp) else Category.OPAQUE
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether it is a sum of products of CORE: a matmul or a convolution."""
+    return category(node.op) is Category.CONTRACTION
 
 
 def permute(values: Sequence, perm: Perm) -> tuple:

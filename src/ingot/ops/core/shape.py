@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -344,6 +345,9 @@ class Pad(View):
     def of_box(self, box: Box) -> CoreOp | None:
         return self
 
+    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+        return ((0, self.low),)
+
     @classmethod
     def samples(cls) -> Samples:
         v = np.asarray(-1, np.float32)
@@ -418,6 +422,13 @@ class Concat(CoreOp):
                 read.append((*box[: self.dimension], inside, *box[self.dimension + 1 :]))
             start = end
         return (self, tuple(read)) if any(b is not None for b in read) else None
+
+    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+        starts = accumulate((x.shape[self.dimension] for x in inputs[:-1]), initial=0)
+        return tuple((i, self._corner(start, inputs[i].rank)) for i, start in enumerate(starts))
+
+    def _corner(self, start: DimLike, rank: int) -> Shape:
+        return tuple(start if d == self.dimension else 0 for d in range(rank))
 
     @classmethod
     def samples(cls) -> Samples:

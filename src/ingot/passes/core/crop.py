@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, estimate, product
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.types import Box
-from ingot.ops.core.base import Category, category, sizes, whole
+from ingot.ops.core.base import sizes, whole
 from ingot.support.dataclass import dataclass
 
 LEFT = 0.75  # of a sum of products, at most, where a slice in front of it is worth it
@@ -117,7 +117,7 @@ def _worth(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
 
 def _loses(n: Node, part: _Part) -> bool:
     """Whether `n` is a sum of products, a part of which takes much less time."""
-    if category(n.op) is not Category.CONTRACTION and not isinstance(n.op, ops.Attention):
+    if n.op.flops(*(x.type for x in n.inputs)) == 0:
         return False
     return estimate(product(sizes(part.box))) <= LEFT * estimate(n.type.size)
 

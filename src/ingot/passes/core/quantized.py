@@ -31,6 +31,7 @@ from ingot.ir.dims import product
 from ingot.ir.layout import along_axes
 from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
+from ingot.ops.core.base import is_contraction
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.block_quantized import holds_levels, in_levels
 from ingot.passes.core.layout import padded
@@ -46,7 +47,7 @@ def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, .
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
-        if isinstance(n.op, ops.DotGeneral | ops.Convolution):
+        if is_contraction(n):
             return (None if int8_dot is None else _in_integers(new, int8_dot)) or in_levels(new, floats) or new
         return new
 

@@ -64,10 +64,8 @@ def _transpose(n: Node) -> Node | None:
     perm = _permutation(n)
     if perm == tuple(range(len(perm))):
         return x
-    if isinstance(x.op, ops.Transpose | ops.BroadcastInDim | ops.Iota):
-        op = x.op.yielding(perm)
-        return None if op is None else op(*x.inputs)
-    return None
+    op = x.op.yielding(perm) if isinstance(x.op, ops.CoreOp) else None
+    return None if op is None else op(*x.inputs)
 
 
 def _permutation(n: Node) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Const, Graph, Node, const, rebuilt
 from ingot.ir.types import f32
+from ingot.ops.core.base import is_contraction
 
 Height = Callable[[Node, Callable[[int], int]], int]
 LEAST = 0.3  # part of zeros below which no product was ever faster
@@ -35,7 +36,7 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
-        found = _rows(new) if isinstance(n.op, ops.DotGeneral | ops.Convolution) else None
+        found = _rows(new) if is_contraction(n) else None
         if found is None:
             return new
         product, order = found

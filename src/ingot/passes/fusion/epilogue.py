@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import Category, category, is_contraction
 
-CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 _MEETING = 16  # ops on the ways from a value that part and meet again
 
 
 def takes_epilogue(node: Node) -> bool:
     """Anchors that can apply pointwise ops to their result before storing it."""
-    return isinstance(node.op, (*CONTRACTIONS, ops.ReduceWindow, ops.Attention))
+    return is_contraction(node) or isinstance(node.op, ops.ReduceWindow | ops.Attention)
 
 
 def anchor_tails(graph: Graph) -> set[Node]:

@@ -28,12 +28,12 @@ from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, mentions
 from ingot.ir.types import Shape
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, reads_leaves, sized, turns_rows
-from ingot.passes.fusion.epilogue import CONTRACTIONS, anchor_tails, takes_epilogue
+from ingot.passes.fusion.epilogue import anchor_tails, takes_epilogue
 from ingot.passes.fusion.groups import (
     FREE,
     PATHS,
@@ -97,7 +97,7 @@ class _Fusion:
         must = node in self.outputs or node in self.forced
         if self._is_storage(node):
             self.storage.add(node)
-            self.forced.update(node.inputs[: None if isinstance(node.op, ops.Concat) else 1])
+            self.forced.update(node.inputs[i] for i, _ in node.op.held(*(x.type for x in node.inputs)))
             return
         if isinstance(node.op, Project):
             self.forced.add(node.inputs[0])
@@ -238,7 +238,7 @@ class _Fusion:
 
     def _has_front(self, node: Node) -> bool:
         """Whether a contraction computes its rows, and so is no part of what another's are computed from."""
-        panel = self._panel(node) if isinstance(node.op, CONTRACTIONS) else None
+        panel = self._panel(node) if is_contraction(node) else None
         source = None if panel is None else _source(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
@@ -249,7 +249,7 @@ class _Fusion:
         if not all(u in g.front or (u is g.anchor and node is g.panel) for u in self.users[node]):
             return False
         if node in g.within:
-            if isinstance(node.op, CONTRACTIONS):
+            if is_contraction(node):
                 self.forced.update(i for i in node.inputs if i not in g.within)
         elif is_free(node):
             if node in self.panels:
@@ -448,10 +448,7 @@ class _Fusion:
 
     def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
         """A storage op on built groups; operands that no group of this graph writes get a copying group."""
-        inputs = [memo.get(i, i) for i in node.inputs]
-        if isinstance(node.op, ops.Pad):
-            return node.op(inputs[0], node.inputs[1], loc=node.loc)
-        return node.op(*inputs, loc=node.loc)
+        return node.op(*(memo.get(i, i) for i in node.inputs), loc=node.loc)
 
 
 def _box(root: Node) -> Shape:

@@ -10,11 +10,10 @@ from ingot import ops
 from ingot.ir.layout import along_axes
 from ingot.ir.node import Const, Graph, Input, Node, topological
 from ingot.ir.types import Shape
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.core.shape import View
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
-from ingot.passes.fusion.epilogue import CONTRACTIONS
 from ingot.support.dataclass import dataclass
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
@@ -98,7 +97,7 @@ class OpenGroup:
             return "pointwise"
         if self.within and ops.is_depthwise(self.anchor):
             return "inverted_bottleneck"
-        if isinstance(self.anchor.op, CONTRACTIONS):
+        if is_contraction(self.anchor):
             return "contraction"
         what = category(self.anchor.op)
         # a model-level op that was kept whole has a strategy of its own

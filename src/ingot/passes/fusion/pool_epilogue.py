@@ -14,7 +14,7 @@ from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.node import Const, Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import f32
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.group import Group
 
 
@@ -63,7 +63,7 @@ def _makes_lines(made: Node, users: dict[Node, list[Node]], graph: Graph) -> boo
     group = made.op
     if not isinstance(group, Group) or group.kind not in ("contraction", "inverted_bottleneck") or len(made.types) != 1:
         return False
-    anchor = [n for n in group.body.nodes() if category(n.op) is Category.CONTRACTION][-1]
+    anchor = [n for n in group.body.nodes() if is_contraction(n)][-1]
     placed = made in graph.outputs or any(u.op.holds_operands for u in users[made])
     image = isinstance(anchor.op, ops.Convolution) and anchor.type.rank > 3 and made.dtype == f32
     return image and not placed and _in_place(group.body.outputs[0], anchor)

@@ -12,6 +12,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, rebuilt, topological
 from ingot.ir.types import static_shape
+from ingot.ops.core.base import is_contraction
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.blocked import lower_blocked
@@ -33,7 +34,6 @@ from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
 from ingot.schedule.lowered import Arg, Lowered, Pack
 
-CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 MOST_COLUMNS = 64  # of panels of tiles with several rows
 
 
@@ -42,7 +42,7 @@ def lower_contraction(
 ) -> Lowered:
     """A matmul or convolution, the pointwise ops or the other contraction that make its A, its epilogue, and global
     pools of its result."""
-    *inner, anchor = (n for n in body.nodes() if isinstance(n.op, CONTRACTIONS))
+    *inner, anchor = (n for n in body.nodes() if is_contraction(n))
     image, place = body.with_outputs(body.outputs[:1]), outs[:1]
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         low = lower_pointwise(_without_terms(image, anchor), ins, place, machine)
@@ -137,4 +137,4 @@ def _lower_dots(g: ContractionGroup, products: Products) -> Lowered:
     return Lowered((step,), (), packs)
 
 
-__all__ = ["CONTRACTIONS", "lower_contraction"]
+__all__ = ["lower_contraction"]
