@@ -92,10 +92,6 @@ class Op:
         """
         return None
 
-    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
-        """Of an op that `holds_operands`: which of them, each with where in the result it begins."""
-        return ()
-
     def with_sums(self, dtype: DType) -> Op:
         """This op with sums and results of `dtype`, whatever its weights and values are stored in."""
         return self

@@ -18,7 +18,7 @@ from ingot.ir.dims import estimate, is_found, product, symbols_of
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, mentions, rebuilt, topological
 from ingot.ir.types import static_shape
-from ingot.ops.core.base import Category, category, is_contraction
+from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
 from ingot.plan.in_place import Pairs, in_place, overwrites, updated
@@ -217,8 +217,7 @@ def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
 
 def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
     """The operands of a storage op that lie in it, with their layouts."""
-    held = node.op.held(*(x.type for x in node.inputs))
-    return [(node.inputs[i], layout.slice(start, node.inputs[i].shape)) for i, start in held]
+    return [(x, layout.slice(start, x.shape)) for x, start in held_operands(node)]
 
 
 def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:

@@ -48,9 +48,19 @@ class CoreOp(Op):
         """
         return None
 
+    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+        """Of an op that `holds_operands`: which of them, each with where in the result it begins."""
+        return ()
+
     def yielding(self, perm: Perm) -> CoreOp | None:
         """The op that gives `transpose(self(x), perm)` from the same, untouched operands; None if there is none."""
         return None
+
+
+def held_operands(node: Node) -> list[tuple[Node, Shape]]:
+    """The operands that lie in the node's result, each with where it begins there; see `CoreOp.held`."""
+    held = node.op.held(*(x.type for x in node.inputs)) if isinstance(node.op, CoreOp) else ()
+    return [(node.inputs[i], start) for i, start in held]
 
 
 def category(op: Op) -> Category:

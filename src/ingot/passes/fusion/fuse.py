@@ -28,7 +28,7 @@ from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, mentions
 from ingot.ir.types import Shape
-from ingot.ops.core.base import Category, category, is_contraction
+from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
@@ -97,7 +97,7 @@ class _Fusion:
         must = node in self.outputs or node in self.forced
         if self._is_storage(node):
             self.storage.add(node)
-            self.forced.update(node.inputs[i] for i, _ in node.op.held(*(x.type for x in node.inputs)))
+            self.forced.update(x for x, _ in held_operands(node))
             return
         if isinstance(node.op, Project):
             self.forced.add(node.inputs[0])
