@@ -294,9 +294,11 @@ def script_program(source: Any, request: Request) -> tuple[Any, tuple[Any, ...],
 
 
 def imported_torch(model: Any, example_inputs: Any, dynamic: Any) -> ImportedModel:
-    """A module, an exported program or the path of one."""
+    """A module, an exported program, the path of one, or what torch.compile has imported already."""
     from ingot.frontends import torch as frontend
 
+    if isinstance(model, frontend.ImportedModel):
+        return model
     if isinstance(model, Path):
         model = frontend.load_exported(model)
     if hasattr(model, "graph_signature"):
