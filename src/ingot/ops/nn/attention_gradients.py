@@ -92,7 +92,7 @@ class AttentionGradients(Op):
             found = self._by_blocks(q, k, v, g, masks, samples, rows)
         return tuple(y.reshape(x.shape).cast(x.dtype).node for x, y in zip(inputs, found, strict=False))
 
-    def _block(self, queries: Sequence[DimLike], cols: DimLike) -> tuple[DimLike, DimLike]:
+    def _block(self, queries: Sequence[DimLike], cols: DimLike) -> tuple[int, DimLike]:
         """Samples and rows of a block. Samples that are no known number go one by one."""
         batch, heads, rows, _ = queries
         row = max(1, estimate(product((heads, cols))))
@@ -108,7 +108,7 @@ class AttentionGradients(Op):
         return 1, min(rows, -(-rows // (blocks * _ROWS)) * _ROWS)
 
     def _by_blocks(
-        self, q: Term, k: Term, v: Term, g: Term, masks: list[Term], samples: DimLike, rows: DimLike
+        self, q: Term, k: Term, v: Term, g: Term, masks: list[Term], samples: int, rows: DimLike
     ) -> list[Term]:
         batch, count = q.shape[0], q.shape[2]
         blocks = 1 if rows == count else ceildiv(count, rows)
@@ -119,8 +119,8 @@ class AttentionGradients(Op):
         of_rows = [i for i, x in enumerate(masks) if x.shape[2] != 1]
 
         def turn(step: Term, of_q: Term, of_k: Term, of_v: Term, q: Term, k: Term, v: Term, g: Term, *masks: Term):
-            sample = t.term(t.div_floor(step, blocks)) if blocks != 1 else step
-            first = (step - sample * t.size(blocks)) * rows if blocks != 1 else t.scalar(0, step.dtype)
+            sample = t.term(t.div_floor(step, t.size(blocks))) if blocks != 1 else step
+            first = (step - sample * t.size(blocks)) * t.size(rows) if blocks != 1 else t.scalar(0, step.dtype)
             start = sample * samples
 
             def own(x: Term) -> Term:
