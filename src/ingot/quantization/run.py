@@ -128,7 +128,7 @@ def _is_traced(model: Any) -> bool:
 def _check(asked: Asked) -> None:
     for name in ("at_least", "latency_ms", "size_mb", "seconds"):
         value = getattr(asked, name)
-        if value is not None and not (isinstance(value, Real) and np.isfinite(value) and value > 0):
+        if value is not None and not (isinstance(value, Real) and 0 < float(value) < np.inf):
             raise InputError(name, expected="a positive number", got=value)
     if asked.at_least is not None and asked.at_least > 1:
         raise InputError("at_least", expected="a part of the float model's score, at most 1", got=asked.at_least)

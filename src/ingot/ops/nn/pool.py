@@ -301,9 +301,9 @@ class AvgPool(Pool):
                 continue
             form = (-1, *(1,) * (len(axes) - 1 - i))
             column = c.expand(*range(1, len(axes) - i)) if isinstance(c, Term) else c.reshape(form)
-            if isinstance(column, np.ndarray) and column.size * np.size(count) > _TABLE:
+            if isinstance(count, Term) or (isinstance(column, np.ndarray) and column.size * np.size(count) > _TABLE):
                 column = t.as_term(column)
-            count = t.as_term(column) * count if isinstance(count, Term) else column * count
+            count = column * count
         if isinstance(count, int):
             return (total / max(count, 1)).cast(node.dtype).node
         divisor = t.convert(t.maximum(count, 1), x.dtype)
