@@ -66,6 +66,8 @@ class BroadcastInDim(View):
         (x,) = inputs
         self.expect(len(self.dims) == x.rank, f"dims: expected one for each of {x.rank} axes, got {self.dims}")
         check_dims(self, self.dims, len(self.shape), "dims")
+        least = min((d for d in self.shape if isinstance(d, int)), default=0)
+        self.expect(least >= 0, f"expected sizes of 0 or more, got {show_shape(self.shape)}")
         for axis, d in enumerate(self.dims):
             size = x.shape[axis]
             self.expect(
