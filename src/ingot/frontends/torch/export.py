@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.decompositions.boxes import suppression_in_one
-from ingot.frontends.torch.tracing.guards import noted_differences
+from ingot.frontends.torch.tracing.guards import noted_answers
 from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes
@@ -28,9 +28,9 @@ from ingot.support.errors import ImportModelError, InputError
 _log = logging.getLogger(__name__)
 
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | np.ndarray
-# where export_module leaves its names of torch's symbols, sizes that differ and forward's signature, in the graph
-# module's meta
-NAMES, DIFFER, SIGNATURE = "ingot_size_names", "ingot_sizes_that_differ", "ingot_signature"
+# where export_module leaves its names of torch's symbols, what the model asked of sizes and forward's signature, in the
+# graph module's meta
+NAMES, ANSWERS, SIGNATURE = "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature"
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
@@ -113,7 +113,7 @@ def _traced(
     ):
         warnings.simplefilter("ignore")
         try:
-            with noted_differences() as differ:
+            with noted_answers() as answers:
                 program = torch.export.export(
                     net,
                     args,
@@ -126,7 +126,7 @@ def _traced(
             raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
-    program.graph_module.meta[DIFFER] = differ
+    program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
     return program
 

@@ -29,7 +29,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import DIFFER, NAMES, SIGNATURE
+from ingot.frontends.torch.export import ANSWERS, NAMES, SIGNATURE
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     COMPLEX,
@@ -127,7 +127,7 @@ def _names(program: ExportedProgram) -> dict[str, str]:
 
 def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
     environment = _environment(program)
-    return [] if environment is None else [*assumed(environment), *program.graph_module.meta.get(DIFFER, ())]
+    return [] if environment is None else [*assumed(environment), *program.graph_module.meta.get(ANSWERS, ())]
 
 
 def _imported(

@@ -33,24 +33,33 @@ _TORCH = Path(torch.__file__).parent
 def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
     """What torch assumed of the sizes, and what it would assert at run time.
 
-    That sizes differ counts only where the model asked: torch's ops ask how they may compute their results (whether a
-    reshape is a view), not which. Of an assert torch does not tell the place: see `noted_differences`.
+    Some answers count only where the model asked (`_is_open`). Of an assert torch does not tell the place: see
+    `noted_answers`.
     """
     asserts = [a.expr for found in environment.deferred_runtime_asserts.values() for a in found]
     return [
-        *(g.expr for g in environment.guards if not isinstance(g.expr, sympy.Ne) or _of_model(g.sloc.framework_loc)),
-        *(a for a in asserts if not isinstance(a, sympy.Ne)),
+        *(g.expr for g in environment.guards if not _is_open(g.expr) or _of_model(g.sloc.framework_loc)),
+        *(a for a in asserts if not _is_open(a)),
     ]
 
 
+def _is_open(guard: sympy.Basic) -> bool:
+    """Whether torch's ops may ask it without need: that sizes differ, or that a size which follows from one symbol is
+    not 1. They ask how they may compute their results (whether a reshape is a view), not which."""
+    return isinstance(guard, sympy.Ne) or (
+        isinstance(guard, _ORDERS) and len(guard.free_symbols) == 1 and not _is_range(guard)
+    )
+
+
 @contextmanager
-def noted_differences() -> Iterator[list[sympy.Ne]]:
-    """While torch traces: the sizes that differ where the model asked, among what torch is to assert at run time."""
-    found: list[sympy.Ne] = []
+def noted_answers() -> Iterator[list[sympy.Basic]]:
+    """While torch traces: what holds of sizes where the model asked, among what torch is to assert at run time and its
+    ops may ask without need."""
+    found: list[sympy.Basic] = []
     original, inside = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
 
     def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **named: object) -> bool:
-        if isinstance(guard, sympy.Ne):
+        if _is_open(guard):
             frame = inspect.currentframe()
             while frame is not None and frame.f_code.co_filename in inside:
                 frame = frame.f_back
@@ -160,13 +169,13 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
     """What `guards` say of several symbols of `limits` together, what they equate or tell apart, and what `sizes`
     requires: all as sizes that are not negative.
 
-    Left out is what always holds within `limits`, and what torch says of one symbol by a range.
+    Left out is what always holds within `limits`, and what torch says by a range.
     """
     found = list(sizes.required)
     for guard in guards:
         if not isinstance(guard, (*_ORDERS, sympy.Eq, sympy.Ne)):
             continue
-        if isinstance(guard, _ORDERS) and len(guard.free_symbols) < 2:
+        if isinstance(guard, _ORDERS) and _is_range(guard):
             continue
         try:
             left, right = sizes.expression(guard.lhs), sizes.expression(guard.rhs)
@@ -187,6 +196,12 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
     return tuple(
         slack for slack in dict.fromkeys(found) if symbols_of(slack) <= limits.keys() and not _holds(slack, limits)
     )
+
+
+def _is_range(order: sympy.Rel) -> bool:
+    """Whether an order says of one symbol how large it is, and nothing else."""
+    symbols = order.free_symbols
+    return len(symbols) < 2 and (order.lhs - order.rhs).is_polynomial(*symbols)
 
 
 def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
