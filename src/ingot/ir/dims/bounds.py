@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 
 from ingot.ir.dims.algebra import (
@@ -51,15 +51,16 @@ _MANY = 6  # sizes that one maximum or minimum is taken of and that are compared
 
 def _unsettled(fn: str, a: int | Dim, b: int | Dim, of: Mapping[str, Interval] | None) -> int | Dim:
     """max(max(n, 3), max(5, m)) as max(5, max(m, n)): of all that is chosen among what may be chosen, in one order."""
-    among = [*dict.fromkeys((*_among(fn, a), *_among(fn, b)))]
-    if not 2 < len(among) <= _MANY:
+    first, second = _among(fn, a), _among(fn, b)
+    if not 2 < len({*first, *second}) <= _MANY:
         return extreme(fn, a, b)
-    chosen: list[int | Dim] = []
-    for i, d in enumerate(among):
-        others = (*chosen, *among[i + 1 :])
-        if not any(_never_negative(d - e if fn == "min" else e - d, of) for e in others):
-            chosen.append(d)
-    return extreme(fn, *chosen)
+
+    def without(some: Sequence[int | Dim], others: Sequence[int | Dim]) -> list[int | Dim]:
+        return [d for d in some if not any(_never_negative(d - e if fn == "min" else e - d, of) for e in others)]
+
+    # those of one side were compared when that was made, maybe for more sizes than here
+    kept = without(first, second)
+    return extreme(fn, *kept, *without(second, kept))
 
 
 def _among(fn: str, d: int | Dim) -> tuple[int | Dim, ...]:

@@ -94,7 +94,7 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
     # the same elements forwards, then from their other end
     maybe_none: dict[str, Interval] = dict.fromkeys(symbols_of(size), (0, None))
     high = dim_min(dim_max(_backwards(start, size) + 1, 1), size, maybe_none)
-    low = dim_min(dim_max(_backwards(end, size) + 1, 0), high)
+    low = dim_min(dim_max(_backwards(end, size) + 1, 0), high, maybe_none)
     return cut(ops.flip(cut(x, axis, low, high, 1), (axis,)), axis, 0, high - low, -step)
 
 
