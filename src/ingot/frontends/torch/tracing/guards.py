@@ -200,8 +200,10 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
 
 def _is_range(order: sympy.Rel) -> bool:
     """Whether an order says of one symbol how large it is, and nothing else."""
+    assert isinstance(order.lhs, sympy.Expr) and isinstance(order.rhs, sympy.Expr)
     symbols = order.free_symbols
-    return len(symbols) < 2 and (order.lhs - order.rhs).is_polynomial(*symbols)
+    form = (order.lhs - order.rhs).as_poly(*symbols) if len(symbols) == 1 else None
+    return not symbols or (form is not None and form.total_degree() <= 1)
 
 
 def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
