@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     ),
     "kaiser": (lambda x: (torch.kaiser_window(x.shape[1]), torch.kaiser_window(x.shape[1], False, 8.0)), SIGNAL),
     "spaces": (lambda x: (torch.linspace(-1, 2, x.shape[1]), torch.logspace(0, 1, x.shape[1])), SIGNAL),
+    "a space of doubles": (lambda x: torch.logspace(0, 1, x.shape[1], dtype=torch.float64), SIGNAL),
     "one_hot": (lambda x: F.one_hot(x.argmax(1), x.shape[1]), ROWS),
     "triangles": (lambda x: x[:, torch.triu_indices(x.shape[1], x.shape[1], 1)[0]], ROWS),
     "kron": (lambda x: torch.kron(x[0, :3], x[1]), SIGNAL),

@@ -65,15 +65,13 @@ def _linspace(start: Any, end: Any, steps: Size, *, dtype: torch.dtype | None = 
     """Equally wide steps, counted from the nearer end."""
     at = torch.arange(steps, dtype=torch.float64, device=to.get("device"))
     step = (end - start) / torch.sym_max(steps - 1, 1)
-    return torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)).to(_kind(dtype))
+    return _typed(torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)), dtype)
 
 
-def _logspace(start: Any, end: Any, steps: Size, base: float = 10.0, **to: Any) -> Tensor:
-    return (base ** _linspace(start, end, steps, dtype=torch.float64, **to)).to(_kind(None))
-
-
-def _kind(dtype: torch.dtype | None) -> torch.dtype:
-    return dtype or torch.get_default_dtype()
+def _logspace(
+    start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype: torch.dtype | None = None, **to: Any
+) -> Tensor:
+    return _typed(base ** _linspace(start, end, steps, dtype=torch.float64, **to), dtype)
 
 
 def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -153,8 +151,8 @@ def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
     return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
 
 
-def _typed(window: Any, dtype: torch.dtype | None) -> Tensor:
-    return window.to(_kind(dtype))
+def _typed(values: Any, dtype: torch.dtype | None) -> Tensor:
+    return values.to(dtype or torch.get_default_dtype())
 
 
 def _bartlett(
