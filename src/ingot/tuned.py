@@ -58,7 +58,11 @@ class Entry:
 
 
 def machine_name(isa: Features, threads: int) -> str:
-    """A kind of core with its vector extension, and how many run a model.   x86_64 znver5 avx512, 2 threads"""
+    """A kind of core with its vector extension, and how many run a model: x86_64 znver5 avx512, 2 threads. Of a GPU the
+    architecture that schedules are made for, as programs are made ahead for all of its kind: cuda sm_90a."""
+    target = isa.target.removeprefix("null:").partition(":")[0]
+    if target != "cpu":
+        return f"{target} {isa.arch}"
     known = ("avx512f", "avx2", "neon")
     vectors = next((name.removesuffix("f") for name in known if name in isa), "baseline")
     return f"{isa.arch} {isa.cpu or 'generic'} {vectors}, {threads} thread{'s' * (threads > 1)}"

@@ -64,7 +64,7 @@ class CudaTarget:
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
         """The first architecture's, with as much shared memory as all of them have."""
         machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
-        return replace(machines[0], shared=min(m.shared for m in machines))
+        return replace(machines[0], shared=min(m.shared for m in machines), measured=measured)
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return common_passes(options, CHOICES)

@@ -71,7 +71,44 @@ class Pieces(Choice):
     late: int = 0
 
 
-WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces)}
+@dataclass(frozen=True)
+class Tiling(Choice):
+    """A contraction as products of tiles: a program's tile of the result, its steps along the reduction, threads in
+    warps, and turns whose loads are under way. parts: of the reduction, each a program's own where the result has too
+    few tiles for the GPU; the last of them to end joins the sums."""
+
+    way: ClassVar[str] = "tiles"
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Flash(Choice):
+    """Attention in tiles: queries of a program, keys of a turn; parts: of the keys, each a program's own."""
+
+    way: ClassVar[str] = "flash"
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Patch(Choice):
+    """A depthwise convolution: positions and channels of a program."""
+
+    way: ClassVar[str] = "patch"
+    rows: int
+    columns: int
+    warps: int
+
+
+WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces, Tiling, Flash, Patch)}
 
 
 def read_choice(record: object) -> Choice | None:
@@ -116,4 +153,6 @@ def decide(site: Site, measured: Mapping[str, Measured]) -> Choice:
     return found.choice
 
 
-__all__ = ["GENERATION", "Choice", "Direct", "Measured", "Pieces", "Site", "decide", "read_choice"]
+__all__ = [
+    "GENERATION", "Choice", "Direct", "Flash", "Measured", "Patch", "Pieces", "Site", "Tiling", "decide", "read_choice",
+]  # fmt: skip

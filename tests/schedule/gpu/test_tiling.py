@@ -8,7 +8,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.types import f16, f32, i8
 from ingot.pipeline.cuda import TARGET
 from ingot.schedule.gpu.machine import A40, H100
-from ingot.schedule.gpu.tiling import Tiling
+from ingot.schedule.gpu.tiling import Asked
 
 
 @pytest.mark.parametrize(("sizes", "tile", "parts"), [
@@ -21,7 +21,7 @@ from ingot.schedule.gpu.tiling import Tiling
     ((5, 3, 7), (16, 16), 1),
 ])  # fmt: skip
 def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
-    found = Tiling.of(*sizes, 1, f16, H100, lines=False)
+    found = Asked(*sizes, 1, f16).ranked(H100)[0]
     assert ((found.rows, found.columns), found.parts) == (tile, parts)
 
 
@@ -29,17 +29,17 @@ def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], par
 @pytest.mark.parametrize("machine", [H100, A40])
 def test_turns_under_way_fit_into_shared_memory(dtype, machine) -> None:
     for m, n, length in ((8192, 8192, 8192), (128, 768, 3072), (1, 4096, 4096), (17, 31, 40)):
-        t = Tiling.of(m, n, length, 1, dtype, machine, lines=True)
+        t = Asked(m, n, length, 1, dtype, lines=True).ranked(machine)[0]
         held = (t.rows + t.columns) * t.depth * dtype.nbytes * t.stages
         assert t.rows == 1 or held <= machine.shared
 
 
 def test_sizes_that_are_not_known_are_not_cut_into_parts() -> None:
-    assert Tiling.of(symbol("n"), 64, 8192, 1, f16, H100, lines=False).parts == 1
+    assert Asked(symbol("n"), 64, 8192, 1, f16).ranked(H100)[0].parts == 1
 
 
 def test_a_single_row_takes_columns_whose_terms_lie_side_by_side() -> None:
-    found = Tiling.of(1, 4096, 4096, 1, f16, H100, lines=True)
+    found = Asked(1, 4096, 4096, 1, f16, lines=True).ranked(H100)[0]
     assert (found.columns, found.depth, found.parts) == (4, 1024, 1)
 
 

@@ -25,9 +25,11 @@ from ingot.ir.types import boolean, f32, i64
 from ingot.ops import Attention
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.choice import Flash, Site
 from ingot.schedule.emit import Index
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at, write
 from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, both, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered
@@ -116,16 +118,44 @@ class _Flash:
         return batch, floordiv(heads, self.sharing), rows * self.sharing
 
     @cached_property
+    def site(self) -> Site:
+        return flash_site(self.group.body, self.anchor, self._model(), self._admits)
+
+    @cached_property
+    def choice(self) -> Flash:
+        return decided(self.site, self.machine, Flash)
+
+    @property
     def tile(self) -> Tile:
-        """Queries and keys of a turn: as many queries as leave a program for most multiprocessors."""
+        """Queries and keys of a turn."""
+        return self.choice.queries, self.choice.keys
+
+    def _model(self) -> Flash:
+        """As many queries as leave a program for most multiprocessors."""
         batch, heads, rows = map(estimate, self._shape)
-        keys = estimate(self.anchor.inputs[1].shape[2])
         long = self.anchor.inputs[0].dtype != f32 and DEPTH < self.depth <= 2 * DEPTH
         height = 128 if long else 64
         height = max(LEAST, min(height, power_of_two(rows)))
         while height > FEW and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
             height //= 2
-        return height, max(LEAST, min(64, power_of_two(keys)))
+        width = max(LEAST, min(64, power_of_two(self._keys)))
+        programs = batch * heads * -(-rows // height)
+        parts = max(1, min(self.machine.processors // max(1, programs), self._most_parts(width)))
+        return Flash(height, width, 8 if height == 128 else 4, 3 if self.depth <= DEPTH else 2, parts)
+
+    @property
+    def _keys(self) -> int:
+        return estimate(self.anchor.inputs[1].shape[2])
+
+    def _most_parts(self, width: int) -> int:
+        """Of the keys, in turns of `width`; sizes that only a call knows are not cut."""
+        fixed = isinstance(self.anchor.inputs[1].shape[2], int) and all(isinstance(d, int) for d in self._shape)
+        return min(-(-self._keys // width), MOST_PARTS) if fixed else 1
+
+    def _admits(self, c: Flash) -> bool:
+        powers = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
+        sides = LEAST <= c.queries <= 128 and LEAST <= c.keys <= 128
+        return powers and sides and c.warps <= 8 and 1 <= c.stages <= 4 and 1 <= c.parts <= self._most_parts(c.keys)
 
     def lower(self) -> Lowered:
         top, chunk = Block(), k.var("chunk")
@@ -134,7 +164,7 @@ class _Flash:
         height, _ = self.tile
         blocks = ceildiv(rows, height)
         whole = batch * groups * blocks
-        parts = self._parts(whole)
+        parts = self.choice.parts
         number = ZERO if parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "number")
         own = chunk if parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
         part, entry = k.binary("rem", own, dim_expr(blocks)), k.binary("div", own, dim_expr(blocks))
@@ -163,16 +193,9 @@ class _Flash:
             extra = *((x, Arg("temp", i)) for i, x in enumerate(buffers)), (arrived, Arg("zeros", 0))
             temps = tuple(whole * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
             zeros = whole * i64.nbytes
-        warps = 8 if height == 128 else 4
-        stages = 3 if self.depth <= DEPTH else 2
+        warps, stages = self.choice.warps, self.choice.stages
         step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=stages)
-        return Lowered((step,), temps, zeros=zeros)
-
-    def _parts(self, whole: DimLike) -> int:
-        keys = self.anchor.inputs[1].shape[2]
-        if not isinstance(whole, int) or not isinstance(keys, int):
-            return 1
-        return max(1, min(self.machine.processors // max(1, whole), -(-keys // self.tile[1]), MOST_PARTS))
+        return Lowered((step,), temps, site=self.site, zeros=zeros)
 
     def _join(
         self,

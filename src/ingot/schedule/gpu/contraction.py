@@ -23,6 +23,7 @@ from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
+from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
@@ -30,7 +31,8 @@ from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
 from ingot.schedule.gpu.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.levels import Levels, levels_of
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.tiling import Tiling
+from ingot.schedule.gpu.sites import decided, product_site
+from ingot.schedule.gpu.tiling import Asked
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer, linear
 from ingot.schedule.lowered import Arg, Lowered, Pack
@@ -76,6 +78,7 @@ class _Product:
     b: _Operand
     loops: Loops
     tiling: Tiling
+    site: Site
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
@@ -103,21 +106,26 @@ class _Product:
         if constant[b_at] and not of_levels:
             pack = repacked(_b_axes(loops, alone), b_at, b_layout.offset, stored[1].dtype)
         lines = alone and not of_levels and (pack is not None or loops.reduce[-1].b == 1)
-        tiling = Tiling.of(m, n, depth, batch, anchor.inputs[0].dtype, machine, lines=lines)
-        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        levels, packed, packs, left = (None, (), (), ())
         if of_levels:
             levels, packed, packs, left = levels_of(body, anchor, ins, operands.ins, a_layout, loops)
+        asked = Asked(m, n, depth, batch, anchor.inputs[0].dtype, lines, levels.turn if levels else 0)
+        site = product_site(body, anchor, loops, asked, machine, packed=pack is not None)
+        tiling = decided(site, machine, Tiling)
+        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        if levels is not None:
             for index in left:
                 group = group.without(index)
-            b, tiling = _Operand(levels.buffer, 0), replace(tiling, depth=levels.turn)
-            return _Product(group, anchor, a, b, _packed_loops(loops, False), tiling, packs, packed, levels)
+            b = _Operand(levels.buffer, 0)
+            return _Product(group, anchor, a, b, _packed_loops(loops, False), tiling, site, packs, packed, levels)
         if pack is None:
-            return _Product(group, anchor, a, b, loops, tiling)
+            return _Product(group, anchor, a, b, loops, tiling, site)
         if not _reads(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         loops = _packed_loops(loops, alone)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
-        return _Product(group, anchor, a, _Operand(buffer, 0), loops, tiling, (pack,), ((buffer, Arg("pack", 0)),))
+        b = _Operand(buffer, 0)
+        return _Product(group, anchor, a, b, loops, tiling, site, (pack,), ((buffer, Arg("pack", 0)),))
 
     @property
     def tile(self) -> Tile:
@@ -152,7 +160,7 @@ class _Product:
             extra = *extra, (sums, Arg("temp", 0)), (counters, Arg("zeros", 0))
             temps, zeros = (self.anchor.type.size * t.parts * acc.dtype.nbytes,), whole * i64.nbytes
         step = self.group.step("product", chunk, whole * t.parts, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((step,), temps, self.packs, zeros=zeros)
+        return Lowered((step,), temps, self.packs, self.site, zeros)
 
     def _finish(self, block: Block, acc: Expr, place: Index, rows: Span, columns: Span) -> None:
         """What is behind the sums of a tile."""

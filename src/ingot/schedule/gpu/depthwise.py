@@ -17,11 +17,13 @@ from ingot.ir.node import Graph, Node
 from ingot.ops import Convolution
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.choice import Patch
 from ingot.schedule.dimension_numbers import loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked, write
 from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered
@@ -68,7 +70,10 @@ def lower_depthwise(
         taps, channels = (tuple(replace(r, b=next(strides)) for r in axes) for axes in (taps, channels))
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
-    tile = _tile(estimate(positions), estimate(width), machine)
+    first = _tile(estimate(positions), estimate(width), machine)
+    site = patch_site(body, anchor, loops, first, _admits)
+    choice = decided(site, machine, Patch)
+    tile = choice.rows, choice.columns
 
     top, chunk = Block(), k.var("chunk")
     across = ceildiv(width, tile[1])
@@ -101,16 +106,22 @@ def lower_depthwise(
     place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
     for root, buffer, layout in group.results:
         write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
-    warps = min(8, max(1, tile[0] * tile[1] // (32 * THREAD)))
-    step = group.step("depthwise", chunk, ceildiv(positions, tile[0]) * across, top, *extra, warps=warps)
-    return Lowered((step,), packs=() if pack is None else (pack,))
+    chunks = ceildiv(positions, tile[0]) * across
+    step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
+    return Lowered((step,), packs=() if pack is None else (pack,), site=site)
 
 
-def _tile(positions: int, channels: int, machine: Machine) -> tuple[int, int]:
+def _tile(positions: int, channels: int, machine: Machine) -> Patch:
     """As many channels side by side as there are without a rest."""
     width = max(16, min(WIDEST, channels & -channels, power_of_two(channels)))
     size = min(LARGEST, max(LEAST, power_of_two(positions * channels // machine.programs)))
-    return max(1, min(size // width, power_of_two(positions))), width
+    rows = max(1, min(size // width, power_of_two(positions)))
+    return Patch(rows, width, min(8, max(1, rows * width // (32 * THREAD))))
+
+
+def _admits(choice: Patch) -> bool:
+    powers = all(n > 0 and n & n - 1 == 0 for n in (choice.rows, choice.columns, choice.warps))
+    return powers and choice.rows * choice.columns <= 2 * LARGEST and choice.warps <= 8
 
 
 __all__ = ["is_depthwise", "lower_depthwise"]

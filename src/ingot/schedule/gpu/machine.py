@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
+from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class Machine:
     """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory that one
-    program may have. registers: 32-bit registers that a program's tiles may fill before they spill."""
+    program may have. registers: 32-bit registers that a program's tiles may fill before they spill. measured: choices,
+    by the key of what they decide."""
 
     capability: int = 90
     processors: int = 132
     shared: int = 227 << 10
     registers: int = 1 << 14
+    measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def programs(self) -> int:

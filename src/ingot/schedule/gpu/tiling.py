@@ -6,9 +6,11 @@ time = waves of tiles * (products of a tile / its rate + its epilogue) + joining
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ingot.ir.dims import DimLike, estimate
 from ingot.ir.types import DType, f32
+from ingot.schedule.choice import Tiling
 from ingot.schedule.gpu.blocks import power_of_two
 from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
@@ -39,51 +41,98 @@ _TILES = (
     _Tile(64, 256, 4, 2.4e6, 1), _Tile(64, 128, 4, 1.8e6, 2), _Tile(128, 64, 4, 1.6e6, 2), _Tile(64, 64, 4, 1.35e6, 2),
     _Tile(32, 64, 4, 0.6e6, 3), _Tile(64, 32, 4, 0.6e6, 3), _Tile(32, 32, 4, 0.2e6, 4),
 )  # fmt: skip
-_LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
+LARGEST = 128 * 256
+LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """A program's tile of the result, and its steps along the reduction. parts: of the reduction, each a program's own
-    where the result has too few tiles for the GPU; the last of them to end joins the sums."""
+class Asked:
+    """What a tiling is chosen for. dtype: of the operands. lines: the terms of B's columns lie side by side. turn:
+    steps along the reduction where B's levels leave no choice, else 0."""
 
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    parts: int = 1
+    rows: DimLike
+    columns: DimLike
+    depth: DimLike
+    batch: DimLike
+    dtype: DType
+    lines: bool = False
+    turn: int = 0
 
-    @staticmethod
-    def of(
-        rows: DimLike, columns: DimLike, depth: DimLike, batch: DimLike, dtype: DType, machine: Machine, *, lines: bool
-    ) -> Tiling:
-        """The fastest by the model. lines: the terms of B's columns lie side by side."""
-        m, n, count, length = map(estimate, (rows, columns, batch, depth))
-        fixed = all(isinstance(d, int) for d in (rows, columns, depth, batch))
-        if rows == 1 and dtype.is_float:
-            wide, step = _line(n * count, length, machine) if lines else (VECTOR, min(VECTOR, power_of_two(length)))
+    @property
+    def alone(self) -> bool:
+        """Whether a single row is multiplied."""
+        return self.rows == 1 and self.dtype.is_float
+
+    def ranked(self, machine: Machine) -> list[Tiling]:
+        """Tilings, the one that is the fastest by the model first."""
+        found = self._of_row(machine) if self.alone else self._of_tiles(machine)
+        return [*dict.fromkeys(replace(t, depth=self.turn) if self.turn else t for t in found)]
+
+    def near(self, choice: Tiling, machine: Machine) -> list[Tiling]:
+        """Neighbours: other warps, stages, steps and parts."""
+        found = [replace(choice, warps=w) for w in (choice.warps // 2, choice.warps * 2)]
+        found += [replace(choice, stages=n) for n in (choice.stages - 1, choice.stages + 1)]
+        found += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.turn]
+        found += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
+        return [t for t in found if self.admits(t, machine)]
+
+    def admits(self, t: Tiling, machine: Machine) -> bool:
+        """Whether a tiling gives a kernel: sides are powers of two, and operands fit in shared memory."""
+        area, most = t.rows * t.columns, LARGEST if self.dtype.bits <= 16 else LARGEST_F32
+        powers = all(n > 0 and n & n - 1 == 0 for n in (t.rows, t.columns, t.depth, t.warps))
+        if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._most_parts(t.depth):
+            return False
+        if self.turn and t.depth != self.turn:
+            return False
+        if self.alone:
+            return t.rows == 1 and t.columns * t.depth <= 4 * LINE
+        least = 16 if self.dtype.bits > 8 else 32
+        fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
+        return min(t.rows, t.columns) >= 16 and t.depth >= least and fits and area <= most
+
+    def _most_parts(self, step: int) -> int:
+        fixed = all(isinstance(d, int) for d in (self.rows, self.columns, self.depth, self.batch))
+        turns = 2 if self.alone else PART
+        return max(1, min(estimate(self.depth) // (turns * step), MOST_PARTS)) if fixed else 1
+
+    def _of_row(self, machine: Machine) -> Iterator[Tiling]:
+        n, count, length = map(estimate, (self.columns, self.batch, self.depth))
+        first = VECTOR, min(VECTOR, power_of_two(length))
+        sizes = [first, (VECTOR // 2, first[1]), (VECTOR, first[1] // 2), (VECTOR // 2, 2 * first[1])]
+        if self.lines:
+            wide, step = _line(n * count, length, machine)
+            sizes = [(wide, step), (2 * wide, step), (wide // 2, step), (wide, step // 2), (2 * wide, step // 2)]
+        for number, (wide, step) in enumerate(sizes):
+            if wide < 1 or step < 1:
+                continue
             programs = -(-n // wide) * count
-            parts = min(machine.programs // programs, length // (2 * step), MOST_PARTS) if fixed else 1
-            return Tiling(1, wide, step, 4, 3, max(1, parts))
-        step = 64 if dtype.bits <= 16 else 32
-        step = max(16 if dtype.bits > 8 else 32, min(step, power_of_two(length)))
-        most_parts = max(1, min(length // (PART * step), MOST_PARTS)) if fixed else 1
+            parts = max(1, min(machine.programs // programs, self._most_parts(step)))
+            yield Tiling(1, wide, step, 4, 3, parts)
+            if number == 0:
+                yield from (Tiling(1, wide, step, 8, 3, parts), Tiling(1, wide, step, 4, 3, max(1, parts // 2)))
+
+    def _of_tiles(self, machine: Machine) -> list[Tiling]:
+        m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
+        bits, nbytes = self.dtype.bits, self.dtype.nbytes
+        step = 64 if bits <= 16 else 32
+        step = max(16 if bits > 8 else 32, min(step, power_of_two(length)))
         room = 4 * machine.processors
 
-        def options() -> Iterator[tuple[float, int, int, _Tile, int]]:
+        def options() -> Iterator[tuple[float, int, int, _Tile]]:
             for place, tile in enumerate(_TILES):
-                if dtype == f32 and tile.rows * tile.columns > _LARGEST_F32:
+                if self.dtype == f32 and tile.rows * tile.columns > LARGEST_F32:
                     continue
                 programs = -(-m // tile.rows) * -(-n // tile.columns) * count
-                for parts in range(1, most_parts + 1):
+                for parts in range(1, self._most_parts(step) + 1):
                     if parts == 1 or programs * parts <= room:
-                        yield _time(tile, programs, parts, m * n * count, length, machine), parts, place, tile, programs
+                        yield _time(tile, programs, parts, m * n * count, length, machine), parts, place, tile
 
-        _, parts, _, tile, _ = min(options(), key=lambda found: found[:3])
-        a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
-        turn = (a + b) * step * dtype.nbytes
-        return Tiling(a, b, step, tile.warps, min(4 if dtype.bits <= 16 else 3, machine.shared * 3 // 4 // turn), parts)
+        def cut(parts: int, tile: _Tile) -> Tiling:
+            a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
+            turn = (a + b) * step * nbytes
+            return Tiling(a, b, step, tile.warps, min(4 if bits <= 16 else 3, machine.shared * 3 // 4 // turn), parts)
+
+        return [cut(parts, tile) for _, parts, _, tile in sorted(options(), key=lambda found: found[:3])]
 
 
 def _time(tile: _Tile, programs: int, parts: int, results: int, length: int, machine: Machine) -> float:
@@ -101,4 +150,4 @@ def _line(columns: int, length: int, machine: Machine) -> tuple[int, int]:
     return max(few, min(LINE // step, 4 * few, power_of_two(columns // machine.programs))), step
 
 
-__all__ = ["Tiling"]
+__all__ = ["Asked"]

@@ -3,13 +3,11 @@ pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
-from ingot import ops
-from ingot.ir.dims import DimLike, estimate
-from ingot.ir.node import Const, Graph, Input, Node, Project
-from ingot.schedule.axes import Axis, Contraction
+from ingot.ir.dims import estimate
+from ingot.ir.node import Graph, Node
+from ingot.schedule.axes import Contraction
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
 from ingot.schedule.cpu.contraction.cost_model import admits, choose, neighbours, others, plan_of
 from ingot.schedule.cpu.machine import Machine
@@ -20,8 +18,7 @@ from ingot.schedule.cpu.winograd.plan import (
     other_pieces,
     plan_winograd,
 )
-
-_VIEWS = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
+from ingot.schedule.site_key import around_text, loops_text, size_text
 
 
 def tuning_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | None, machine: Machine) -> Site:
@@ -54,38 +51,11 @@ def tuning_site(body: Graph, anchor: Node, c: Contraction, shape: Shape | None, 
 
 def _key(body: Graph, anchor: Node, c: Contraction, shape: Shape | None) -> str:
     """All that the fastest choice depends on, as text.   f32 f32 f32 packed m3136:64:0 n256:0:1 k64:1:256 > f32 add"""
-    axes = (("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce), ("of", c.inner.reduce if c.inner else ()))
-    loops = [name + ",".join(map(_axis, group)) for name, group in axes if group]
+    inner = c.inner.reduce if c.inner else ()
+    loops = loops_text((("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce), ("of", inner)))
     kind = ("packed" if c.packed else "in place") + (" computed" if c.computed else "")
-    window = "" if shape is None else f" window {_size(shape.h)}x{_size(shape.w)}"
-    return f"{c.a} {c.b} {c.acc} {kind} {' '.join(loops)}{window} > {' '.join(_around(body, anchor))}"
-
-
-def _axis(x: Axis) -> str:
-    return ":".join(map(_size, (x.extent, x.a, x.b)))
-
-
-def _size(d: DimLike) -> str:
-    """A size that is known at run time only as the one that is likely."""
-    return str(d) if isinstance(d, int) else f"~{estimate(d)}"
-
-
-def _around(body: Graph, anchor: Node) -> Sequence[str]:
-    """The results' types, the ops that are fused with the contraction, and how large the operands are that they read:
-    "full" as the result, or "part" of it."""
-    most = max(_elements(n) for n in body.outputs)
-    fused = [n.op.name for n in body.nodes() if n is not anchor and not isinstance(n.op, _VIEWS)]
-    own = {body.inputs.index(x) for x in body.inputs if x in anchor.inputs}
-    read = [n for i, n in enumerate(body.inputs) if i not in own]
-    sizes = [("full" if _elements(n) >= most else "part") for n in read]
-    return [*(str(n.dtype) for n in body.outputs), *fused, *sorted(sizes)]
-
-
-def _elements(node: Node) -> int:
-    total = 1
-    for d in node.shape:
-        total *= estimate(d)
-    return total
+    window = "" if shape is None else f" window {size_text(shape.h)}x{size_text(shape.w)}"
+    return f"{c.a} {c.b} {c.acc} {kind} {loops}{window} > {around_text(body, anchor)}"
 
 
 __all__ = ["tuning_site"]

@@ -1,0 +1,86 @@
+"""What schedules for GPUs decide, as `Site`s: tiles of products, of attention and of depthwise convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ingot.ir.node import Graph, Node
+from ingot.ops import Attention
+from ingot.schedule.choice import Choice, Flash, Patch, Site, Tiling, decide
+from ingot.schedule.dimension_numbers import Loops
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.tiling import Asked
+from ingot.schedule.site_key import around_text, loops_text, size_text
+
+BEST = 8  # choices behind the model's own that are tried
+C = TypeVar("C", bound=Choice)
+
+
+def decided(site: Site, machine: Machine, kind: type[C]) -> C:
+    """What was measured at a site, else the model's choice."""
+    choice = decide(site, machine.measured)
+    assert isinstance(choice, kind)
+    return choice
+
+
+def product_site(body: Graph, anchor: Node, loops: Loops, asked: Asked, machine: Machine, *, packed: bool) -> Site:
+    first, *others = asked.ranked(machine)[: 1 + BEST]
+
+    def near(choice: Choice) -> list[Choice]:
+        assert isinstance(choice, Tiling)
+        return [*asked.near(choice, machine)]
+
+    def admits(choice: Choice) -> bool:
+        return isinstance(choice, Tiling) and asked.admits(choice, machine)
+
+    kind = ("packed" if packed else "in place") + (f" turns of {asked.turn}" if asked.turn else "")
+    key = _key(body, anchor, f"{kind} {_loops(loops)}")
+    return Site(key, first, lambda: [t for t in others if admits(t)], near, admits)
+
+
+def flash_site(body: Graph, anchor: Node, first: Flash, admits: Callable[[Flash], bool]) -> Site:
+    """admits: whether a choice gives a kernel for these heads."""
+
+    def near(choice: Choice) -> list[Choice]:
+        assert isinstance(choice, Flash)
+        queries, keys, warps, stages, parts = choice.queries, choice.keys, choice.warps, choice.stages, choice.parts
+        found = [Flash(queries * 2, keys, warps, stages, parts), Flash(queries // 2, keys, warps, stages, parts)]
+        found += [Flash(queries, keys * 2, warps, stages, parts), Flash(queries, keys // 2, warps, stages, parts)]
+        found += [Flash(queries, keys, warps * 2, stages, parts), Flash(queries, keys, warps // 2, stages, parts)]
+        found += [Flash(queries, keys, warps, stages + 1, parts), Flash(queries, keys, warps, stages - 1, parts)]
+        found += [Flash(queries, keys, warps, stages, parts * 2), Flash(queries, keys, warps, stages, parts // 2)]
+        return [c for c in found if admits(c)]
+
+    assert isinstance(anchor.op, Attention)
+    sizes = " ".join("x".join(map(size_text, x.shape)) for x in anchor.inputs)
+    key = _key(body, anchor, f"{sizes} causal {anchor.op.causal}")
+    return Site(key, first, lambda: near(first), near, lambda c: isinstance(c, Flash) and admits(c))
+
+
+def patch_site(body: Graph, anchor: Node, loops: Loops, first: Patch, admits: Callable[[Patch], bool]) -> Site:
+    def near(choice: Choice) -> list[Choice]:
+        assert isinstance(choice, Patch)
+        rows, columns, warps = choice.rows, choice.columns, choice.warps
+        found = [Patch(rows * 2, columns, warps), Patch(rows // 2, columns, warps), Patch(rows, columns, warps * 2)]
+        found += [Patch(rows, columns, warps // 2), Patch(rows * 2, columns // 2, warps)]
+        found += [Patch(rows // 2, columns * 2, warps), Patch(rows * 2, columns, warps * 2)]
+        return [c for c in found if admits(c)]
+
+    key = _key(body, anchor, f"depthwise {_loops(loops)}")
+    return Site(key, first, lambda: near(first), near, lambda c: isinstance(c, Patch) and admits(c))
+
+
+def _loops(loops: Loops) -> str:
+    named: Sequence[tuple[str, Sequence]] = (
+        ("b", loops.batch), ("m", loops.rows), ("n", loops.cols), ("k", loops.reduce),
+    )  # fmt: skip
+    return loops_text(named)
+
+
+def _key(body: Graph, anchor: Node, what: str) -> str:
+    types = " ".join(str(x.dtype) for x in (*anchor.inputs, anchor))
+    return f"gpu {anchor.op.name} {types} {what} > {around_text(body, anchor)}"
+
+
+__all__ = ["decided", "flash_site", "patch_site", "product_site"]
