@@ -2,30 +2,47 @@
 
     python benchmarks/training.py                          all networks
     python benchmarks/training.py mlp cnn --rounds 15      some; engines: --engines ingot,eager,inductor,jax
+    python benchmarks/training.py --parallel --json t.json each network on cores of its own, all at once
 
-All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; in one
-jitted function in JAX, for which all but the vision networks are written in `training_jax.py`). Rounds go through the
-engines in turn, a window of steps each; told are the median over the rounds and the median of the ratios to Ingot's,
-with the processor time of the first steps. --cpu compares processor time, for machines that do other work too.
+All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; one jitted
+function in JAX, `training_jax.py`). Images are channels last in all. Rounds go through the engines in turn, a window
+of steps each, until --limit seconds of a network are over; told are the median over the rounds and the median of the
+ratios to Ingot's, with the processor time of the first step. --cpu compares processor time, for machines that do other
+work too. With --parallel a process per network has --threads physical cores that no other has; one that is not through
+behind two limits is ended. The last line is the geometric mean, over the networks, of the best other engine's ratio.
+Engines that are not installed are left out, and told.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ingot
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("", "src")]  # run as a script
+
+import ingot  # noqa: E402
+from benchmarks.measure import geometric_mean  # noqa: E402
 
 Step = Callable[[], object]
 _WINDOW = 0.3  # seconds of a window
+# a process stays on some CPUs from its first thread on
+_PINNED = (
+    "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 def mlp() -> tuple[nn.Module, torch.Tensor]:
@@ -109,45 +126,115 @@ def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, compiled: bool) -
 
 
 def of_jax(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step | None:
-    from benchmarks.training_jax import step_of
-
+    try:
+        from benchmarks.training_jax import step_of
+    except ImportError as error:
+        print(f"{name:12} jax       left out: {error}", flush=True)
+        return None
     return step_of(name, net, x, y)
 
 
-def measured(name: str, engines: list[str], rounds: int, threads: int, clock: Callable[[], float]) -> None:
+def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """By engine: ms of a step, its ratio to Ingot's, processor seconds of the first steps, their losses."""
     torch.manual_seed(0)
+    torch.set_num_threads(asked.threads)
+    clock = time.process_time if asked.cpu else time.perf_counter
+    start = time.perf_counter()
     net, x = NETWORKS[name]()
     net.train()
     shape = net(x).shape
     y = torch.randint(0, shape[1], (shape[0], *shape[2:]))
     makers: dict[str, Callable[[nn.Module], Step | None]] = {
-        "ingot": lambda n: of_ingot(n, x, y, threads),
+        "ingot": lambda n: of_ingot(n, x, y, asked.threads),
         "eager": lambda n: of_torch(n, x, y, False),
         "inductor": lambda n: of_torch(n, x, y, True),
         "jax": lambda n: of_jax(name, n, x, y),
     }
     steps: dict[str, Step] = {}
-    for engine in engines:
+    found: dict[str, dict[str, object]] = {}
+    for engine in asked.engines.split(","):
         began = time.process_time()
         step = makers[engine](copy.deepcopy(net))
         if step is None:
             continue
-        losses = [float(np.asarray(step())) for _ in range(3)]
-        print(f"{name:12} {engine:9} first steps {time.process_time() - began:6.1f} s  losses {losses}", flush=True)
-        steps[engine] = step
+        losses = [float(np.asarray(step()))]
+        first = time.process_time() - began
+        losses += [float(np.asarray(step())) for _ in range(2)]
+        print(f"{name:12} {engine:9} first step {first:6.1f} s  losses {losses}", flush=True)
+        steps[engine], found[engine] = step, {"first_s": round(first, 2), "losses": losses}
     times: dict[str, list[float]] = {engine: [] for engine in steps}
-    for _ in range(rounds):
+    for turn in range(asked.rounds):
+        if turn and time.perf_counter() - start > asked.limit:
+            break
         for engine, step in steps.items():
             count, began = 0, clock()
             while not count or clock() - began < _WINDOW:
                 step()
                 count += 1
             times[engine].append((clock() - began) / count)
-    ours = times.get("ingot")
-    for engine, found in times.items():
+    for engine, taken in times.items():
         # ratios within a round, so that a neighbour's noise is in both
-        ratio = statistics.median(t / o for t, o in zip(found, ours, strict=True)) if ours else float("nan")
-        print(f"{name:12} {engine:9} {statistics.median(found) * 1e3:9.3f} ms   {ratio:5.2f}x of ingot's", flush=True)
+        ratios = [t / o for t, o in zip(taken, times.get("ingot", taken), strict=True)]
+        found[engine] |= {
+            "ms": statistics.median(taken) * 1e3,
+            "ratio": statistics.median(ratios),
+            "rounds": len(taken),
+        }
+    return found
+
+
+def told(name: str, found: dict[str, dict[str, object]]) -> None:
+    for engine, it in found.items():
+        timed = (
+            f"{it['ms']:9.3f} ms   {it['ratio']:5.2f}x of ingot's   {it['rounds']} rounds" if "ms" in it else "no time"
+        )
+        print(f"{name:12} {engine:9} {timed}   first step {it['first_s']} s", flush=True)
+
+
+def core_sets(width: int) -> Iterator[list[int]]:
+    """CPUs of this process, one of each physical core, `width` at a time."""
+    seen: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        seen.setdefault(siblings.read_text() if siblings.exists() else str(cpu), cpu)
+    cores = list(seen.values())
+    yield from (cores[i : i + width] for i in range(0, len(cores) - width + 1, width))
+
+
+def side_by_side(names: list[str], asked: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]]:
+    """A process a network, each on cores of its own."""
+    free = list(core_sets(asked.threads))
+    if not free:
+        raise SystemExit(
+            f"--parallel: {asked.threads} physical cores expected, found {len(os.sched_getaffinity(0))} CPUs"
+        )
+
+    def one(name: str) -> dict[str, dict[str, object]]:
+        cpus = free.pop()
+        options = [f"--{n}={getattr(asked, n)}" for n in ("engines", "rounds", "threads", "limit")]
+        command = [sys.executable, str(Path(__file__).resolve()), name, *options, "--json=-"] + ["--cpu"] * asked.cpu
+        # jax and torch are to see no GPU; compilers no more workers than cores
+        few = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(asked.threads))
+        env = os.environ | few | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        pinned = subprocess.Popen(
+            [sys.executable, "-c", _PINNED, ",".join(map(str, cpus)), *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        try:
+            out, _ = pinned.communicate(timeout=2 * asked.limit)
+        except subprocess.TimeoutExpired:
+            pinned.kill()
+            out, _ = pinned.communicate()
+        finally:
+            free.append(cpus)
+        lines = out.splitlines()
+        print("\n".join(line for line in lines if not line.startswith("{")), flush=True)
+        return json.loads(lines[-1])[name] if lines and lines[-1].startswith("{") else {}
+
+    with ThreadPoolExecutor(len(free)) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
 
 
 def main() -> None:
@@ -156,17 +243,32 @@ def main() -> None:
     parser.add_argument("--engines", default="ingot,eager,inductor,jax")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds behind which a network's rounds end")
     parser.add_argument("--cpu", action="store_true", help="processor time of the process, not time")
+    parser.add_argument("--parallel", action="store_true", help="a process a network, on cores of its own")
+    parser.add_argument("--json", help="where to write what was measured; - for the last line")
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    for name in asked.networks or NETWORKS:
-        measured(
-            name,
-            asked.engines.split(","),
-            asked.rounds,
-            asked.threads,
-            time.process_time if asked.cpu else time.perf_counter,
-        )
+    names = asked.networks or list(NETWORKS)
+    # the longest first
+    found = side_by_side(names[::-1], asked) if asked.parallel else {}
+    for name in names:
+        if not asked.parallel:
+            found[name] = measured(name, asked)
+        if asked.json != "-":
+            told(name, found[name])
+    best = {
+        n: min(it["ratio"] for e, it in by.items() if e != "ingot")
+        for n, by in found.items()
+        if "ingot" in by and len(by) > 1
+    }
+    if len(best) > 1:
+        print(f"the best other over ingot, {len(best)} networks: {geometric_mean(list(best.values())):.2f}x, ", end="")
+        print(", ".join(f"{n} {r:.2f}x" for n, r in best.items()), flush=True)
+    text = json.dumps(found)
+    if asked.json == "-":
+        print(text, flush=True)
+    elif asked.json:
+        Path(asked.json).write_text(text)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,53 @@ def transformer(causal: bool) -> Network:
     return network
 
 
+def _convolved(p: Parameters, name: str, x: jax.Array, stride: int = 1) -> jax.Array:
+    """Images channels last."""
+    w = p[f"{name}.weight"]
+    pad, groups = w.shape[2] // 2, x.shape[-1] // w.shape[1]
+    layouts = ("NHWC", "OIHW", "NHWC")
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), [(pad, pad)] * 2, dimension_numbers=layouts, feature_group_count=groups
+    )
+
+
+def _normalized(p: Parameters, name: str, x: jax.Array) -> jax.Array:
+    mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    return (x - mean) * lax.rsqrt(var + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def resnet18(p: Parameters, x: jax.Array) -> jax.Array:
+    x = jax.nn.relu(_normalized(p, "bn1", _convolved(p, "conv1", x.transpose(0, 2, 3, 1), 2)))
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    for name in (f"layer{i}.{j}" for i in range(1, 5) for j in range(2)):
+        short, stride = x, 1
+        if f"{name}.downsample.0.weight" in p:
+            stride = 2
+            short = _normalized(p, f"{name}.downsample.1", _convolved(p, f"{name}.downsample.0", x, 2))
+        x = jax.nn.relu(_normalized(p, f"{name}.bn1", _convolved(p, f"{name}.conv1", x, stride)))
+        x = jax.nn.relu(_normalized(p, f"{name}.bn2", _convolved(p, f"{name}.conv2", x)) + short)
+    return _linear(p, "fc", x.mean((1, 2)))
+
+
+def mobilenetv2(p: Parameters, x: jax.Array) -> jax.Array:
+    def layer(x: jax.Array, conv: str, norm: str, stride: int = 1) -> jax.Array:
+        return jnp.clip(_normalized(p, norm, _convolved(p, conv, x, stride)), 0, 6)
+
+    x = layer(x.transpose(0, 2, 3, 1), "conv_stem", "bn1", 2)
+    x = layer(x, "blocks.0.0.conv_dw", "blocks.0.0.bn1")
+    x = _normalized(p, "blocks.0.0.bn2", _convolved(p, "blocks.0.0.conv_pw", x))
+    for stage, (depth, stride) in enumerate(((2, 2), (3, 2), (4, 2), (3, 1), (3, 2), (1, 1)), 1):
+        for name in (f"blocks.{stage}.{i}" for i in range(depth)):
+            inner = layer(x, f"{name}.conv_pw", f"{name}.bn1")
+            inner = layer(inner, f"{name}.conv_dw", f"{name}.bn2", stride if name.endswith(".0") else 1)
+            y = _normalized(p, f"{name}.bn3", _convolved(p, f"{name}.conv_pwl", inner))
+            x = x + y if x.shape == y.shape else y
+    return _linear(p, "classifier", layer(x, "conv_head", "bn2").mean((1, 2)))
+
+
 NETWORKS: dict[str, Network] = {
     "mlp": mlp, "cnn": cnn, "lstm": lstm, "bert-mini": transformer(False), "gpt-mini": transformer(True),
+    "resnet18": resnet18, "mobilenetv2": mobilenetv2,
 }  # fmt: skip
 
 
