@@ -3,7 +3,7 @@ buffer, and no code is made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -35,7 +35,13 @@ def _table_size(program: Program) -> int:
 def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "native") -> tuple[np.ndarray, ...]:
     """The results of `graph` by its kernels' semantics. Raises VerifyError where a kernel is malformed or leaves its
     buffers."""
-    program, kernels = planned(graph, target)
+    return run_planned(*planned(graph, target), arrays)
+
+
+def run_planned(
+    program: Program, kernels: Mapping[str, Kernel], arrays: Sequence[np.ndarray]
+) -> tuple[np.ndarray, ...]:
+    """The results of a program by the semantics of its kernels. Raises VerifyError as `run_checked` does."""
     state = [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape).copy() for s in program.state]
     inputs = [*(np.asarray(a, order="C") for a in arrays), *state]
     binding = Binding(program, [a.shape for a in inputs])

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
-from ingot.cli.options import FastMath, Json, Limit, ModelOptions, Precision, Sizes, Threads, Uncompiled, grouped
+from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
@@ -24,28 +24,28 @@ from ingot.tune.run import tune as run_tuning
 def tune(
     model: Uncompiled,
     budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="About how long to search.")] = 60,
-    threads: Threads = None,
     database: Annotated[
         Path | None, typer.Option(help="The file to write to; by default your own, which compiling reads.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
     size: Sizes = None,
-    precision: Precision = "float32",
-    fast_math: FastMath = False,
     *,
     about: ModelOptions,
+    settings: CompileOptions,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Measure other register tiles, chunks and algorithms for the model's kernels, and remember what is faster.
 
-    Compiling on this kind of CPU with as many threads then uses what was found, for all models with such layers.
+    Compiling on this kind of CPU with as many threads, or for this kind of GPU, then uses what was found, for all
+    models with such layers. A candidate that hangs the GPU is killed, and told.
 
     Interrupt it whenever you like: what was found until then is kept.
 
     \b
     ingot tune model.onnx
     ingot tune model.onnx --budget 300 --threads 1 --size batch=8
+    ingot tune model.pt2 --target cuda:sm_90a        on the machine that has the GPU
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
     with presented(as_json, limit):
@@ -56,11 +56,11 @@ def tune(
         if database is not None:
             writable(path)
         graph = read_graph(source)
-        built = build(graph, threads=threads, fast_math=fast_math, precision=precision)
-        feeds = random_inputs(built.program, graph, size)
+        # of the plan alone, whose inputs tell the sizes
+        plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})
+        feeds = random_inputs(plan.program, graph, size)
         found = run_tuning(
-            graph, feeds, threads=built.threads, budget=budget, database=path, fast_math=fast_math,
-            precision=precision, again=again,
+            graph, feeds, budget=budget, database=path, again=again, **{**vars(settings), "threads": plan.threads},
             watch=lambda text, seconds: progress.report(_told(text, budget - seconds), round(seconds), round(budget)),
         )  # fmt: skip
     if as_json:
@@ -69,6 +69,8 @@ def tune(
         _print_report(found)
     for text in found.wrong:
         err.print(f"[bold red]please report: a candidate computes something else:[/] {escape(text)}", highlight=False)
+    for text in found.lost:
+        err.print(f"left out: {escape(text)}", highlight=False)
     if found.wrong:
         raise typer.Exit(FAILED)
 

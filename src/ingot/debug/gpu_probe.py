@@ -22,6 +22,7 @@ from ingot.support.native import Features
 
 _COPIED = 512 << 20  # bytes: ten times the second-level cache of any current GPU
 _ELEMENTS = 4096  # that a program copies
+CHUNK = 4 * _ELEMENTS  # bytes
 _REPEATS = 5
 TENSOR_CORES = (f16, bf16, i8)
 
@@ -119,4 +120,4 @@ def copy_kernel(chunks: int) -> Kernel:
     )
 
 
-__all__ = ["copy_kernel", "measure", "peak_kernel"]
+__all__ = ["CHUNK", "copy_kernel", "measure", "peak_kernel"]

@@ -94,17 +94,19 @@ def _device(name: str) -> Device:
 
 def refusal(program: Program) -> ArtifactError | None:
     """Why this machine cannot run the program; None if it can."""
-    for name, code in program.code.items():
-        if name not in NAMES:
-            return ArtifactError(
-                "the program cannot run here",
-                expected=f"code for one of {', '.join(NAMES)}",
-                got=str(code.features),
-                fix="save it, or compile the model with target='native'",
-            )
-        if refused := _device(name).refusal(code.features):
-            return refused
-    return None
+    return next((r for code in program.code.values() if (r := refusal_of(code.features)) is not None), None)
+
+
+def refusal_of(features: Features) -> ArtifactError | None:
+    """Why this machine cannot run code for such a machine; None if it can."""
+    if features.target_name in NAMES:
+        return _device(features.target_name).refusal(features)
+    return ArtifactError(
+        "the program cannot run here",
+        expected=f"code for one of {', '.join(NAMES)}",
+        got=str(features),
+        fix="save it, or compile the model with target='native'",
+    )
 
 
 def load(program: Program, threads: int | None) -> Loaded:

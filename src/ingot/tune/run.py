@@ -12,8 +12,12 @@ import numpy as np
 from ingot import tuned
 from ingot.debug.feeds import Feeds
 from ingot.ir.node import Graph
+from ingot.pipeline.target import Options, features_of
+from ingot.runtime.device import refusal_of
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+from ingot.tune.gpu import GpuBench
 from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Spot, Workbench
 
@@ -41,7 +45,7 @@ class Row:
 class Report:
     """machine: as the database names it. untuned_seconds, seconds: of a call, measured by turns; gain: the median of
     the turns' ratios. wrong: candidates that computed something else, which is a bug. withdrawn: findings that made
-    calls slower all the same, and were taken back."""
+    calls slower all the same, and were taken back. lost: candidates that did not compile or return, and why."""
 
     machine: str
     database: str
@@ -51,6 +55,7 @@ class Report:
     gain: float
     wrong: tuple[str, ...]
     withdrawn: int = 0
+    lost: tuple[str, ...] = ()
 
 
 def tune(
@@ -62,18 +67,20 @@ def tune(
     database: Path,
     fast_math: bool = False,
     precision: str = "float32",
+    target: str = "native",
     again: bool = False,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
     """Search for about `budget` seconds, at the sizes of `feeds`, and add what was found to `database` as it is found.
 
     again: also search sites of which the database knows. watch: told what is going on and how many seconds have gone.
-    Raises what compiling raises, and ArtifactError for a database that cannot be written or is something else.
+    Raises what compiling raises, ArtifactError for a database that cannot be written or is something else, and
+    InputError or ArtifactError for a target that is not this machine's.
     """
     tuned.add(database, ())  # said before minutes of work and not after them
     began = time.monotonic()
     watch("compile", 0.0)
-    bench = Workbench(graph, feeds, threads, fast_math, precision)
+    bench = _bench(graph, feeds, target, Options(threads, fast_math, precision))
     machine = tuned.machine_name(bench.features, threads)
     known = {} if again else tuned.choices(database, machine)
 
@@ -91,7 +98,20 @@ def tune(
         findings |= {f.spot.site.key: f for f in withdrawn}
     rows = tuple(_row(s, findings.get(s.site.key), known.get(s.site.key)) for s in bench.spots)
     before, now = np.median(pairs, axis=0)
-    return Report(machine, str(database), rows, float(before), float(now), gain, tuple(search.wrong), len(withdrawn))
+    wrong, lost = tuple(search.wrong), tuple(f"{what}: {why}" for what, why in bench.lost.items())
+    bench.close()
+    return Report(machine, str(database), rows, float(before), float(now), gain, wrong, len(withdrawn), lost)
+
+
+def _bench(graph: Graph, feeds: Feeds, target: str, options: Options) -> Workbench | GpuBench:
+    features = features_of(target)
+    if features.target_name == "cuda":
+        if (refused := refusal_of(features)) is not None:
+            raise refused
+        return GpuBench(graph, feeds, features, options.fast_math, options.precision)
+    if features != features_of("native"):
+        raise InputError("a target to tune for", expected="native, or cuda:ARCH of this machine's GPU", got=target)
+    return Workbench(graph, feeds, options.threads, options.fast_math, options.precision)
 
 
 LATENCY_SECONDS = 2.0

@@ -8,7 +8,7 @@ programs' runs and the compiling of the kernels that changed; everything else of
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,7 @@ class Workbench:
         self._objects: Generations[tuple[object, str, Any]] = Generations()
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
+        self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
         with likely_sizes(likely(graph)):
             self._fused = optimize(graph, self.target.passes(self.features, Options(threads, fast_math, precision)))
         self._untuned = self._build({}, pin=True)
@@ -119,7 +120,7 @@ class Workbench:
             pairs.append((first, second) if i % 2 else (second, first))
         variants = self._untuned, tried
         sites = {
-            key: np.array([[_of_site(v, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])
+            key: np.array([[_of_site(v.launches, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])
             for key in choices
         }
         return Readings(sites, np.array([[s.sum() for s in p] for p in pairs]))
@@ -159,29 +160,17 @@ class Workbench:
                     wrong[site.key] = str(found)
         return wrong
 
+    def close(self) -> None:
+        """All is this process's own."""
+
     def _as_build(self, variant: _Variant) -> Build:
         return Build(self.graph, variant.program, Trace(launches=variant.launches), self.features, self.threads)
 
     def _spots(self) -> list[Spot]:
-        """The program's sites, the one that takes the most time first."""
         times = np.min([self._untuned.seconds(self.feeds) for _ in range(5)], axis=0)
-        total = float(times.sum()) or 1e-12
         program = self._untuned.program
         sizes = bind_symbols(program, told_by(program, [self.feeds[spec.name] for spec in program.inputs]))
-        found: dict[str, list[Launch]] = {}
-        for launch in self._untuned.launches:
-            if launch.site is not None:
-                found.setdefault(launch.site.key, []).append(launch)
-        spots: list[Spot] = []
-        for key, launches in found.items():
-            node, site = launches[0].node, launches[0].site
-            assert isinstance(node.op, Group) and site is not None
-            ops = dict.fromkeys(text.partition(" @ ")[0] for text in fused_ops(node.op.body))
-            result = node.types[0]
-            shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
-            seconds = _of_site(self._untuned, key, times)
-            spots.append(Spot(site, " ".join(ops), shape, len(launches), seconds, seconds / total))
-        return sorted(spots, key=lambda s: -s.seconds)
+        return spots_of(self._untuned.launches, times, sizes)
 
     # Building
 
@@ -252,9 +241,28 @@ class _Assembler:
         return replace(code, symbols={**code.symbols, **{name: code.symbols[s] for name, s in self._symbols.items()}})
 
 
-def _of_site(variant: _Variant, key: str, seconds: NDArray[np.float64]) -> float:
+def spots_of(launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapping[str, int]) -> list[Spot]:
+    """A program's sites, the one that takes the most time first. times: of each step."""
+    total = float(times.sum()) or 1e-12
+    found: dict[str, list[Launch]] = {}
+    for launch in launches:
+        if launch.site is not None:
+            found.setdefault(launch.site.key, []).append(launch)
+    spots: list[Spot] = []
+    for key, own in found.items():
+        node, site = own[0].node, own[0].site
+        assert isinstance(node.op, Group) and site is not None
+        ops = dict.fromkeys(text.partition(" @ ")[0] for text in fused_ops(node.op.body))
+        result = node.types[0]
+        shape = "x".join(str(substitute(d, sizes)) for d in result.shape)
+        seconds = _of_site(launches, key, times)
+        spots.append(Spot(site, " ".join(ops), shape, len(own), seconds, seconds / total))
+    return sorted(spots, key=lambda s: -s.seconds)
+
+
+def _of_site(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64]) -> float:
     """Seconds of all launches of a site."""
-    mine = (x for x in variant.launches if x.site is not None and x.site.key == key)
+    mine = (x for x in launches if x.site is not None and x.site.key == key)
     return float(sum(seconds[x.first : x.last].sum() for x in mine))
 
 

@@ -31,11 +31,18 @@ class CubinAssembler:
         self._kernels: dict[str, Compiled] = {}
 
     def add(self, kernel: Kernel) -> None:
-        # without its number, so that equal layers are one text
-        source = print_kernel(replace(kernel, name=kernel.name.rstrip("0123456789").rstrip("_")))
+        self.include(self.begin(kernel))
+
+    def begin(self, kernel: Kernel) -> tuple[str, Compiled]:
+        # without its numbers, so that equal layers are one text
+        source = print_kernel(replace(kernel, name=kernel.name.rstrip("_0123456789")))
         if source not in self._known:
             self._known[source] = {arch: submit(source, capability(arch)) for arch in self._archs}
-        self._kernels[kernel.name] = self._known[source]
+        return kernel.name, self._known[source]
+
+    def include(self, part: tuple[str, Compiled]) -> None:
+        name, compiled = part
+        self._kernels[name] = compiled
 
     def finish(self) -> Code:
         """Wait for all kernels. Raises CompileError for one that Triton refuses."""

@@ -1,0 +1,226 @@
+"""Trials on a GPU. A candidate is timed beside the untuned kernels in a small program of both, by events:
+
+    for each round:  others' bytes into the cache, x into the cache, untuned;  the same again, tried
+
+so that weights come from memory and what the kernel before has written from the cache, as in the model. Programs run in
+a process of their own: a candidate that hangs the GPU is killed, told, and never chosen. While one is timed, the others
+are compiled.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.debug.feeds import Feeds
+from ingot.debug.gpu_probe import copy_kernel
+from ingot.ir.dims import DimLike, likely_sizes, substitute
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph
+from ingot.ops.group import Group
+from ingot.pipeline.build import likely, optimize
+from ingot.pipeline.target import Options, target_of
+from ingot.plan.link import Launch, link
+from ingot.runtime import program as rt
+from ingot.runtime.artifact import save
+from ingot.runtime.bind import bind_symbols, told_by
+from ingot.schedule.choice import Choice, Measured, Site, decide
+from ingot.schedule.lowered import Lowered
+from ingot.support.errors import CompileError, DeviceError
+from ingot.support.files import locked
+from ingot.support.native import Features
+from ingot.tune.gpu_plan import Place, Trial, TrialPlan
+from ingot.tune.trial import Choices, Readings, Spot, spots_of
+from ingot.tune.watched import Watched
+
+_RUNS = 5  # of a whole model
+_ONE = Path(tempfile.gettempdir()) / "ingot-tune"  # that this machine measures at a time
+
+
+class GpuBench:
+    """One model on this machine's GPU, with the sizes of `feeds`; see `search.Bench`. lost: candidates that did not
+    compile or did not return, and why."""
+
+    def __init__(
+        self, graph: Graph, feeds: Feeds, features: Features, fast_math: bool = False, precision: str = "float32"
+    ) -> None:
+        """Compile the untuned program and run it a few times. Raises what compiling raises, and DeviceError."""
+        self.graph, self.features, self.target = graph, features, target_of(features)
+        self.lost: dict[str, str] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="ingot-tune-")
+        self._runner = Watched("ingot.tune.gpu_runner")
+        self._places: dict[str, Place] = {}
+        self._kernels: dict[tuple[str, Choice], tuple[Lowered, list[Any]]] = {}
+        self._assembler = self.target.assembler(features)  # which knows what was compiled before
+        self._copy = self._assembler.begin(copy_kernel(1))
+        with likely_sizes(likely(graph)):
+            self._fused = optimize(graph, self.target.passes(features, Options(1, fast_math, precision)))
+        launches: list[Launch] = []
+        program = self._build({}, launches)
+        arrays = [np.ascontiguousarray(feeds[spec.name]) for spec in program.inputs]
+        self._sizes = bind_symbols(program, told_by(program, arrays))
+        self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
+        np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
+        save(program, self._file("untuned"), durable=False)
+        times = self._whole("untuned", _RUNS)
+        self.spots = spots_of(launches, np.min(times, axis=0), self._sizes)
+
+    # -- what a search asks
+
+    def others(self, site: Site) -> list[Choice]:
+        with likely_sizes(likely(self.graph)):
+            found = site.others()
+            for choice in (site.untuned, *found):
+                self._ahead(site, choice)
+        return found
+
+    def refine(self, site: Site, choice: Choice) -> list[Choice]:
+        with likely_sizes(likely(self.graph)):
+            return site.refine(choice)
+
+    def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
+        """What compiling decides at each site, with these entries."""
+        with likely_sizes(likely(self.graph)):
+            return {s.site.key: decide(s.site, measured) for s in self.spots}
+
+    def readings(self, choices: Choices, rounds: int) -> Readings:
+        """What did not return took forever."""
+        spots = {s.site.key: s for s in self.spots if s.site.key in choices}
+        for key, choice in choices.items():
+            self._ahead(spots[key].site, choice)
+        found = {key: self._times(spots[key], choice, rounds) for key, choice in choices.items()}
+        total = sum((x for x in found.values() if np.isfinite(x).all()), np.zeros((rounds, 2)))
+        return Readings(found, total)
+
+    def disagreeing(self, choices: Choices) -> dict[str, str]:
+        """Sites whose results with `choices` are not those of the untuned kernels, and what differs."""
+        wrong: dict[str, str] = {}
+        for spot in self.spots:
+            key = spot.site.key
+            if key not in choices:
+                continue
+            place = self._places[key]
+            outputs = [
+                [n.dtype.name, [*map(self._size, lay.shape)], [*map(self._size, lay.strides)], self._size(lay.offset)]
+                for n, lay in zip(place.group.body.outputs, place.outs, strict=True)
+            ]
+            try:
+                text = self._ask(self._trial(spot.site, choices[key], 1, True), {"compare": outputs})["wrong"]
+            except (DeviceError, CompileError) as e:
+                text = self.lost[f"{spot.label} {spot.result}, {choices[key]}"] = str(e)
+            if text:
+                wrong[key] = text
+        return wrong
+
+    def latency(self, choices: Choices, seconds: float) -> NDArray[np.float64]:
+        """(rounds, 2): seconds of all kernels of a call, untuned and with `choices`, by turns."""
+        changed = {s.site.key: Measured(choices[s.site.key], s.site.untuned) for s in self.spots}
+        changed = {key: m for key, m in changed.items() if m.choice != m.over}
+        name = "untuned"
+        if changed:
+            name = "tuned"
+            save(self._build(changed, []), self._file(name), durable=False)
+        pairs = [(self._whole("untuned", 1).sum(), self._whole(name, 1).sum()) for _ in range(_RUNS)]
+        return np.array(pairs)
+
+    def close(self) -> None:
+        self._runner.close()
+        self._folder.cleanup()
+
+    # -- programs
+
+    def _file(self, name: str) -> Path:
+        return Path(self._folder.name) / name
+
+    def _size(self, d: DimLike) -> int:
+        return int(substitute(d, self._sizes))
+
+    def _whole(self, name: str, runs: int) -> NDArray[np.float64]:
+        """(runs, steps): seconds."""
+        what = {"program": str(self._file(name)), "feeds": str(self._file("feeds.npz")), "types": self._types}
+        with locked(_ONE):
+            return np.array(self._runner.ask({**what, "runs": runs, "keep": True})["seconds"])
+
+    def _build(self, measured: Mapping[str, Measured], launches: list[Launch]) -> rt.Program:
+        machine = self.target.machine(self.features, 1, measured)
+
+        def lower(
+            group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...]
+        ) -> Lowered:
+            low = self.target.lower(group, ins, outs, constant, machine)
+            if low.site is not None:
+                self._places.setdefault(low.site.key, Place(group, ins, outs, constant))
+            return low
+
+        with likely_sizes(likely(self.graph)):
+            assembler = self.target.assembler(self.features)
+            return link(
+                self._fused, lower, assembler, device=self.target.name, stages={}, meta={}, launches=launches
+            )  # fmt: skip
+
+    def _begin(self, site: Site, choice: Choice) -> tuple[Lowered, list[Any]]:
+        """The kernels of a choice, which are being compiled from here on. Raises CompileError."""
+        known = self._kernels.get((site.key, choice))
+        if known is None:
+            place = self._places[site.key]
+            measured = {} if choice == site.untuned else {site.key: Measured(choice, site.untuned)}
+            machine = self.target.machine(self.features, 1, measured)
+            with likely_sizes(likely(self.graph)):
+                low = self.target.lower(place.group, place.ins, place.outs, place.constant, machine)
+            low, parts = self._named(low, len(self._kernels))
+            known = self._kernels[site.key, choice] = low, parts
+        return known
+
+    def _ahead(self, site: Site, choice: Choice) -> None:
+        """Begin to compile; what the schedule refuses is told when it is asked for."""
+        with suppress(CompileError):
+            self._begin(site, choice)
+
+    def _named(self, low: Lowered, number: int) -> tuple[Lowered, list[Any]]:
+        """With names of its own, and what the assembler begins for its kernels."""
+        kernels = [replace(s.kernel, name=f"{s.kernel.name}_{number}_{i}") for i, s in enumerate(low.steps)]
+        steps = tuple(replace(step, kernel=kernel) for step, kernel in zip(low.steps, kernels, strict=True))
+        return replace(low, steps=steps), [self._assembler.begin(kernel) for kernel in kernels]
+
+    def _times(self, spot: Spot, choice: Choice, rounds: int) -> NDArray[np.float64]:
+        """(rounds, 2): seconds of all launches of a site, untuned and tried."""
+        try:
+            trial = self._trial(spot.site, choice, rounds, False)
+            seconds = self._ask(trial, {"runs": 1})["seconds"][0]
+        except (DeviceError, CompileError) as e:
+            self.lost[f"{spot.label} {spot.result}, {choice}"] = str(e)
+            return np.full((rounds, 2), [spot.seconds, np.inf])
+        taken = np.zeros((rounds, 2))
+        for at, own in zip(trial.measured, seconds, strict=True):
+            if at is not None:
+                taken[at] += own
+        return taken * spot.count
+
+    def _ask(self, trial: Trial, request: Mapping[str, Any]) -> dict[str, Any]:
+        path = self._file("trial")
+        save(trial.program, path, durable=False)
+        with locked(_ONE):
+            return self._runner.ask({"program": str(path), "inputs": trial.inputs, **request})
+
+    def _trial(self, site: Site, choice: Choice, rounds: int, compared: bool) -> Trial:
+        """Both variants, so many times by turns. Raises CompileError."""
+        variants = [self._begin(site, c) for c in (site.untuned, choice)]
+        assembler = self.target.assembler(self.features)
+        assembler.include(self._copy)
+        for part in (part for _, parts in variants for part in parts):
+            assembler.include(part)
+        made = TrialPlan(self._places[site.key], self._size, self.target.name, compared)
+        for number in range(rounds):
+            for which, (low, _) in enumerate(variants):
+                made.add(low, number, which)
+        return made.finish(assembler.finish())
+
+
+__all__ = ["GpuBench"]
