@@ -27,9 +27,10 @@ Shape = tuple[int, ...]
 
 
 def told_by(program: Program, inputs: Sequence[np.ndarray]) -> tuple[Shape, ...]:
-    """What `bind_symbols` takes, of a program without state."""
+    """What `bind_symbols` takes."""
     telling = [x for spec, x in zip(program.inputs, inputs, strict=True) if spec.elements]
-    return (*(x.shape for x in inputs), *(tuple(x.reshape(-1).tolist()) for x in telling))
+    shapes = (*(x.shape for x in inputs), *(s.shape for s in program.state))
+    return (*shapes, *(tuple(x.reshape(-1).tolist()) for x in telling))
 
 
 _ON_NOTHING = (
