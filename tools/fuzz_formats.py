@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +36,24 @@ def stablehlo() -> list[Files]:
             if len(text) < 1 << 14:
                 out.append({"model.mlir": text})
             break
+    return out
+
+
+def bytecode() -> list[Files]:
+    """Portable artifacts of the same programs."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo as dialect
+
+    out: list[Files] = []
+    for files in stablehlo():
+        with ir.Context() as context:
+            dialect.register_dialect(context)
+            text = files["model.mlir"].decode()
+            try:
+                data = dialect.serialize_portable_artifact_str(text, dialect.get_current_version())
+            except ValueError:  # of another dialect, or of a later version
+                continue
+            out.append({"model.mlirbc": data})
     return out
 
 
@@ -73,21 +94,23 @@ def torchscript() -> list[Files]:
     return out
 
 
-def keras() -> list[Files]:
-    """A file of each kind that Keras writes."""
-    os.environ["KERAS_BACKEND"] = "jax"
-    import keras
+_KERAS = """
+import sys, keras
+x = keras.Input((8, 8, 2))
+y = keras.layers.BatchNormalization()(keras.layers.Conv2D(3, 3)(x))
+model = keras.Model(x, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(y)))
+for path in sys.argv[1:]:
+    model.save(path)
+"""
 
-    x = keras.Input((8, 8, 2))
-    y = keras.layers.BatchNormalization()(keras.layers.Conv2D(3, 3)(x))
-    model = keras.Model(x, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(y)))
-    out: list[Files] = []
+
+def keras() -> list[Files]:
+    """A file of each kind that Keras writes; written elsewhere, as what JAX has run in cannot be forked."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("model.keras", "model.h5"):
-            path = Path(folder, name)
-            model.save(path)
-            out.append({name: path.read_bytes()})
-    return out
+        paths = [Path(folder, name) for name in ("model.keras", "model.h5")]
+        env = os.environ | {"KERAS_BACKEND": "jax"}
+        subprocess.run([sys.executable, "-c", _KERAS, *map(str, paths)], env=env, check=True, capture_output=True)
+        return [{path.name: path.read_bytes()} for path in paths]
 
 
 def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
@@ -105,16 +128,65 @@ def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _import_torchscript(path: Path) -> object:
-    from ingot.frontends.torch.script import load
+def forked(
+    code: str, arguments: Sequence[str], what: str, where: str, *, given: bytes = b"", env: object = None
+) -> bytes:
+    """As `run_apart`, in a fork of this process, which has imported what the other would for seconds."""
+    from ingot.support.errors import ImportModelError
 
-    return load(path)
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as fed:
+        fed.write(given)
+        fed.seek(0)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                os.dup2(fed.fileno(), 0)
+                os.dup2(told.fileno(), 1)
+                sys.argv, sys.stdin, sys.stdout = ["-c", *arguments], open(0), open(1, "w")  # noqa: SIM115
+                exec(code, {})
+                sys.stdout.flush()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise ImportModelError(f"{what}: status {status}", where=where)
+        told.seek(0)
+        return told.read()
+
+
+def _import_torchscript(path: Path) -> object:
+    import torch
+
+    from ingot.frontends.torch.script import archive, extract
+
+    assert torch, extract
+    archive.run_apart = forked
+    return archive.load(path)
 
 
 def _import_keras(path: Path) -> object:
-    from ingot.frontends.keras import import_keras
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
 
-    return import_keras(path)
+    from ingot.frontends.keras import model, program
+
+    assert keras, program
+    model.run_apart = forked
+    return model.import_keras(path)
+
+
+def _import_bytecode(path: Path) -> object:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import chlo, stablehlo
+
+    from ingot.frontends.stablehlo import model
+
+    assert ir, (chlo, stablehlo)
+    model.run_apart = forked
+    return model.import_stablehlo(path)
 
 
 def _import_stablehlo(path: Path) -> object:
@@ -138,6 +210,7 @@ def _import_tflite(path: Path) -> object:
 
 READERS: dict[str, tuple[Callable[[], list[Files]], Callable[[Path], object]]] = {
     "stablehlo": (stablehlo, _import_stablehlo),
+    "bytecode": (bytecode, _import_bytecode),
     "tensorflow": (tensorflow, _import_tensorflow),
     "tflite": (tflite, _import_tflite),
     "torchscript": (torchscript, _import_torchscript),

@@ -159,3 +159,19 @@ def test_everything_that_is_refused_is_named_at_once():
 def test_programs_that_are_not_well_formed(body: str, message: str):
     with pytest.raises(ImportModelError, match=message):
         import_stablehlo(f"func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {{\n {body}\n}}\n")
+
+
+def test_bytecode(tmp_path: Path):
+    pytest.importorskip("jaxlib")
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    program = PROGRAMS[0]
+    with ir.Context() as context:
+        stablehlo.register_dialect(context)
+        data = stablehlo.serialize_portable_artifact_str(program.text, stablehlo.get_minimum_version())
+    _agree(interpret(import_stablehlo(data).graph, program.inputs), program.expected(*program.inputs))
+    path = tmp_path / "model.mlirbc"
+    path.write_bytes(data[:-9])
+    with pytest.raises(ImportModelError, match=r"not readable as StableHLO bytecode.* at .*model.mlirbc"):
+        import_stablehlo(path)

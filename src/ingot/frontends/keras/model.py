@@ -7,8 +7,6 @@ exported where it is if its Keras computes by JAX; else it is saved, and its fil
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from ingot.frontends.shared.apart import run_apart
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.dims import parse_dim
 from ingot.ir.node import Graph
 from ingot.support import errors, safetensors
-from ingot.support.errors import ImportModelError, LimitError, UnsupportedOp, UnsupportedOpError
-from ingot.support.limits import seconds_left
+from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+
+_BOOT = "from ingot.frontends.keras.worker import run; run()"
 
 
 def is_keras(model: Any) -> bool:
@@ -61,24 +61,13 @@ def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None
 
 
 def _read(path: Path, dynamic: Any) -> Graph:
-    package = Path(__file__).parents[3]
-    env = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = os.pathsep.join([str(package), *filter(None, [env.get("PYTHONPATH")])])
+    env = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        # -P: what lies in the working folder is not imported
-        command = [sys.executable, "-P", "-m", "ingot.frontends.keras.worker", str(path.absolute()), made]
-        seconds = seconds_left()
-        try:
-            asked = json.dumps(dynamic)
-            done = subprocess.run(command, input=asked, env=env, capture_output=True, text=True, timeout=seconds)
-        except subprocess.TimeoutExpired as e:
-            raise LimitError("seconds", seconds, "Keras takes too long to load the model", where=str(path)) from e
+        asked, arguments = json.dumps(dynamic).encode(), [str(path.absolute()), made]
+        run_apart(_BOOT, arguments, "Keras cannot read the model", str(path), given=asked, env=env)
         if (told := folder / "error.json").is_file():
             raise _error(json.loads(told.read_text()), str(path))
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ImportModelError(f"Keras cannot read the model: {last[:500]}", where=str(path))
         form = json.loads((folder / "form.json").read_text())
         text = (folder / "program.mlir").read_text()
         # in memory: the folder goes

@@ -1,4 +1,4 @@
-"""A Keras file to a StableHLO program, in a process of its own: `python -m ingot.frontends.keras.worker FILE FOLDER`.
+"""A Keras file to a StableHLO program, in a process of its own: `run` with FILE and FOLDER.
 
 Keras settles its backend when it is imported, and a file is untrusted. FOLDER gets program.mlir, weights.safetensors
 and form.json, or error.json with what is wrong; stdin has the sizes asked for.
@@ -115,7 +115,8 @@ def _told(error: IngotError) -> dict[str, Any]:
     return {"kind": type(error).__name__, "text": str(error)}
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """In the process: argv is the file and FOLDER."""
     target = Path(sys.argv[2])
     try:
         try:
@@ -125,4 +126,3 @@ if __name__ == "__main__":
             raise ImportModelError(f"reading Keras files needs keras, h5py and jax: {e}", fix=fix) from e
     except IngotError as e:
         (target / "error.json").write_text(json.dumps(_told(e)))
-        sys.exit(1)

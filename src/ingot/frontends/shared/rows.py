@@ -8,8 +8,13 @@ def add(c: Call, x: Node, y: Node) -> Node: ...
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Generic, TypeVar
+
+from ingot.frontends.shared.refusal import Unsupported
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +42,23 @@ class Table(Generic[R]):
         if full in self.rows:
             raise ValueError(f"two rows for {full}")
         self.rows[full] = row
+
+
+@cache
+def _counts(fn: Callable[..., object]) -> tuple[int, float]:
+    """How many operands a row takes behind its Call, at least and at most."""
+    own = list(inspect.signature(fn).parameters.values())[1:]
+    given = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    many = any(p.kind is p.VAR_POSITIONAL for p in own)
+    return sum(p.default is p.empty for p in given), math.inf if many else len(given)
+
+
+def check_operands(fn: Callable[..., object], count: int) -> None:
+    """Raise Unsupported where `fn`, a row, does not take as many operands."""
+    least, most = _counts(fn)
+    if not least <= count <= most:
+        wanted = least if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise Unsupported(f"{count} operands, expected {wanted}")
 
 
 def merged(tables: Iterable[Table[R]]) -> dict[str, R]:

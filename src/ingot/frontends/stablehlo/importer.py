@@ -11,6 +11,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
 from ingot.frontends.stablehlo import locations
 from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
@@ -332,6 +333,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
             raise Unsupported("of complex numbers")
     if row is None:
         raise Unsupported(_NO_ROW)
+    check_operands(row, len(operands))
     results = row(c, *operands)
     return results if isinstance(results, tuple) else () if results is None else (results,)
 

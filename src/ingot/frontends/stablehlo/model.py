@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.frontends.shared.apart import bound, run_apart
 from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.weights import Weights, arrays_of
@@ -25,6 +28,10 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"
+_BOOT = "from ingot.frontends.stablehlo.model import main; main()"
+_SECONDS = 300
+_MEMORY = 4 << 30  # of addresses: jaxlib alone takes one GB
+_LARGEST_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
 
 
 @dataclass(frozen=True)
@@ -126,29 +133,43 @@ def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tupl
         except OSError as e:
             raise ImportModelError(f"cannot read the model: {e.strerror}", where=where) from e
     if data.startswith(BYTECODE):
-        return parse(text_of(data, where), where), where
+        return parse(_text_apart(data, where), where), where
     try:
         return parse(data.decode(), where), where
     except UnicodeDecodeError as e:
         raise ImportModelError("not a StableHLO program", expected="text in UTF-8, or bytecode", where=where) from e
 
 
-def text_of(bytecode: bytes, where: str = "") -> str:
-    """Portable bytecode as text, by jaxlib. Raises ImportModelError without it, and for what it cannot read."""
-    try:
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.dialects import chlo, stablehlo
-    except ImportError as e:
-        fix = "pip install 'ingot-compiler[jax]', or give the program as text"
-        raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix) from e
+def text_of(bytecode: bytes) -> str:
+    """Portable bytecode of JAX's own as text, by jaxlib, which what is damaged can crash. Raises what MLIR raises."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import chlo, stablehlo
+
     with ir.Context() as context:
         stablehlo.register_dialect(context)
         chlo.register_dialect(context)
-        try:
-            module = stablehlo.deserialize_portable_artifact(context, bytecode)
-            return str(module.operation.get_asm(enable_debug_info=True))
-        except Exception as e:  # of MLIR's own kind, or a ValueError
-            raise ImportModelError(f"not readable as StableHLO bytecode: {e}", where=where or None) from e
+        module = stablehlo.deserialize_portable_artifact(context, bytecode)
+        return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def _text_apart(bytecode: bytes, where: str) -> str:
+    """Anyone's bytecode as text. Raises ImportModelError without jaxlib, and for what it cannot read."""
+    if importlib.util.find_spec("jaxlib") is None:
+        fix = "pip install 'ingot-compiler[jax]', or give the program as text"
+        raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
+    return run_apart(_BOOT, [], "not readable as StableHLO bytecode", where, given=bytecode).decode()
+
+
+def main() -> None:
+    """In the process: bytecode from stdin, text to stdout."""
+    data = sys.stdin.buffer.read()
+    bound(_SECONDS, _MEMORY + _LARGEST_RATIO * len(data))
+    try:
+        text = text_of(data)
+    except Exception as e:  # of MLIR's own kind, a ValueError, or a MemoryError
+        sys.stderr.write(" ".join(str(e).split()) or type(e).__name__)
+        raise SystemExit(1) from None
+    sys.stdout.buffer.write(text.encode())
 
 
 def _names(module: Module) -> list[str]:

@@ -330,7 +330,7 @@ def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | 
 
 
 def _compare(pieces: _Pieces) -> dict[str, Attribute]:
-    direction, *kind = pieces.words
+    direction, *kind = pieces.words or [""]
     out: dict[str, Attribute] = {"comparison_direction": Raw(f"#stablehlo<comparison_direction {direction}>")}
     if kind:
         out["compare_type"] = Raw(f"#stablehlo<comparison_type {kind[0]}>")

@@ -12,6 +12,7 @@ from dataclasses import field
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
 from ingot.frontends.tensorflow.functional import OLD
@@ -187,6 +188,7 @@ class Walk:
                 values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
             if not row.any_kind and not all(isinstance(v, Node) for v in values):
                 raise Unsupported("an operand that is no tensor of numbers")
+            check_operands(row.fn, len(values))
             made = row.fn(call, *values)
         except Unsupported as e:
             if str(e):

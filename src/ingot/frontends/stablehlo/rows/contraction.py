@@ -91,10 +91,10 @@ def convolution_of(c: Call, a: Node, b: Node, padding: tuple[tuple[int, int], ..
 def _layouts(text: str) -> tuple[str, str, str]:
     """#stablehlo.conv<[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]> in letters: NCDH, OIDH, NCDH."""
     groups = [g.partition("]")[0].split(",") for g in text.split("[")[1:]]
-    if len(groups) != 3:
+    letters = {"b": "N", "f": "C", "o": "O", "i": "I", **{str(i): letter for i, letter in enumerate(_SPATIAL)}}
+    if len(groups) != 3 or any(d.strip() not in letters for g in groups for d in g):
         raise Unsupported(f"dimension_numbers = {text}")
-    letters = {"b": "N", "f": "C", "o": "O", "i": "I"}
-    x, w, y = ("".join(letters.get(d.strip()) or _SPATIAL[int(d)] for d in g) for g in groups)
+    x, w, y = ("".join(letters[d.strip()] for d in g) for g in groups)
     return x, w, y
 
 

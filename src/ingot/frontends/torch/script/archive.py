@@ -7,12 +7,12 @@ with bounded memory and time, and nothing of them but plain data comes back.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from ingot.frontends.shared.apart import bound, run_apart
 from ingot.frontends.torch.script.graph import Program, read
 from ingot.support.errors import ImportModelError
 
@@ -26,17 +26,8 @@ def load(path: Path) -> Program:
     """Raises ImportModelError for an archive that torch does not read, or not within bounds."""
     _check_size(path)
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-P", "-c", _BOOT, os.path.realpath(path), folder]
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=_SECONDS, check=False)
-        except subprocess.TimeoutExpired as e:
-            raise ImportModelError(
-                "reading a TorchScript archive takes too long", expected=f"at most {_SECONDS} s", where=str(path)
-            ) from e
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-            raise ImportModelError(f"not a readable TorchScript archive: {lines[-1][:2000]}", where=str(path))
+        arguments, env = [os.path.realpath(path), folder], {"OMP_NUM_THREADS": "1"}
+        run_apart(_BOOT, arguments, "not a readable TorchScript archive", str(path), env=env)
         return read(Path(folder))
 
 
@@ -55,15 +46,9 @@ def _check_size(path: Path) -> None:
 
 def main() -> None:
     """In the process: argv is the archive and a folder for what was in it."""
-    import resource
-
     path, folder = sys.argv[1:]
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
     size = os.path.getsize(path)
-    memory = _MEMORY + 4 * size
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    most = _LARGEST_RATIO * size + (64 << 20)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    bound(_SECONDS, _MEMORY + 4 * size, _LARGEST_RATIO * size + (64 << 20))
 
     import torch
 

@@ -1,0 +1,48 @@
+"""Reading a file in a Python process of its own: another project's reader may crash, or run what the file holds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingot.support.errors import ImportModelError, LimitError
+from ingot.support.limits import seconds_left
+
+
+def run_apart(
+    code: str, arguments: Sequence[str], what: str, where: str, *, given: bytes = b"", env: Mapping[str, str] = {}
+) -> bytes:
+    """stdout of `code`, which finds what is imported here, with `given` as stdin.
+
+    Raises LimitError where the compile's time is up, ImportModelError with the last line of stderr where it fails.
+    """
+    here = str(Path(__file__).parents[3])
+    environment = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, [here, *sys.path]))}
+    # -P: what lies in the working folder is not imported
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    seconds = seconds_left()
+    try:
+        done = subprocess.run(command, env=environment, input=given, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as e:
+        raise LimitError("seconds", seconds, f"{what}: reading it takes too long", where=where or None) from e
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip().splitlines()
+        ended = "its reader crashed" if done.returncode < 0 else f"its reader ended with {done.returncode}"
+        last = told[-1][:2000] if told and done.returncode > 0 else ended
+        raise ImportModelError(f"{what}: {last}", where=where or None)
+    return done.stdout
+
+
+def bound(seconds: int, memory: int, written: int | None = None) -> None:
+    """In the process: processor time, addresses, and bytes of a file that it writes, at most."""
+    import resource
+
+    asked = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}
+    for what, most in asked.items():
+        _, hard = resource.getrlimit(what)
+        if most is not None:
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # none may be raised
+            resource.setrlimit(what, (most, most))
