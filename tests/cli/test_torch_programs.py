@@ -67,6 +67,7 @@ def test_run_random(program: Path, tmp_path: Path):
     assert call("run", program, "--random", "--size", size)["outputs"][0]["shape"] == [5, 4]
 
 
+@pytest.mark.slow
 def test_bench_beside_eager(program: Path):
     ours, theirs = call("bench", program, "--against", "eager", "--rounds", 1, "--seconds", 0.01)["results"]
     assert ours["seconds"] > 0 and theirs["ratio"] > 0 and theirs["error"] < 1e-5

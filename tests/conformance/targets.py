@@ -28,6 +28,8 @@ _AVX2 = (*_SSE, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 ISAS = {"native": HOST}
 if "avx512f" in HOST.features:
     ISAS["avx2"] = Features(HOST.arch, _AVX2, "haswell")
+# whole algorithms, of a hundred kernels and more each: the fast set has one sample of them, with sizes as numbers
+LONG = frozenset({"attention_gradients", "eig", "eigh", "householder_qr", "lu", "svd"})
 # one of each kind of kernel
 QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "sort", "scatter", "while", "case"})
 _NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")

