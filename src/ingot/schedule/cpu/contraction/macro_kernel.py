@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, floordiv, product
+from ingot.ir.dims import DimLike, ceildiv, floordiv, mod, product
 from ingot.ir.kernel import Expr, Lit
 from ingot.ir.types import boolean, static_shape
 from ingot.schedule.axes import Contraction
@@ -156,7 +156,7 @@ class MacroKernel(MicroKernel):
         if isinstance(size, int) and isinstance(low, k.Var):
             top.multiples[low.name] = size
         high = add(low, dim_expr(size))
-        if not (isinstance(extent, int) and isinstance(size, int) and extent % size == 0):
+        if mod(extent, size) != 0:
             high = k.binary("min", high, dim_expr(extent))
         return low, top.let(high, "hi")
 
@@ -299,15 +299,16 @@ class MacroKernel(MicroKernel):
             row = b.let(add(base, mul(w, dim_expr(self.inner.a))), "r")
             self.tile(b, columns, TileRows(at, w, lines, rows, row, add(first, k.sub(w, low)), k.binary("eq", w, low)))
 
-        if isinstance(self.inner.extent, int):
+        rest = mod(self.inner.extent, width)
+        if isinstance(rest, int):
             # a chunk's block of rows is a multiple of the width, but for the last
-            rest = self.inner.extent % width
             whole = self.inner.extent - rest
-            end = k.binary("min", high, integer(whole)) if rest else high
-            if whole:
+            behind = dim_expr(whole)
+            end = k.binary("min", high, behind) if rest else high
+            if whole != 0:
                 block.loop("w", low, end, width, lambda b, w: tile(b, w, width))
             if rest:
-                block.when(k.binary("gt", high, integer(whole)), lambda b: tile(b, integer(whole), rest))
+                block.when(k.binary("gt", high, behind), lambda b: tile(b, behind, rest))
             return
         count = block.let(k.binary("div", k.sub(high, low), integer(width)), "t")
         start = block.let(add(low, k.mul(count, integer(width))), "w")
