@@ -1,10 +1,16 @@
 """Index arithmetic at print time: constant + sum(coefficient * value).
 
 base + (i + 3) * 256 + 5   ->   base + 256 * i + 773   ->   getelementptr(getelementptr(p, base + 256 * i), 773)
+
+Divisions by constants go as far out as the terms allow: of rows i, i + 1, ... i + 13 of an image whose width is a
+multiple of 14, as i is, one division tells where all of them lie.
+
+(56 * j + i + 3) / 56   ->   j + i / 56            (56 * j + i + 3) % 56   ->   i % 56 + 3
 """
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from ingot.targets.cpu.printer.builder import Builder
@@ -14,6 +20,7 @@ class Term(NamedTuple):
     coefficient: int
     value: str
     multiple: int  # the value is known to be a multiple of this
+    natural: bool  # and not to be negative
 
 
 class Affine(NamedTuple):
@@ -23,14 +30,24 @@ class Affine(NamedTuple):
     terms: tuple[Term, ...]
 
     @staticmethod
-    def of(value: str, multiple: int = 1) -> Affine:
+    def of(value: str, multiple: int = 1, natural: bool = False) -> Affine:
         if value[0] != "%":
             return Affine(int(value), ())
-        return Affine(0, (Term(1, value, multiple),))
+        return Affine(0, (Term(1, value, multiple, natural),))
 
     @property
     def literal(self) -> int | None:
         return None if self.terms else self.constant
+
+    @property
+    def multiple(self) -> int:
+        """What it is known to be a multiple of; 0 for 0."""
+        return gcd(self.constant, *[c * m for c, _, m, _ in self.terms])
+
+    @property
+    def natural(self) -> bool:
+        """Whether it is known not to be negative."""
+        return self.constant >= 0 and all([t.natural and t.coefficient >= 0 for t in self.terms])
 
     def combine(self, fn: str, other: Affine) -> Affine | None:
         """fn(self, other) where it is affine; else None."""
@@ -55,7 +72,7 @@ class Affine(NamedTuple):
             return self
         if by == 0:
             return ZERO
-        return Affine(self.constant * by, tuple([Term(c * by, v, m) for c, v, m in self.terms]))
+        return Affine(self.constant * by, tuple([Term(c * by, v, m, n) for c, v, m, n in self.terms]))
 
     def _add(self, other: Affine, sign: int) -> Affine:
         total = self.constant + sign * other.constant
@@ -63,10 +80,34 @@ class Affine(NamedTuple):
             return Affine(total, self.terms)
         if not self.terms and sign == 1:
             return Affine(total, other.terms)
-        sums = {v: (c, m) for c, v, m in self.terms}
-        for c, v, m in other.terms:
-            sums[v] = (sums[v][0] + sign * c if v in sums else sign * c, m)
-        return Affine(total, tuple([Term(c, v, m) for v, (c, m) in sums.items() if c]))
+        sums = {v: (c, m, n) for c, v, m, n in self.terms}
+        for c, v, m, n in other.terms:
+            sums[v] = (sums[v][0] + sign * c if v in sums else sign * c, m, n)
+        return Affine(total, tuple([Term(c, v, m, n) for v, (c, m, n) in sums.items() if c]))
+
+    def quotient(self, b: Builder, by: int) -> Affine:
+        """self / by, of a natural number by a positive one."""
+        whole, rest, _ = self._split(by)
+        total = constant(self.constant // by)
+        for term in whole:
+            if term.coefficient % by == 0:
+                part = Affine(0, (term._replace(coefficient=term.coefficient // by),))
+            else:
+                part = _divided(b, "udiv", Affine(0, (term,)), by)
+            total = total._add(part, 1)
+        return total._add(_divided(b, "udiv", rest, by), 1) if rest.terms else total
+
+    def rest(self, b: Builder, by: int) -> Affine:
+        """self % by, of a natural number by a positive one."""
+        _, rest, low = self._split(by)
+        return _divided(b, "urem", rest, by)._add(low, 1) if rest.terms else low
+
+    def _split(self, by: int) -> tuple[list[Term], Affine, Affine]:
+        """Terms that `by` divides; what is left of the others and the constant; of that what no quotient sees."""
+        whole = [t for t in self.terms if t.coefficient * t.multiple % by == 0]
+        rest = Affine(0, tuple([t for t in self.terms if t.coefficient * t.multiple % by]))
+        low = self.constant % gcd(by, rest.multiple)
+        return whole, rest._replace(constant=self.constant % by - low), constant(low)
 
     def compare(self, fn: str, other: Affine) -> bool | None:
         """The comparison's truth where their difference is constant."""
@@ -85,7 +126,7 @@ class Affine(NamedTuple):
         if not self.terms:
             return str(self.constant)
         total = ""
-        for coefficient, value, _ in self._sorted(b) if len(self.terms) > 1 else self.terms:
+        for coefficient, value, _, _ in self._sorted(b) if len(self.terms) > 1 else self.terms:
             term = value
             if coefficient != 1:
                 term = b.emit(f"mul i64 {value}, {coefficient}", (value,), cheap=True)
@@ -96,7 +137,7 @@ class Affine(NamedTuple):
 
     def address(self, b: Builder, pointer: str, size: int) -> str:
         """`pointer` + self * size bytes. One addition per loop level, the constant last."""
-        for coefficient, value, _ in self._sorted(b) if len(self.terms) > 1 else self.terms:
+        for coefficient, value, _, _ in self._sorted(b) if len(self.terms) > 1 else self.terms:
             by = coefficient * size
             offset = value if by == 1 else b.emit(f"mul i64 {value}, {by}", (value,), cheap=True)
             pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {offset}", (pointer, offset), cheap=True)
@@ -108,7 +149,7 @@ class Affine(NamedTuple):
     def alignment(self, size: int, limit: int) -> int:
         """Bytes that the address surely is a multiple of."""
         low = limit | (self.constant * size)
-        for coefficient, _, multiple in self.terms:
+        for coefficient, _, multiple, _ in self.terms:
             low |= coefficient * multiple * size
         return low & -low
 
@@ -118,3 +159,8 @@ ZERO = Affine(0, ())
 
 def constant(value: int) -> Affine:
     return Affine(value, ())
+
+
+def _divided(b: Builder, op: str, x: Affine, by: int) -> Affine:
+    value, multiple = x.value(b), gcd(by, x.multiple) if op == "urem" else 1
+    return Affine.of(b.emit(f"{op} i64 {value}, {by}", (value,), cheap=True), multiple, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import gcd
 
 from ingot.ir.kernel import (
     Binary,
@@ -35,6 +36,8 @@ from ingot.targets.cpu.printer.builder import Builder, literal, mangle, storage_
 from ingot.targets.cpu.printer.casts import cast, low_bits
 from ingot.targets.cpu.printer.lanes import extract, shuffle
 from ingot.targets.cpu.printer.lookup import by_permutation, lookup
+
+_NATURAL = frozenset({"mul", "div", "rem", "min"})  # of numbers that are not negative they make such numbers
 
 
 class Expressions:
@@ -97,16 +100,23 @@ class Expressions:
             return found
         if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
             return constant(int(e.a.value))
+        if isinstance(e, Select):
+            x, y = self.affine(e.a), self.affine(e.b)
+            return Affine.of(self._select(e), gcd(x.multiple, y.multiple), x.natural and y.natural)
         return Affine.of(self.value_of[type(e)](e))
 
     def _combined(self, fn: str, x: Affine, y: Affine) -> Affine:
+        b, by = self.b, y.literal
         if fn in ("add", "sub", "mul", "div", "rem"):
             found = x.combine(fn, y)
             if found is not None:
                 return found
-        elif x.literal is not None and y.literal is not None and fn in ("min", "max"):
-            return constant(min(x.literal, y.literal) if fn == "min" else max(x.literal, y.literal))
-        return Affine.of(values.binary(self.b, fn, x.value(self.b), y.value(self.b), i64, 1))
+            if fn in ("div", "rem") and by is not None and by > 0 and x.natural:
+                return x.quotient(b, by) if fn == "div" else x.rest(b, by)
+        elif x.literal is not None and by is not None and fn in ("min", "max"):
+            return constant(min(x.literal, by) if fn == "min" else max(x.literal, by))
+        natural = (fn in _NATURAL and x.natural and y.natural) or (fn == "max" and (x.natural or y.natural))
+        return Affine.of(values.binary(b, fn, x.value(b), y.value(b), i64, 1), natural=natural)
 
     def _literal(self, e: Lit) -> str:
         text = literal(e.value, e.dtype)

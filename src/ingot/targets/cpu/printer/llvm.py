@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import gcd
 
 from ingot.ir.kernel import (
     Alloc,
@@ -81,8 +82,9 @@ class _Function(Expressions):
             self.pointers[buffer] = b.effect(f"getelementptr i8, ptr {base}, i64 {offset}")
         for j, dim in enumerate(kernel.dims):
             at = self._argument(2 * len(kernel.params) + j)
-            self.vars[dim.name] = Affine.of(b.effect(f"load i64, ptr {at}, align 8, !invariant.load !{self.empty}"))
-        self.vars[kernel.chunk.name] = Affine.of("%chunk")
+            size = b.effect(f"load i64, ptr {at}, align 8, !invariant.load !{self.empty}")
+            self.vars[dim.name] = Affine.of(size, natural=True)
+        self.vars[kernel.chunk.name] = Affine.of("%chunk", natural=True)
         self._body(kernel.body)
         body = b.scopes[0].lines
         head = (
@@ -264,8 +266,7 @@ class _Function(Expressions):
                 carried.append((buffer, at, value, phi))
                 self.registers[buffer][at] = phi
         before = self.vars.get(s.var.name)
-        multiple = s.step if begin.literal is not None and begin.literal % s.step == 0 else 1
-        self.vars[s.var.name] = Affine.of(index, multiple)
+        self.vars[s.var.name] = Affine.of(index, gcd(s.step, begin.multiple), begin.natural)
         self._body(s.body)
         self._restore(s.var.name, before)
         again = b.effect(f"add nuw nsw i64 {index}, {s.step}")

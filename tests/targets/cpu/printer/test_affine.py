@@ -1,0 +1,64 @@
+"""Divisions of sums by constants: what is printed gives Python's quotient and rest, in as few divisions as it can."""
+
+from __future__ import annotations
+
+import random
+
+from ingot.support.native import Features
+from ingot.targets.cpu.printer.affine import Affine, Term, constant
+from ingot.targets.cpu.printer.builder import Builder
+
+_OPS = {
+    "mul": lambda x, y: x * y,
+    "add": lambda x, y: x + y,
+    "udiv": lambda x, y: x // y,
+    "urem": lambda x, y: x % y,
+}
+
+
+def _builder() -> Builder:
+    return Builder(Features("x86_64", ()), set())
+
+
+def _valued(b: Builder, x: Affine, values: dict[str, int]) -> int:
+    """What a sum is after the lines that were printed."""
+    known = dict(values)
+    for line in b.scope.lines:
+        name, _, op, _, left, right = line.replace(",", "").split()
+        known[name] = _OPS[op](*(known[v] if v in known else int(v) for v in (left, right)))
+    return x.constant + sum(t.coefficient * known[t.value] for t in x.terms)
+
+
+def test_quotients_and_rests_are_those_of_the_sum() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        by = draw.choice([1, 2, 3, 7, 14, 16, 49, 56, 196, 224])
+        terms, values = [], {}
+        for name in ("%i", "%j", "%k")[: draw.randint(0, 3)]:
+            multiple = draw.choice([1, 1, 7, 14, 16, 56])
+            terms.append(Term(draw.choice([1, 2, 7, 8, 14, 56, 392]), name, multiple, True))
+            values[name] = multiple * draw.choice([0, 1, 5, draw.randint(0, 10**9)])
+        x = Affine(draw.choice([0, 1, 3, 13, 14, 100, draw.randint(0, 10**6)]), tuple(terms))
+        total = x.constant + sum(t.coefficient * values[t.value] for t in terms)
+        b = _builder()
+        quotient, rest = x.quotient(b, by), x.rest(b, by)
+        assert (_valued(b, quotient, values), _valued(b, rest, values)) == divmod(total, by), (x, by)
+        assert quotient.natural and rest.natural
+        for found in (quotient, rest):
+            assert not found.multiple or _valued(b, found, values) % found.multiple == 0, (x, by)
+
+
+def test_rows_of_a_tile_share_one_division() -> None:
+    b = _builder()
+    row = Affine.of("%row", 14, True)
+    places = [row._add(constant(j), 1) for j in range(14)]
+    columns = [place.rest(b, 56) for place in places]
+    lines = [place.quotient(b, 56) for place in places]
+    assert b.scope.lines == ["%v1 = urem i64 %row, 56", "%v2 = udiv i64 %row, 56"]
+    assert [c.constant for c in columns] == list(range(14)) and len(set(lines)) == 1
+
+
+def test_numbers_that_may_be_negative_are_not_natural() -> None:
+    natural = Affine.of("%n", 8, True)
+    assert natural.natural and not Affine.of("%n", 8).natural
+    assert not natural._add(constant(1), -1).natural and not constant(0)._add(natural, -1).natural
