@@ -23,6 +23,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot import ops
@@ -87,10 +88,19 @@ def import_exported(
         if highest is not None:
             sizes.require(size, highest)
     try:
+        if _holds_wrappers(program):
+            raise NeedsDecomposition(())
         return _imported(program, sizes, guards, parameters, final=False)
     except NeedsDecomposition as e:
         simpler, assumed_too = _simplified(program, e)
     return _imported(simpler, sizes, [*guards, *assumed_too], parameters, final=True)
+
+
+def _holds_wrappers(program: ExportedProgram) -> bool:
+    """Whether a parameter or constant is made of other tensors, as torchao's quantized weights are: decomposed programs
+    hold these instead."""
+    tensors = (*program.state_dict.values(), *program.constants.values())
+    return any(is_traceable_wrapper_subclass(t) for t in tensors)
 
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[ExportedProgram, Sequence[sympy.Basic]]:
