@@ -84,3 +84,29 @@ def test_a_matrix_with_other_readers() -> None:
     given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(f32.numpy) for n in new.inputs]
     for a, b in zip(interpret(g, given), interpret(new, given), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_levels_written_as_arithmetic() -> None:
+    """(convert(q) - zero) * scale, as decomposed quantizers have it; in f16 each operation rounds."""
+    x, w = arg("x", 5, 48), ops.Convert(f32)(const(levels(6, 48, dtype=i8)))
+    assert kept(x, w, ((1,), (1,))) == 1
+    assert kept(x, ops.mul(w, scales(6, 1)), ((1,), (1,))) == 1
+    blocks = ops.Convert(f32)(const(levels(6, 3, 16, dtype=i8)))
+    zero = ops.BroadcastInDim((6, 3, 16), (0, 1, 2))(ops.Convert(f32)(const(levels(6, 3, 1, dtype=i8))))
+    moved = ops.mul(ops.sub(blocks, zero), ops.BroadcastInDim((6, 3, 16), (0, 1, 2))(scales(6, 3, 1)))
+    assert kept(arg("x", 48, 5), ops.transpose(ops.reshape(moved, (6, 48)), (1, 0)), ((0,), (0,))) == 1
+    assert kept(x, ops.mul(w, scales(6, 48)), ((1,), (1,))) == 0
+    assert kept(x, ops.mul(ops.mul(w, scales(6, 1)), scales(6, 1)), ((1,), (1,))) == 0
+    half = ops.mul(ops.Convert(f16)(const(levels(6, 48, dtype=i8))), ops.cast(scales(6, 1), f16))
+    assert kept(ops.cast(x, f16), half, ((1,), (1,))) == 0
+
+
+@pytest.mark.parametrize(("low", "dtype"), [(-8, i8), (100, u8), (-128, i8)])
+def test_bytes_within_sixteen_levels_are_nibbles(low: int, dtype: DType) -> None:
+    q = const((levels(6, 3, 16).astype(np.int32) + low).astype(dtype.numpy))
+    for zero in (const(levels(6, 3, 1, dtype=dtype)), scales(6, 3, 1), ops.scalar(3, dtype)):
+        w = ops.reshape(ops.Dequantize()(q, zero, scales(6, 3, 1)), (6, 48))
+        g = graph(ops.DotGeneral(contract=((1,), (1,)))(arg("x", 5, 48), w))
+        (product,) = (n for n in lower_quantized(g, int8_dot=u8).nodes() if holds_levels(n, (f32,)))
+        assert product.inputs[1].inputs[0].dtype == u4
+        assert kept(arg("x", 5, 48), w, ((1,), (1,))) == 1

@@ -4,7 +4,8 @@
     ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and places within
 
 The schedule stores q in its 4 or 8 bits and widens it where it is multiplied. Views between the two go to the
-constants, in whatever order a model writes them; what a last block has beyond k meets zeros.
+constants, in whatever order a model writes them; what a last block has beyond k meets zeros. Levels that are written as
+arithmetic are seen as well (`told_as_levels`), and bytes of which 4 bits are used are stored in these.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir.layout import Layout, reshape_groups
-from ingot.ir.node import Node, deferred
-from ingot.ir.types import DType, Shape, TensorType, static_shape
+from ingot.ir.node import Node, const, deferred, splat_of
+from ingot.ir.types import DType, Shape, TensorType, f32, static_shape, u4
 from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
@@ -50,6 +51,43 @@ def in_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
         sides = tuple(range(at, at + len(blocks))), tuple(range(bt, bt + len(blocks)))
         return replace(op, contract=sides)(x, levels, loc=n.loc)
     return None
+
+
+def told_as_levels(w: Node) -> Node | None:
+    """(convert(q) - zero) * scale of constants, the levels q of 4 or 8 bits, as `Dequantize` has it; None for what is
+    none. The same operations in the same order, so the same numbers."""
+    if isinstance(w.op, WHOLE_VIEWS):
+        under = told_as_levels(w.inputs[0])
+        return None if under is None else w.op(under, loc=w.loc)
+    if isinstance(w.op, ops.Convert):
+        (q,) = w.inputs
+        if not (w.dtype.is_float and q.dtype.is_integer and q.dtype.bits in (4, 8) and is_constant(q)):
+            return None
+        return ops.Dequantize()(q, ops.scalar(0, q.dtype), ops.scalar(1.0, w.dtype), loc=w.loc)
+    if not isinstance(w.op, ops.Mul | ops.Sub):
+        return None
+    # those of f16 and bf16 round behind each operation, where Dequantize rounds once
+    under, p = told_as_levels(w.inputs[0]), _small(w.inputs[1])
+    if under is None or p is None or w.dtype != f32 or not isinstance(under.op, ops.Dequantize):
+        return None
+    q, zero, scale = under.inputs
+    if splat_of(scale) != 1:
+        return None
+    if isinstance(w.op, ops.Mul):
+        return under.op(q, zero, p, loc=w.loc)
+    return under.op(q, p, scale, loc=w.loc) if splat_of(zero) == 0 else None
+
+
+def _small(p: Node) -> Node | None:
+    """The constant `p`, or what of a constant broadcasts to it; None for what is none."""
+    kept = tuple(range(p.type.rank))
+    under = p
+    if isinstance(p.op, ops.BroadcastInDim):
+        kept, (under,) = p.op.dims, p.inputs
+    if not is_constant(under.inputs[0] if isinstance(under.op, ops.Convert) else under):
+        return None
+    sizes = dict(zip(kept, under.shape, strict=True))
+    return const(value_of(under).reshape([int(sizes.get(d, 1)) for d in range(p.type.rank)]), loc=p.loc)
 
 
 def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
@@ -112,7 +150,24 @@ def _moved(w: Node, shape: Shape, perm: Perm, within: int) -> Node | None:
             return None
         layouts.append(layout.transpose(perm))
     levels = ops.transpose(ops.reshape(q, shape), perm)
+    if (least := _least_of_nibbles(q)) is not None:
+        levels = _nibbles(levels, least)
+        parameters[0] = const(value_of(parameters[0]).astype(w.dtype.numpy) - w.dtype.numpy.type(least))
     return w.op(levels, *map(_spread, parameters, layouts), loc=w.loc)
+
+
+def _least_of_nibbles(q: Node) -> int | None:
+    """The least of bytes that lie within 16 levels."""
+    if q.dtype.bits != 8:
+        return None
+    value = value_of(q)
+    least = int(value.min()) if value.size else 0
+    return least if value.size and int(value.max()) - least < 16 else None
+
+
+def _nibbles(levels: Node, least: int) -> Node:
+    like = TensorType(u4, levels.shape)
+    return deferred(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
 
 
 def _spread(p: Node, layout: Layout) -> Node:
@@ -129,4 +184,4 @@ def _spread(p: Node, layout: Layout) -> Node:
     return deferred(TensorType(p.dtype, shape), make, p.loc)
 
 
-__all__ = ["holds_levels", "in_levels"]
+__all__ = ["holds_levels", "in_levels", "told_as_levels"]

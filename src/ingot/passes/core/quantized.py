@@ -33,7 +33,7 @@ from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, spla
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.core.block_quantized import holds_levels, in_levels
+from ingot.passes.core.block_quantized import holds_levels, in_levels, told_as_levels
 from ingot.passes.core.layout import padded
 from ingot.support.dataclass import dataclass
 
@@ -48,10 +48,14 @@ def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, .
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
+            w = told_as_levels(inputs[1])
+            new = new if w is None else n.with_inputs((inputs[0], w))
             return (None if int8_dot is None else _in_integers(new, int8_dot)) or in_levels(new, floats) or new
         return new
 
-    if not any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in graph.nodes()):
+    nodes = graph.nodes()
+    levels = any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in nodes)
+    if not levels and not any(is_contraction(n) and told_as_levels(n.inputs[1]) is not None for n in nodes):
         return graph
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
     graph = _cut_once(_joined_as_levels(graph))
