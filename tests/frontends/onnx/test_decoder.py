@@ -87,6 +87,7 @@ def products_of_levels(graph: Graph) -> int:
         (4, 128, 256, "floats", 0),
         (8, 32, 64, "", 1),
         (8, 64, 100, "levels", 0),
+        (2, 32, 90, "levels", 0),
     ],
 )
 def test_matmul_nbits(rows: int, bits: int, block: int, k: int, zeros: str, bias: int) -> None:

@@ -114,19 +114,20 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
-LEVELS = {4: T.u4, 8: T.u8}
+LEVELS = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The first `count` levels of each line of bytes, those in the lower bits first."""
-    if bits == 4:
-        packed = np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+    if bits < 8:
+        parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+        packed = np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
     return packed[..., :count].view(LEVELS[bits].numpy)
 
 
 @onnx_op("MatMulNBits", domain=MS)
 def matmul_nbits(c: Call) -> Result:
-    """x [.., K] times a constant 4- or 8-bit matrix [N, K], stored in blocks along K with a scale each."""
+    """x [.., K] times a constant matrix [N, K] of 2, 4 or 8 bits, stored in blocks along K with a scale each."""
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
     if bits not in LEVELS or c.has(4):
         raise Unsupported(f"{bits}-bit blocks" if bits not in LEVELS else "a permutation of the rows")
@@ -180,7 +181,7 @@ def gather_block_quantized(c: Call) -> Result:
     table, scales, at, block = c.array(0), c.x(2), c.x(1), c.int("block_size", 128)
     bits = c.int("bits", 4) if table.dtype == np.uint8 else 4
     axis, last = c.axis("gather_axis", 0, table.ndim), table.ndim - 1
-    if bits not in LEVELS or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
+    if bits not in (4, 8) or axis == last or c.axis("quantize_axis", 1, table.ndim) != last or not block:
         raise Unsupported("a table but of 4 or 8 bits, quantized along its last axis and read along another")
     count = table.shape[-1] * (8 // bits if table.dtype == np.uint8 else 1)
     (blocks,) = ints_of(scales.shape[-1:], "the blocks of a row")
