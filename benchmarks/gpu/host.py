@@ -4,13 +4,15 @@
     python -m benchmarks.gpu.host --gpu               on a GPU, through its driver
 
 Needs the package triton and, without a GPU, a C compiler. Microseconds of the thread's processor time until a call
-returns, the least of many rounds.
+returns, the least of many rounds. Then where they go: the median of each part of a call, which has that of the
+functions of the driver that it calls, and what watching these costs. On a GPU also what pinned memory does for arrays.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import statistics
 import subprocess
 import tempfile
 import time
@@ -45,6 +47,8 @@ int cuDeviceGet(int *d, int ordinal) { *d = ordinal; return 0; }
 int cuDeviceGetAttribute(int *v, int which) { *v = which == 75 ? 9 : 0; return 0; }
 int cuMemAlloc_v2(void **a, size_t n) { return posix_memalign(a, 512, n); }
 int cuMemFree_v2(void *a) { free(a); return 0; }
+int cuMemHostAlloc(void **a, size_t n) { return posix_memalign(a, 512, n); }
+int cuMemFreeHost(void *a) { free(a); return 0; }
 int cuStreamIsCapturing(void *s, int *v) { *v = 0; return 0; }
 int cuPointerGetAttribute(unsigned *v) { *v = 2; return 0; }
 """
@@ -88,6 +92,61 @@ def best(call: Callable[[], object], wait: Callable[[], object], calls: int = 20
     return min(found) * 1e6 / calls
 
 
+class Clock:
+    """Times functions that others call: `watch` puts itself in a function's place until `stop`."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, list[int]] = {}  # nanoseconds of each call, with those of the functions inside
+        self._kept: list[tuple[object, str, object]] = []
+
+    def watch(self, owner: object, attribute: str, name: str) -> None:
+        function, now = getattr(owner, attribute), time.perf_counter_ns
+
+        def timed(*args: object, **kwargs: object) -> object:
+            begin = now()
+            result = function(*args, **kwargs)
+            self.taken.setdefault(name, []).append(now() - begin)
+            return result
+
+        self._kept.append((owner, attribute, vars(owner).get(attribute)))
+        setattr(owner, attribute, timed)
+
+    def stop(self) -> None:
+        for owner, attribute, before in self._kept:
+            setattr(owner, attribute, before) if before is not None else delattr(owner, attribute)
+
+
+DRIVER = ("enter", "is_capturing", "record", "wait", "update", "launch", "synchronize", "to_device", "to_host", "copy")
+
+
+def parts(model: CompiledModel, call: Callable[[], object], wait: Callable[[], object], rounds: int = 400) -> None:
+    """Print where a call's time goes."""
+    loaded = model._loaded
+    (context,) = loaded._idle  # type: ignore[attr-defined]
+    clock = Clock()
+    for owner, names in (
+        (model._arguments, ("take",)), (loaded, ("claim",)), (context, ("bind", "run", "release")),
+        *((maker, ("new_tensor", "new_array")) for maker in model._makers), (loaded._driver, DRIVER),  # type: ignore[attr-defined]
+    ):  # fmt: skip
+        for name in names:
+            clock.watch(owner, name, f"driver.{name}" if owner is loaded._driver else name)  # type: ignore[attr-defined]
+    empty = Clock()
+    holder = type("Holder", (), {})()
+    holder.nothing = lambda: None
+    empty.watch(holder, "nothing", "nothing")
+    try:
+        for _ in range(rounds):
+            call()
+            holder.nothing()
+            wait()
+    finally:
+        clock.stop()
+    cost = statistics.median(empty.taken["nothing"])
+    for name, taken in clock.taken.items():
+        median = max(statistics.median(taken) - cost, 0.0) / 1e3
+        print(f"    {name:22} {len(taken) / rounds:5.1f} times {median:7.2f} us")
+
+
 def without_a_gpu() -> None:
     """Let models run through the stub."""
     driver = stub()
@@ -113,9 +172,37 @@ def main() -> None:
     def moving() -> None:
         kept[:] = [model(given), *kept[:1]]
 
-    print(f"results where the last ones were  {best(lambda: model(given), wait):6.1f} us")
-    print(f"results elsewhere                 {best(moving, wait):6.1f} us")
-    print(f"arrays on the host                {best(lambda: model(x.numpy()), wait):6.1f} us")
+    for name, call in (
+        ("results where the last ones were", lambda: model(given)), ("results elsewhere", moving),
+        ("arrays on the host", lambda: model(x.numpy())),
+    ):  # fmt: skip
+        print(f"{name:34} {best(call, wait):6.1f} us")
+        parts(model, call, wait)
+    if asked.gpu:
+        pinned(wait)
+
+
+def pinned(wait: Callable[[], object]) -> None:
+    """Arrays of some sizes in and out, through pinned memory and as the driver copies others."""
+    for columns in (1 << 10, 1 << 16, 1 << 19, 1 << 22):
+        x = torch.randn(1, columns).half()
+        model = CompiledModel(ingot.compile(Twice(), (x,), target="cuda:sm_90a").program)
+        found: list[float] = []
+        for most in (1 << 40, 0):
+            device.PINNED = most
+            taken: list[float] = []
+            for _ in range(50):
+                begin = time.perf_counter()
+                model(x.numpy())
+                taken.append(1e6 * (time.perf_counter() - begin))
+            found.append(sorted(taken)[len(taken) // 2])
+        print(f"{2 * columns >> 10:6} KiB in and out: {found[0]:8.1f} us pinned, {found[1]:8.1f} us by the driver")
+    wait()
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
 
 
 if __name__ == "__main__":

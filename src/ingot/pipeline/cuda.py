@@ -18,11 +18,13 @@ from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
 from ingot.support.errors import InputError
 from ingot.support.native import Features
+from ingot.targets.cuda import workers
 from ingot.targets.cuda.assemble import CubinAssembler, capability
 from ingot.targets.cuda.triton import print_kernel
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 PLAINEST = "sm_90a"
+_NODES = 16  # of a MODEL graph for each kernel: about that
 
 
 def _has_kernel(node: Node) -> bool:
@@ -59,7 +61,7 @@ class CudaTarget:
         return Features(archs[0], tuple(archs[1:]), target="cuda")
 
     def prepare(self, nodes: int) -> None:
-        pass
+        workers.start(nodes // _NODES)
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
         """The first architecture's, with as much shared memory as all of them have."""

@@ -40,6 +40,7 @@ class FakeDriver:
         self._graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
         self.pinned: set[int] = set()
+        self._late: list[tuple[int, int, int]] = []  # copies to pinned memory, which may still be under way
         self.capturing: set[int] = set()  # streams
         self._happened: dict[int, float] = {}
         self._events: dict[int, int] = {}  # by the nodes that record them
@@ -64,13 +65,27 @@ class FakeDriver:
     def free(self, address: int) -> None:
         self._drop("memory", address)
 
+    def allocate_pinned(self, nbytes: int) -> int:
+        block = (ctypes.c_uint8 * max(nbytes, 1))()
+        address = ctypes.addressof(block)
+        self._blocks[address] = block
+        self.pinned.add(address)
+        return self._hold("pinned", address)
+
+    def free_pinned(self, address: int) -> None:
+        self.pinned.remove(address)
+        self._drop("pinned", address)
+
     def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(("to_device", nbytes))
         ctypes.memmove(address, source, nbytes)
 
     def to_host(self, target: int, address: int, nbytes: int, stream: int) -> None:
         self.log.append(("to_host", nbytes))
-        ctypes.memmove(target, address, nbytes)
+        if target in self.pinned:
+            self._late.append((target, address, nbytes))
+        else:
+            ctypes.memmove(target, address, nbytes)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(("copy", nbytes))
@@ -112,6 +127,8 @@ class FakeDriver:
 
     def synchronize(self, stream: int) -> None:
         self.log.append(("synchronize",))
+        while self._late:
+            ctypes.memmove(*self._late.pop(0))
 
     def load(self, cubin: bytes) -> int:
         return self._hold("module", next(self._numbers))

@@ -146,6 +146,18 @@ def test_kernels_run_in_order_on_copies_of_host_arrays(fake: FakeDriver) -> None
     assert fake.nodes[first].params.grid[0] == 5
 
 
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_small_arrays_go_through_pinned_memory(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Results are there once the host has waited, which it does once."""
+    monkeypatch.setattr(cuda, "PINNED", most)
+    loaded = Loaded(twice())
+    for n in (5, 3, 9):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(run(loaded, x), 4 * x)
+    assert bool(fake.pinned) == bool(most)
+    assert fake.log.count(("synchronize",)) == 3 + 1  # and one behind the weights
+
+
 def test_a_second_call_reuses_the_graph_and_other_sizes_have_their_own(fake: FakeDriver) -> None:
     loaded = Loaded(twice())
     x = np.arange(5, dtype=np.float32)
@@ -424,7 +436,7 @@ def test_all_is_given_back_with_the_model(fake: FakeDriver, made: Callable[[], P
         context = beside.pop()
         context.bind(((3,),))
         context.release()
-    assert {kind for kind, _ in fake.live} == {"memory", "stream", "event", "module", "graph", "executable"}
+    assert {kind for kind, _ in fake.live} == {"memory", "pinned", "stream", "event", "module", "graph", "executable"}
     gc.disable()  # without waiting for the collector of cycles
     del loaded
     gc.enable()

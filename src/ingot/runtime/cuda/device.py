@@ -29,6 +29,9 @@ from ingot.support.native import Features
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
 _TICKS = 1e12  # of a profile, in a second: a kernel's time may be some microseconds
 KEPT = 16  # sets of shapes whose graphs a context keeps
+# bytes of an array up to which it goes through pinned memory: one more copy, but the host waits once for all of them;
+# larger ones the driver copies piece by piece, while the piece before is under way
+PINNED = 1 << 20
 
 
 class CudaDevice:
@@ -140,7 +143,13 @@ class _Memory:
     def hold(self, nbytes: int) -> None:
         if nbytes > self.nbytes or not self.address:
             self.free()
-            self.address, self.nbytes = self._driver.allocate(nbytes), nbytes
+            self.address, self.nbytes = self._allocate(nbytes), nbytes
+
+    def _allocate(self, nbytes: int) -> int:
+        return self._driver.allocate(nbytes)
+
+    def _free(self) -> None:
+        self._driver.free(self.address)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """What lies there once all has ended that was begun."""
@@ -159,8 +168,18 @@ class _Memory:
 
     def free(self) -> None:
         if self.address:
-            self._driver.free(self.address)
+            self._free()
         self.address = self.nbytes = 0
+
+
+class _Pinned(_Memory):
+    """Memory of the host that the GPU copies from and to while the host goes on."""
+
+    def _allocate(self, nbytes: int) -> int:
+        return self._driver.allocate_pinned(nbytes)
+
+    def _free(self) -> None:
+        self._driver.free_pinned(self.address)
 
 
 def _release(idle: list[Context], turn: threading.Lock | None, context: Context) -> None:
@@ -236,7 +255,9 @@ class Context:
         # the last run, if all of its addresses were used as they are: another such needs but a launch
         self._direct: _Direct | None = None
         self.arena = _Memory(driver)
-        self._staged = [_Memory(driver) for _ in range(len(program.arguments) + len(program.results))]
+        count = len(program.arguments) + len(program.results)
+        self._staged = [_Memory(driver) for _ in range(count)]
+        self._pinned = [_Pinned(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
         self._current: Instance | None = None
 
@@ -277,27 +298,46 @@ class Context:
             if (here and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
                 continue
-            staged = self._staged[i]
-            staged.hold(nbytes)
+            self._staged[i].hold(nbytes)
+            places.append(self._staged[i].address)
             if i < instance.read:
-                copy = driver.copy if here else driver.to_device
-                copy(staged.address, pointer, nbytes, stream)
+                self._bring(i, ends[i], stream, pinned=resident is None)
             host = host or (not here and (i >= instance.read or driver.is_pinned(pointer)))
-            places.append(staged.address)
         if self._profile.readings is None:
             instance.graphs.run(places, stream)
         else:
             _told(self._profile.readings, instance.graphs.times(places, stream))
-        for place, (pointer, here, nbytes) in zip(places[2 + instance.read :], ends[instance.read :], strict=True):
-            if place != pointer:
-                copy = driver.copy if here else driver.to_host
-                copy(pointer, place, nbytes, stream)
+        kept = [*enumerate(ends)][instance.read :]
+        late = [self._take(i, end, stream, pinned=resident is None) for i, end in kept if places[2 + i] != end[0]]
         if host:
             driver.synchronize(stream)
+        for finish in late:
+            finish()
         if resident is not None:
             self._end(stream)
             if not host and places[2:] == pointers:
                 self._direct = _Direct(instance, places, resident, stream)
+
+    def _bring(self, i: int, end: tuple[int, bool, int], stream: int, *, pinned: bool) -> None:
+        """Copy an argument to its own memory. pinned: the host waits for this run before it begins another."""
+        source, here, nbytes = end
+        copy = self._driver.copy if here else self._driver.to_device
+        if pinned and not here and nbytes <= PINNED:
+            self._pinned[i].hold(nbytes)
+            ctypes.memmove(self._pinned[i].address, source, nbytes)
+            source = self._pinned[i].address
+        copy(self._staged[i].address, source, nbytes, stream)
+
+    def _take(self, i: int, end: tuple[int, bool, int], stream: int, *, pinned: bool) -> Callable[[], object]:
+        """Copy a result from its own memory; what is left to do once the run has ended."""
+        target, here, nbytes = end
+        copy = self._driver.copy if here else self._driver.to_host
+        if not pinned or here or nbytes > PINNED:
+            copy(target, self._staged[i].address, nbytes, stream)
+            return int
+        self._pinned[i].hold(nbytes)
+        copy(self._pinned[i].address, self._staged[i].address, nbytes, stream)
+        return partial(ctypes.memmove, target, self._pinned[i].address, nbytes)
 
     def _begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""
@@ -355,7 +395,7 @@ class Context:
         for instance in self._instances.values():
             instance.graphs.drop()
         self._instances.clear()
-        for memory in (self.arena, *self._staged):
+        for memory in (self.arena, *self._staged, *self._pinned):
             memory.free()
         self._driver.drop_event(self._ended)
         self._driver.drop_stream(self._stream)

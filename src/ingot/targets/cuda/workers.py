@@ -17,6 +17,7 @@ from ingot.targets.pool import Compiler, Job, Pool
 
 SECONDS = 120.0  # for a kernel: the longest that was seen took 3
 _MOST = 16
+_EACH = 4  # kernels, for which another process is worth its start of half a second
 
 
 def _unavailable(reason: str) -> CompileError:
@@ -42,15 +43,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)  # its threads stayed with the parent
 
 
+def _count() -> int:
+    chosen = flags.workers()
+    return min(available_cores(), _MOST) if chosen is None else max(chosen, 1)
+
+
+def start(kernels: int) -> None:
+    """Have processes ready for about so many kernels: they import Triton while this one reads the model."""
+    _workers(_count()).start(max(1, kernels // _EACH))
+
+
 def submit(source: Source, capability: int) -> Future[KernelCode]:
     """Begin to compile a kernel for a compute capability. The future raises CompileError with Triton's words."""
-    chosen = flags.workers()
-    count = min(available_cores(), _MOST) if chosen is None else max(chosen, 1)
     header = json.dumps([source.name, source.parameters, source.hints, capability]).encode()
     job = Job(header, source.text.encode(), partial(_lost, source.name))
     made: Future[KernelCode] = Future()
     job.future.add_done_callback(partial(_decode, made))
-    _workers(count).submit(job)
+    _workers(_count()).submit(job)
     return made
 
 
@@ -65,4 +74,4 @@ def _decode(made: Future[KernelCode], record: Future[bytes]) -> None:
         made.set_exception(e)
 
 
-__all__ = ["submit"]
+__all__ = ["start", "submit"]
