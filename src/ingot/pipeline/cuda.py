@@ -16,6 +16,7 @@ from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
+from ingot.schedule.gpu.rows import LONGEST
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 from ingot.targets.cuda import workers
@@ -35,9 +36,12 @@ def _has_kernel(node: Node) -> bool:
     return sized and node.inputs[0].dtype.bits <= 32
 
 
-# a row of a matrix that a program would compute for itself, or a pool's, is many programs' here; tiles are stored in
-# any order
-POLICY = FusionPolicy(computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize)
+# a row of a matrix that a program would compute for itself, or a pool's, is many programs' here, but where it is the
+# only one; tiles are stored in any order
+POLICY = FusionPolicy(
+    computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize, single_row=LONGEST,
+    computed_updates=True,
+)  # fmt: skip
 CHOICES = Choices(
     POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, levels=(f32, f16, bf16), alike=True,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,9 +68,25 @@ def depthwise() -> Graph:
     return Graph((x,), (ops.Convolution(**plain, **layouts, feature_groups=64)(x, w),))
 
 
+def gated() -> Graph:
+    """Two products of the weighted norm of one row, whose results meet."""
+    x, scale = operand("x", f16, (1, 256)), operand("scale", f16, (256,))
+    y = ops.RMSNorm((1,))(x, scale)
+    gate, up = (ops.DotGeneral(((), ()), ((1,), (0,)))(y, const(np.full((256, 64), n, np.float16))) for n in (1, 2))
+    return Graph((x, scale), (ops.Mul()(ops.Relu()(gate), up),))
+
+
+def levels() -> Graph:
+    """A single row by weights of 4 bits."""
+    x = operand("x", f16, (1, 256))
+    q, scale = np.ones((64, 4, 64), ml_dtypes.uint4), np.ones((64, 4, 1), np.float16)
+    w = ops.reshape(ops.Dequantize()(const(q), const(np.full((64, 4, 1), 8, ml_dtypes.uint4)), const(scale)), (64, 256))
+    return Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, w),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
-    "depthwise": depthwise,
+    "depthwise": depthwise, "gated": gated, "levels": levels,
 }  # fmt: skip
 
 

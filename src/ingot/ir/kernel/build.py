@@ -187,7 +187,7 @@ def either(a: Expr, b: Expr) -> Expr:
 
 
 def reduce(fn: str, a: Expr) -> Expr:
-    return a if a.lanes == 1 else Reduce(a.dtype, 1, fn, a)
+    return a if a.lanes == 1 and a.tile is None else Reduce(a.dtype, 1, fn, a)
 
 
 def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:

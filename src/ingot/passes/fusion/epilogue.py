@@ -17,15 +17,15 @@ def takes_epilogue(node: Node) -> bool:
     return is_contraction(node) or isinstance(node.op, ops.ReduceWindow | ops.Attention)
 
 
-def anchor_tails(graph: Graph) -> set[Node]:
+def anchor_tails(graph: Graph) -> dict[Node, Node]:
     """Pointwise nodes that follow an anchor one by one, or apart and together again, so that nothing else needs the
-    values between."""
-    tails: set[Node] = set()
+    values between; and the anchor of each."""
+    tails: dict[Node, Node] = {}
     users, order = graph.uses(), graph.nodes()
     place = {n: i for i, n in enumerate(order)}
     for n in order:
         if takes_epilogue(n) or n in tails:
-            tails.update(_as_stored(_until_they_meet(graph, n, users, place), users))
+            tails |= dict.fromkeys(_as_stored(_until_they_meet(graph, n, users, place), users), tails.get(n, n))
     return tails
 
 

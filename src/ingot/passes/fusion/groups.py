@@ -84,6 +84,7 @@ class OpenGroup:
     orders: dict[Node, Path | None] = field(default_factory=dict)
     paths: dict[Node, frozenset[Path]] = field(default_factory=dict)
     anchor: Node | None = None
+    twins: list[Node] = field(default_factory=list)  # contractions of the anchor's first operand beside it
     panel: Node | None = None  # what the anchor reads and may compute itself
     front: set[Node] = field(default_factory=set)  # members that only make `panel`
     within: frozenset[Node] = frozenset()  # those that must, with a contraction among them

@@ -25,6 +25,9 @@ class FusionPolicy:
     row_ops: that make a row.
     computed_rows: contractions compute rows of their first operand that nothing else reads.
     pooled_images: a global pool joins the kernel that makes its image.
+    single_row: elements of a row that is multiplied alone, up to which each program of the product computes its norm
+        again, and two products of one row whose results meet are one kernel; 0: neither.
+    computed_updates: what is written into a slice of a value is computed as it is written.
     """
 
     copies: int = 3
@@ -42,6 +45,8 @@ class FusionPolicy:
     row_ops: int = 32
     computed_rows: bool = True
     pooled_images: bool = True
+    single_row: int = 0
+    computed_updates: bool = False
 
 
 DEFAULT = FusionPolicy()

@@ -19,7 +19,7 @@ x may be a norm of rows, which are then computed in scratch as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from ingot import ops
@@ -27,6 +27,7 @@ from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.node import Const, Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
+from ingot.ops.views import base_of
 from ingot.passes.fusion.policy import FusionPolicy
 
 
@@ -116,7 +117,49 @@ def made_within(
     large = estimate(x.type.size) * x.dtype.nbytes > policy.hidden_bytes
     members = _between(anchor, x, is_base, users, graph) if large else frozenset[Node]()
     first = next(filter(is_base, members), None)
-    return members if first is None else members | _normed(first, users, graph, tails, policy)
+    if first is None:
+        return members
+    x = first.inputs[0]
+    long = estimate(x.shape[-1]) > estimate(first.type.size) // estimate(product(x.shape[:-1]))
+    return members if long else members | _normed([first], users, graph, tails, policy)
+
+
+def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
+    """Whether `anchor` is the product of one row of floats, alone, short enough for each program to see all of it: all
+    dimensions of its first operand but those of size 1 are multiplied away, in their order."""
+    op = anchor.op
+    if not isinstance(op, ops.DotGeneral) or op.batch[0] or not anchor.inputs[0].dtype.is_float:
+        return False
+    x, contract = anchor.inputs[0], op.contract[0]
+    whole = all(x.shape[d] == 1 or d in contract for d in range(x.type.rank)) and list(contract) == sorted(contract)
+    return whole and isinstance(x.type.size, int) and 0 < x.type.size <= policy.single_row
+
+
+def is_twin(anchor: Node, other: Node) -> bool:
+    """Whether `other` is a product like `anchor`: of the same operand, with as many columns, of weights that are alike
+    in all but their values."""
+    if other.op != anchor.op or other.type != anchor.type or other.inputs[0] is not anchor.inputs[0]:
+        return False
+    (b, c) = anchor.inputs[1], other.inputs[1]
+    if isinstance(b.op, Const) and isinstance(c.op, Const):
+        return b.type == c.type
+    alike = type(b.op) is type(c.op) and [i.type for i in b.inputs] == [i.type for i in c.inputs]
+    return alike and isinstance(b.op, ops.WEIGHT_FORMS) and b.type == c.type
+
+
+def normed_row(
+    anchor: Node,
+    twins: Sequence[Node],
+    users: Mapping[Node, list[Node]],
+    graph: Graph,
+    tails: Collection[Node],
+    policy: FusionPolicy,
+) -> frozenset[Node]:
+    """What computes the single row of `anchor`, and of its twins, from sums over it, as a norm does. A program that
+    computes few columns reads the row once more for that, which is little beside its columns."""
+    base = base_of(anchor.inputs[0], (ops.Reshape,))
+    alone = not isinstance(base.op, ops.Transpose) and base.shape[-1:] == (base.type.size,)
+    return _normed([anchor, *twins], users, graph, tails, policy) if alone else frozenset()
 
 
 def _between(
@@ -144,22 +187,26 @@ def _between(
 
 
 def _normed(
-    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
+    anchors: Sequence[Node],
+    users: Mapping[Node, list[Node]],
+    graph: Graph,
+    tails: Collection[Node],
+    policy: FusionPolicy,
 ) -> frozenset[Node]:
-    """What computes the rows of `anchor`, the first contraction of an MLP, from reductions along them, as norms do,
-    where they are no longer than the hidden ones and nothing else needs them. Empty: nothing does.
+    """What computes the rows of `anchors` from reductions along them, as norms do, where nothing else needs them.
+    Empty: nothing does.
 
     Pointwise ops on whole rows, reductions to one value a row, and pointwise ops on such values. What others need of
     that, and `tails`, which belong to the contraction before them, is read from memory.
     """
-    x = anchor.inputs[0]
+    x = anchors[0].inputs[0]
     found, base = {x}, x
     while _keeps_rows(base):
         base = base.inputs[0]
         found.add(base)
     box = base.shape
     count = product(box[:-1])
-    if not box or box[-1] != x.shape[-1] or not 1 < estimate(box[-1]) <= estimate(anchor.type.size) // estimate(count):
+    if not box or estimate(box[-1]) <= 1:
         return frozenset()
 
     def belongs(n: Node) -> bool:
@@ -179,7 +226,7 @@ def _normed(
         if len(found) > policy.row_ops:
             return frozenset()
     while True:
-        inside = found | {anchor}
+        inside = found.union(anchors)
         kept = {n for n in found if n not in graph.outputs and all(u in inside for u in users[n])}
         if kept == found:
             break
@@ -188,10 +235,10 @@ def _normed(
 
 
 def _keeps_rows(n: Node) -> bool:
-    """A view that orders or groups rows anew, and leaves each as it is."""
+    """A view that orders or groups rows anew, and leaves each as it is; or cuts a single one."""
     if isinstance(n.op, ops.Transpose):
         return n.op.permutation[-1] == n.type.rank - 1
-    return isinstance(n.op, ops.Reshape) and n.shape[-1:] == n.inputs[0].shape[-1:]
+    return isinstance(n.op, ops.Reshape) and n.inputs[0].shape[-1:] in (n.shape[-1:], (n.type.size,))
 
 
 def _is_row_by_row(n: Node, policy: FusionPolicy) -> bool:

@@ -11,30 +11,31 @@ for A's rows, a row for B's columns, and one of each for the reduction, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
-from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Increment, Lit, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import bf16, f16, f32, i8, i64
+from ingot.ir.types import bf16, f16, f32, i8
 from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
-from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
 from ingot.schedule.gpu.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.levels import Levels, levels_of
+from ingot.schedule.gpu.levels import MOST, Levels, levels_of
 from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.reduction import along, packed_loops, part_of, reads_again
+from ingot.schedule.gpu.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.sites import decided, product_site
+from ingot.schedule.gpu.sums import Place, Sums, meet
 from ingot.schedule.gpu.tiling import Asked
-from ingot.schedule.group_io import bind_result, operand_memory, result_index
-from ingot.schedule.index import ZERO, dim_expr, integer, linear
+from ingot.schedule.group_io import operand_memory
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
@@ -46,10 +47,13 @@ def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """A product of two operands in memory and the pointwise ops behind it. A constant B is laid out with its columns
-    side by side, or for a single row, with the terms of each column so."""
-    (anchor,) = (n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
-    if is_depthwise(anchor):
-        return lower_depthwise(body, ins, outs, constant, anchor, machine)
+    side by side."""
+    anchors = tuple(n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
+    if is_depthwise(anchors[0]):
+        return lower_depthwise(body, ins, outs, constant, anchors[0], machine)
+    if has_single_row(anchors[0]):
+        return lower_single_row(body, ins, outs, constant, anchors, machine)
+    (anchor,) = anchors
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
@@ -101,28 +105,25 @@ class _Product:
         loops = loops_of(anchor, a_layout, b_layout)
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
-        alone = m == 1 and anchor.inputs[0].dtype.is_float
-        pack = None
+        pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
         if constant[b_at] and not of_levels:
-            pack = repacked(_b_axes(loops, alone), b_at, b_layout.offset, stored[1].dtype)
-        lines = alone and not of_levels and (pack is not None or loops.reduce[-1].b == 1)
-        levels, packed, packs, left = (None, (), (), ())
-        if of_levels:
-            levels, packed, packs, left = levels_of(body, anchor, ins, operands.ins, a_layout, loops)
-        asked = Asked(m, n, depth, batch, anchor.inputs[0].dtype, lines, levels.turn if levels else 0)
-        site = product_site(body, anchor, loops, asked, machine, packed=pack is not None)
+            pack = repacked(axes, b_at, b_layout.offset, stored[1].dtype)
+        found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
+        asked = Asked(m, n, depth, batch, anchor.inputs[0].dtype, turn=found.levels.turn if found else 0)
+        site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
         tiling = decided(site, machine, Tiling)
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
-        if levels is not None:
-            for index in left:
+        if found is not None:
+            for index in found.left:
                 group = group.without(index)
-            b = _Operand(levels.buffer, 0)
-            return _Product(group, anchor, a, b, _packed_loops(loops, False), tiling, site, packs, packed, levels)
+            b = _Operand(found.levels.buffer, 0)
+            loops = packed_loops(loops, (*loops.reduce, *loops.cols))
+            return _Product(group, anchor, a, b, loops, tiling, site, found.packs, found.packed(), found.levels)
         if pack is None:
             return _Product(group, anchor, a, b, loops, tiling, site)
-        if not _reads(body, body.inputs[b_at], anchor):
+        if not reads_again(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        loops = _packed_loops(loops, alone)
+        loops = packed_loops(loops, axes)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
         b = _Operand(buffer, 0)
         return _Product(group, anchor, a, b, loops, tiling, site, (pack,), ((buffer, Arg("pack", 0)),))
@@ -133,12 +134,12 @@ class _Product:
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
-        top, chunk, alone = Block(), k.var("chunk"), self.tiling.rows == 1 and self.anchor.dtype.is_float
+        top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
         whole = batches * down * across
-        part = ZERO if t.parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "part")
-        own = chunk if t.parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
+        sums = Sums(self.group, (self.anchor,), t.parts, whole)
+        part, own = sums.split(top, chunk)
         batch, row, column = self._program(top, own, down, across)
         rows = Span.of(top, k.mul(row, integer(t.rows)), t.rows, m, 0, held=True)
         columns = Span.of(top, k.mul(column, integer(t.columns)), t.columns, n, 1)
@@ -146,62 +147,13 @@ class _Product:
         column_at = columns.index(top, tuple(x.extent for x in loops.cols))
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
-        place = loops.result(loops.full((*batch_at, *row_at, *column_at)))
+        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), rows.live, columns.live)
         # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
-        if alone or (isinstance(whole, int) and whole * t.parts <= machine.processors):
+        if isinstance(whole, int) and whole * t.parts <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra, temps, zeros = self.packed, tuple[DimLike, ...](), 0
-        if t.parts == 1:
-            self._finish(top, acc, place, rows, columns)
-        else:
-            sums = Buffer("sums", acc.dtype, writable=True, align=ALIGN)
-            counters = Buffer("arrived", i64, writable=True, align=ALIGN)
-            self._join(top, acc, place, rows, columns, (sums, part), (counters, own))
-            extra = *extra, (sums, Arg("temp", 0)), (counters, Arg("zeros", 0))
-            temps, zeros = (self.anchor.type.size * t.parts * acc.dtype.nbytes,), whole * i64.nbytes
+        extra = *self.packed, *sums.finish(top, (acc,), place, part, own)
         step = self.group.step("product", chunk, whole * t.parts, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((step,), temps, self.packs, self.site, zeros)
-
-    def _finish(self, block: Block, acc: Expr, place: Index, rows: Span, columns: Span) -> None:
-        """What is behind the sums of a tile."""
-        em = self.group.emitter(() if columns.live is None else (columns.live,))
-        bind_result(em, block, self.anchor, block.let(k.cast(acc, self.anchor.dtype), "acc"))
-        for root, buffer, layout in self.group.results:
-            index = result_index(block, root, self.anchor, place)
-            write(block, em, root, buffer, layout, index, columns.live, rows.live)
-
-    def _join(
-        self,
-        top: Block,
-        acc: Expr,
-        place: Index,
-        rows: Span,
-        columns: Span,
-        sums: tuple[Buffer, Expr],
-        counters: tuple[Buffer, Expr],
-    ) -> None:
-        """Keep the sums of a part; whoever ends last adds all up, in their order, so that the bits are always the same,
-        and goes on. sums: and the number of the part. counters: and that of the tile."""
-        memory, part = sums
-        arrived, tile = counters
-        size = dim_expr(self.anchor.type.size)
-        flat = top.let(linear(place, Layout.contiguous(self.anchor.shape).strides), "flat")
-        live = _both(rows.live, columns.live)
-        at, value, *mask = k.alike(ix.add(flat, ix.mul(part, size)), acc, *(() if live is None else (live,)))
-        top.store(memory, at, value, mask[0] if mask else None)
-        before = top.fresh("before")
-        top.stmts.append(Increment(before, arrived, tile))
-
-        def last(block: Block) -> None:
-            block.store(arrived, tile, ZERO)
-            total: Expr | None = None
-            for number in range(self.tiling.parts):
-                value = read_at(block, memory, ix.add(flat, ix.mul(integer(number), size)), live)
-                total = value if total is None else block.let(k.add(total, value), "sum")
-            assert total is not None
-            self._finish(block, total, place, rows, columns)
-
-        top.when(k.binary("eq", before, integer(self.tiling.parts - 1)), last)
+        return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
     def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
         """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""
@@ -232,29 +184,21 @@ class _Product:
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
         x_type, y_type = (operand.dtype for operand in self.anchor.inputs)
-        in_tiles = x_type == y_type and x_type in UNITS and x_type.is_float == dtype.is_float and t.rows > 1
-        alone = t.rows == 1 and dtype.is_float  # products of a single row are summed in place, and these at last
+        in_tiles = x_type == y_type and x_type in UNITS and x_type.is_float == dtype.is_float
         depth = product(x.extent for x in axes)
-        step = t.depth if in_tiles or alone else 1
+        step = t.depth if in_tiles else 1
         terms = self._terms(top, axes, columns, b_columns, live, step)
         size = step // terms.halves
-        tile = (size, t.columns) if alone else self.tile
-        acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
-        top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
+        acc = top.alloc("acc", dtype, 1, lanes=t.rows * t.columns, tile=self.tile)
+        top.store(acc, ZERO, Lit(dtype, t.rows * t.columns, 0.0 if dtype.is_float else 0, tile=self.tile))
 
-        begin, end = ZERO, dim_expr(depth)
-        if t.parts > 1:
-            length = ceildiv(ceildiv(depth, step), t.parts) * step
-            begin = top.let(k.mul(part, dim_expr(length)), "begin")
-            end = top.let(k.binary("min", k.add(begin, dim_expr(length)), end), "end")
-        if alone and self.packed and self.levels is None:
-            terms = self._ahead(top, terms, begin, end, tile)
+        begin, end = part_of(top, part, t.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
             read = terms.begin(block, at)
             for half in range(terms.halves):
                 first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
-                a_at, a_live = self._along(block, first, size, axes, 0 if alone else 1, [x.a for x in axes])
+                a_at, a_live = along(block, first, size, axes, 1, [x.a for x in axes])
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
                 y = read(block, first, half)
                 old = k.load(acc, ZERO)
@@ -265,27 +209,7 @@ class _Product:
                     block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))
 
         top.loop("k", begin, end, step, turn, multiple=step)
-        return top.let(k.reduce_along("add", k.load(acc, ZERO), 0), "sum") if alone else k.load(acc, ZERO)
-
-    def _ahead(self, top: Block, terms: _Terms, begin: Expr, end: Expr, tile: Tile) -> _Terms:
-        """Weights read one turn ahead, the first of them before the kernel awaits those that it reads from: nobody
-        writes weights."""
-        held = top.alloc("held", self.b.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile)
-        step = integer(tile[0])
-
-        def fetch(block: Block, at: Expr) -> None:
-            block.store(held, ZERO, k.spread(terms.begin(block, at)(block, at, 0), tile))
-
-        def ahead(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
-            value = block.let(k.load(held, ZERO), "y")
-            behind = block.let(k.add(at, step), "n")
-            if not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
-                block.when(k.binary("lt", behind, end), lambda then: fetch(then, behind))
-            return lambda b, first, half: value
-
-        fetch(top, begin)
-        top.stmts.append(AwaitProducers())
-        return _Terms(1, ahead)
+        return k.load(acc, ZERO)
 
     def _terms(
         self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, live: Expr | None, step: int
@@ -293,11 +217,11 @@ class _Product:
         """How a turn of `step` reads B. base: where its columns begin."""
 
         def mask_of(inner: Expr | None) -> Expr | None:
-            return _both(inner, live)
+            return meet(inner, live)
 
         def plain(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             def read(block: Block, first: Expr, half: int) -> Expr:
-                b_at, b_live = self._along(block, first, step, axes, 0, [x.b for x in axes])
+                b_at, b_live = along(block, first, step, axes, 0, [x.b for x in axes])
                 return read_at(block, self.b.buffer, ix.add(b_at, base), mask_of(b_live))
 
             return read
@@ -313,8 +237,8 @@ class _Product:
                 if isinstance(p.source, Lit):
                     known.append(p.source)
                     continue
-                p_at, p_live = self._along(block, at, step, axes, 0, p.reduce)
-                known.append(k.cast(read_at(block, p.source, ix.add(column, p_at), mask_of(p_live)), f32))
+                p_at, p_live = along(block, at, step, axes, 0, p.reduce)
+                known.append(read_at(block, p.source, ix.add(column, p_at), mask_of(p_live)))
             if levels.halves == 1:
                 inner = plain(block, at)
                 return lambda b, first, half: b.let(levels.meant(inner(b, first, half), *known), "w")
@@ -324,58 +248,6 @@ class _Product:
             return lambda b, first, half: b.let(levels.meant(levels.half(b, pairs, half), *known), "w")
 
         return _Terms(levels.halves, meant)
-
-    def _along(
-        self, block: Block, first: Expr, step: int, axes: Sequence[Axis], axis: int, strides: Sequence[DimLike]
-    ) -> tuple[Expr, Expr | None]:
-        """Where `step` positions of the reduction from `first` on lie in an operand, along `axis` of its tile."""
-        extents = tuple(x.extent for x in axes)
-        if step == 1:
-            at = ix.delinearize(first, extents, block.multiples)
-            return dot(at, strides), None
-        inner = extents[-1]
-        if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
-            number: Expr = ZERO if len(extents) == 1 else block.let(k.binary("div", first, integer(inner)), "n")
-            outer = ix.delinearize(number, extents[:-1], {}) if len(extents) > 1 else ()
-            line = block.let(dot(outer, strides[:-1]), "o")
-            if strides[-1] == 0:
-                return line, None
-            # not a remainder, of which Triton knows no multiple: elements side by side are loaded together
-            start = ix.sub(first, ix.mul(number, integer(inner)))
-            span = block.let(k.add(start, k.positions(step, axis)), "k")
-            return ix.add(line, ix.mul(span, dim_expr(strides[-1]))), None
-        span = Span.of(block, first, step, product(extents), axis)
-        return dot(span.index(block, extents), strides), span.live
-
-
-def _b_axes(loops: Loops, alone: bool) -> tuple[Axis, ...]:
-    """B's axes, in the order in which a packed one lies: its columns side by side, or the terms of a column `alone`."""
-    return (*loops.batch, *loops.cols, *loops.reduce) if alone else (*loops.batch, *loops.reduce, *loops.cols)
-
-
-def _packed_loops(loops: Loops, alone: bool) -> Loops:
-    """Loops over a packed B."""
-    axes = _b_axes(loops, alone)
-    strides = dict(zip(map(id, axes), Layout.contiguous(tuple(x.extent for x in axes)).strides, strict=True))
-    moved = ([replace(x, b=strides[id(x)]) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols))
-    batch, reduce, cols = map(tuple, moved)
-    return replace(loops, batch=batch, reduce=reduce, cols=cols)
-
-
-def _reads(body: Graph, operand: Node, anchor: Node) -> bool:
-    """Whether something else reads `operand` than views on the way to B."""
-    users, node = body.uses(), operand
-    while node is not anchor:
-        seen = users.get(node, [])
-        if len(seen) != 1 or node in body.outputs:
-            return True
-        (node,) = seen
-    return operand is anchor.inputs[0]
-
-
-def _both(*masks: Expr | None) -> Expr | None:
-    known = [m for m in masks if m is not None]
-    return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
 
 
 __all__ = ["lower_contraction"]

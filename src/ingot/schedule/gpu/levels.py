@@ -2,8 +2,8 @@
 
     (q - zero) * scale        zero and scale of a block of the reduction, and of a column
 
-Levels lie with their columns side by side. Two of 4 bits share a byte: those of the first half of a turn, and those of
-its second, which are multiplied one after the other.
+Levels lie with their columns side by side, or for a single row, with the terms of each column so. Two of 4 bits share a
+byte: those of the first half of a turn, and those of its second, which are multiplied one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Node
-from ingot.ir.types import DType, f32, i8, static_shape, u8
+from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape, u8
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
@@ -27,6 +27,7 @@ from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 
 LEAST, MOST = 16, 64  # terms of a product, terms of a turn
+EXACT = {f16: 11, bf16: 8, f32: 24}  # bits of an integer that a type holds
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Parameter:
 @dataclass(frozen=True)
 class Levels:
     """turn: terms of the reduction in a turn, which have one zero and scale for each column if `even`. halves: parts of
-    a turn whose levels share bytes. bias: added to the levels where they were packed. width: columns."""
+    a turn whose levels share bytes. bias: added to the levels where they were packed. width: columns. bits: of a level.
+    narrow: zeros are integers, and scales of the type that the levels stand for."""
 
     buffer: Buffer
     turn: int
@@ -53,6 +55,8 @@ class Levels:
     zero: Parameter
     scale: Parameter
     dtype: DType
+    bits: int
+    narrow: bool
 
     @property
     def parameters(self) -> tuple[Parameter, Parameter]:
@@ -67,28 +71,61 @@ class Levels:
         return block.let(k.binary("lshr", packed, k.lit(4, u8)))
 
     def meant(self, levels: Expr, zero: Expr, scale: Expr) -> Expr:
-        """What levels stand for, rounded once."""
-        moved = zero if not self.bias else k.add(zero, k.lit(float(self.bias), f32))
-        return k.cast(k.mul(k.binary("sub", k.cast(levels, f32), moved), scale), self.dtype)
+        """What levels stand for, rounded once: in f32, or in their own type, where that holds what is multiplied."""
+        wide = self.own
+        moved = k.cast(zero, wide)
+        moved = moved if not self.bias else k.add(moved, k.lit(float(self.bias), wide))
+        return k.cast(k.mul(k.binary("sub", k.cast(levels, wide), moved), k.cast(scale, wide)), self.dtype)
+
+    @property
+    def own(self) -> DType:
+        """The type in which levels, less their zero, are multiplied by their scale."""
+        exact = self.narrow and self.bits + 1 <= EXACT[self.dtype]
+        return self.dtype if exact else f32
+
+
+@dataclass(frozen=True)
+class PackedLevels:
+    """The operand; the packs that its kernel reads, and as parameters of it, of which pack each; the group's inputs
+    that it does not read."""
+
+    levels: Levels
+    packs: tuple[Pack, ...]
+    params: tuple[tuple[Buffer, int], ...]
+    left: tuple[int, ...]
+
+    def packed(self, first: int = 0) -> tuple[tuple[Buffer, Arg], ...]:
+        """The kernel's parameters, where it has so many packs before these."""
+        return tuple((buffer, Arg("pack", first + i)) for buffer, i in self.params)
 
 
 def levels_of(
-    body: Graph, anchor: Node, ins: tuple[Layout, ...], buffers: tuple[Buffer, ...], a: Layout, loops: Loops
-) -> tuple[Levels, tuple[tuple[Buffer, Arg], ...], tuple[Pack, ...], tuple[int, ...]]:
-    """The operand; the packs that its kernel reads, and as parameters of it; the group's inputs that it does not read.
+    body: Graph,
+    anchor: Node,
+    ins: tuple[Layout, ...],
+    buffers: tuple[Buffer, ...],
+    a: Layout,
+    loops: Loops,
+    most: int,
+    *,
+    lines: bool = False,
+    mark: str = "",
+) -> PackedLevels:
+    """The levels that `anchor` multiplies.
 
-    loops: with the strides of the levels in B's place.
+    loops: with the strides of the levels in B's place. most: terms of a turn. lines: the terms of a column lie side by
+    side. mark: of the names of buffers.
     """
     w = anchor.inputs[1]
     q, zero, scale = w.inputs
     at, layout = operand_memory(body, q, ins)
     (block,) = static_shape((loops.reduce[-1].extent,))
-    turn = min(block & -block, MOST)
+    turn = min(block & -block, most)
     even = turn >= LEAST
     halves = 2 if q.dtype.bits == 4 and turn >= 2 * LEAST else 1
     bias = 8 if q.dtype.bits == 4 and q.dtype.kind == "i" else 0
-    packs = [_packed(at, layout, loops, turn, halves, bias, i8 if q.dtype == i8 else u8)]
-    params = [(Buffer("b", packs[0].dtype, align=ALIGN), Arg("pack", 0))]
+    packs = [_packed(at, layout, loops, turn, halves, bias, i8 if q.dtype == i8 else u8, lines)]
+    params = [(Buffer(f"b{mark}", packs[0].dtype, align=ALIGN), 0)]
     left = [at]
 
     def parameter(name: str, p: Node) -> Parameter:
@@ -100,8 +137,8 @@ def levels_of(
         if p.dtype.bits < 8:  # in bytes: Triton has nothing narrower
             wide = i8 if p.dtype.kind == "i" else u8
             packs.append(_bytes(index, wide, prod(static_shape(p.shape))))
-            buffer = Buffer(name, wide, align=ALIGN)
-            params.append((buffer, Arg("pack", len(packs) - 1)))
+            buffer = Buffer(f"{name}{mark}", wide, align=ALIGN)
+            params.append((buffer, len(packs) - 1))
             left.append(index)
         walked = loops_of(anchor, a, spread)
         columns, reduce = (static_shape(tuple(x.b for x in axes)) for axes in (walked.cols, walked.reduce))
@@ -110,11 +147,17 @@ def levels_of(
 
     width = prod(static_shape(tuple(x.extent for x in loops.cols)))
     found = parameter("zeros", zero), parameter("scales", scale)
-    levels = Levels(params[0][0], turn if even else MOST, even, halves, bias, width, *found, w.dtype)
-    return levels, tuple(params), tuple(packs), tuple(left)
+    # a scale of a wider type, or a zero that is no integer, is not held by the levels' own
+    narrow = scale.dtype == w.dtype and not zero.dtype.is_float
+    levels = Levels(
+        params[0][0], turn if even else most, even, halves, bias, width, *found, w.dtype, q.dtype.bits, narrow
+    )
+    return PackedLevels(levels, tuple(packs), tuple(params), tuple(left))
 
 
-def _packed(index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType) -> Pack:
+def _packed(
+    index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType, lines: bool
+) -> Pack:
     axes: tuple[Axis, ...] = (*loops.reduce, *loops.cols)
     extents, strides = (static_shape(tuple(e)) for e in ([x.extent for x in axes], [x.b for x in axes]))
     (start,) = static_shape((layout.offset,))
@@ -129,9 +172,9 @@ def _packed(index: int, layout: Layout, loops: Loops, turn: int, halves: int, bi
         if halves == 2:
             pairs = levels.reshape(-1, 2, turn // 2, width)
             levels = pairs[:, 0] | pairs[:, 1] << 4
-        out[:] = levels.reshape(-1)
+        out[:] = (levels.reshape(-1, width).T if lines else levels).reshape(-1)
 
-    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}"
+    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}{' lines' if lines else ''}"
     return Pack(index, key, dtype, depth * width // halves, write)
 
 
@@ -142,4 +185,4 @@ def _bytes(index: int, dtype: DType, size: int) -> Pack:
     return Pack(index, "bytes", dtype, size, write)
 
 
-__all__ = ["Levels", "Parameter", "levels_of"]
+__all__ = ["MOST", "Levels", "PackedLevels", "Parameter", "levels_of"]

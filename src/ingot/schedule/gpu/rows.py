@@ -67,7 +67,7 @@ class _RowTiles:
         self.span = Span.of(top, k.mul(chunk, integer(height)), height, count, 0, held=True)
         self.kept = self.span.index(top, self.rows.kept_shape)
         self.em = self.group.emitter()
-        for level in self.levels():
+        for level in in_order(self.group.body):
             self._fold(top, level)
         self._store(top)
         step = self.group.step("rows", chunk, ceildiv(count, height), top, warps=self._warps)
@@ -99,15 +99,6 @@ class _RowTiles:
         length = product(self.reduced_shape)
         return isinstance(length, int) and length <= self.tile[1]
 
-    def levels(self) -> list[list[Node]]:
-        """The reductions, those first that wait for none."""
-        found = reductions_of(self.group.body)
-        depth: dict[Node, int] = {}
-        for n in found:
-            under = [depth[m] for m in topological([n.inputs[0]]) if m in depth]
-            depth[n] = 1 + max(under, default=0)
-        return [[n for n in found if depth[n] == d] for d in sorted(set(depth.values()))]
-
     def _pieces(self, block: Block, visit: Callable[[Block, Index, Expr | None], None]) -> None:
         """Visit the rows' elements: all at once, always by the same index, or piece by piece."""
         length, width = product(self.reduced_shape), self.tile[1]
@@ -125,7 +116,7 @@ class _RowTiles:
 
     def _fold(self, block: Block, level: list[Node]) -> None:
         """Reduce, and let the reductions have their values from here on."""
-        folds = [_Fold.of(block, n, self.tile, self.whole) for n in level]
+        folds = [Fold.of(block, n, self.tile, self.whole) for n in level]
 
         def visit(b: Block, index: Index, live: Expr | None) -> None:
             for fold in folds:
@@ -166,8 +157,18 @@ class _RowTiles:
         return node if node.shape == self.rows.shape else root
 
 
+def in_order(body: Graph) -> list[list[Node]]:
+    """The reductions of a group, those first that wait for none."""
+    found = reductions_of(body)
+    depth: dict[Node, int] = {}
+    for n in found:
+        under = [depth[m] for m in topological([n.inputs[0]]) if m in depth]
+        depth[n] = 1 + max(under, default=0)
+    return [[n for n in found if depth[n] == d] for d in sorted(set(depth.values()))]
+
+
 @dataclass(frozen=True)
-class _Fold:
+class Fold:
     """A reduction on its way: of whole rows the tile itself, else a tile of running values in registers, and for arg
     reductions one of their places."""
 
@@ -178,12 +179,12 @@ class _Fold:
     seen: list[tuple[Expr, Expr | None]] = field(default_factory=list)
 
     @staticmethod
-    def of(block: Block, node: Node, tile: Tile, whole: bool) -> _Fold:
+    def of(block: Block, node: Node, tile: Tile, whole: bool) -> Fold:
         dtype = accumulator(node.inputs[0].dtype)
         if whole and tile[1] <= FEW and dtype == f32 and reduction(node).kind == "sum":
             dtype = f64
         if whole:
-            return _Fold(node, dtype, None, None)
+            return Fold(node, dtype, None, None)
         lanes = tile[0] * tile[1]
         value = block.alloc("acc", dtype, 1, lanes=lanes, tile=tile)
         block.store(value, ZERO, Lit(dtype, lanes, identity_of(reduction(node).kind, dtype), tile=tile))
@@ -191,7 +192,7 @@ class _Fold:
         if isinstance(node.op, ArgReduce):
             place = block.alloc("place", i64, 1, lanes=lanes, tile=tile)
             block.store(place, ZERO, Lit(i64, lanes, 0, tile=tile))
-        return _Fold(node, dtype, value, place)
+        return Fold(node, dtype, value, place)
 
     @property
     def operand(self) -> Node:
@@ -247,4 +248,4 @@ def _tile_of(*values: Expr) -> Tile:
     return max(t[0] for t in tiles), max(t[1] for t in tiles)
 
 
-__all__ = ["lower_rows"]
+__all__ = ["LONGEST", "Fold", "in_order", "lower_rows"]

@@ -24,7 +24,10 @@ def decided(site: Site, machine: Machine, kind: type[C]) -> C:
     return choice
 
 
-def product_site(body: Graph, anchor: Node, loops: Loops, asked: Asked, machine: Machine, *, packed: bool) -> Site:
+def product_site(
+    body: Graph, anchors: Sequence[Node], loops: Loops, asked: Asked, machine: Machine, *, packed: bool
+) -> Site:
+    """anchors: products of one operand that share the kernel."""
     first, *others = asked.ranked(machine)[: 1 + BEST]
 
     def near(choice: Choice) -> list[Choice]:
@@ -35,7 +38,8 @@ def product_site(body: Graph, anchor: Node, loops: Loops, asked: Asked, machine:
         return isinstance(choice, Tiling) and asked.admits(choice, machine)
 
     kind = ("packed" if packed else "in place") + (f" turns of {asked.turn}" if asked.turn else "")
-    key = _key(body, anchor, f"{kind} {_loops(loops)}")
+    kind += f" {len(anchors)} together" if len(anchors) > 1 else ""
+    key = _key(body, anchors[0], f"{kind} {_loops(loops)}")
     return Site(key, first, lambda: [t for t in others if admits(t)], near, admits)
 
 

@@ -18,7 +18,7 @@ from ingot.support.dataclass import dataclass
 PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
-LINE = 4096  # elements of B in a turn where a single row is multiplied by columns that lie one behind the other
+LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
 EPILOGUE = 7e-5  # microseconds for an element of a tile
 JOINED = 8 / 3e6  # microseconds for an element of a part, which all programs write and some read
 ARRIVED = 4 / 1.1e5, 1.0  # and for an element that the last to arrive reads alone, after so long
@@ -48,7 +48,8 @@ LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no t
 @dataclass(frozen=True)
 class Asked:
     """What a tiling is chosen for. dtype: of the operands. lines: the terms of B's columns lie side by side. turn:
-    steps along the reduction where B's levels leave no choice, else 0."""
+    steps along the reduction where B's levels leave no choice, else 0. block: what they are a multiple of. halves:
+    parts of them that share elements of B. together: products of one kernel."""
 
     rows: DimLike
     columns: DimLike
@@ -57,6 +58,9 @@ class Asked:
     dtype: DType
     lines: bool = False
     turn: int = 0
+    block: int = 1
+    halves: int = 1
+    together: int = 1
 
     @property
     def alone(self) -> bool:
@@ -85,7 +89,8 @@ class Asked:
         if self.turn and t.depth != self.turn:
             return False
         if self.alone:
-            return t.rows == 1 and t.columns * t.depth <= 4 * LINE
+            size = t.columns * t.depth * self.together // self.halves
+            return t.rows == 1 and t.depth % self.block == 0 and size <= 4 * LINE
         least = 16 if self.dtype.bits > 8 else 32
         fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
         return min(t.rows, t.columns) >= 16 and t.depth >= least and fits and area <= most
@@ -100,16 +105,23 @@ class Asked:
         first = VECTOR, min(VECTOR, power_of_two(length))
         sizes = [first, (VECTOR // 2, first[1]), (VECTOR, first[1] // 2), (VECTOR // 2, 2 * first[1])]
         if self.lines:
-            wide, step = _line(n * count, length, machine)
+            wide, step = self._line(n * count * self.together, length, machine)
             sizes = [(wide, step), (2 * wide, step), (wide // 2, step), (wide, step // 2), (2 * wide, step // 2)]
         for number, (wide, step) in enumerate(sizes):
-            if wide < 1 or step < 1:
+            if wide < 1 or step < 1 or step % self.block:
                 continue
             programs = -(-n // wide) * count
             parts = max(1, min(machine.programs // programs, self._most_parts(step)))
             yield Tiling(1, wide, step, 4, 3, parts)
             if number == 0:
                 yield from (Tiling(1, wide, step, 8, 3, parts), Tiling(1, wide, step, 4, 3, max(1, parts // 2)))
+
+    def _line(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
+        """Columns of a program and terms of a turn, where those of all `columns` lie side by side."""
+        few = 4 if columns >= 4 * machine.programs else 2
+        step = min(LINE // 4 * self.halves, max(self.block, power_of_two(length)))
+        wide = max(few, min(LINE * self.halves // step, 4 * few, power_of_two(columns // machine.programs)))
+        return max(1, wide // self.together), step
 
     def _of_tiles(self, machine: Machine) -> list[Tiling]:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
@@ -141,13 +153,6 @@ def _time(tile: _Tile, programs: int, parts: int, results: int, length: int, mac
     area = tile.rows * tile.columns
     taken = waves * area * (length / parts / tile.rate + EPILOGUE)
     return taken if parts == 1 else taken + results * parts * JOINED + area * (parts + 1) * ARRIVED[0] + ARRIVED[1]
-
-
-def _line(columns: int, length: int, machine: Machine) -> tuple[int, int]:
-    """Columns of a program and terms of a turn, where a single row is multiplied."""
-    few = 4 if columns >= 4 * machine.programs else 2
-    step = min(LINE // 4, power_of_two(length))
-    return max(few, min(LINE // step, 4 * few, power_of_two(columns // machine.programs))), step
 
 
 __all__ = ["Asked"]

@@ -1,0 +1,380 @@
+"""Products of a single row: a decoder's step. Weights are all that costs, so each is loaded once, in wide loads, the
+next turn's before this one's are multiplied.
+
+    for a turn of terms:  acc[columns, terms] += a[terms] * b[columns, terms]
+    result = epilogue(sum of acc along the terms)
+
+Terms of a column lie side by side, where B is a constant. Of levels with scales a tile has a row for each block of each
+column, so that a scale and a zero are a column of the tile:
+
+    acc[(block, column), place] += a[block, place] * ((q[column, block, place] - zero[column, block]) * scale[...])
+
+What makes the row from sums over it, a norm, is computed by each program: reading a row again is little beside its
+columns. Products of one row whose results meet share the kernel, each with its own B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, ceildiv, floordiv, product
+from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, ReleaseConsumers, Tile
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ops import Dequantize, Reshape
+from ingot.ops.views import base_of
+from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis, merge_axes
+from ingot.schedule.block import Block
+from ingot.schedule.choice import Site, Tiling
+from ingot.schedule.dimension_numbers import Loops, loops_of
+from ingot.schedule.emit import Emitter, Leaf
+from ingot.schedule.folds import accumulates
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked
+from ingot.schedule.gpu.levels import Levels, levels_of
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.reduction import along, packed_loops, part_of, reads_again
+from ingot.schedule.gpu.rows import Fold, in_order
+from ingot.schedule.gpu.sites import decided, product_site
+from ingot.schedule.gpu.sums import Place, Sums, meet
+from ingot.schedule.gpu.tiling import Asked
+from ingot.schedule.group_io import operand_memory
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Arg, Lowered, Pack
+from ingot.support.dataclass import dataclass
+
+BYTES = 32  # of levels in a row of a tile: of fewer rows than threads Triton would load each scale many times
+
+
+def has_single_row(anchor: Node) -> bool:
+    """Whether a contraction of floats has one row."""
+    a, b = (Layout.contiguous(i.shape) for i in anchor.inputs)
+    return anchor.inputs[0].dtype.is_float and product(x.extent for x in loops_of(anchor, a, b).rows) == 1
+
+
+def lower_single_row(
+    body: Graph,
+    ins: tuple[Layout, ...],
+    outs: tuple[Layout, ...],
+    constant: tuple[bool, ...],
+    anchors: tuple[Node, ...],
+    machine: Machine,
+) -> Lowered:
+    """Products of one row, in memory or made in front by sums over it, and the pointwise ops behind them."""
+    return _SingleRow.of(body, ins, outs, constant, anchors, machine).lower()
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """One B, and the loops over it as it lies. packs: constants that it is read from, as `params` of the kernel, of
+    which pack each. left: the group's inputs that these stand for."""
+
+    buffer: Buffer
+    offset: DimLike
+    loops: Loops
+    levels: Levels | None = None
+    packs: tuple[Pack, ...] = ()
+    params: tuple[tuple[Buffer, int], ...] = ()
+    left: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(
+        body: Graph,
+        anchor: Node,
+        ins: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        buffers: tuple[Buffer, ...],
+        a: Layout,
+        mark: str,
+    ) -> _Weights:
+        """a: the row's layout. mark: of the names of buffers."""
+        y = anchor.inputs[1]
+        of_levels = isinstance(y.op, Dequantize)
+        at, layout = operand_memory(body, y.inputs[0] if of_levels else y, ins)
+        loops = loops_of(anchor, a, layout)
+        axes = *loops.batch, *loops.cols, *loops.reduce
+        if of_levels:
+            most = BYTES * 8 // y.inputs[0].dtype.bits
+            found = levels_of(body, anchor, ins, buffers, a, loops, most, lines=True, mark=mark)
+            packed = packed_loops(loops, axes)
+            return _Weights(found.levels.buffer, 0, packed, found.levels, found.packs, found.params, found.left)
+        pack = repacked(axes, at, layout.offset, y.dtype) if constant[at] else None
+        if pack is None:
+            return _Weights(buffers[at], layout.offset, loops)
+        left = () if reads_again(body, body.inputs[at], anchor) else (at,)
+        buffer = Buffer(f"b{mark}", pack.dtype, align=ALIGN)
+        return _Weights(buffer, 0, packed_loops(loops, axes), None, (pack,), ((buffer, 0),), left)
+
+    @property
+    def ahead(self) -> bool:
+        """It is a constant, which nobody writes."""
+        return bool(self.packs)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a program multiplies in a turn: of each of `columns` columns so many `blocks` of `terms`, of which `halves`
+    share bytes; on so many parts of the reduction."""
+
+    columns: int
+    blocks: int
+    terms: int
+    halves: int
+    parts: int
+
+    @staticmethod
+    def of(t: Tiling, levels: Levels | None) -> _Turn:
+        if levels is None:
+            return _Turn(t.columns, 1, t.depth, 1, t.parts)
+        return _Turn(t.columns, t.depth // levels.turn, levels.turn, levels.halves, t.parts)
+
+    @property
+    def size(self) -> int:
+        """Terms of a turn."""
+        return self.blocks * self.terms
+
+    @property
+    def tile(self) -> Tile:
+        return self.columns * self.blocks, self.terms // self.halves
+
+
+@dataclass(frozen=True)
+class _SingleRow:
+    """a: the row in memory; None: `row` is computed. loops: with B's strides as it lies, packed or not."""
+
+    group: Group
+    anchors: tuple[Node, ...]
+    a: tuple[Buffer, DimLike] | None
+    row: Node
+    bs: tuple[_Weights, ...]
+    loops: Loops
+    tiling: Tiling
+    turn: _Turn
+    site: Site
+    packs: tuple[Pack, ...]
+    packed: tuple[tuple[Buffer, Arg], ...]
+
+    @staticmethod
+    def of(
+        body: Graph,
+        ins: tuple[Layout, ...],
+        outs: tuple[Layout, ...],
+        constant: tuple[bool, ...],
+        anchors: tuple[Node, ...],
+        machine: Machine,
+    ) -> _SingleRow:
+        group, buffers = Group.of(body, ins, outs), Group.of(body, ins, outs).operands.ins
+        x = anchors[0].inputs[0]
+        a, a_layout = None, Layout.contiguous(x.shape)
+        if base_of(x) in body.inputs:
+            at, a_layout = operand_memory(body, x, ins)
+            a = buffers[at], a_layout.offset
+        made = [_Weights.of(body, n, ins, constant, buffers, a_layout, str(i or "")) for i, n in enumerate(anchors)]
+        packs, packed = tuple[Pack, ...](), tuple[tuple[Buffer, Arg], ...]()
+        for b in made:
+            packed = *packed, *((buffer, Arg("pack", len(packs) + i)) for buffer, i in b.params)
+            packs = *packs, *b.packs
+            for index in b.left:
+                group = group.without(index)
+        loops = made[0].loops
+        n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
+        lines = made[0].ahead or loops.reduce[-1].b == 1
+        levels = made[0].levels
+        block, halves = (levels.turn, levels.halves) if levels else (1, 1)
+        asked = Asked(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
+        site = product_site(body, anchors, loops, asked, machine, packed=made[0].ahead)
+        tiling = decided(site, machine, Tiling)
+        row = base_of(x, (Reshape,))
+        return _SingleRow(
+            group, anchors, a, row, tuple(made), loops, tiling, _Turn.of(tiling, levels), site, packs, packed
+        )
+
+    def lower(self) -> Lowered:
+        t, loops = self.turn, self.loops
+        top, chunk = Block(), k.var("chunk")
+        n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
+        across = ceildiv(n, t.columns)
+        sums = Sums(self.group, self.anchors, t.parts, batches * across)
+        part, own = sums.split(top, chunk)
+        batch = top.let(k.binary("div", own, dim_expr(across)), "batch")
+        first = top.let(k.mul(k.binary("rem", own, dim_expr(across)), integer(t.columns)), "first")
+        batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
+        found = self._sums(top, batch_at, first, part)
+        columns = Span.of(top, first, t.columns, n, 1)
+        column_at = columns.index(top, tuple(x.extent for x in loops.cols))
+        row_at = tuple(ZERO for _ in loops.rows)
+        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, columns.live)
+        top.stmts.append(ReleaseConsumers())
+        extra = *self.packed, *sums.finish(top, found, place, part, own)
+        shape = {"warps": self.tiling.warps, "stages": self.tiling.stages}
+        step = self.group.step("product_of_row", chunk, sums.whole * t.parts, top, *extra, **shape)
+        return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
+
+    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, part: Expr) -> list[Expr]:
+        """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
+        t, dtype, loops = self.turn, accumulates(self.anchors[0]), self.loops
+        lines = _Lines.of(top, self, batch, first)
+        zero = Lit(dtype, t.tile[0] * t.tile[1], 0.0, tile=t.tile)
+        accs = [top.alloc("acc", dtype, 1, lanes=zero.lanes, tile=t.tile) for _ in self.bs]
+        for acc in accs:
+            top.store(acc, ZERO, zero)
+        begin, end = part_of(top, part, t.parts, product(x.extent for x in loops.reduce), t.size)
+        held: list[Buffer] = []
+        if all(b.ahead for b in self.bs):
+            for b, weights in enumerate(self.bs):
+                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=zero.lanes, tile=t.tile))
+                top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), t.tile))
+            top.stmts.append(AwaitProducers())
+        em = self._normed(top)
+
+        def turn(block: Block, at: Expr) -> None:
+            stored = [block.let(k.load(h, ZERO), "y") for h in held]
+            known = [lines.parameters(block, b, at) for b in range(len(self.bs))]
+            behind = block.let(k.add(at, integer(t.size)), "n")
+            if held and not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
+
+                def fetch(then: Block) -> None:
+                    for b, register in enumerate(held):
+                        then.store(register, ZERO, k.spread(lines.weights(then, b, behind), t.tile))
+
+                block.when(k.binary("lt", behind, end), fetch)
+            stored = stored or [lines.weights(block, b, at) for b in range(len(self.bs))]
+            for half in range(t.halves):
+                x = k.cast(lines.row(block, em, at, half), dtype)
+                for weights, raw, own, acc in zip(self.bs, stored, known, accs, strict=True):
+                    y = raw
+                    if weights.levels is not None:
+                        y = block.let(weights.levels.meant(weights.levels.half(block, raw, half), *own), "w")
+                    block.store(acc, ZERO, k.fma(*k.alike(x, k.cast(y, dtype), k.load(acc, ZERO))))
+
+        top.loop("k", begin, end, t.size, turn, multiple=t.size)
+        return [self._joined(top, k.load(acc, ZERO)) for acc in accs]
+
+    def _joined(self, top: Block, acc: Expr) -> Expr:
+        """A row of the columns' sums."""
+        t = self.turn
+        total = top.let(k.reduce_along("add", acc, 1), "sum")
+        if t.blocks == 1:
+            return k.transposed(total) if t.columns > 1 else total
+        owner = k.binary("rem", k.positions(t.columns * t.blocks, 0), integer(t.columns))
+        own = k.binary("eq", owner, k.positions(t.columns, 1))
+        return top.let(k.reduce_along("add", k.select(own, total, k.lit(0.0, acc.dtype)), 0), "sum")
+
+    def _normed(self, top: Block) -> Emitter:
+        """What computes the row, where it is not in memory: sums over it first."""
+        em = self.group.emitter()
+        if self.a is not None:
+            return em
+        length = self.row.shape[-1]
+        assert isinstance(length, int)
+        span = Span.of(top, ZERO, power_of_two(length), length, 1)
+        index = *(ZERO,) * (self.row.type.rank - 1), span.at
+        for level in in_order(self.group.body):
+            folds = [Fold.of(top, n, (1, power_of_two(length)), True) for n in level]
+            for fold in folds:
+                fold.add(top, em.value(top, fold.operand, index, span.live), index, span.live)
+            for fold in folds:
+                total = k.reduce("add", fold.result(top))  # of one element: a scalar, which meets any tile
+                result = top.let(k.cast(total, fold.node.dtype), "fold")
+                em.bind(fold.node, Leaf(lambda b, index, mask, result=result: result, home=top))
+        return em
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Where a program's tile lies. a: the row. bases: of the columns in each B, down the tile. scales: those of zeros
+    and scales, for each B of levels. live: the columns that there are. block: a tile's row's number in its column."""
+
+    own: _SingleRow
+    a: Expr
+    bases: tuple[Expr, ...]
+    scales: tuple[tuple[Expr, ...], ...]
+    live: Expr | None
+    block: Expr
+
+    @staticmethod
+    def of(top: Block, own: _SingleRow, batch: Sequence[Expr], first: Expr) -> _Lines:
+        t, loops = own.turn, own.loops
+        n = product(x.extent for x in loops.cols)
+        down, block = k.positions(t.columns * t.blocks, 0), ZERO
+        if t.blocks > 1:
+            block = top.let(k.binary("div", down, integer(t.columns)), "block")
+            down = k.binary("rem", down, integer(t.columns))
+        at = top.let(k.add(first, down), "at")
+        live = None
+        if not (isinstance(n, int) and n % t.columns == 0):
+            live = top.let(k.binary("lt", at, dim_expr(n)), "live")
+        columns = tuple(top.let(e, "i") for e in ix.delinearize(at, tuple(x.extent for x in loops.cols), top.multiples))
+        a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), dot(batch, [x.a for x in loops.batch]))
+        begins = [ix.add(dim_expr(b.offset), dot(batch, [x.b for x in loops.batch])) for b in own.bs]
+        ways = dot(columns, [floordiv(x.b, t.halves) for x in loops.cols])
+        bases = tuple(top.let(ix.add(begin, ways), "b") for begin in begins)
+        scales = tuple(
+            tuple(top.let(ix.add(integer(p.offset), dot(columns, p.columns)), "p") for p in b.levels.parameters)
+            for b in own.bs
+            if b.levels is not None
+        )
+        return _Lines(own, top.let(a, "a"), bases, scales, live, block)
+
+    @property
+    def _depth(self) -> DimLike:
+        return product(x.extent for x in self.own.loops.reduce)
+
+    def _within(self, block: Block, at: Expr, first: int, size: int) -> tuple[Expr, Expr | None]:
+        """Terms `first` up to `first` + `size` of each block of the turn at `at`, and which of them there are."""
+        begin = k.add(at, k.mul(self.block, integer(self.own.turn.terms)))
+        places = block.let(k.add(k.add(begin, integer(first)), k.positions(size, 1)), "k")
+        depth = self._depth
+        whole = isinstance(depth, int) and depth % self.own.turn.size == 0
+        return places, None if whole else block.let(k.binary("lt", places, dim_expr(depth)), "inside")
+
+    def weights(self, block: Block, b: int, at: Expr) -> Expr:
+        """A turn's tile of B as it is stored."""
+        t, weights = self.own.turn, self.own.bs[b]
+        if weights.levels is None:
+            axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
+            place, live = along(block, at, t.terms, axes, 1, [x.b for x in axes])
+            return read_at(block, weights.buffer, ix.add(place, self.bases[b]), meet(live, self.live))
+        _, live = self._within(block, at, 0, t.tile[1])  # blocks are there or not, where they share bytes
+        begin = k.add(k.binary("div", at, integer(t.halves)), k.mul(self.block, integer(t.tile[1])))
+        place = block.let(k.add(k.add(begin, k.positions(t.tile[1], 1)), self.bases[b]), "place")
+        return read_at(block, weights.buffer, place, meet(live, self.live))
+
+    def parameters(self, block: Block, b: int, at: Expr) -> list[Expr]:
+        """The zero and the scale of each block of a turn, or of each term, where blocks are odd."""
+        levels = self.own.bs[b].levels
+        if levels is None:
+            return []
+        places, live = self._within(block, at, 0, 1 if levels.even else self.own.turn.terms)
+        index = [block.let(e, "i") for e in ix.delinearize(places, tuple(x.extent for x in self.own.loops.reduce), {})]
+        found: list[Expr] = []
+        for p, base in zip(levels.parameters, self.scales[b], strict=True):
+            if isinstance(p.source, Lit):
+                found.append(p.source)
+            else:
+                mask = meet(live, self.live)
+                found.append(read_at(block, p.source, ix.add(base, dot(index, p.reduce)), mask))
+        return found
+
+    def row(self, block: Block, em: Emitter, at: Expr, half: int) -> Expr:
+        """The row's terms that meet a half of a turn's levels."""
+        t, loops = self.own.turn, self.own.loops
+        size = t.terms // t.halves
+        if self.own.a is None:
+            places, live = self._within(block, at, half * size, size)
+            x = em.value(block, self.own.row, (*(ZERO,) * (self.own.row.type.rank - 1), places), live)
+            return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
+        plain = self.own.bs[0].levels is None
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b if plain else x.a) for x in loops.reduce))
+        strides = [x.a for x in axes]
+        if t.blocks == 1:
+            first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
+            place, live = along(block, first, size, axes, 1, strides)
+        else:
+            places, live = self._within(block, at, half * size, size)
+            place = dot(ix.delinearize(places, tuple(x.extent for x in axes), {}), strides)
+        return read_at(block, self.own.a[0], ix.add(place, self.a), live)
+
+
+__all__ = ["has_single_row", "lower_single_row"]

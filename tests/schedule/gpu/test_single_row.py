@@ -1,0 +1,111 @@
+"""A decoder's step: norms, products that meet, and weights of few bits in one kernel, by its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, dtype_of, f32
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100
+
+RNG = np.random.default_rng(5)
+Weights = Callable[[int, int, type], Node]
+
+
+def plain(depth: int, columns: int, kind: type) -> Node:
+    """[columns, depth]"""
+    return const((RNG.normal(size=(columns, depth)) / depth**0.5).astype(kind))
+
+
+def levels(bits: int, block: int) -> Weights:
+    def make(depth: int, columns: int, kind: type) -> Node:
+        stored = ml_dtypes.uint4 if bits == 4 else np.uint8
+        shape = columns, depth // block, block
+        q, zero = (RNG.integers(0, 1 << bits, s).astype(stored) for s in (shape, (*shape[:2], 1)))
+        scale = (RNG.uniform(0.5, 1, (*shape[:2], 1)) / (1 << bits) / depth**0.5).astype(kind)
+        return ops.reshape(ops.Dequantize()(const(q), const(zero), const(scale)), (columns, depth))
+
+    return make
+
+
+def normed(x: Node) -> Node:
+    """A layer norm in f32: one sum waits for another. It is rounded to the row's type and weighed."""
+    n = x.shape[-1]
+    assert isinstance(n, int)
+    spread = ops.BroadcastInDim(x.shape, (0, 1))
+    wide = ops.cast(x, f32)
+    part = const(np.full((1, 1), 1 / n, np.float32))
+    wide = ops.Sub()(wide, spread(ops.Mul()(ops.reshape(ops.Reduce("sum", (1,))(wide), (1, 1)), part)))
+    square = ops.Mul()(ops.reshape(ops.Reduce("sum", (1,))(ops.Mul()(wide, wide)), (1, 1)), part)
+    y = ops.cast(
+        ops.Mul()(wide, spread(ops.Rsqrt()(ops.Add()(square, const(np.full((1, 1), 1e-5, np.float32)))))), x.dtype
+    )
+    return ops.Mul()(y, ops.BroadcastInDim(x.shape, (1,))(const(RNG.uniform(0.5, 1, n).astype(x.dtype.numpy))))
+
+
+DOT = ops.DotGeneral(((), ()), ((1,), (1,)))
+
+
+def gated(kind: type, depth: int, columns: int, weights: Weights) -> Graph:
+    """silu(norm(x) @ gate) * (norm(x) @ up)"""
+    x = Input("x", TensorType(dtype_of(np.empty(0, kind)), (1, depth)))()
+    y = normed(x)
+    gate, up = (DOT(y, weights(depth, columns, kind)) for _ in range(2))
+    return Graph((x,), (ops.Mul()(ops.Mul()(gate, ops.Logistic()(gate)), up),))
+
+
+def agrees(graph: Graph, x: np.ndarray, tolerance: float) -> None:
+    for got, want in zip(run_checked(graph, [x], H100), interpret(graph, [x]), strict=True):
+        wide = want.astype(np.float64)
+        most = np.abs(wide, where=np.isfinite(wide), out=np.zeros_like(wide)).max()
+        np.testing.assert_allclose(got.astype(np.float64), wide, rtol=tolerance, atol=tolerance * most)
+
+
+@pytest.mark.parametrize(("kind", "depth", "columns", "weights", "tolerance"), [
+    (np.float16, 2048, 21, plain, 2e-3),
+    (ml_dtypes.bfloat16, 100, 33, plain, 1.5e-2),
+    (np.float32, 31, 7, plain, 1e-5),
+    (np.float16, 512, 21, levels(4, 32), 2e-3),
+    (np.float16, 1536, 14, levels(8, 128), 2e-3),
+    (ml_dtypes.bfloat16, 960, 21, levels(4, 64), 1.5e-2),
+    (np.float32, 96, 5, levels(4, 24), 1e-5),
+])  # fmt: skip
+def test_a_norm_and_two_products_that_meet_are_one_kernel(
+    kind: type, depth: int, columns: int, weights: Weights, tolerance: float
+) -> None:
+    graph = gated(kind, depth, columns, weights)
+    agrees(graph, RNG.normal(size=(1, depth)).astype(kind), tolerance)
+    program, _ = planned(graph, H100)
+    assert [step.kernel for step in program.steps] == ["product_of_row_0"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_what_lies_behind_a_row_is_not_multiplied(value: float) -> None:
+    """The last turn is not whole, and a norm of zeros there is no number."""
+    x = RNG.normal(size=(1, 1100)).astype(np.float32)
+    x[0, 7] = value
+    agrees(gated(np.float32, 1100, 6, plain), x, 1e-5)
+
+
+def test_a_norm_that_others_need_is_stored() -> None:
+    x = Input("x", TensorType(f32, (1, 64)))()
+    y = normed(x)
+    graph = Graph((x,), (DOT(y, plain(64, 32, np.float32)), y))
+    assert len(planned(graph, H100)[0].steps) == 2
+    agrees(graph, RNG.normal(size=(1, 64)).astype(np.float32), 1e-5)
+
+
+def test_products_of_other_columns_are_kernels_of_their_own() -> None:
+    """They have loops of their own, so that the norm before them is computed once."""
+    x = Input("x", TensorType(f32, (1, 64)))()
+    y = normed(x)
+    a, b = (DOT(y, plain(64, n, np.float32)) for n in (32, 48))
+    graph = Graph((x,), (ops.Tanh()(a), ops.Tanh()(b)))
+    assert len(planned(graph, H100)[0].steps) == 3
