@@ -7,8 +7,8 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.types import f16, f32, i8
 from ingot.pipeline.cuda import TARGET
+from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import A40, H100
-from ingot.schedule.gpu.tiling import Asked
 
 
 @pytest.mark.parametrize(("sizes", "tile", "parts"), [

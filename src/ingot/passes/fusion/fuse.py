@@ -47,7 +47,7 @@ from ingot.passes.fusion.groups import (
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
-from ingot.passes.fusion.prologue import is_single_row, is_twin, made_within, normed_row, panel_operand, why_stored
+from ingot.passes.fusion.prologue import is_single_row, made_within, normed_row, panel_operand, twins_of, why_stored
 from ingot.passes.fusion.several_results import join_results
 
 _LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
@@ -218,19 +218,12 @@ class _Fusion:
         if self.policy.computed_rows:
             within = made_within(node, self.users, self.graph, self.tails, self.policy)
         elif is_single_row(node, self.policy):
-            within = normed_row(node, self._twins(node), self.users, self.graph, self.tails, self.policy)
+            within = normed_row(node, self.users, self.graph, self.tails, self.policy)
         g.within = frozenset() if any(map(self._has_front, within)) else within
         g.panel = node.inputs[0] if g.within else self._panel(node)
         self.forced.update(i for i in node.inputs if i is not g.panel)
         if g.panel is not None:
             self.panels.add(g.panel)
-
-    def _twins(self, anchor: Node) -> list[Node]:
-        """Products of the same single row as `anchor`, and alike in all but values: one kernel may have several."""
-        if not is_single_row(anchor, self.policy):
-            return []
-        readers = self.users.get(anchor.inputs[0], ())
-        return [u for u in readers if u is not anchor and u not in self.outputs and is_twin(anchor, u)]
 
     def _panel(self, anchor: Node) -> Node | None:
         """The operand that `anchor` may compute. What comes from row reductions or gathers stays with them: apart, they
@@ -282,7 +275,7 @@ class _Fusion:
             joined = self._join_reduction(g, node, axes)
         elif is_pointwise(node):
             joined = self._accepts_pointwise(g, node, axes)
-        elif g.anchor is not None and node in self._twins(g.anchor):
+        elif g.anchor is not None and node in twins_of(g.anchor, self.users, self.graph, self.policy):
             joined = self._aligned(g, node, moved=True)
             if joined:
                 g.twins.append(node)
@@ -347,7 +340,7 @@ class _Fusion:
 
     def _accepts_pointwise(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         if node in self.tails:
-            free = g.anchor is None or self.tails[node] in self._twins(g.anchor)
+            free = g.anchor is None or self.tails[node] in twins_of(g.anchor, self.users, self.graph, self.policy)
             if not free or g.reductions or not self._aligned(g, node):
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):

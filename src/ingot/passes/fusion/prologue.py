@@ -135,9 +135,15 @@ def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
     return whole and isinstance(x.type.size, int) and 0 < x.type.size <= policy.single_row
 
 
-def is_twin(anchor: Node, other: Node) -> bool:
-    """Whether `other` is a product like `anchor`: of the same operand, with as many columns, of weights that are alike
-    in all but their values."""
+def twins_of(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, policy: FusionPolicy) -> list[Node]:
+    """Products of the same single row as `anchor`, and alike in all but values: one kernel may have several."""
+    if not is_single_row(anchor, policy):
+        return []
+    readers = users.get(anchor.inputs[0], ())
+    return [u for u in readers if u is not anchor and u not in graph.outputs and _is_twin(anchor, u)]
+
+
+def _is_twin(anchor: Node, other: Node) -> bool:
     if other.op != anchor.op or other.type != anchor.type or other.inputs[0] is not anchor.inputs[0]:
         return False
     (b, c) = anchor.inputs[1], other.inputs[1]
@@ -148,18 +154,14 @@ def is_twin(anchor: Node, other: Node) -> bool:
 
 
 def normed_row(
-    anchor: Node,
-    twins: Sequence[Node],
-    users: Mapping[Node, list[Node]],
-    graph: Graph,
-    tails: Collection[Node],
-    policy: FusionPolicy,
+    anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
     """What computes the single row of `anchor`, and of its twins, from sums over it, as a norm does. A program that
     computes few columns reads the row once more for that, which is little beside its columns."""
     base = base_of(anchor.inputs[0], (ops.Reshape,))
     alone = not isinstance(base.op, ops.Transpose) and base.shape[-1:] == (base.type.size,)
-    return _normed([anchor, *twins], users, graph, tails, policy) if alone else frozenset()
+    anchors = [anchor, *twins_of(anchor, users, graph, policy)]
+    return _normed(anchors, users, graph, tails, policy) if alone else frozenset()
 
 
 def _between(

@@ -10,7 +10,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.schedule.gpu.attention import lower_attention
-from ingot.schedule.gpu.contraction import lower_contraction
+from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.rows import lower_rows

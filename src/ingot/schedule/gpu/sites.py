@@ -9,8 +9,8 @@ from ingot.ir.node import Graph, Node
 from ingot.ops import Attention
 from ingot.schedule.choice import Choice, Flash, Patch, Site, Tiling, decide
 from ingot.schedule.dimension_numbers import Loops
+from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.tiling import Asked
 from ingot.schedule.site_key import around_text, loops_text, size_text
 
 BEST = 8  # choices behind the model's own that are tried

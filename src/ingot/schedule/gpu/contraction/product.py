@@ -26,14 +26,14 @@ from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
-from ingot.schedule.gpu.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.levels import MOST, Levels, levels_of
+from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
+from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
+from ingot.schedule.gpu.contraction.reduction import along, packed_loops, part_of, reads_again
+from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
+from ingot.schedule.gpu.contraction.sums import Place, Sums, meet
+from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.reduction import along, packed_loops, part_of, reads_again
-from ingot.schedule.gpu.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.sites import decided, product_site
-from ingot.schedule.gpu.sums import Place, Sums, meet
-from ingot.schedule.gpu.tiling import Asked
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
