@@ -151,6 +151,7 @@ from ingot.ops.nn import (
     HardSigmoid,
     HardSwish,
     InstanceNorm,
+    KernelGradient,
     LayerNorm,
     LeakyRelu,
     LocalResponseNorm,

@@ -9,7 +9,7 @@ from functools import partial
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
 from ingot.ir.types import u8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
@@ -18,6 +18,7 @@ from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import AVX2, Machine, machine_of
+from ingot.schedule.cpu.winograd.kernel_gradient import has_winograd_gradient
 from ingot.support import flags
 from ingot.support.errors import InputError
 from ingot.support.native import Code, Features
@@ -30,12 +31,14 @@ from ingot.targets.cpu.workers import host_features, submit
 POLICY = FusionPolicy()
 _NODES = 4  # of a MODEL graph, constants among them, for each kernel: about that
 # ops with kernels of their own, and one that products are to see
-KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize})
+KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize, KernelGradient})
 
 
-def _has_kernel(node: Node) -> bool:
+def _has_kernel(node: Node, machine: Machine) -> bool:
     """Whether the kernel of a kept op takes these operands: heads of attention have a static size, levels
     of a recurrence are known."""
+    if isinstance(node.op, KernelGradient):
+        return machine.winograd and has_winograd_gradient(node)
     if isinstance(node.op, Recurrent) and node.op.has_scales:
         return all(isinstance(node.inputs[i].op, Const) for i in (2, -1))
     if not isinstance(node.op, Attention):
@@ -46,7 +49,8 @@ def _has_kernel(node: Node) -> bool:
 def cpu_passes(options: Options = PLAIN, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
-    return common_passes(options, Choices(POLICY, KEPT, _has_kernel, u8 if machine.int8_dot else None, height=height))
+    serves = partial(_has_kernel, machine=machine)
+    return common_passes(options, Choices(POLICY, KEPT, serves, u8 if machine.int8_dot else None, height=height))
 
 
 class CpuTarget:

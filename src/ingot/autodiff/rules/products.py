@@ -100,6 +100,13 @@ def _of_image(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
 def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
+    taken = len(window) == 2 and all(isinstance(d, int) for d in window) and all(lo >= 0 <= hi for lo, hi in op.padding)
+    steps = (*op.strides, *op.lhs_dilation, *op.rhs_dilation, groups)
+    if taken and all(d == 1 for d in steps) and any(d != 1 for d in window):
+        last = (0, *range(2, len(image.shape)), 1)
+        around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
+        padded = ops.pad(ops.Transpose(last)(image), *around)
+        return ops.KernelGradient(kernel.dtype)(padded, ops.Transpose(last)(g))
     outs, every = kernel.shape[0], (0, *range(2, len(image.shape)))
     plain = image.shape[2:] == g.shape[2:] and all(d == 1 for d in (groups, *window, *op.strides, *op.lhs_dilation))
     plain = plain and all(p == (0, 0) for p in op.padding)

@@ -26,6 +26,7 @@ from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.image.gridsample import GridSample
 from ingot.ops.nn.image.resize import PadMode, Resize
 from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
+from ingot.ops.nn.kernel_gradient import KernelGradient
 from ingot.ops.nn.matmul import Einsum, MatMul
 from ingot.ops.nn.norm import (
     BatchNorm,
@@ -70,6 +71,7 @@ __all__ = [
     "HardSwish",
     "Hardshrink",
     "InstanceNorm",
+    "KernelGradient",
     "LayerNorm",
     "LeakyRelu",
     "LocalResponseNorm",

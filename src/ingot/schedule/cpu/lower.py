@@ -18,6 +18,7 @@ from ingot.schedule.cpu.scatter import lower_scatter, lower_update
 from ingot.schedule.cpu.sort import lower_sort
 from ingot.schedule.cpu.windows.inverted_bottleneck import lower_inverted_bottleneck
 from ingot.schedule.cpu.windows.pool import lower_pool
+from ingot.schedule.cpu.winograd.kernel_gradient import lower_kernel_gradient
 from ingot.schedule.lowered import Lowered
 from ingot.support.errors import CompileError
 
@@ -29,6 +30,7 @@ STRATEGIES: dict[str, Strategy] = {
     "rows": lower_rows,
     "window": lower_pool,
     "attention": lower_attention,
+    "kernel_gradient": lower_kernel_gradient,
     "scan": lower_cumulative,
     "sort": lower_sort,
     "scatter": lower_scatter,

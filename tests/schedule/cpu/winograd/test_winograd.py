@@ -21,6 +21,7 @@ from ingot.schedule.axes import Axis, Contraction, Inside
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.pack import panels
 from ingot.schedule.cpu.machine import AVX2, Machine
+from ingot.schedule.cpu.winograd.kernel_gradient import has_winograd_gradient
 from ingot.schedule.cpu.winograd.lower import lower_winograd
 from ingot.schedule.cpu.winograd.plan import Pieces, Shape, covered, plan_winograd
 from ingot.schedule.cpu.winograd.toom_cook import array, transform, transformed_weights
@@ -539,3 +540,31 @@ def test_only_where_it_pays() -> None:
     large, image_input, tiny = chosen(56, 64, 64), chosen(224, 3, 64), chosen(2, 4, 4)
     assert large is not None and large.m == 4
     assert image_input is None and tiny is None
+
+
+# Gradients of kernels
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=["native", "narrow"][: len(MACHINES)])
+@pytest.mark.parametrize("sizes", [(2, 4, 4, 16, 32), (3, 7, 11, 21, 19), (1, 13, 5, 40, 70)], ids=str)
+def test_kernel_gradients(sizes: tuple[int, ...], machine: Machine) -> None:
+    """Against the definition; infinities and NaN stay where they belong, and nothing overflows that need not."""
+    n, h, w, ci, co = sizes
+    x, g = random(n, h + 2, w + 2, ci), random(n, h, w, co)
+    given = [Input(label, TensorType(f32, v.shape))() for label, v in (("x", x), ("g", g))]
+    node = ops.KernelGradient()(*given)
+    assert has_winograd_gradient(node)
+    # another order of the result, as layouts may ask for
+    for root in (node, ops.Transpose((2, 3, 1, 0))(node), ops.Transpose((0, 2, 3, 1))(node)):
+        graph = Graph(tuple(given), (root,))
+        run = compile_graph(graph, machine)
+        broken = x.copy(), g.copy()
+        broken[0][0, 1, 2, 3], broken[1][-1, 0, 0, 1] = np.inf, np.nan
+        for data in ((x, g), broken, (x * np.float32(1e20), g * np.float32(1e15))):
+            (want,) = interpret(graph, data)
+            got = np.asarray(run(*data))
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+            sure = np.isfinite(want)
+            assert (got[~sure & ~np.isnan(want)] == want[~sure & ~np.isnan(want)]).all()
+            scale = np.abs(want[sure]).max()
+            assert np.abs(got[sure] - want[sure]).max() <= 4e-6 * scale
