@@ -209,12 +209,14 @@ _Example = Mapping[str, tuple[int, ...]] | None  # shapes of inputs in a call
 
 def _compile_file(path: Path, request: Request, example: _Example, options: Options) -> CompiledProgram:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
-    digest = _digest(path) if options.cache else None
 
     def graph() -> Graph:
         progress.report("read")
         return onnx_graph(path, request, example)
 
+    if not options.cache:
+        return _compiled(_build(graph, options), options)
+    digest = _digest(path)
     if digest is None or _names_files(path):
         return _compiled(_program(graph(), options), options)
     key = _key(options, digest, *_told(request), repr(sorted((example or {}).items())).encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -16,6 +18,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Const
 from ingot.support.errors import ImportModelError, LimitError
 from ingot.support.limits import Limits, limited
+from tests.runtime import models
 
 WEIGHT = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 
@@ -223,3 +226,18 @@ def test_sizes_whose_text_nests_are_symbols() -> None:
     y = helper.make_tensor_value_info("y", 1, None)
     model = helper.make_model(helper.make_graph([helper.make_node("Tanh", ["x"], ["y"])], "g", [x], [y]))
     assert import_onnx(model).inputs[0].type.rank == 1
+
+
+def test_a_model_is_read_without_the_package_around_its_messages(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from ingot.frontends.onnx import import_onnx
+        from ingot.frontends.onnx.protos import ModelProto
+        import_onnx(sys.argv[1])
+        assert "onnx" not in sys.modules
+        import onnx
+        assert onnx.ModelProto is ModelProto
+        import_onnx(onnx.load(sys.argv[1]))
+    """
+    path = save(model(), tmp_path)
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60, env=models.environment())

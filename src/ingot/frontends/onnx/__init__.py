@@ -3,7 +3,7 @@
 from ingot.support.errors import ImportModelError
 
 try:
-    import onnx  # noqa: F401
+    from ingot.frontends.onnx import protos  # noqa: F401
 except ImportError as e:
     fix = "pip install 'ingot-compiler[onnx]'"
     raise ImportModelError("reading ONNX models needs the onnx package", fix=fix) from e

@@ -14,9 +14,9 @@ from dataclasses import field
 from typing import Protocol
 
 import numpy as np
-import onnx
 
 from ingot import ops
+from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
 from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.refusal import Unsupported
@@ -33,11 +33,11 @@ Attribute = (
     | str
     | bytes
     | np.ndarray
-    | onnx.GraphProto
+    | GraphProto
     | tuple[int, ...]
     | tuple[float, ...]
     | tuple[str, ...]
-    | onnx.TypeProto
+    | TypeProto
 )
 
 _OF_WINDOWS = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
@@ -153,7 +153,7 @@ class Importer(Protocol):
     external: ExternalData
 
     def run(
-        self, graph: onnx.GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
+        self, graph: GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
     ) -> list[AnyValue]:
         """The outputs of a subgraph of `call`; outer values that it reads go through `capture`."""
         ...
@@ -210,14 +210,14 @@ class Importer(Protocol):
 class Call:
     """One ONNX node being imported."""
 
-    proto: onnx.NodeProto
+    proto: NodeProto
     version: int
     loc: str
     inputs: tuple[AnyValue | None, ...]
     importer: Importer
     scope: object = None
     # attributes of the function that is being inlined, for references to them
-    outer: Mapping[str, onnx.AttributeProto] = field(default_factory=dict)
+    outer: Mapping[str, AttributeProto] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -351,8 +351,8 @@ class Call:
         found = self._attribute(name)
         return tuple(float(v) for v in found) if isinstance(found, tuple) else None
 
-    def graph(self, name: str) -> onnx.GraphProto:
-        return self._typed(name, None, onnx.GraphProto)
+    def graph(self, name: str) -> GraphProto:
+        return self._typed(name, None, GraphProto)
 
     def _typed(self, name, default, kind):
         found = self._attribute(name)
@@ -388,9 +388,9 @@ def normal_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     return tuple(normal_axis(a, rank) for a in axes)
 
 
-def attribute_value(a: onnx.AttributeProto, external: ExternalData) -> Attribute:
+def attribute_value(a: AttributeProto, external: ExternalData) -> Attribute:
     """An attribute as Python data. Raises Unsupported for a kind that no row reads."""
-    kind = onnx.AttributeProto
+    kind = AttributeProto
     match a.type:
         case kind.INT:
             return int(a.i)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-import onnx
-
 from ingot.frontends.onnx.call import AnyValue, Sequence_, Value
+from ingot.frontends.onnx.protos import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto
 from ingot.frontends.onnx.tensors import CODES
 from ingot.frontends.shared.refusal import Unsupported
 
-_FLOAT = onnx.TensorProto.FLOAT
+_FLOAT = TensorProto.FLOAT
 
 
-def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
     cannot be."""
     made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
@@ -28,7 +27,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
         return nodes
 
 
-def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
+def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on."""
     wanted = set(outputs)
     kept: set[int] = set()
@@ -40,7 +39,7 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> set[int]:
     return kept
 
 
-def reads(node: onnx.NodeProto) -> Iterable[str]:
+def reads(node: NodeProto) -> Iterable[str]:
     """Names that the node or its subgraphs read."""
     yield from node.input
     for a in node.attribute:
@@ -50,11 +49,11 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
                 yield from reads(inner)
 
 
-def resolved(proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+def resolved(proto: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
     """`proto` with references to the attributes of the function around it replaced by their values."""
     if not any(a.ref_attr_name for a in proto.attribute):
         return proto
-    out = onnx.NodeProto()
+    out = NodeProto()
     out.CopyFrom(proto)
     del out.attribute[:]
     for a in proto.attribute:
@@ -65,18 +64,31 @@ def resolved(proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto
     return out
 
 
+def newest_opset() -> int:
+    """That the installed onnx package knows."""
+    import onnx
+
+    return onnx.defs.onnx_opset_version()
+
+
+def schema_of(op_type: str, version: int, domain: str) -> Any:
+    """ONNX's definition of an op, of which the package's stubs do not list the functions; None where it has none."""
+    import onnx
+
+    return onnx.defs.get_schema(op_type, version, domain) if onnx.defs.has(op_type, version, domain) else None
+
+
 def schema_body(
-    proto: onnx.NodeProto, domain: str, version: int, inputs: tuple[AnyValue | None, ...]
-) -> onnx.FunctionProto | None:
+    proto: NodeProto, domain: str, version: int, inputs: tuple[AnyValue | None, ...]
+) -> FunctionProto | None:
     """The body that ONNX defines the op by, if it does; some bodies depend on the inputs' types."""
-    if not onnx.defs.has(proto.op_type, version, domain):
+    schema = schema_of(proto.op_type, version, domain)
+    if schema is None:
         return None
-    # the binding's stub does not list the function accessors
-    schema: Any = onnx.defs.get_schema(proto.op_type, version, domain)
     if schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= version]
         if versions:
-            return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
+            return FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
     if schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
         if not versions:
@@ -87,17 +99,19 @@ def schema_body(
             body = schema.get_context_dependent_function_with_opset_version(max(versions), text, types)
         except RuntimeError as error:  # of its parser: names that its text cannot hold
             raise Unsupported(f"onnx cannot write its function out: {error}") from None
-        return onnx.FunctionProto.FromString(body)
+        return FunctionProto.FromString(body)
     return None
 
 
-def _type_proto(v: AnyValue | None) -> onnx.TypeProto:
+def _type_proto(v: AnyValue | None) -> TypeProto:
     """Of every value that a body may depend on; onnx takes no sequence without a type."""
+    from onnx import helper
+
     if isinstance(v, Sequence_):
-        member = _type_proto(v.items[0]) if v.items else onnx.helper.make_tensor_type_proto(_FLOAT, None)
+        member = _type_proto(v.items[0]) if v.items else helper.make_tensor_type_proto(_FLOAT, None)
         member.tensor_type.ClearField("shape")
-        return onnx.helper.make_sequence_type_proto(member)
+        return helper.make_sequence_type_proto(member)
     if not isinstance(v, Value):
-        return onnx.TypeProto()
+        return TypeProto()
     t = v.type
-    return onnx.helper.make_tensor_type_proto(CODES[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
+    return helper.make_tensor_type_proto(CODES[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import Equation, Sequence_, Value
 from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
+from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto
 from ingot.frontends.onnx.tensors import ExternalData, map_file
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
@@ -23,7 +23,7 @@ from ingot.support.limits import limited
 
 @limited()
 def import_onnx(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | ModelProto,
     *,
     dynamic: Mapping[str, Bound | Mapping[int, Bound]] | bool | None = None,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
@@ -96,9 +96,9 @@ def import_onnx(
 
 
 def read_model(
-    source: str | os.PathLike[str] | onnx.ModelProto,
-) -> tuple[onnx.ModelProto, ExternalData, dict[int, np.ndarray], str]:
-    if isinstance(source, onnx.ModelProto):
+    source: str | os.PathLike[str] | ModelProto,
+) -> tuple[ModelProto, ExternalData, dict[int, np.ndarray], str]:
+    if isinstance(source, ModelProto):
         return source, ExternalData(None), {}, source.graph.name or "the model"
     path = Path(source)
     try:
@@ -109,7 +109,7 @@ def read_model(
         raise ImportModelError("the model file is empty", where=str(path), fix="export it again")
     message, ranges = cut_weights(data.data, str(path))
     try:
-        model = onnx.ModelProto.FromString(message)
+        model = ModelProto.FromString(message)
     except DecodeError as e:
         raise ImportModelError(
             "not a readable ONNX file", expected="a protobuf ModelProto", got=str(e), where=str(path)
@@ -120,7 +120,7 @@ def read_model(
 
 
 def _check_texts(
-    bodies: Iterable[onnx.GraphProto | onnx.FunctionProto], opsets: Iterable[onnx.OperatorSetIdProto], where: str
+    bodies: Iterable[GraphProto | FunctionProto], opsets: Iterable[OperatorSetIdProto], where: str
 ) -> None:
     """Raise ImportModelError where a name is not UTF-8: protobuf hands such a string over as bytes."""
     texts: list[str] = [o.domain for o in opsets]
@@ -128,7 +128,7 @@ def _check_texts(
     while stack:
         body = stack.pop()
         texts.append(body.name)
-        if isinstance(body, onnx.GraphProto):
+        if isinstance(body, GraphProto):
             values = (*body.input, *body.output, *body.value_info)
             texts += [v.name for v in values] + [i.name for i in body.initializer]
             texts += [d.dim_param for v in values for d in v.type.tensor_type.shape.dim]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 
 import numpy as np
-import onnx
 
 from ingot.frontends.onnx.call import Missing, Value
+from ingot.frontends.onnx.protos import GraphProto, TensorShapeProto, ValueInfoProto
 from ingot.frontends.onnx.symbolic import LIMIT, Sym
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
@@ -63,7 +63,7 @@ class Requests:
 
 
 def bind_inputs(
-    walk: Walk, scope: Scope, graph: onnx.GraphProto, cuts: Mapping[int, np.ndarray], requests: Requests
+    walk: Walk, scope: Scope, graph: GraphProto, cuts: Mapping[int, np.ndarray], requests: Requests
 ) -> list[Node]:
     """Bind initializers, constants and inputs in `scope`; the graph's inputs.
 
@@ -127,7 +127,7 @@ def _known_names(what: str, keys: Mapping[str, object], names: Set[str]) -> None
         raise InputError(f"{what} names no input", expected=f"one of {sorted(names)}", got=unknown)
 
 
-def _dtype(info: onnx.ValueInfoProto) -> DType:
+def _dtype(info: ValueInfoProto) -> DType:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         raise Unsupported(f"an input of {(kind or 'unknown type').replace('_', ' ')}")
@@ -141,7 +141,7 @@ def _constant(name: str, value: object, declared: DType) -> Value:
     return Value(load=lambda: array)
 
 
-def _shape(info: onnx.ValueInfoProto, asked: Sequence[int | str] | None) -> Shape:
+def _shape(info: ValueInfoProto, asked: Sequence[int | str] | None) -> Shape:
     """An input's sizes, over the symbols of the model."""
     tensor = info.type.tensor_type
     if asked is None and not tensor.HasField("shape"):
@@ -220,7 +220,7 @@ def _check_bound(what: str, bound: object) -> None:
             raise InputError(what, expected="a size, or (low, high)", got=repr(bound))
 
 
-def _model_dim(dim: onnx.TensorShapeProto.Dimension, fresh: str) -> DimLike:
+def _model_dim(dim: TensorShapeProto.Dimension, fresh: str) -> DimLike:
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return dim.dim_value
     # "?" and the like are no names: each such size is its own

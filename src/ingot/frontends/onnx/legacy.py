@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Value
+from ingot.frontends.onnx.protos import NodeProto, TensorProto
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.types import Shape
@@ -29,11 +29,13 @@ def modern(c: Call) -> Call:
 
 def _with(c: Call, inputs: Sequence[AnyValue | None] | None = None, **attributes: object) -> Call:
     """The call with other inputs, and some attributes set."""
-    proto = onnx.NodeProto()
+    from onnx import helper
+
+    proto = NodeProto()
     proto.CopyFrom(c.proto)
     del proto.attribute[:]
     proto.attribute.extend(a for a in c.proto.attribute if a.name not in attributes)
-    proto.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+    proto.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     return replace(c, proto=proto, inputs=c.inputs if inputs is None else tuple(inputs))
 
 
@@ -74,7 +76,7 @@ def _cast(c: Call) -> Call:
     to = c.attr("to")
     if not isinstance(to, str):
         return c
-    code = dict(onnx.TensorProto.DataType.items()).get(to.upper())
+    code = dict(TensorProto.DataType.items()).get(to.upper())
     if code is None:
         raise Unsupported(f"element type {to!r}")
     return _with(c, to=code)

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 
+from ingot.frontends.onnx.protos import SparseTensorProto, TensorProto
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
 from ingot.support.files import open_regular
 
-_P = onnx.TensorProto
+_P = TensorProto
 _CODES = dict(_P.DataType.items())
 _NEWER = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
 
@@ -84,7 +84,7 @@ class ExternalData:
         self.folder = folder
         self._maps: dict[Path, np.ndarray] = {}
 
-    def read(self, tensor: onnx.TensorProto, nbytes: int) -> np.ndarray:
+    def read(self, tensor: TensorProto, nbytes: int) -> np.ndarray:
         """`nbytes` bytes of external data as a read-only u8 view of the mapped file. Raises ImportModelError."""
         info = {e.key: e.value for e in tensor.external_data}
         mapped = self._map(info.get("location", ""), tensor.name)
@@ -161,7 +161,7 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def to_array(
-    tensor: onnx.TensorProto,
+    tensor: TensorProto,
     external: ExternalData,
     cut: np.ndarray | None = None,
 ) -> np.ndarray:
@@ -199,7 +199,7 @@ def to_array(
     return words.astype(dtype.numpy).reshape(shape)
 
 
-def _check_count(tensor: onnx.TensorProto, got: int, expected: int, unit: str) -> None:
+def _check_count(tensor: TensorProto, got: int, expected: int, unit: str) -> None:
     if got != expected:
         raise ImportModelError(
             "an initializer's data does not fit its shape",
@@ -219,7 +219,7 @@ def _decode(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], count: int) -
     return flat.view(dtype.numpy).reshape(shape)
 
 
-def sparse_to_array(tensor: onnx.SparseTensorProto, external: ExternalData, limit: Mapping[str, int]) -> np.ndarray:
+def sparse_to_array(tensor: SparseTensorProto, external: ExternalData, limit: Mapping[str, int]) -> np.ndarray:
     """A SparseTensorProto as a dense array of at most `limit["bytes"]` bytes. Raises ImportModelError."""
     shape = tuple(tensor.dims)
     values = to_array(tensor.values, external)

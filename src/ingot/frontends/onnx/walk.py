@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any
 
 import numpy as np
-import onnx
 
 from ingot import ops
 from ingot.frontends.onnx import legacy
@@ -30,7 +28,15 @@ from ingot.frontends.onnx.call import (
     seek_multiple,
 )
 from ingot.frontends.onnx.fold import fold_node
-from ingot.frontends.onnx.functions import in_order, needed, resolved, schema_body
+from ingot.frontends.onnx.functions import in_order, needed, newest_opset, resolved, schema_body, schema_of
+from ingot.frontends.onnx.protos import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+)
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
@@ -44,6 +50,7 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
 
 _MIN_OPSET = 1
+_KNOWN_OPSET = 22  # to the oldest onnx package that is supported; a newer one is asked for what is newer
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; a self-referencing function would never end
 _MAX_DEPTH = 64
@@ -61,14 +68,16 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, int]:
+def opsets(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
     """The version of each domain; ImportModelError for one of ONNX's own that is not read."""
     versions = {_domain(o.domain): o.version for o in imports}
-    known = onnx.defs.onnx_opset_version()
     if any(not 0 <= v < 1 << 31 for v in versions.values()):
         raise ImportModelError("an opset's version is no version", got=versions, where=where, fix="export it again")
     version = versions.get("")
-    if version is not None and not _MIN_OPSET <= version <= known:
+    if version is None or _MIN_OPSET <= version <= _KNOWN_OPSET:
+        return versions
+    known = newest_opset()
+    if not _MIN_OPSET <= version <= known:
         raise ImportModelError(
             "unsupported opset",
             expected=f"ai.onnx {_MIN_OPSET} to {known} (the newest in the installed onnx package)",
@@ -85,7 +94,7 @@ class Scope:
 
     versions: Mapping[str, int]
     parent: Scope | None
-    attributes: Mapping[str, onnx.AttributeProto]
+    attributes: Mapping[str, AttributeProto]
     prefix: str
     values: dict[str, AnyValue] = field(default_factory=dict)
     capture: Callable[[Value], Value] | None = None
@@ -105,7 +114,7 @@ class Scope:
 class Walk:
     """The state of one import."""
 
-    def __init__(self, external: ExternalData, functions: Iterable[onnx.FunctionProto], where: str) -> None:
+    def __init__(self, external: ExternalData, functions: Iterable[FunctionProto], where: str) -> None:
         self.external = external
         self.functions = {(_domain(f.domain), f.name): f for f in functions}
         self.where = where
@@ -127,14 +136,14 @@ class Walk:
         self._draws += 1
         return ops.RandomKey(self._draws - 1, seed)()
 
-    def initializers(self, graph: onnx.GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
+    def initializers(self, graph: GraphProto, scope: Scope, cuts: Mapping[int, np.ndarray]) -> None:
         """Bind initializers; each is decoded when it is first used."""
         for i, t in enumerate(graph.initializer):
             scope.values[t.name] = self._initializer(t, cuts.get(i))
         for s in graph.sparse_initializer:
             scope.values[s.values.name] = Value(load=lambda s=s: sparse_to_array(s, self.external, _SPARSE_LIMIT))
 
-    def _initializer(self, t: onnx.TensorProto, cut: np.ndarray | None) -> AnyValue:
+    def _initializer(self, t: TensorProto, cut: np.ndarray | None) -> AnyValue:
         try:
             dtype_from_code(t.data_type)
         except Unsupported as e:
@@ -143,7 +152,7 @@ class Walk:
         return Value(load=lambda: to_array(t, self.external, cut))
 
     def run(
-        self, graph: onnx.GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
+        self, graph: GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]
     ) -> list[AnyValue]:
         """The outputs of a subgraph of `call`, whose inputs are `inputs`."""
         outer = call.scope
@@ -160,7 +169,7 @@ class Walk:
             )
         return scope.depth + 1
 
-    def graph(self, graph: onnx.GraphProto, scope: Scope) -> list[AnyValue]:
+    def graph(self, graph: GraphProto, scope: Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
         nodes = in_order(graph.node)
         kept = needed(nodes, [o.name for o in graph.output])
@@ -175,7 +184,7 @@ class Walk:
             raise ImportModelError("nothing computes an output", got=repr(name), where=self.where)
         return found
 
-    def node(self, proto: onnx.NodeProto, scope: Scope, index: int) -> None:
+    def node(self, proto: NodeProto, scope: Scope, index: int) -> None:
         """Import one node and bind its outputs."""
         in_time("the import")
         if scope.depth:
@@ -219,16 +228,15 @@ class Walk:
             if name and v is not None:
                 scope.values[name] = v
 
-    def _is_known(self, proto: onnx.NodeProto, scope: Scope) -> bool:
+    def _is_known(self, proto: NodeProto, scope: Scope) -> bool:
         """Whether there is a way to import the op at all, whatever its inputs are."""
         domain = _domain(proto.domain)
         version = scope.versions.get(domain, 1)
         if (domain, proto.op_type) in self.functions or find_row(domain, proto.op_type, version) is not None:
             return True
-        if not onnx.defs.has(proto.op_type, version, domain):
+        schema = schema_of(proto.op_type, version, domain)
+        if schema is None:
             return False
-        # the binding's stub does not list the function accessors
-        schema: Any = onnx.defs.get_schema(proto.op_type, version, domain)
         sizes = domain == "" and proto.op_type in ("Shape", "Size")  # known at import, without a row
         return sizes or schema.has_function or schema.has_context_dependent_function
 
@@ -241,7 +249,7 @@ class Walk:
         return found
 
     def _import_with_equal_sizes(
-        self, proto: onnx.NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
+        self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
     ) -> Sequence[AnyValue | None]:
         """Import a node; sizes that would have to be equal and have other names are taken for equal, which calls
         check."""
@@ -278,7 +286,7 @@ class Walk:
         return new
 
     def _import(
-        self, proto: onnx.NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
+        self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
     ) -> Sequence[AnyValue | None]:
         domain = _domain(proto.domain)
         function = self.functions.get((domain, proto.op_type))
@@ -303,17 +311,17 @@ class Walk:
         body = schema_body(resolved(proto, scope.attributes), domain, version, inputs)
         if body is None:
             raise Unsupported(_REASONS.get(domain, ""))
-        defaults = onnx.defs.get_schema(proto.op_type, version, domain).attributes
+        defaults = schema_of(proto.op_type, version, domain).attributes
         return self._inline(body, proto, scope, loc, inputs, {k: a.default_value for k, a in defaults.items()})
 
     def _inline(
         self,
-        function: onnx.FunctionProto,
-        proto: onnx.NodeProto,
+        function: FunctionProto,
+        proto: NodeProto,
         scope: Scope,
         loc: str,
         inputs: tuple[AnyValue | None, ...],
-        defaults: Mapping[str, onnx.AttributeProto] | None = None,
+        defaults: Mapping[str, AttributeProto] | None = None,
     ) -> Sequence[AnyValue | None]:
         """The function's body in place of the call, in a scope of its own."""
         attributes = {k: a for k, a in (defaults or {}).items() if a.type != a.UNDEFINED}
@@ -332,7 +340,7 @@ class Walk:
             if i not in kept:
                 continue
             if absent & set(node.input):
-                given = onnx.NodeProto()
+                given = NodeProto()
                 given.CopyFrom(node)
                 given.input[:] = ["" if name in absent else name for name in node.input]
                 node = given
@@ -421,11 +429,11 @@ class Walk:
         self.wishes.captured[inside] = outside
 
 
-def _is_adopted(proto: onnx.NodeProto, domain: str) -> bool:
+def _is_adopted(proto: NodeProto, domain: str) -> bool:
     version = _ADOPTED.get(proto.op_type, 0)
-    if domain != "com.microsoft" or not 0 < version <= onnx.defs.onnx_opset_version():
+    if domain != "com.microsoft" or not 0 < version <= newest_opset():
         return False
-    known = onnx.defs.get_schema(proto.op_type, version, "").attributes
+    known = schema_of(proto.op_type, version, "").attributes
     return all(a.name in known for a in proto.attribute)
 
 
@@ -444,7 +452,7 @@ def _equal_for_multiples(e: ShapeError) -> None:
         seek_multiple(lambda one, other: one == other, sizes, range(2, _LARGEST_FACTOR + 1), names)
 
 
-def _full_name(proto: onnx.NodeProto) -> str:
+def _full_name(proto: NodeProto) -> str:
     domain = _domain(proto.domain)
     return f"{domain}.{proto.op_type}" if domain else proto.op_type
 

@@ -13,15 +13,15 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ingot.frontends.onnx.call import attribute_value
+from ingot.frontends.onnx.protos import NodeProto, TensorProto
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-_STRING = onnx.TensorProto.STRING
+_STRING = TensorProto.STRING
 
 
 class Kind(Enum):
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class HostNode:
-    proto: onnx.NodeProto
+    proto: NodeProto
     version: int
 
     @property
@@ -91,7 +91,7 @@ def host_op(
     return add
 
 
-def key(proto: onnx.NodeProto) -> tuple[str, str]:
+def key(proto: NodeProto) -> tuple[str, str]:
     return ("" if proto.domain == "ai.onnx" else proto.domain, proto.op_type)
 
 
@@ -103,11 +103,13 @@ def strings(values: object, shape: tuple[int, ...] | None = None) -> np.ndarray:
     return out.reshape(given.shape if shape is None else shape)
 
 
-def tensor(t: onnx.TensorProto) -> np.ndarray:
+def tensor(t: TensorProto) -> np.ndarray:
     """A tensor of strings or numbers as an array."""
+    from onnx import numpy_helper
+
     if t.data_type == _STRING:
         if int(np.prod(t.dims)) != len(t.string_data) or any(d < 0 for d in t.dims):
             raise Unsupported(f"{len(t.string_data)} strings for a tensor of shape {list(t.dims)}")
         return strings(list(t.string_data), tuple(t.dims))
     dtype_from_code(t.data_type)
-    return onnx.numpy_helper.to_array(t)
+    return numpy_helper.to_array(t)

@@ -15,17 +15,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper
 
 from ingot.frontends.onnx.functions import in_order, needed, reads
 from ingot.frontends.onnx.host import images, text  # noqa: F401 - fill the table
 from ingot.frontends.onnx.host.node import HOST_OPS, HostNode, Kind, key, strings, tensor
 from ingot.frontends.onnx.importer import read_model
+from ingot.frontends.onnx.protos import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
-_STRING = onnx.TensorProto.STRING
+_STRING = TensorProto.STRING
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class HostStage:
 class NumericStage:
     """A part of `model`: nodes, what they read of other parts and of the caller, what others read of them."""
 
-    model: onnx.ModelProto
-    nodes: tuple[onnx.NodeProto, ...]
+    model: ModelProto
+    nodes: tuple[NodeProto, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -71,20 +70,22 @@ class NumericStage:
         return f"program: {', '.join(self.inputs)} -> {', '.join(self.outputs)}, {len(self.nodes)} nodes"
 
     @cached_property
-    def _declared(self) -> dict[str, onnx.ValueInfoProto]:
+    def _declared(self) -> dict[str, ValueInfoProto]:
         graph = self.model.graph
         return {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 
-    def part(self, forms: Sequence[Form]) -> onnx.ModelProto:
+    def part(self, forms: Sequence[Form]) -> ModelProto:
         """The model of this stage alone, for inputs of these forms; its inputs are tensors."""
+        from onnx import helper
+
         graph = self.model.graph
         read = set(self.outputs).union(*(reads(n) for n in self.nodes))
-        inputs: list[onnx.ValueInfoProto] = []
-        made: list[onnx.NodeProto] = []
+        inputs: list[ValueInfoProto] = []
+        made: list[NodeProto] = []
         for name, form in zip(self.inputs, forms, strict=True):
             self._bind(name, form, self._declared.get(name), inputs, made)
-        out = onnx.ModelProto()
-        out.CopyFrom(onnx.ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
+        out = ModelProto()
+        out.CopyFrom(ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
         out.functions.extend(self.model.functions)
         out.graph.name = graph.name
         out.graph.node.extend((*made, *self.nodes))
@@ -98,11 +99,13 @@ class NumericStage:
         self,
         name: str,
         form: Form,
-        declared: onnx.ValueInfoProto | None,
-        inputs: list[onnx.ValueInfoProto],
-        made: list[onnx.NodeProto],
+        declared: ValueInfoProto | None,
+        inputs: list[ValueInfoProto],
+        made: list[NodeProto],
     ) -> None:
         """Inputs for one value, and the node that puts them together where they are several or none."""
+        from onnx import helper
+
         kind = None if declared is None else declared.type.WhichOneof("value")
         if form is None:
             assert declared is not None
@@ -136,6 +139,8 @@ class NumericStage:
         return tuple(self._form(name, values[name], exact) for name in self.inputs)
 
     def _form(self, name: str, value: Any, exact: bool) -> Form:
+        from onnx import helper
+
         if value is None:
             declared = self._declared.get(name)
             if declared is None or declared.type.WhichOneof("value") != "optional_type":
@@ -174,7 +179,7 @@ Compute = Callable[[NumericStage, Mapping[str, Any]], Mapping[str, Any]]
 class Stages:
     """All of a model: the caller's inputs and outputs by name, and the stages in turn."""
 
-    model: onnx.ModelProto
+    model: ModelProto
     turns: tuple[Stage, ...]
 
     @property
@@ -201,7 +206,7 @@ class Stages:
         return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
 
 
-def needs_host(model: onnx.ModelProto) -> bool:
+def needs_host(model: ModelProto) -> bool:
     """Whether the model takes, gives or computes what no single program does: strings, images, sequences, optionals."""
     graph = model.graph
     textual = _strings(graph)
@@ -210,14 +215,18 @@ def needs_host(model: onnx.ModelProto) -> bool:
     return any(_on_host(HostNode(n, _version(model, n)), textual) for n in graph.node)
 
 
-def hosted(source: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto | None:
+def hosted(source: str | os.PathLike[str] | ModelProto) -> ModelProto | None:
     """The model with its weights where it needs the host, else None. Raises as `import_onnx` does."""
     if not needs_host(read_model(source)[0]):
         return None
-    return source if isinstance(source, onnx.ModelProto) else onnx.load(os.fspath(source))
+    if isinstance(source, ModelProto):
+        return source
+    import onnx
+
+    return onnx.load(os.fspath(source))
 
 
-def stages_of(model: onnx.ModelProto) -> Stages:
+def stages_of(model: ModelProto) -> Stages:
     """The model's nodes in as few turns as their order allows. Raises UnsupportedOpError for ops that take strings and
     have no form on the host.
     """
@@ -225,7 +234,7 @@ def stages_of(model: onnx.ModelProto) -> Stages:
     nodes = in_order(graph.node)
     kept = needed(nodes, [o.name for o in graph.output])
     textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
-    turns: dict[int, list[onnx.NodeProto]] = {}
+    turns: dict[int, list[NodeProto]] = {}
     refused: list[UnsupportedOp] = []
     for i, proto in enumerate(nodes):
         if i not in kept:
@@ -243,7 +252,7 @@ def stages_of(model: onnx.ModelProto) -> Stages:
     return Stages(model, tuple(_stage(model, turns, level) for level in sorted(turns)))
 
 
-def _stage(model: onnx.ModelProto, turns: Mapping[int, Sequence[onnx.NodeProto]], level: int) -> Stage:
+def _stage(model: ModelProto, turns: Mapping[int, Sequence[NodeProto]], level: int) -> Stage:
     nodes = turns[level]
     if level % 2 == 0:
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
@@ -257,7 +266,7 @@ def _stage(model: onnx.ModelProto, turns: Mapping[int, Sequence[onnx.NodeProto]]
     return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in wanted))
 
 
-def _made_inside(node: onnx.NodeProto) -> Iterable[str]:
+def _made_inside(node: NodeProto) -> Iterable[str]:
     """Names that the node's subgraphs bind themselves."""
     for a in node.attribute:
         for graph in (a.g, *a.graphs) if a.type in (a.GRAPH, a.GRAPHS) else ():
@@ -268,34 +277,34 @@ def _made_inside(node: onnx.NodeProto) -> Iterable[str]:
                 yield from _made_inside(inner)
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+def _constants(graph: GraphProto) -> dict[str, TensorProto]:
     return {t.name: t for t in graph.initializer}
 
 
-def _free_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+def _free_inputs(graph: GraphProto) -> list[ValueInfoProto]:
     """The inputs that a caller gives."""
     fixed = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     return [v for v in graph.input if v.name not in fixed]
 
 
-def _strings(graph: onnx.GraphProto) -> set[str]:
+def _strings(graph: GraphProto) -> set[str]:
     """Inputs and initializers that hold strings."""
     given = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
     return given | {t.name for t in graph.initializer if t.data_type == _STRING}
 
 
-def _is_special(v: onnx.ValueInfoProto) -> bool:
+def _is_special(v: ValueInfoProto) -> bool:
     kind = v.type.WhichOneof("value")
     if kind == "tensor_type":
         return v.type.tensor_type.elem_type == _STRING
     return kind in ("sequence_type", "optional_type") and not _is_map(v)
 
 
-def _is_map(v: onnx.ValueInfoProto) -> bool:
+def _is_map(v: ValueInfoProto) -> bool:
     return v.type.sequence_type.elem_type.WhichOneof("value") == "map_type"
 
 
-def _version(model: onnx.ModelProto, n: onnx.NodeProto) -> int:
+def _version(model: ModelProto, n: NodeProto) -> int:
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
     return versions.get(key(n)[0], 1)
 

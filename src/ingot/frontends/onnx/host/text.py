@@ -11,13 +11,13 @@ from re import _parser as grammar  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ingot.frontends.onnx.host.node import HostNode, Kind, host_op, strings
+from ingot.frontends.onnx.protos import TensorProto
 from ingot.frontends.onnx.tensors import dtype_from_code
 
 ML = "ai.onnx.ml"
-_STRING = onnx.TensorProto.STRING
+_STRING = TensorProto.STRING
 
 
 def _each(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:

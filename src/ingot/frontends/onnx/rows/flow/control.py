@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 import numpy as np
-import onnx
 
 from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
+from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import cut, ints_of
 from ingot.frontends.onnx.rows.turns import EXACT, turns
 from ingot.frontends.onnx.symbolic import Sym
@@ -127,7 +127,7 @@ class _Iteration:
     """What one loop is made of; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
 
     call: Call
-    body: onnx.GraphProto
+    body: GraphProto
     count: DimLike | None
     # None where the body takes no condition (Scan)
     condition: Value | None
