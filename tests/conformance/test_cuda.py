@@ -11,9 +11,10 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input, const
-from ingot.ir.types import DType, TensorType, dtype_of, i4, i8, u4, u8
+from ingot.ir.types import DType, TensorType, dtype_of, f16, i4, i8, u4, u8
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
+from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.samples import Sample
 from tests.conformance.targets import H100
@@ -155,3 +156,23 @@ def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> Non
     (got,) = interpret(after, [x])
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, want, atol=(4e-3 if precision == "float16" else 3e-2) * np.abs(want).max())
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("axes", [((1,), (0,)), ((0,), (0,)), ((1,), (1,)), ((0,), (1,))])
+def test_operands_that_are_matrices_are_copied_in_boxes(axes: tuple[tuple[int], tuple[int]], held: bool) -> None:
+    """Either axis side by side in memory, the last rows, columns and terms outside of the matrices; b: held or not."""
+    rng = np.random.default_rng(0)
+    rows, terms, columns = 1032, 72, 40
+    a_shape, b_shape = ((rows, terms), (terms, rows))[axes[0][0] == 0], ((terms, columns), (columns, terms))[axes[1][0]]
+    a, b = (rng.normal(size=s).astype(np.float16) for s in (a_shape, b_shape))
+    x, y = (Input(n, TensorType(f16, v.shape))() for n, v in (("x", a), ("y", b)))
+    graph = Graph((x,) if held else (x, y), (ops.DotGeneral(((), ()), axes)(x, const(b) if held else y),))
+    arrays = [a] if held else [a, b]
+    (got,), (want,) = run_checked(graph, arrays, H100), interpret(graph, arrays)
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-2)
+    _, kernels = planned(graph, H100)
+    (kernel,) = kernels.values()
+    assert sum(b.matrix is not None for b in kernel.params) == 2
+    text = print_kernel(kernel).text
+    assert text.count(".load([") == 2

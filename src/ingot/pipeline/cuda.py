@@ -68,9 +68,10 @@ class CudaTarget:
         workers.start(nodes // _NODES)
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        """The first architecture's, with as much shared memory as all of them have."""
+        """The first architecture's, with what all of them have of shared memory and of copies of boxes."""
         machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
-        return replace(machines[0], shared=min(m.shared for m in machines), measured=measured)
+        shared, boxes = min(m.shared for m in machines), all(m.boxes for m in machines)
+        return replace(machines[0], shared=shared, boxes=boxes, measured=measured)
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return common_passes(options, CHOICES)

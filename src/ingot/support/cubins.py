@@ -1,6 +1,7 @@
 """Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
 
-    blob = [threads, shared bytes, parameters, awaits, bytes of the name, bytes of the cubin] name cubin | the next ...
+    blob = [threads, shared bytes, parameters, awaits, matrices, bytes of the name, bytes of the cubin]
+           [the numbers of a matrix] ... name cubin | the next ...
 
 Symbols name the offsets of these records. The blob may come from a file: everything is checked against its end.
 """
@@ -9,21 +10,42 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import astuple
 
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Code, Features
 
-_HEAD = struct.Struct("<6I")
+_HEAD = struct.Struct("<7I")
+_MATRIX = struct.Struct("<9q")
 _ALIGN = 16
 _MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class MatrixCode:
+    """A parameter that is a matrix in memory, which the hardware copies in boxes of `down` rows and `across` columns.
+
+    parameter: its number. kind, swizzle: of elements, and how a box lies in shared memory, as the driver's
+    cuTensorMapEncodeTiled has them. stride, offset: bytes from row to row, and in front of the first.
+    """
+
+    parameter: int
+    kind: int
+    rows: int
+    columns: int
+    stride: int
+    offset: int
+    down: int
+    across: int
+    swizzle: int
 
 
 @dataclass(frozen=True)
 class KernelCode:
     """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
     and sizes that it takes, before the two of Triton's own. awaits: whether it may start before those have ended whose
-    results it reads, as it waits for them itself."""
+    results it reads, as it waits for them itself. matrices: those among the parameters, in their order."""
 
     name: str
     cubin: bytes
@@ -31,11 +53,13 @@ class KernelCode:
     shared: int
     parameters: int
     awaits: bool = False
+    matrices: tuple[MatrixCode, ...] = ()
 
     def record(self) -> bytes:
         name = self.name.encode()
-        numbers = self.threads, self.shared, self.parameters, self.awaits, len(name), len(self.cubin)
-        data = _HEAD.pack(*numbers) + name + self.cubin
+        numbers = self.threads, self.shared, self.parameters, self.awaits, len(self.matrices)
+        matrices = b"".join(_MATRIX.pack(*astuple(m)) for m in self.matrices)
+        data = _HEAD.pack(*numbers, len(name), len(self.cubin)) + matrices + name + self.cubin
         return data + bytes(-len(data) % _ALIGN)
 
     @staticmethod
@@ -69,12 +93,17 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, awaits, name, size = _HEAD.unpack_from(blob, offset)
-    start = offset + _HEAD.size
+    threads, shared, parameters, awaits, count, name, size = _HEAD.unpack_from(blob, offset)
+    first = offset + _HEAD.size
+    start = first + count * _MATRIX.size
     if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
         raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
+    matrices = tuple(MatrixCode(*m) for m in _MATRIX.iter_unpack(blob[first:start]))
+    if any(not 0 <= m.parameter < parameters for m in matrices):
+        raise ArtifactError(f"kernel {symbol!r}", expected=f"matrices among {parameters} parameters", got="others")
     text = blob[start : start + name].decode(errors="replace")
-    return KernelCode(text, bytes(blob[start + name : start + name + size]), threads, shared, parameters, awaits != 0)
+    cubin = bytes(blob[start + name : start + name + size])
+    return KernelCode(text, cubin, threads, shared, parameters, awaits != 0, matrices)
 
 
 __all__ = ["KernelCode", "pack", "unpack"]

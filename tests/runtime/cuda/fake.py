@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ingot.runtime.cuda.driver import KernelParams
+from ingot.support.cubins import MatrixCode
 
 Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
 
@@ -185,6 +186,11 @@ class FakeDriver:
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
         self._run(params, self._read(params))
 
+    def encode(self, at: int, matrix: MatrixCode, address: int) -> None:
+        """A map of a matrix: where it begins."""
+        assert at % 64 == 0, "a map that the driver would refuse"
+        ctypes.c_int64.from_address(at).value = address + matrix.offset
+
     def _read(self, params: KernelParams) -> list[int]:
         """The grid, and the values of the parameters."""
         count = self.count_of(self._functions[params.func])
@@ -198,7 +204,7 @@ class FakeDriver:
 
     def count_of(self, name: str) -> int:
         """Parameters of a kernel before Triton's own two."""
-        return {"double": 3, "less": 2, "positive": 3, "sizes": 3}[name]
+        return {"double": 3, "less": 2, "positive": 3, "sizes": 3, "matrix": 7}[name]
 
     def drop_graph(self, graph: int, executable: int) -> None:
         if executable:

@@ -17,7 +17,7 @@ from ingot.runtime.cuda.device import CudaDevice, Loaded
 from ingot.runtime.expr import Expr
 from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.runtime.state import Held
-from ingot.support.cubins import KernelCode, pack, unpack
+from ingot.support.cubins import KernelCode, MatrixCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError, InputError
 from ingot.support.native import Code, Features
 from tests.runtime.cuda.fake import FakeDriver
@@ -51,7 +51,12 @@ def checked(values: list[int]) -> None:
     ctypes.c_int64.from_address(table).value = -1  # nobody reads it
 
 
-KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked}
+def doubled_matrix(values: list[int]) -> None:
+    """As `doubled`, of a matrix: its map, and two sizes and two strides that are not read, come before the target."""
+    doubled([values[0], *values[5:]])
+
+
+KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked, "matrix": doubled_matrix}
 
 
 def code() -> Code:
@@ -213,6 +218,30 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
     plain = {"double": KernelCode("double", b"cubin", 128, 0, 3)}
     run(Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})), np.float32([1, 2]))
     assert not any(node.awaits for node in fake.nodes.values())
+
+
+def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver) -> None:
+    made, places = twice(), [fake.allocate(32) for _ in range(3)]
+    # from the second element on: 4 bytes
+    told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, down=1, across=2, swizzle=0)
+    kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, matrices=(told,))}
+    steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
+    packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})
+    assert unpack(packed, "sm_90a") == kernels
+    loaded = Loaded(replace(made, steps=steps, code={"cuda": packed}))
+    context = loaded.claim()
+    x = np.arange(8, dtype=np.float32)
+    for source, target in ((0, 1), (2, 1), (2, 0)):
+        ctypes.memmove(places[source], x.ctypes.data, 32)
+        context.run(context.bind(((4,),)), [places[source], places[target]], BOTH)
+        got = np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[target]))
+        np.testing.assert_array_equal(got, 2 * x[1:5])
+
+
+def test_a_matrix_of_no_parameter_is_refused() -> None:
+    told = MatrixCode(3, 6, 2, 2, 16, 0, 1, 2, 0)
+    with pytest.raises(ArtifactError, match="matrices among 3 parameters"):
+        KernelCode.of_record(KernelCode("double", b"cubin", 128, 0, 3, matrices=(told,)).record())
 
 
 def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:

@@ -15,7 +15,8 @@ from ingot.ir import kernel as k
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f16, f32, f64, i4, i64
 from ingot.support.errors import CompileError
-from ingot.targets.cuda.triton import PRELUDE, print_kernel
+from ingot.targets.cuda.prelude import PRELUDE
+from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned
 
 
@@ -30,6 +31,12 @@ def linear() -> Graph:
     y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
     y = ops.Add()(y, ops.BroadcastInDim((64, 32), (1,))(b))
     return Graph((x, b), (ops.Relu()(y),))
+
+
+def boxes() -> Graph:
+    """Many rows: the hardware copies tiles of both matrices."""
+    x, w = operand("x", f16, (2000, 96)), const(np.ones((96, 40), np.float16))
+    return Graph((x,), (ops.Relu()(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)),))
 
 
 def softmax() -> Graph:
@@ -86,7 +93,7 @@ def levels() -> Graph:
 
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
-    "depthwise": depthwise, "gated": gated, "levels": levels,
+    "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
 }  # fmt: skip
 
 
@@ -133,6 +140,7 @@ def test_cubins(name: str, arch: str) -> None:
         made = submit(source, capability(arch)).result()
         assert made.cubin[:4] == b"\x7fELF"
         assert made.parameters == len(kernel.params) + len(kernel.dims)
+        assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
         assert made.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
 

@@ -25,6 +25,7 @@ from ingot.ir.kernel.grammar import (
     Splat,
     Spread,
     Tile,
+    TileLoad,
     TileProduct,
     Transposed,
     Unary,
@@ -176,6 +177,13 @@ def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) 
 
 def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
     return Gather(buffer.dtype, index.lanes, buffer, index, mask, tile=index.tile)
+
+
+def tile_load(buffer: Buffer, row: Expr, column: Expr) -> Expr:
+    """The tile of a matrix in memory from (row, column) on."""
+    assert buffer.matrix is not None
+    rows, columns = buffer.matrix.tile
+    return TileLoad(buffer.dtype, rows * columns, buffer, row, column, tile=(rows, columns))
 
 
 def lookup(table: tuple[float, ...], index: Expr, dtype: DType) -> Expr:

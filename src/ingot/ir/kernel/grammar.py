@@ -9,6 +9,7 @@
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | Transposed(a) | TileProduct(a, b, c)
+           | TileLoad(buffer, row, column)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
 statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
@@ -23,7 +24,7 @@ given).
 Blocks. On machines that compute on whole blocks (GPUs: a chunk is one program) the lanes of a value may form a `tile`:
 rows and columns, row-major. A tile of one column or one row is what positions, masks and sums along an axis are;
 `alike` spreads them to the tile that they meet. What lies in memory is read and written there by an index for each
-element (`Gather`, a vector index of `Store`).
+element (`Gather`, a vector index of `Store`), or by the place of a whole tile in a `Matrix` (`TileLoad`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,21 @@ FUNCTIONS: dict[str, int] = {
 }
 
 
+Tile = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A param as a matrix: rows that lie `stride` elements apart, from element `offset` on. tile: what is read of it at
+    a time; hardware that copies boxes of memory is told all this before the kernel runs."""
+
+    rows: int
+    columns: int
+    stride: int
+    offset: int
+    tile: Tile
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Memory: `size` elements of `dtype` (a param's size may be None: known to the runtime only)."""
@@ -76,13 +92,11 @@ class Buffer:
     lanes: int = 1  # register space: lanes of each element
     offset: int = 0  # scratch space: bytes from the start of the worker's scratch (a multiple of 64)
     align: int = 64  # bytes; every param's first element is so aligned unless told otherwise
-    tile: tuple[int, int] | None = None  # register space: the rows and columns that the lanes of each element form
+    tile: Tile | None = None  # register space: the rows and columns that the lanes of each element form
+    matrix: Matrix | None = None  # param space: what every access reads a tile of
 
     def __hash__(self) -> int:
         return hash(self.name)  # printing looks buffers up more than all else
-
-
-Tile = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +305,15 @@ class TileProduct(Expr):
     a: Expr
     b: Expr
     c: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TileLoad(Expr):
+    """The tile of the buffer's matrix whose first element is at (row, column); what lies outside of it is 0."""
+
+    buffer: Buffer
+    row: Expr
+    column: Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,6 +356,8 @@ def _step(e: k.Expr) -> Step:
             return lambda m, a: wrapped(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
         case k.Load() | k.Gather():
             return _load(e)
+        case k.TileLoad():
+            return _load_tile(e)
         case k.Reduce():
             return _reduce(e)
         case k.Shuffle():
@@ -431,6 +433,24 @@ def _load(e: k.Load | k.Gather) -> Step:
             return rounded_to(np.atleast_1d(memory.data[where]).copy(), e)
         out = np.zeros(lanes, e.dtype.numpy)
         out[_on(mask[0])] = memory.data[where]
+        return rounded_to(out, e)
+
+    return run
+
+
+def _load_tile(e: k.TileLoad) -> Step:
+    matrix, name = e.buffer.matrix, e.buffer.name
+    assert matrix is not None and e.tile is not None
+    down, across = (np.arange(n) for n in e.tile)
+
+    def run(m: Machine, row: int, column: int) -> Value:
+        rows, columns = row + down[:, None], column + across
+        inside = (rows >= 0) & (rows < matrix.rows) & (columns >= 0) & (columns < matrix.columns)
+        memory, index = _known(m, name), np.ravel(matrix.offset + rows * matrix.stride + columns)
+        where = _elements(memory, index, e.lanes, np.ravel(inside), "load", e.row)
+        _read(m, memory, where, e.row)
+        out = np.zeros(e.lanes, e.dtype.numpy)
+        out[np.ravel(inside)] = memory.data[where]
         return rounded_to(out, e)
 
     return run

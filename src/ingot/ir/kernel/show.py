@@ -47,7 +47,9 @@ def _buffer(b: k.Buffer) -> str:
     place = f" at {b.offset}" if b.space == "scratch" else ""
     align = f" align {b.align}" if b.align != 64 else ""
     writable = " writable" if b.writable and b.space == "param" else ""
-    return f"{b.name}: {b.space} {kind_of(b.dtype, b.lanes, b.tile)}{size}{writable}{place}{align}"
+    m = b.matrix
+    matrix = f" {m.rows}x{m.columns} stride {m.stride} from {m.offset}" if m is not None else ""
+    return f"{b.name}: {b.space} {kind_of(b.dtype, b.lanes, b.tile)}{size}{writable}{place}{align}{matrix}"
 
 
 def _body(body: k.Body, indent: str, lines: list[str]) -> None:
@@ -174,6 +176,8 @@ class _Texts:
                 return f"ramp{e.lanes}({self.of(e.base)}, {e.step})", 9
             case k.Load() | k.Gather():
                 return self.place(e.buffer, e.index, e.lanes, e.mask), 9
+            case k.TileLoad():
+                return f"{e.buffer.name}{e.tile}[{self.of(e.row)}, {self.of(e.column)}]", 9
             case k.Reduce():
                 return f"reduce.{e.fn}({self.of(e.a)})", 9
             case k.Shuffle():

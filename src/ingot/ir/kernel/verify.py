@@ -174,10 +174,12 @@ class _Checker:
 
     # -- expressions
 
-    def buffer(self, b: k.Buffer, scope: _Scope, what: str) -> None:
+    def buffer(self, b: k.Buffer, scope: _Scope, what: str, *, matrix: bool = False) -> None:
         known = scope.buffers.get(b.name)
         self.need(known is not None, f"{what} {b.name}", "a param or an allocated buffer", "neither")
         self.need(known == b, f"{what} {b.name}", known, b)
+        told = "a matrix" if matrix else "no matrix"
+        self.need((b.matrix is not None) == matrix, f"{what} {b.name}", told, b.matrix)
 
     def register(self, b: k.Buffer, index: k.Expr, mask: k.Expr | None, scope: _Scope, what: str) -> None:
         self.index(index, what, scope)
@@ -255,6 +257,8 @@ class _Checker:
                 self.load(e, scope)
             case k.Gather():
                 self.gather(e, scope)
+            case k.TileLoad():
+                self.tile_load(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
             case k.Range() | k.Spread() | k.ReduceAlong() | k.Transposed() | k.TileProduct():
@@ -332,6 +336,15 @@ class _Checker:
         self.need(e.index.dtype == i64 and e.index.lanes == e.lanes, what, f"i64x{e.lanes}", _kind(e.index))
         self.mask(e.mask, e.lanes, what, scope)
 
+    def tile_load(self, e: k.TileLoad, scope: _Scope) -> None:
+        what, matrix = f"load {e.buffer.name}", e.buffer.matrix
+        self.buffer(e.buffer, scope, "load", matrix=True)
+        self.need(not e.buffer.writable, what, "a buffer for reading", "a writable one")
+        wants = kind_of(e.buffer.dtype, e.lanes, matrix and matrix.tile)
+        self.need(_kind(e) == wants, what, wants, _kind(e))
+        for at in (e.row, e.column):
+            self.need(at.dtype == i64 and at.lanes == 1, what, "an i64 scalar", _kind(at))
+
     def literal(self, e: k.Lit) -> None:
         wants = bool if e.dtype.kind == "b" else float if e.dtype.is_float else int
         fits = isinstance(e.value, int | float) and (wants is not int or isinstance(e.value, int))
@@ -407,6 +420,8 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
             return (e.base,)
         case k.Lookup():
             return (e.index,)
+        case k.TileLoad():
+            return (e.row, e.column)
         case k.Load() | k.Gather():
             return (e.index,) if e.mask is None else (e.index, e.mask)
     return ()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
 from functools import cache
 
+from ingot.support.cubins import MatrixCode
 from ingot.support.errors import DeviceError
 
 _OUT_OF_MEMORY, _NO_DEVICE = 2, 100
@@ -19,6 +20,8 @@ _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
 _PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
+_PROMOTED = 2  # cuTensorMapEncodeTiled: what a box misses in the second-level cache is fetched in pieces of 128 bytes
+MAP_BYTES = 128  # of a CUtensorMap
 LEAST_VERSION = 12000
 
 
@@ -223,6 +226,15 @@ class Driver:
             c_uint(params.shared), c_void_p(stream), params.params, None,
         )  # fmt: skip
 
+    def encode(self, at: int, matrix: MatrixCode, address: int) -> None:
+        """Write at `at` what tells the hardware of a matrix in memory: `MAP_BYTES` at a multiple of 64."""
+        self._call(
+            "cuTensorMapEncodeTiled", c_void_p(at), c_uint(matrix.kind), c_uint(2), c_void_p(address + matrix.offset),
+            (c_ulonglong * 2)(matrix.columns, matrix.rows), (c_ulonglong * 1)(matrix.stride),
+            (c_uint * 2)(matrix.across, matrix.down), (c_uint * 2)(1, 1), c_uint(0), c_uint(matrix.swizzle),
+            c_uint(_PROMOTED), c_uint(0),
+        )  # fmt: skip
+
     # -- graphs
 
     def graph(self) -> int:
@@ -255,7 +267,7 @@ class Driver:
 
     def instantiate(self, graph: int) -> int:
         executable = c_void_p()
-        self._call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), ctypes.c_ulonglong(0))
+        self._call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), c_ulonglong(0))
         return executable.value or 0
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Clock
-from ingot.runtime.cuda.driver import Driver, KernelParams
+from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import Image, LoadedKernel
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
 from ingot.runtime.program import Program, Step, table_places
@@ -21,28 +21,36 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
 _WORD = 8  # bytes of a size
+_OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
 MOST = 4096  # kernels of a graph that repeats those of loops
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
 
 class _Node:
-    """A launch: its parameters in memory, where the driver reads them."""
+    """A launch: its parameters in memory, where the driver reads them. One that is a matrix is told by a map of it, its
+    two sizes, and its two strides, which no kernel reads."""
 
     def __init__(
-        self, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]], dims: list[int],
-        sized: Step | None,
+        self, driver: Driver, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]],
+        dims: list[int], sized: Step | None,
     ) -> None:  # fmt: skip
         """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
         chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
         self.number, self.bases, self.sized = number, bases, sized
         self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
-        count = len(bases) + len(dims)
+        code, count = kernel.code, len(bases) + len(dims)
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has
         self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
-        size = ctypes.sizeof(ctypes.c_uint64)
+        self._driver, self._matrices = driver, {m.parameter: m for m in code.matrices}
+        self._held = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
+        first = -(-ctypes.addressof(self._held) // MAP_BYTES) * MAP_BYTES
+        self._maps = {m.parameter: first + i * MAP_BYTES for i, m in enumerate(code.matrices)}
         start = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * (count + 2))(*(start + i * size for i in range(count + 2)))
-        code = kernel.code
+        pointers: list[int] = []
+        for i in range(count + 2):
+            at = start + i * _WORD
+            pointers += [self._maps[i], *[at] * _OF_MATRIX] if i in self._maps else [at]
+        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
         self.params = KernelParams(
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
             self._pointers, None, None, None,
@@ -52,7 +60,12 @@ class _Node:
 
     def point(self, places: Places) -> None:
         for i, (base, offset) in enumerate(self.bases):
-            self._values[i] = places[base] + offset
+            self._set(i, places[base] + offset)
+
+    def _set(self, parameter: int, address: int) -> None:
+        self._values[parameter] = address
+        if parameter in self._maps:
+            self._driver.encode(self._maps[parameter], self._matrices[parameter], address)
 
     def slots(self) -> dict[int, list[tuple[int, int]]]:
         """Of each place that it reads or writes: the parameters that point there, and how far from its beginning."""
@@ -63,7 +76,7 @@ class _Node:
 
     def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
         for i, offset in slots:
-            self._values[i] = address + offset
+            self._set(i, address + offset)
 
     def resize(self, values: Mapping[str, int]) -> bool:
         """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
@@ -170,7 +183,7 @@ class Graphs:
             bases = [self._resolve.buffer(*arg) for arg in step.args]
             told = (d for d in (step.chunks, *step.dims) if isinstance(d, tuple))
             sized = None if all(found.isdisjoint(d) for d in told) else step
-            node = _Node(number, self._image.kernels[step.kernel], chunks, bases, dims, sized)
+            node = _Node(self._driver, number, self._image.kernels[step.kernel], chunks, bases, dims, sized)
             nodes.append(node)
             for base, slots in node.slots().items():
                 self._users.setdefault(base, []).append((node, slots))

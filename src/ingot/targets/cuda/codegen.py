@@ -16,11 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ingot.support.cubins import KernelCode
+from ingot.support.cubins import KernelCode, MatrixCode
 from ingot.support.errors import CompileError
-from ingot.targets.cuda.triton import PRELUDE, Source
+from ingot.targets.cuda.prelude import PRELUDE
+from ingot.targets.cuda.triton import Source
 
 TRITON = "3.6"
+_ELEMENTS = {"fp16": 6, "bf16": 9}  # as CUtensorMapDataType has them
 EARLY = 90  # the capability from which on kernels may start before those have ended that they await
 
 
@@ -52,7 +54,22 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
     threads, awaits = 32 * metadata["num_warps"], early and "await_producers()" in source.text
-    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters), awaits)
+    matrices = _matrices(source, metadata["tensordesc_meta"] or [])
+    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters), awaits, matrices)
+
+
+def _matrices(source: Source, told: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
+    """How tiles of matrices are to be copied, as Triton's code expects them."""
+    places = [(i, type_) for i, (_, type_, _) in enumerate(source.parameters) if type_.startswith("tensordesc")]
+    found: list[MatrixCode] = []
+    for (place, type_), numbers, meta in zip(places, source.matrices, told, strict=True):
+        rows, columns, stride, offset = numbers
+        size, (down, across) = meta["elem_size"], meta["block_size"]
+        kind = _ELEMENTS[type_.partition("<")[2].partition("[")[0]]
+        found.append(
+            MatrixCode(place, kind, rows, columns, size * stride, size * offset, down, across, meta["swizzle"])
+        )
+    return tuple(found)
 
 
 @cache

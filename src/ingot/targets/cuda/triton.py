@@ -5,7 +5,7 @@
       out0[i if i < 100000] = in0[i if i < 100000]                                     ->      i = chunk * 1024 + ...
 
 A chunk is a program. Values are scalars or blocks of rank 2; registers are variables, which loops carry. Every
-expression that a statement uses twice is a variable of its own. PRELUDE holds what several lines of Triton say.
+expression that a statement uses twice is a variable of its own. `prelude.py` holds what several lines of Triton say.
 """
 
 from __future__ import annotations
@@ -21,72 +21,6 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
-
-PRELUDE = '''\
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
-
-
-@triton.jit
-def await_producers():
-    if EARLY:
-        gdc_wait()
-
-
-@triton.jit
-def release_consumers():
-    if EARLY:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def fold_add(a, b):
-    return a + b
-
-
-@triton.jit
-def fold_mul(a, b):
-    return a * b
-
-
-@triton.jit
-def fold_and(a, b):
-    return a & b
-
-
-@triton.jit
-def fold_or(a, b):
-    return a | b
-
-
-@triton.jit
-def fold_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def fold_min(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def exp_narrow(a):
-    return tl.exp2(a * 1.4426950408889634)
-
-
-@triton.jit
-def scaled_f32(a, n):
-    """a * 2^n for even n, by two factors 2^(n/2)."""
-    half = (((n * 0.5).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-    return a * half * half
-
-
-@triton.jit
-def scaled_f64(a, n):
-    half = (((n * 0.5).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
-    return a * half * half
-'''
 
 TYPES: dict[DType, str] = {
     f16: "float16", bf16: "bfloat16", f32: "float32", f64: "float64", i8: "int8", i16: "int16", i32: "int32",
@@ -108,7 +42,7 @@ OWN = frozenset({
         "pow", "atan2",
     )),
 })  # fmt: skip
-# Functions of PRELUDE: the hardware's own, where few bits are asked for.
+# Functions of `prelude.py`: the hardware's own, where few bits are asked for.
 _SHORT = frozenset({("exp_narrow", f32)})
 _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 
@@ -116,12 +50,14 @@ _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 @dataclass(frozen=True)
 class Source:
     """A kernel as Triton takes it. parameters: its name, Triton's type, and how many bytes its address is a multiple of
-    (0: unknown, or no address). hints: the kernel's."""
+    (0: unknown, or no address). hints: the kernel's. matrices: of the parameters that are some, in their order: rows,
+    columns, elements from row to row, and the first one's place."""
 
     name: str
     text: str
     parameters: tuple[tuple[str, str, int], ...]
     hints: tuple[tuple[str, int], ...] = ()
+    matrices: tuple[tuple[int, int, int, int], ...] = ()
 
 
 def print_kernel(kernel: k.Kernel) -> Source:
@@ -131,7 +67,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     kernel = expand(kernel, _is_own)
     name = _name(kernel.name)
     parameters = (
-        *((_name(b.name), f"*{type_name(b.dtype, _POINTERS)}", b.align) for b in kernel.params),
+        *((_name(b.name), _memory_type(b), 0 if b.matrix else b.align) for b in kernel.params),
         *((_name(v.name), "i64", 0) for v in kernel.dims),
     )
     lines = ["@triton.jit", f"def {name}({', '.join(p for p, _, _ in parameters)}):"]
@@ -139,7 +75,14 @@ def print_kernel(kernel: k.Kernel) -> Source:
     writer = _Writer(lines, "" if narrow else ".to(tl.int64)")
     writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
     writer.body(kernel.body)
-    return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints)
+    found = [b.matrix for b in kernel.params if b.matrix is not None]
+    matrices = tuple((m.rows, m.columns, m.stride, m.offset) for m in found)
+    return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints, matrices)
+
+
+def _memory_type(b: k.Buffer) -> str:
+    element = type_name(b.dtype, _POINTERS)
+    return f"*{element}" if b.matrix is None else f"tensordesc<{element}{list(b.matrix.tile)}>"
 
 
 def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
@@ -340,6 +283,9 @@ class _Text:
                 return f"tl.broadcast_to({self.of(e.a)}, {e.tile})"
             case k.Load() | k.Gather():
                 return self.load(e)
+            case k.TileLoad():
+                at = ", ".join(f"tl.cast({self.of(place)}, tl.int32)" for place in (e.row, e.column))
+                return f"{_name(e.buffer.name)}.load([{at}])"
             case k.Reduce():
                 return f"tl.reduce({self.of(e.a)}, None, fold_{e.fn})"
             case k.ReduceAlong():

@@ -11,8 +11,8 @@ from ingot.targets.serve import serve
 
 
 def _answer(header: bytes, text: bytes) -> bytes:
-    name, parameters, hints, capability = json.loads(header)
-    source = Source(name, text.decode(), tuple(map(tuple, parameters)), tuple(map(tuple, hints)))
+    name, parameters, hints, matrices, capability = json.loads(header)
+    source = Source(name, text.decode(), *(tuple(map(tuple, told)) for told in (parameters, hints, matrices)))
     try:
         return compile_kernel(source, capability).record()
     except Exception as e:  # Triton's own kinds are many

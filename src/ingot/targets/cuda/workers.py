@@ -55,7 +55,7 @@ def start(kernels: int) -> None:
 
 def submit(source: Source, capability: int) -> Future[KernelCode]:
     """Begin to compile a kernel for a compute capability. The future raises CompileError with Triton's words."""
-    header = json.dumps([source.name, source.parameters, source.hints, capability]).encode()
+    header = json.dumps([source.name, source.parameters, source.hints, source.matrices, capability]).encode()
     job = Job(header, source.text.encode(), partial(_lost, source.name))
     made: Future[KernelCode] = Future()
     job.future.add_done_callback(partial(_decode, made))

@@ -26,6 +26,7 @@ from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
+from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, part_of, reads_again
@@ -86,6 +87,7 @@ class _Product:
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
+    boxes: Boxes | None = None  # where the tiling asks for them
 
     @staticmethod
     def of(
@@ -109,10 +111,17 @@ class _Product:
         if constant[b_at] and not of_levels:
             pack = repacked(axes, b_at, b_layout.offset, stored[1].dtype)
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
-        asked = Asked(m, n, depth, batch, anchor.inputs[0].dtype, turn=found.levels.turn if found else 0)
+        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        boxes: Boxes | None = None
+        if machine.boxes and found is None and x.dtype == y.dtype:
+            read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
+            walked = loops if pack is None else packed_loops(loops, axes)
+            boxes = boxes_of(walked, x.dtype, (a.offset, Arg("in", a_at)), read)
+        turn = found.levels.turn if found else 0
+        asked = Asked(m, n, depth, batch, x.dtype, turn=turn, boxes=boxes is not None)
         site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
         tiling = decided(site, machine, Tiling)
-        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
+        boxes = boxes if tiling.boxes else None
         if found is not None:
             for index in found.left:
                 group = group.without(index)
@@ -120,13 +129,14 @@ class _Product:
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(group, anchor, a, b, loops, tiling, site, found.packs, found.packed(), found.levels)
         if pack is None:
-            return _Product(group, anchor, a, b, loops, tiling, site)
+            return _Product(group, anchor, a, b, loops, tiling, site, boxes=boxes)
         if not reads_again(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         loops = packed_loops(loops, axes)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
         b = _Operand(buffer, 0)
-        return _Product(group, anchor, a, b, loops, tiling, site, (pack,), ((buffer, Arg("pack", 0)),))
+        packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
+        return _Product(group, anchor, a, b, loops, tiling, site, (pack,), packed, boxes=boxes)
 
     @property
     def tile(self) -> Tile:
@@ -146,12 +156,16 @@ class _Product:
         row_at = rows.index(top, tuple(x.extent for x in loops.rows))
         column_at = columns.index(top, tuple(x.extent for x in loops.cols))
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
-        acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
+        boxes = self._boxes()
+        if boxes:
+            acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), part)
+        else:
+            acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
         place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), rows.live, columns.live)
         # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
         if isinstance(whole, int) and whole * t.parts <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *sums.finish(top, (acc,), place, part, own)
+        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), place, part, own)
         step = self.group.step("product", chunk, whole * t.parts, top, *extra, warps=t.warps, stages=t.stages)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
@@ -189,9 +203,7 @@ class _Product:
         step = t.depth if in_tiles else 1
         terms = self._terms(top, axes, columns, b_columns, live, step)
         size = step // terms.halves
-        acc = top.alloc("acc", dtype, 1, lanes=t.rows * t.columns, tile=self.tile)
-        top.store(acc, ZERO, Lit(dtype, t.rows * t.columns, 0.0 if dtype.is_float else 0, tile=self.tile))
-
+        acc = self._zeros(top)
         begin, end = part_of(top, part, t.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
@@ -207,6 +219,34 @@ class _Product:
                     block.store(acc, ZERO, k.tile_product(x, y, old))
                 else:
                     block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))
+
+        top.loop("k", begin, end, step, turn, multiple=step)
+        return k.load(acc, ZERO)
+
+    def _zeros(self, top: Block) -> Buffer:
+        """A register of the tile's sums."""
+        dtype, lanes = accumulates(self.anchor), self.tiling.rows * self.tiling.columns
+        acc = top.alloc("acc", dtype, 1, lanes=lanes, tile=self.tile)
+        top.store(acc, ZERO, Lit(dtype, lanes, 0.0 if dtype.is_float else 0, tile=self.tile))
+        return acc
+
+    def _boxes(self) -> list[tuple[Buffer, Box]]:
+        """The operands that are copied in boxes: both or none."""
+        if self.boxes is None:
+            return []
+        (a, b), t = self.boxes, self.tiling
+        return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
+
+    def _boxed_sums(self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, part: Expr) -> Expr:
+        """As `_sums`, of operands that are copied in boxes; what lies outside of them is zero."""
+        (a, a_box), (b, b_box) = boxes
+        acc, step = self._zeros(top), self.tiling.depth
+        depth = product(x.extent for x in self.loops.reduce)
+        begin, end = part_of(top, part, self.tiling.parts, depth, step)
+
+        def turn(block: Block, at: Expr) -> None:
+            x, y = block.let(a_box.read(a, row, at), "x"), block.let(b_box.read(b, at, column), "y")
+            block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
 
         top.loop("k", begin, end, step, turn, multiple=step)
         return k.load(acc, ZERO)

@@ -19,6 +19,7 @@ PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
 LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
+BOXED = 1024  # rows from which on copies of boxes are worth their start
 EPILOGUE = 7e-5  # microseconds for an element of a tile
 JOINED = 8 / 3e6  # microseconds for an element of a part, which all programs write and some read
 ARRIVED = 4 / 1.1e5, 1.0  # and for an element that the last to arrive reads alone, after so long
@@ -49,7 +50,7 @@ LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no t
 class Asked:
     """What a tiling is chosen for. dtype: of the operands. lines: the terms of B's columns lie side by side. turn:
     steps along the reduction where B's levels leave no choice, else 0. block: what they are a multiple of. halves:
-    parts of them that share elements of B. together: products of one kernel."""
+    parts of them that share elements of B. together: products of one kernel. boxes: operands may be copied in boxes."""
 
     rows: DimLike
     columns: DimLike
@@ -61,6 +62,7 @@ class Asked:
     block: int = 1
     halves: int = 1
     together: int = 1
+    boxes: bool = False
 
     @property
     def alone(self) -> bool:
@@ -78,6 +80,7 @@ class Asked:
         found += [replace(choice, stages=n) for n in (choice.stages - 1, choice.stages + 1)]
         found += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.turn]
         found += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
+        found += [replace(choice, boxes=1 - choice.boxes)]
         return [t for t in found if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
@@ -86,7 +89,7 @@ class Asked:
         powers = all(n > 0 and n & n - 1 == 0 for n in (t.rows, t.columns, t.depth, t.warps))
         if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._most_parts(t.depth):
             return False
-        if self.turn and t.depth != self.turn:
+        if t.boxes > self.boxes or (self.turn and t.depth != self.turn):
             return False
         if self.alone:
             size = t.columns * t.depth * self.together // self.halves
@@ -142,7 +145,8 @@ class Asked:
         def cut(parts: int, tile: _Tile) -> Tiling:
             a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
             turn = (a + b) * step * nbytes
-            return Tiling(a, b, step, tile.warps, min(4 if bits <= 16 else 3, machine.shared * 3 // 4 // turn), parts)
+            stages = min(4 if bits <= 16 else 3, machine.shared * 3 // 4 // turn)
+            return Tiling(a, b, step, tile.warps, stages, parts, int(self.boxes and m >= BOXED))
 
         return [cut(parts, tile) for _, parts, _, tile in sorted(options(), key=lambda found: found[:3])]
 

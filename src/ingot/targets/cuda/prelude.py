@@ -1,0 +1,70 @@
+"""Functions in Triton that printed kernels call; in front of each of them. EARLY says whether kernels may start before
+those have ended that they await."""
+
+PRELUDE = '''\
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
+
+
+@triton.jit
+def await_producers():
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def release_consumers():
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def fold_add(a, b):
+    return a + b
+
+
+@triton.jit
+def fold_mul(a, b):
+    return a * b
+
+
+@triton.jit
+def fold_and(a, b):
+    return a & b
+
+
+@triton.jit
+def fold_or(a, b):
+    return a | b
+
+
+@triton.jit
+def fold_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def fold_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def exp_narrow(a):
+    return tl.exp2(a * 1.4426950408889634)
+
+
+@triton.jit
+def scaled_f32(a, n):
+    """a * 2^n for even n, by two factors 2^(n/2)."""
+    half = (((n * 0.5).to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+    return a * half * half
+
+
+@triton.jit
+def scaled_f64(a, n):
+    half = (((n * 0.5).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+    return a * half * half
+'''
+
+__all__ = ["PRELUDE"]
