@@ -80,7 +80,7 @@ class LSTM(Recurrent):
                 ),
             )
             yield cls(4, direction, has_lengths=True, levels=True), (*base, lengths)
-            levels, scales = (_values(passes, 16, 4) * 127).astype(np.int8), abs(_values(passes, 16)) * np.float32(0.02)
+            levels, scales = _bytes(4, passes)
             yield cls(4, direction, levels=True, has_scales=True), (*base[:2], levels, *base[3:], scales)
         yield cls(4), tuple(v.astype(np.float16) for v in _data(4, 2, 1))
         yield cls(4), tuple(v.astype(np.float64) for v in _data(4, 2, 1))
@@ -106,6 +106,9 @@ class GRU(Recurrent):
     def bias_inside(self) -> bool:
         return self.linear_before_reset
 
+    def rounds_state(self) -> bool:
+        return self.linear_before_reset
+
     def outer_bias(self, p: Parameters) -> Term:
         if not self.linear_before_reset:
             return super().outer_bias(p)
@@ -118,7 +121,7 @@ class GRU(Recurrent):
         (h,) = p.states
         n = self.hidden
         if self.linear_before_reset:
-            inner = t.contract(h, p.r, [(1, 1)])
+            inner = t.contract(self._rounded(h), p.r, [(1, 1)])
             (xz, xr, xn), (hz, hr, hn) = self._split(row, 3), self._split(inner, 3)
             z, r = applied(gate, self._clip(xz + hz)), applied(gate, self._clip(xr + hr))
             new = applied(update, self._clip(xn + r * (hn + p.b.slice(0, 5 * n, 6 * n))))
@@ -140,11 +143,12 @@ class GRU(Recurrent):
     ) -> tuple[np.ndarray, ...]:
         gate, update = self.activation(index)
         (h,) = states
+        read = self._levelled(h)
         (xz, xr, xn), (rz, rr, rn) = np.split(row, 3, axis=1), np.split(r, 3)
         wz, wr, wn, bz, br, bn = np.split(b, 6)
-        z = computed(gate, self._clipped(xz + wz + h @ rz.T + bz))
-        reset = computed(gate, self._clipped(xr + wr + h @ rr.T + br))
-        inner = reset * (h @ rn.T + bn) if self.linear_before_reset else (reset * h) @ rn.T + bn
+        z = computed(gate, self._clipped(xz + wz + read @ rz.T + bz))
+        reset = computed(gate, self._clipped(xr + wr + read @ rr.T + br))
+        inner = reset * (read @ rn.T + bn) if self.linear_before_reset else (reset * h) @ rn.T + bn
         return ((1 - z) * computed(update, self._clipped(xn + wn + inner)) + z * h,)
 
     @classmethod
@@ -155,6 +159,11 @@ class GRU(Recurrent):
                 yield cls(4, direction, linear_before_reset=linear), base
                 lengths = np.asarray([5, 1, 0], np.int64)
                 yield cls(4, direction, 0.4, has_lengths=True, linear_before_reset=linear), (*base, lengths)
+            levels = _bytes(3, passes)
+            yield (
+                cls(4, direction, levels=True, has_scales=True, linear_before_reset=True),
+                (*base[:2], levels[0], *base[3:], levels[1]),
+            )
         yield cls(4), tuple(v.astype(np.float16) for v in _data(3, 1, 1))
 
 
@@ -166,7 +175,7 @@ class RNN(Recurrent):
 
     def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
         (function,) = self.activation(index)
-        return (applied(function, self._clip(row + t.contract(p.states[0], p.r, [(1, 1)]))),)
+        return (applied(function, self._clip(row + t.contract(self._rounded(p.states[0]), p.r, [(1, 1)]))),)
 
     def compute(
         self,
@@ -178,7 +187,7 @@ class RNN(Recurrent):
         peephole: np.ndarray | None,
     ) -> tuple[np.ndarray, ...]:
         (function,) = self.activation(index)
-        total = row + states[0] @ r.T + b[: b.size // 2] + b[b.size // 2 :]
+        total = row + self._levelled(states[0]) @ r.T + b[: b.size // 2] + b[b.size // 2 :]
         return (computed(function, self._clipped(total)),)
 
     @classmethod
@@ -187,12 +196,19 @@ class RNN(Recurrent):
             base = _data(1, 1, passes)
             yield cls(4, direction), base
             yield cls(4, direction, 0.4, has_lengths=True), (*base, np.asarray([5, 1, 0], np.int64))
+            yield cls(4, direction, levels=True), base
         for name in TERMS:
             yield cls(4, activations=((name, 0.7, 0.3),)), _data(1, 1, 1)
 
 
 def _values(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+
+
+def _bytes(gates: int, passes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Levels of r, and the scales of its rows."""
+    rows = 4 * gates
+    return (_values(passes, rows, 4) * 127).astype(np.int8), abs(_values(passes, rows)) * np.float32(0.02)
 
 
 def _data(gates: int, states: int, passes: int, steps: int = 5) -> tuple[np.ndarray, ...]:

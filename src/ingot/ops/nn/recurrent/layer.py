@@ -11,6 +11,7 @@ writing of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -109,6 +110,14 @@ class Recurrent(Op):
         bias = p.b.slice(0, 0, width)
         return t.contract(x, p.w, [(2, 1)]) + (bias + self.outer_bias(p))
 
+    def rounds_state(self) -> bool:
+        """Whether the cell multiplies the state as it is with r, so that `levels` can round it."""
+        return True
+
+    def with_levels(self) -> Recurrent:
+        """This layer with r in i8 and the scales of its rows as the last operand."""
+        return replace(self, levels=True, has_scales=True)
+
     def outer_bias(self, p: Parameters) -> Term:
         """The part of b_R[G*H] that may be added outside the loop: all of it, unless a cell scales it."""
         width = self.gates * self.hidden
@@ -138,6 +147,9 @@ class Recurrent(Op):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         self.expect(not self.levels or inputs[0].dtype == f32, f"levels: expected x of f32, got {inputs[0]}")
+        self.expect(
+            not self.levels or self.rounds_state(), "levels: expected a cell that multiplies the state as it is"
+        )
         self.expect(self.levels or not self.has_scales, "has_scales: expected levels of the state, too")
         count = 4 + self.states + self.has_lengths + self.has_peepholes() + self.has_scales
         self.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
