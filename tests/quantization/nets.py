@@ -6,7 +6,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.node import Graph, Input, Node, Project, const
 from ingot.ir.types import TensorType, f32
 
 ONE, NONE = (1, 1), ((0, 0), (0, 0))
@@ -43,4 +43,19 @@ def cnn() -> Graph:
     c = ops.Relu()(ops.Conv(ONE, NONE, ONE, 2)(b, const(normal(3, 6, 4, 2, 2)), loc="grouped"))
     h = ops.mul(ops.reshape(c, (n, 6 * 4 * 3)), 0.5)
     y = ops.add(ops.MatMul()(h, const(normal(4, 72, 4)), loc="matrix"), ops.slice_axis(h, 1, 0, 4))
+    return Graph((x,), (y,), ("y",))
+
+
+def recurrent() -> Graph:
+    """An LSTM in both directions, a GRU behind it, which says where as its neighbour does, and a product."""
+    n = symbol("n")
+    x = Input("x", TensorType(f32, (6, n, 7)))()
+    known = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((2, 36, 7), (2, 36, 9), (2, 72)))]
+    start = ops.BroadcastInDim((2, n, 9), ())(ops.scalar(0.0, f32))
+    both = Project(0)(ops.LSTM(9, "bidirectional")(x, *known, start, start, loc="layers"))
+    joined = ops.reshape(ops.transpose(both, (0, 2, 1, 3)), (6, n, 18))
+    known = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((1, 15, 18), (1, 15, 5), (1, 30)))]
+    first = ops.BroadcastInDim((1, n, 5), ())(ops.scalar(0.1, f32))
+    h = Project(0)(ops.GRU(5, linear_before_reset=True)(joined, *known, first, loc="layers"))
+    y = ops.MatMul()(ops.reshape(h, (6, n, 5)), const(normal(4, 5, 3)), loc="matrix")
     return Graph((x,), (y,), ("y",))

@@ -10,6 +10,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.ir.verify import verify
 from ingot.pipeline.build import build_native
+from ingot.quantization.bench import Bench
 from ingot.quantization.calibrate import Probe
 from ingot.quantization.formats import FORMATS, LEVELS, Recipe, formed, offered
 from ingot.quantization.rounding import roundings, windows
@@ -34,7 +35,7 @@ def recipe_of(graph: Graph, samples: list[tuple[np.ndarray, ...]]) -> Recipe:
     return Recipe(seen, roundings(groups, seen, FORMATS))
 
 
-@pytest.fixture(scope="module", params=["mlp", "cnn"])
+@pytest.fixture(scope="module", params=["mlp", "cnn", "recurrent"])
 def case(request: pytest.FixtureRequest):
     graph = prepared(getattr(nets, request.param)())
     samples = calls(graph)
@@ -67,6 +68,16 @@ def test_compiled_as_the_interpreter_computes_it(case, form: str):
     got = np.asarray(CompiledModel(build_native(made, 1), threads=1)(*samples[0]))
     # as the simulation is, where the order of a sum decides on a level
     assert np.abs(got - want).mean() <= 2e-3 * np.abs(want).max()
+
+
+def test_layers_of_one_location_are_timed_apart():
+    graph = prepared(nets.recurrent())
+    groups = find_groups(graph)
+    assert [g.name for g in groups] == ["layers", "layers#2", "matrix"]
+    assert [g.recurrent for g in groups] == [True, True, False]
+    samples = calls(graph)
+    bench = Bench(graph, groups, recipe_of(graph, samples), samples[0], 1)
+    assert all(seconds > 0 for seconds in bench.by_group(bench.exact).values())
 
 
 def test_what_else_reads_a_value_shares_its_levels():

@@ -90,3 +90,21 @@ def test_what_a_file_cannot_say_is_refused(case, tmp_path: Path):
         write_onnx(old, tmp_path / "x.onnx", groups, recipe, {})
     assert not list(tmp_path.iterdir())
     assert graph.outputs
+
+
+def test_levels_of_a_recurrent_layer(tmp_path: Path):
+    """Its matrix alone: no op of ONNX rounds a state at each step."""
+    weights = {"W": nets.normal(1, 2, 24, 4), "R": nets.normal(2, 2, 24, 6)}
+    node = helper.make_node("LSTM", ["x", "W", "R"], ["y"], "lstm", hidden_size=6, direction="bidirectional")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 2, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 2, 2, 6])
+    net = helper.make_graph([node], "net", [x], [y], [numpy_helper.from_array(w, k) for k, w in weights.items()])
+    source = helper.make_model(net, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    graph = prepared(import_onnx(source))
+    groups = find_groups(graph)
+    write_onnx(source, tmp_path / "m.onnx", groups, Recipe({}), {"lstm": "int8-dynamic"})
+    written = onnx.load(tmp_path / "m.onnx")
+    assert {t.data_type for t in written.graph.initializer if t.name.startswith("ingot.levels")} == {TensorProto.INT8}
+    call = (nets.normal(9, 5, 2, 4),)
+    (want,), (got,) = interpret(graph, call), interpret(import_onnx(written), call)
+    assert 0 < np.abs(got - want).max() < 1e-2

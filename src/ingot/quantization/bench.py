@@ -12,6 +12,7 @@ import numpy as np
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import is_contraction
 from ingot.ops.group import Group as Fused
+from ingot.ops.nn.recurrent import Recurrent
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.plan.link import Launch
@@ -127,37 +128,48 @@ def undisturbed(steps: np.ndarray, spent: float) -> np.ndarray:
     return steps if excess <= 0 or not whole else np.where(long, steps * max(0.0, 1 - excess / whole), steps)
 
 
-def shared(launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping[str, str]) -> dict[str, float]:
+def shared(
+    launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
     """Seconds by group: of the kernels that compute its products, with those of kernels without any before them."""
-    out, waiting, last = dict.fromkeys(owners.values(), 0.0), 0.0, ""
+    out, waiting, last = dict.fromkeys((name for names in owners.values() for name in names), 0.0), 0.0, ""
+    taken: dict[str, list[float]] = {}
     for launch in launches:
         waiting += sum(seconds[launch.first : launch.last])
-        name = owners.get(launch.node.loc) if _multiplies(launch.node) else None
-        if name is not None:
-            out[name] += waiting
-            waiting, last = 0.0, name
+        if _multiplies(launch.node) and launch.node.loc in owners:
+            last = launch.node.loc
+            taken.setdefault(last, []).append(waiting)
+            waiting = 0.0
     if last:
-        out[last] += waiting
+        taken[last][-1] += waiting
+    for loc, times in taken.items():
+        # groups of one location, as a recurrent layer's layers are, have a kernel each, or share them
+        names = owners[loc]
+        each = times if len(times) == len(names) else [sum(times) / len(names)] * len(names)
+        for name, own in zip(names, each, strict=True):
+            out[name] += own
     return out
 
 
 def _multiplies(node: Node) -> bool:
-    return isinstance(node.op, Fused) and any(is_contraction(n) for n in node.op.body.nodes())
+    if not isinstance(node.op, Fused):
+        return False
+    return any(is_contraction(n) or isinstance(n.op, Recurrent) for n in node.op.body.nodes())
 
 
-def owners_of(graph: Graph, groups: Sequence[Group]) -> dict[str, str]:
-    """Source location -> the group whose products are the last before it: a fused kernel has its root's location, and
+def owners_of(graph: Graph, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+    """Source location -> the groups whose products are the last before it: a fused kernel has its root's location, and
     kernels that are alike share one body."""
     own = {site.node: group.name for group in groups for site in group.sites}
     behind: dict[Node, tuple[int, str]] = {}
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, None]] = {}
     for at, n in enumerate(graph.nodes()):
         last = (at, own[n]) if n in own else max((behind[i] for i in n.inputs if i in behind), default=None)
         if last is not None:
             behind[n] = last
             if n.loc:
-                found.setdefault(n.loc, last[1])
-    return found
+                found.setdefault(n.loc, {})[last[1]] = None
+    return {loc: tuple(names) for loc, names in found.items()}
 
 
 def with_receipt(program: Program, receipt: str) -> Program:

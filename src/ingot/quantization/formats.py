@@ -2,7 +2,7 @@
 
 y = dot(x, w)   ->   int8           dot(dequantize(quantize(x)), dequantize(levels of w)): in integers, fused
                      int8-shared    the same, and what else reads x (an addition, a pool) reads these levels
-                     int8-dynamic   as int8, x's scale found in each call
+                     int8-dynamic   as int8, x's scale found in each call; of a recurrent layer the state's at each step
                      weight8, 4     dot(x, dequantize(blocks of levels of w))
                      bfloat16       dot(convert(x), convert(w)): f32;   float16: w alone
 """
@@ -19,8 +19,8 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuilt
 from ingot.ir.types import DType, bf16, f16, f32, u8
 from ingot.quantization.ranges import Levels, Seen
-from ingot.quantization.sites import Group, Site
-from ingot.quantization.weights import Quantized, by_channel, feedback, in_blocks
+from ingot.quantization.sites import Group, Site, StateSite
+from ingot.quantization.weights import Channels, Quantized, by_channel, feedback, in_blocks
 from ingot.support.dataclass import dataclass
 
 FLOAT, STATIC, SHARED, DYNAMIC = "float32", "int8", "int8-shared", "int8-dynamic"
@@ -103,7 +103,7 @@ class Recipe:
 
     def shift(self, group: Group, site: Site, form: str, effective: np.ndarray) -> np.ndarray | None:
         """What the product's mean lost by rounded weights, by output channel (Nagel et al., arXiv 1906.04721)."""
-        if not self.corrected or form in (FLOAT, *STORED) or not self.seen[group.name].usable:
+        if not self.corrected or group.recurrent or form in (FLOAT, *STORED) or not self.seen[group.name].usable:
             return None
         factors = self.rounding(group, form).factors
         key = site.name, form, _bytes_of(factors)
@@ -140,7 +140,10 @@ def formed(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats: Forma
         form = FLOAT if found is None else formats.get(found[0].name, FLOAT)
         if found is None or form == FLOAT:
             return n.with_inputs(inputs)
-        return _product(*found, recipe, form, inputs[0])
+        group, site = found
+        if isinstance(site, StateSite):
+            return _layer(group, site, recipe, form, inputs)
+        return _product(group, site, recipe, form, inputs[0])
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         y = product(n, inputs)
@@ -161,6 +164,15 @@ def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> No
     y = n.op(x, quantized.node(site), loc=n.loc)
     shift = recipe.shift(group, site, form, quantized.value(site))
     return y if shift is None or not shift.any() else ops.add(y, along(const(shift), site.axes.result, y), loc=n.loc)
+
+
+def _layer(group: Group, site: StateSite, recipe: Recipe, form: str, inputs: Sequence[Node]) -> Node:
+    """A recurrent layer that rounds its state at each step."""
+    n, made = site.node, recipe.weights(group, site, form)
+    assert isinstance(n.op, ops.Recurrent) and isinstance(made, Channels)
+    scales = const(made.scale.reshape(made.q.shape[:2]))
+    levels = (*inputs[: site.operand], const(made.q), *inputs[site.operand + 1 :], scales)
+    return n.op.with_levels()(*levels, loc=n.loc)
 
 
 def along(p: Node, axis: int, like: Node) -> Node:
@@ -217,4 +229,6 @@ def offered(group: Group, seen: Seen, asked: Sequence[str]) -> tuple[str, ...]:
         forms = [f for f in forms if f != SHARED]
     if not group.plain:
         forms = [f for f in forms if f not in BITS]
+    if group.recurrent:
+        forms = [f for f in forms if f == DYNAMIC]
     return (FLOAT, *forms)

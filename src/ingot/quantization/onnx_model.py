@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ingot.ir.types import f16
 from ingot.quantization.formats import DYNAMIC, FLOAT, SHARED, STORED, Formats, Recipe
-from ingot.quantization.sites import Group, Site
+from ingot.quantization.sites import Group, Site, StateSite
 from ingot.quantization.weights import Blocks, Channels
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
@@ -65,11 +65,14 @@ class _Writer:
 
     def rewrite(self, group: Group, site: Site, form: str) -> None:
         node = self.nodes.get(site.node.loc)
-        if node is None or len(node.input) < 2 or node.input[1] not in self.constants:
+        if node is None or len(node.input) <= site.operand or node.input[site.operand] not in self.constants:
             where = "a node of the model's main graph with constant weights"
             raise InputError(
                 f"{site.name} cannot be written to ONNX", expected=where, got=node.op_type if node else "none"
             )
+        if isinstance(site, StateSite):
+            node.input[site.operand] = self._state_weights(node, group, site, form)
+            return
         factors = self._channel_factors(site, numpy_helper.to_array(self.constants[node.input[1]]))
         shift = None
         if form in STORED:
@@ -84,6 +87,17 @@ class _Writer:
                 node.input[1] = self._dequantized(node, site, quantized, factors)
         if shift is not None and shift.any():
             self._shifted(node, site, shift / factors)
+
+    def _state_weights(self, node: onnx.NodeProto, group: Group, site: Site, form: str) -> str:
+        """Levels of all rows of [directions, rows, hidden]. That the state is rounded, too, has no words in ONNX."""
+        made = self.recipe.weights(group, site, form)
+        assert isinstance(made, Channels)
+        rows = made.q.reshape(site.channels, site.depth)
+        inputs = [self._constant(rows, "levels"), self._constant(made.scale, "scales")]
+        (flat,) = self._node(
+            node, "DequantizeLinear", [*inputs, self._constant(np.zeros(len(rows), np.int8), "zeros")], axis=0
+        )
+        return self._node(node, "Reshape", [flat, self._constant(np.array(made.q.shape), "shape")])[0]
 
     def _channel_factors(self, site: Site, own: np.ndarray) -> np.ndarray:
         """What each output channel of the file's weights is multiplied with in the compiled model."""

@@ -37,6 +37,10 @@ def roundings(
         own = seen[group.name]
         if not own.usable:
             continue
+        if group.recurrent:
+            if DYNAMIC in formats:
+                out[group.name, DYNAMIC] = Rounding(error=max(_weights_error(site) for site in group.sites))
+            continue
         tried = _Tried(group, own)
         for form in (f for f in LEVELS if f in formats and (f != SHARED or group.shared)):
             judged = [tried.judged(r) for r in _candidates(group, own, form, methods)]
@@ -44,6 +48,13 @@ def roundings(
             best = min(judged, key=lambda r: r.error)
             out[group.name, form] = plain if plain.error < max(_ENOUGH, _LITTLE * best.error) else best
     return out
+
+
+def _weights_error(site: Site) -> float:
+    """Of rounding the weights alone, squared, over their squares."""
+    w = site.weight()
+    off = np.square(by_channel(site, w).value(site) - w, dtype=np.float64).sum()
+    return float(off / max(np.square(w, dtype=np.float64).sum(), 1e-300))
 
 
 def _candidates(group: Group, seen: Seen, form: str, methods: Sequence[str]) -> list[Rounding]:

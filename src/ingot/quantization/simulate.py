@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.ir.node import Graph, Input, Node, Project, rebuilt
 from ingot.ir.types import TensorType, bf16, f32, i32, u8
 from ingot.pipeline.build import build_native
 from ingot.quantization.formats import DYNAMIC, FLOAT, SHARED, STATIC, Formats, Recipe, along
 from ingot.quantization.samples import Call
-from ingot.quantization.sites import Group, Site
+from ingot.quantization.sites import Group, Site, StateSite
 from ingot.runtime.executor import CompiledModel
 
 _PLAIN, _STATIC, _SHARED, _DYNAMIC, _BFLOAT16 = range(5)
@@ -52,6 +52,9 @@ class Simulator:
             vectors.append(np.ones(group.channels, np.float32) if factors is None else factors)
             for site in group.sites:
                 w = recipe.effective(group, site, form)
+                if isinstance(site, StateSite):
+                    vectors.append(w)
+                    continue
                 shift = recipe.shift(group, site, form, w)
                 vectors += [w, np.zeros(site.channels, np.float32) if shift is None else shift]
         return [modes, scales, zeros, *vectors]
@@ -62,12 +65,18 @@ def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
     kinds = (("modes", i32), ("scales", f32), ("zeros", u8))
     modes, scales, zeros = (Input(f"simulated.{name}", TensorType(t, (count,)))() for name, t in kinds)
     added = [modes, scales, zeros]
+    layers: dict[Node, tuple[int, Node]] = {}
+    rounded: dict[Node, tuple[int, Node]] = {}  # a layer of the new graph, and the one that rounds its state
     places: dict[Node, tuple[int, Site, Node, Node, Node]] = {}
     for i, group in enumerate(groups):
         factors = Input(f"simulated.factors.{i}", TensorType(f32, (group.channels,)))()
         added.append(factors)
         for j, site in enumerate(group.sites):
-            w = Input(f"simulated.weights.{i}.{j}", site.node.inputs[1].type)()
+            w = Input(f"simulated.weights.{i}.{j}", site.node.inputs[site.operand].type)()
+            if isinstance(site, StateSite):
+                added.append(w)
+                layers[site.node] = i, w
+                continue
             shift = Input(f"simulated.shift.{i}.{j}", TensorType(f32, (site.channels,)))()
             added += [w, shift]
             places[site.node] = i, site, factors, w, shift
@@ -82,7 +91,21 @@ def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
         levels = ops.Dequantize()(ops.quantized(y, scale, zero), zero, scale)
         return ops.where(ops.compare("EQ", mode, _SHARED), levels, y)
 
+    def layer(n: Node, inputs: Sequence[Node]) -> Node:
+        i, r = layers[n]
+        at = StateSite.operand
+        given = (*inputs[:at], r, *inputs[at + 1 :])
+        plain = n.op(*given, loc=n.loc)
+        rounded[plain] = i, replace(n.op, levels=True)(*given, loc=n.loc)  # type: ignore[call-arg]
+        return plain
+
     def product(n: Node, inputs: Sequence[Node]) -> Node:
+        if n in layers:
+            return layer(n, inputs)
+        if isinstance(n.op, Project) and inputs[0] in rounded:
+            i, other = rounded[inputs[0]]
+            own = ops.compare("EQ", ops.index_axis(modes, 0, i), _DYNAMIC)
+            return ops.where(own, n.op(other), n.op(inputs[0]))
         found = places.get(n)
         if found is None:
             return n.with_inputs(inputs)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
+from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import fueled
 from ingot.ir.types import WeightAxes, f32
@@ -27,6 +29,7 @@ from ingot.support.dataclass import dataclass
 class Site:
     """A product. name: unlike any other's of the graph."""
 
+    operand: ClassVar[int] = 1  # of the node: the weights
     name: str
     node: Node
     axes: WeightAxes
@@ -44,10 +47,10 @@ class Site:
     @property
     def weights(self) -> int:
         """How many."""
-        return int(self.node.inputs[1].type.size)  # type: ignore[arg-type]
+        return int(self.node.inputs[self.operand].type.size)  # type: ignore[arg-type]
 
     def weight(self) -> np.ndarray:
-        return value_of(self.node.inputs[1])
+        return value_of(self.node.inputs[self.operand])
 
     def by_channel(self, w: np.ndarray) -> np.ndarray:
         """w as [output channels, the rest]."""
@@ -70,6 +73,27 @@ class Site:
 
 
 @dataclass(frozen=True)
+class StateSite(Site):
+    """What a recurrent layer multiplies its state with at each step: r [directions, gates * hidden, hidden]."""
+
+    operand: ClassVar[int] = 2
+
+    @property
+    def channels(self) -> int:
+        return self.weights // self.depth
+
+    @property
+    def depth(self) -> int:
+        return int(self.node.inputs[self.operand].shape[2])  # type: ignore[arg-type]
+
+    def by_channel(self, w: np.ndarray) -> np.ndarray:
+        return w.reshape(self.channels, self.depth)
+
+    def per_channel(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(*self.node.inputs[self.operand].shape[:2], 1)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class Group:
     """Products that read `value`, summed over its axis `axis`. name: the first one's. shared: whether other ops read it
     too, and could read its levels."""
@@ -89,6 +113,11 @@ class Group:
         return all(s.axes.plain for s in self.sites)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it is the state of a layer that is rounded, not the value."""
+        return any(isinstance(s, StateSite) for s in self.sites)
+
+    @property
     def channels(self) -> int:
         return self.sites[0].depth
 
@@ -105,25 +134,39 @@ def prepared(graph: Graph) -> Graph:
 
 def find_groups(graph: Graph) -> tuple[Group, ...]:
     """The groups of a prepared graph, in its order. Products inside of loops and branches are left alone."""
-    found: dict[tuple[Node, int], list[Site]] = {}
+    found: dict[tuple[Node, int, type[Site]], list[Site]] = {}
     counts: dict[str, int] = {}
     for n in graph.nodes():
-        axes = _weight_axes(n)
+        kind, axes = (StateSite, _STATE) if _has_known_state_weights(n) else (Site, _weight_axes(n))
         if axes is None:
             continue
         base = n.loc or n.op.name
         counts[base] = counts.get(base, 0) + 1
         name = base if counts[base] == 1 else f"{base}#{counts[base]}"
-        found.setdefault((n.inputs[0], axes.summed[0]), []).append(Site(name, n, axes))
+        found.setdefault((n.inputs[0], axes.summed[0], kind), []).append(kind(name, n, axes))
     uses, outputs = graph.uses(), set(graph.outputs)
-    groups_of = Counter(value for value, _ in found)
+    groups_of = Counter(value for value, _, _ in found)
 
     def shared(value: Node, sites: Sequence[Site]) -> bool:
         own = {site.node for site in sites}
         others = any(n not in own for n in uses[value])
-        return others and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
+        known = others and not any(isinstance(site, StateSite) for site in sites)
+        return known and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
 
-    return tuple(Group(value, axis, tuple(sites), shared(value, sites)) for (value, axis), sites in found.items())
+    return tuple(Group(value, axis, tuple(sites), shared(value, sites)) for (value, axis, _), sites in found.items())
+
+
+_STATE = WeightAxes(1, 3, (2, 2))
+
+
+def _has_known_state_weights(n: Node) -> bool:
+    """Whether `n` is a recurrent layer of f32 whose state can be rounded, with constant, finite weights for it."""
+    op = n.op
+    if not isinstance(op, ops.Recurrent) or op.levels or not op.rounds_state():
+        return False
+    r = n.inputs[StateSite.operand]
+    known = r.dtype == n.inputs[0].dtype == f32 and is_constant(r) and r.type.size != 0
+    return known and bool(np.isfinite(value_of(r)).all())
 
 
 def _weight_axes(n: Node) -> WeightAxes | None:
