@@ -34,12 +34,28 @@ TEXT = (
     "bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "xlnet", "gpt2", "gpt_neo",
     "gpt_neox", "gptj", "opt", "bloom", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3",
     "falcon", "mixtral", "olmo", "stablelm", "mamba", "t5", "bart", "rwkv", "convbert", "nystromformer", "funnel",
-    "modernbert", "cohere", "granite",
+    "modernbert", "cohere", "granite", "codegen", "xglm", "ctrl", "biogpt", "persimmon", "olmo2", "glm", "qwen2_moe",
+    "starcoder2", "gpt_bigcode", "nemotron", "helium", "ernie", "megatron-bert", "squeezebert", "mobilebert",
+    "roformer", "fnet", "camembert", "xlm-roberta", "layoutlm", "splinter", "ibert", "esm", "mamba2",
 )  # fmt: skip
 VISION = (
     "vit", "deit", "beit", "dinov2", "segformer", "clip_vision_model", "siglip_vision_model", "resnet", "regnet",
     "convnextv2", "poolformer",
 )  # fmt: skip
+TIMM = {
+    name: size
+    for size, names in {
+        64: "edgenext_xx_small efficientvit_b0 repvgg_a0 ghostnet_100 lcnet_050 mixnet_s dla34 hrnet_w18_small "
+        "cspresnet50 ese_vovnet19b_dw nfnet_l0 resnest14d coat_lite_tiny pvt_v2_b0 mobilevit_xxs mobileone_s0 "
+        "repvit_m0_9 focalnet_tiny_srf caformer_s18 mambaout_femto hgnet_tiny dpn48b rexnet_100",
+        224: "tiny_vit_5m_224 pit_ti_224 levit_128s mixer_s32_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224 "
+        "volo_d1_224 twins_pcpvt_small davit_tiny gcvit_xxtiny hiera_tiny_224 sequencer2d_s swiftformer_xs",
+        240: "crossvit_tiny_240",
+        256: "fastvit_t8",
+        336: "eva02_tiny_patch14_336",
+    }.items()
+    for name in names.split()
+}
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "vocab_size": 300, "head_dim": 16, "max_position_embeddings": 64,
@@ -64,6 +80,18 @@ OWN: dict[str, dict[str, Any]] = {
     "funnel": {"d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 96, "block_sizes": [1, 1], "vocab_size": 300},
     "mixtral": {"num_local_experts": 4},
     "convbert": {"embedding_size": 64, "head_ratio": 2},
+    "codegen": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 300, "rotary_dim": 8,
+                "n_ctx": 64},
+    "xglm": {"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 96, "vocab_size": 300},
+    "ctrl": {"n_embd": 64, "n_layer": 2, "n_head": 4, "dff": 96, "n_positions": 64, "vocab_size": 300},
+    "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 300},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 48},
+    "squeezebert": {"embedding_size": 64},
+    "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
+    "roformer": {"embedding_size": 64},
+    "mamba2": {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300, "num_heads": 8, "head_dim": 16,
+               "state_size": 16, "n_groups": 2, "chunk_size": 8},
 }  # fmt: skip
 PADS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -78,6 +106,10 @@ def built(name: str) -> tuple[Any, tuple[Any, ...]]:
         make = getattr(torchvision.models, name)
         extra = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
         return make(num_classes=50, **extra), (torch.randn(2, 3, IMAGES[name], IMAGES[name]),)
+    if name in TIMM:
+        import timm
+
+        return timm.create_model(name, num_classes=50), (torch.randn(2, 3, TIMM[name], TIMM[name]),)
     if name in VISION:
         own: dict[str, Any] = {"image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2}
         own |= {"num_attention_heads": 4, "intermediate_size": 96}
@@ -183,7 +215,7 @@ def main() -> int:
     if asked.one:
         print(json.dumps(judge(asked.one, asked.dtype, asked.target)))
         return 0
-    names = [n for n in asked.only.split(",") if n] or [*TEXT, *VISION, *IMAGES]
+    names = [n for n in asked.only.split(",") if n] or [*TEXT, *VISION, *IMAGES, *TIMM]
     failed = 0
     with ThreadPoolExecutor(asked.workers) as pool:
         rows = [*pool.map(lambda name: _in_process(name, asked.dtype, asked.target), names)]

@@ -33,7 +33,7 @@ from ingot.opening import (
 )
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.device import refusal
+from ingot.runtime.device import refusal, refusal_of
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
@@ -261,6 +261,16 @@ def _cached(key: str, build: Callable[[], Program]) -> Program:
             program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return program
+
+
+def check_runs(target: str) -> None:
+    """Raise ArtifactError, before anything is compiled, where this machine cannot run what is compiled for a target."""
+    if target == "native":
+        return
+    from ingot.pipeline.target import features_of
+
+    if (refused := refusal_of(features_of(target))) is not None:
+        raise refused
 
 
 def _build(read: Callable[[], Graph], options: Options) -> Program:

@@ -12,6 +12,7 @@ from ingot.bench import run as benching
 from ingot.cli.console import FAILED, UNSUPPORTED, err, escape, out, plain_table, presented, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
+from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
@@ -51,6 +52,8 @@ def bench(
     with presented(as_json, limit):
         source = open_source(model)
         names = benching.engines(DEFAULT[source.kind] if against is None else against)
+        if source.kind != "artifact":
+            check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
         feeds = inputs_of(source, compiled.program, size, 0)
         results = benching.bench(model, names, feeds, compiled.threads, rounds, seconds, precision, target)

@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
+from ingot.compiler import check_runs
 from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source
@@ -49,6 +50,8 @@ def compare(
     """
     with presented(as_json, limit):
         source = open_source(model, about.words)
+        if program is None:
+            check_runs(settings.target)
         found = comparing.compare(
             source, program=program, sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter,
             seed=seed, **vars(settings),

@@ -86,5 +86,6 @@ def _print_facts(compiled: CompiledProgram) -> None:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})
     sizes = f"{bytes_text(program.code_bytes)} of code, {bytes_text(program.weights.nbytes)} of weights"
-    out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}, {compiled.threads} threads", highlight=False)
+    threads = f", {compiled.threads} threads" if program.device == "cpu" else ""
+    out.print(f"{len(program.steps)} steps, {kernels} kernels, {sizes}{threads}", highlight=False)
     out.print(f"for {program.features}", highlight=False)

@@ -11,6 +11,7 @@ import typer
 from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
+from ingot.compiler import check_runs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
 from ingot.debug.chrome import chrome_trace
@@ -53,6 +54,7 @@ def explain(
         if source.kind == "artifact" and (receipt := artifact.load(source.path).meta.get("quantization")):
             _print_receipt(receipt, as_json)
             return
+        check_runs(settings.target)
         graph = read_graph(source)
         built = build(graph, **vars(settings))
         feeds = random_inputs(built.program, graph, size)

@@ -13,6 +13,7 @@ import typer
 from ingot.cli.console import escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import inputs_of
+from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
@@ -45,6 +46,8 @@ def run(
     """
     with presented(as_json, limit):
         source = open_source(model, about.words)
+        if source.kind != "artifact":
+            check_runs(settings.target)
         compiled = runnable(compile_source(source, cache=True, **vars(settings)))
         feeds = read_feeds(compiled.program, feed or [])
         if random:

@@ -40,15 +40,16 @@ class CudaDevice:
     name = "cuda"
 
     def refusal(self, needs: Features) -> ArtifactError | None:
+        archs = ", ".join((needs.arch, *needs.features))
         try:
             here = driver().capability
         except DeviceError as error:
-            return ArtifactError(f"the program needs {needs.arch}", got=str(error), fix="run it where there is one")
+            return ArtifactError(f"the program is for NVIDIA GPUs ({archs}), and here is none: {error}")
         if _arch(needs, here) is not None:
             return None
         return ArtifactError(
-            "the program was compiled for other GPUs", expected=", ".join((needs.arch, *needs.features)),
-            got=f"sm_{here}", fix=f"compile with target='cuda:sm_{here}{'a' if here >= 90 else ''}'",
+            "the program was compiled for other GPUs", expected=archs, got=f"sm_{here}",
+            fix=f"compile with target='cuda:sm_{here}{'a' if here >= 90 else ''}'",
         )  # fmt: skip
 
     def load(self, program: Program, threads: int | None) -> Loaded:

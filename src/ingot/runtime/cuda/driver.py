@@ -304,7 +304,9 @@ def driver() -> Driver:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError("the NVIDIA driver", expected="libcuda.so.1", got=str(error)) from error
+        got = str(error).removeprefix("libcuda.so.1: ")
+        fix = "install the driver, or run this where there is a GPU"
+        raise DeviceError("the NVIDIA driver", expected="libcuda.so.1", got=got, fix=fix) from error
     return Driver(library)
 
 
