@@ -219,6 +219,17 @@ def main(folder: Path) -> None:
     from tensorflow_ops import ops_graph
 
     write(folder / "ops.zip", *ops_graph(data))
+    areas(folder)
+
+
+def areas(folder: Path) -> None:
+    from tensorflow_areas import Writers, areas_graph
+
+    write(folder / "areas.zip", *areas_graph(data))
+    module = Writers()
+    files = saved(module, {name: getattr(module, name) for name in ("growing", "parts")})
+    write(folder / "growing.zip", files, called(files, [{"x": data(n, 3)} for n in (4, 2, 1)], "growing"))
+    write(folder / "parts.zip", files, called(files, [{"x": data(3)} for _ in range(3)], "parts"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -166,7 +167,7 @@ class Sizes:
         if isinstance(op, ops.Compare):
             return _elementwise(lambda a, b: _compare(op.direction, a, b, node), *inputs)
         if not (node.dtype.is_integer or node.dtype == boolean):
-            raise _unknown(node)
+            return _computed(node, inputs)
         rule = _RULES.get(type(op))
         if rule is None:
             return _computed(node, inputs)
@@ -254,6 +255,8 @@ def _select(pred: object, a: object, b: object) -> object:
 
 
 def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
+    if not isinstance(a, Dim) and not isinstance(b, Dim):  # floats, too
+        return _COMPARED[direction](a, b)
     difference = a - b
     low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
     answers = {
@@ -266,6 +269,11 @@ def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     if not (true or false):
         raise _unknown(node)
     return bool(true) != bool(flipped)
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+}  # fmt: skip
 
 
 def _sign(a: DimLike) -> int:

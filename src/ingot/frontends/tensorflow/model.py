@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.frontends.shared.attempts import Known, attempts
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
@@ -136,7 +137,9 @@ def _finished(
     for o, v in zip(program.outputs, results, strict=True):
         if not isinstance(v, Node | Missing):
             walk.lost = True
-            walk.refused.append(UnsupportedOp("an output that is no tensor of numbers", o.name))
+            why = "return tf.math.real and tf.math.imag of it" if isinstance(v, Complex) else ""
+            what = "an output of complex numbers" if why else "an output that is no tensor of numbers"
+            walk.refused.append(UnsupportedOp(what, o.name, why))
     if walk.lost or any(isinstance(v, Missing) for v in results):
         raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
     values = [v for v in results if isinstance(v, Node)]

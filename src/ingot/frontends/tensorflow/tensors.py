@@ -24,6 +24,8 @@ _DTYPES = {
     22: T.u32, 23: T.u64,
 }  # fmt: skip
 
+COMPLEX = {8: T.f32, 18: T.f64}  # of two of which an element is
+
 
 def is_numeric(code: int) -> bool:
     return code % _REF in _DTYPES
@@ -56,13 +58,18 @@ def to_array(m: Message) -> np.ndarray:
         out = np.empty(len(strings), object)
         out[:] = strings
         return _filled(out, sizes, m)
-    dtype = dtype_of_code(code)
+    part = COMPLEX.get(code)
+    numpy = dtype_of_code(code).numpy if part is None else np.result_type(part.numpy, np.complex64)
     content = m.bytes(4)
     if content and len(content[-1]):
-        if len(content[-1]) != count * dtype.numpy.itemsize:
-            expected = f"{count * dtype.numpy.itemsize} bytes"
+        if len(content[-1]) != count * numpy.itemsize:
+            expected = f"{count * numpy.itemsize} bytes"
             raise ImportModelError("a constant", expected=expected, got=len(content[-1]), where=m.source.path)
-        return np.frombuffer(content[-1], dtype.numpy).reshape(sizes)
+        return np.frombuffer(content[-1], numpy).reshape(sizes)
+    if part is not None:
+        pairs = m.array(*((9, "<f4") if part is T.f32 else (12, "<f8")))
+        return _filled(pairs[: len(pairs) // 2 * 2].view(numpy), sizes, m)
+    dtype = dtype_of_code(code)
     if dtype in _FIXED:
         return _filled(m.array(*_FIXED[dtype]), sizes, m)
     if dtype in _VARINTS:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ingot import ops
 from ingot.frontends.shared import rows
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.proto import Function, Message, NodeDef, function_of, shape_of, single_float
-from ingot.frontends.tensorflow.tensors import dtype_of_code, to_array
+from ingot.frontends.tensorflow.tensors import COMPLEX, dtype_of_code, to_array
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Const, Node
-from ingot.ir.types import DType
+from ingot.ir.types import DType, i64
 from ingot.support.dataclass import dataclass
+from ingot.support.limits import most_found
 
 if TYPE_CHECKING:
     from ingot.frontends.tensorflow.walk import Frame, Walk
@@ -51,7 +54,7 @@ class Missing:
     cut: str = ""
 
 
-Value = Node | Variable | Strings | TensorList | Missing
+Value = Node | Complex | Variable | Strings | TensorList | Missing
 Result = Value | Sequence[Value] | None
 
 
@@ -92,6 +95,10 @@ class Call:
         """An element type's code, of any kind."""
         return self._get(name).int(6)
 
+    def complex_part(self, name: str) -> DType | None:
+        """Of which a complex type is two; None for others."""
+        return COMPLEX.get(self.code(name))
+
     def codes(self, name: str) -> list[int]:
         return self._get(name).message(1).ints(6)
 
@@ -118,6 +125,11 @@ class Call:
         found = self._find(name)
         return () if found is None else tuple(found.message(1).ints(3))
 
+    def floats(self, name: str) -> np.ndarray:
+        """Of a list."""
+        found = self._find(name)
+        return np.zeros(0, np.float32) if found is None else found.message(1).array(4, "<f4")
+
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         found = self._find(name)
         return None if found is None else shape_of(found.message(7))
@@ -138,6 +150,32 @@ class Call:
         if not isinstance(x, Node):
             raise Unsupported("a shape that is no tensor")
         return self.walk.sizes.dims(x)
+
+    def elements(self, x: Value) -> list[DimLike | Node]:
+        """Those of an integer vector, as sizes where they are known."""
+        try:
+            return list(self.sizes(x))
+        except Unsupported:
+            count = x.type.size if isinstance(x, Node) else None
+            if not isinstance(x, Node) or not isinstance(count, int) or not x.dtype.is_integer:
+                raise
+            pieces = x.inputs if isinstance(x.op, ops.Concat) and all(i.type.size == 1 for i in x.inputs) else ()
+            parts = [ops.reshape(p, ()) for p in pieces]
+            line = ops.reshape(x, (count,))
+            return [self._size_or_node(p) for p in parts or (ops.index_axis(line, 0, i) for i in range(count))]
+
+    def _size_or_node(self, x: Node) -> DimLike | Node:
+        try:
+            return self.size(x)
+        except Unsupported:
+            return x
+
+    def lengths(self, x: Value) -> tuple[DimLike, ...]:
+        """As `sizes`; those that only the run knows are sizes that it finds, outside of loops and branches."""
+        elements, found = self.elements(x), self.walk.found
+        if not self.walk.is_outside([d for d in elements if isinstance(d, Node)]):
+            return self.sizes(x)
+        return tuple(found.size(ops.cast(d, i64), most_found(), "size") if isinstance(d, Node) else d for d in elements)
 
     def size(self, x: Value) -> DimLike:
         (only,) = self.sizes(x)

@@ -6,9 +6,11 @@ node                          ->  its row's results, or those of its function's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
@@ -18,9 +20,10 @@ from ingot.frontends.tensorflow.bundle import Bundle
 from ingot.frontends.tensorflow.functional import OLD
 from ingot.frontends.tensorflow.proto import Function, FunctionDef, Message, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
+from ingot.frontends.tensorflow.rows.algebra.complex import on_complex, on_parts
 from ingot.frontends.tensorflow.values import Call, Missing, Row, Value, Variable
 from ingot.ir.dims import Dim, DimLike, bounds
-from ingot.ir.node import Input, Node
+from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
@@ -29,7 +32,11 @@ from ingot.support.limits import in_time, spend_node
 _DEEPEST_CALL = 64
 # they check and print: no value depends on them
 _IGNORED = frozenset(("Assert", "Print", "PrintV2"))
-_WRITES = frozenset(("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign"))
+# those that have no row, such as optimizers' steps, are refused even where no output needs them
+_WRITES = re.compile(
+    "Assign(Add|Sub)?(VariableOp)?$|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
+    "|(Sparse)?Apply[A-Z]|Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|StridedSliceAssign|CountUpTo$"
+)
 _OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Sparse", "Substr", "Unicode", "Lookup")
 
 
@@ -60,7 +67,7 @@ class Walk:
 
     given: tensors by their places, `name:0`, in the place of what computes them. variables: what is in them now. state:
     keys of those that the model writes, with the inputs that they are at first. refused: whether or not an output needs
-    it. lost: whether something that was refused is written to a variable.
+    it. lost: whether something that was refused is written to a variable. below: what counters of loops stay below.
     """
 
     functions: Mapping[str, FunctionDef]
@@ -75,6 +82,7 @@ class Walk:
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
     found: Found = field(default_factory=Found)
+    below: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def run(self, frame: Frame, tensors: Sequence[str], nodes: Sequence[str] = ()) -> list[Value]:
@@ -119,13 +127,13 @@ class Walk:
             raise ImportModelError(f"a node reads {tensor!r}, which nothing computes", where=frame.prefix or None)
         first = 0
         if frame.arguments is not None and len(parts) > 1:
-            row = self._row(node)
+            row = self.row_of(node)
             results = row.results if isinstance(row, Row) else row.outputs if row is not None else ()
             first = results.index(parts[1]) if parts[1] in results else 0
         return name, first + int(number)
 
-    def _row(self, node: NodeDef) -> Row | FunctionDef | None:
-        return ROWS.get(node.op) or self.functions.get(node.op)
+    def row_of(self, node: NodeDef) -> Row | FunctionDef | None:
+        return ROWS.get(node.op) or on_complex.rows.get(node.op) or self.functions.get(node.op)
 
     def _run(self, roots: Sequence[str], frame: Frame) -> None:
         """Run these nodes, operands first."""
@@ -169,9 +177,10 @@ class Walk:
             spend_node(loc)
         if node.op in _IGNORED:
             return ()
-        row = self._row(node)
+        row = self.row_of(node)
         operands = [self.value(frame, t) for t in node.data_inputs]
         if row is None:
+            self.lost |= not self.restoring and bool(_WRITES.match(node.op))
             self._refuse(node, frame, _reason(node.op))
             return Missing("yes")
         absent = any(isinstance(v, Missing) for v in operands)
@@ -184,12 +193,16 @@ class Walk:
             if isinstance(row, FunctionDef):
                 return self.call(call, Function(node.op, node.attributes), operands)
             values = operands
-            if node.op not in _WRITES:
+            if not _WRITES.match(node.op):
                 values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
-            if not row.any_kind and not all(isinstance(v, Node) for v in values):
-                raise Unsupported("an operand that is no tensor of numbers")
             check_operands(row.fn, len(values))
-            made = row.fn(call, *values)
+            of_complex = row is on_complex.rows.get(node.op)
+            if not row.any_kind and (of_complex or any(isinstance(v, Complex) for v in values)):
+                made = on_parts(call, row, values)
+            elif not row.any_kind and not all(isinstance(v, Node) for v in values):
+                raise Unsupported("an operand that is no tensor of numbers")
+            else:
+                made = row.fn(call, *values)
         except Unsupported as e:
             if str(e):
                 self._refuse(node, frame, str(e))
@@ -237,7 +250,7 @@ class Walk:
             f = self.functions.get(name)
             nodes = f.nodes.values() if f is not None else ()
             called = (m.message(10).text(1) for n in nodes for m in n.attributes.values() if m.has(10))
-            self._writes[name] = any(n.op in _WRITES or self.writes(n.op) for n in nodes) or any(
+            self._writes[name] = any(_WRITES.match(n.op) or self.writes(n.op) for n in nodes) or any(
                 map(self.writes, called)
             )
         return self._writes[name]
@@ -249,6 +262,11 @@ class Walk:
             raise Unsupported(what)
         if isinstance(size, Dim) and (low is None or low < 0):
             self.conditions[size] = None
+
+    def is_outside(self, nodes: Sequence[Node]) -> bool:
+        """Whether these read the model's inputs alone, and no value of a loop or branch."""
+        read = (n.op.label for n in topological(nodes) if isinstance(n.op, Input))
+        return all(label in self.sizes.inputs or label in self.state for label in read)
 
     # variables
 

@@ -15,9 +15,9 @@ from tests.frontends.tensorflow.fixtures import Arrays, fixture, names
 
 
 @cache
-def _results(folder: Path) -> tuple[Arrays, Arrays]:
+def _results(which: str, folder: Path) -> tuple[Arrays, Arrays]:
     """Ingot's results and TensorFlow's, by name."""
-    ops = fixture("ops", folder)
+    ops = fixture(which, folder / which)
     ((inputs, expected),) = ops.calls
     graph = import_tensorflow(ops.path, outputs=sorted(expected)).graph
     given = [inputs[n.op.label] for n in graph.inputs if isinstance(n.op, Input)]
@@ -25,9 +25,9 @@ def _results(folder: Path) -> tuple[Arrays, Arrays]:
         return dict(zip(graph.output_names, interpret(graph, given), strict=True)), expected
 
 
-@pytest.mark.parametrize("name", names("ops"))
-def test_op(name: str, tmp_path_factory: pytest.TempPathFactory):
-    results, expected = _results(tmp_path_factory.getbasetemp())
+@pytest.mark.parametrize(("which", "name"), [pytest.param(w, n, id=n) for w in ("ops", "areas") for n in names(w)])
+def test_op(which: str, name: str, tmp_path_factory: pytest.TempPathFactory):
+    results, expected = _results(which, tmp_path_factory.getbasetemp())
     got, wanted = results[name], expected[name]
     assert got.dtype == wanted.dtype and got.shape == wanted.shape
     np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6)

@@ -2,9 +2,9 @@
 
 from ingot.frontends.shared.rows import merged
 from ingot.frontends.tensorflow.rows import (
-    contraction,
     control,
     create,
+    detection,
     elementwise,
     image,
     index,
@@ -16,10 +16,12 @@ from ingot.frontends.tensorflow.rows import (
     sort,
     variables,
 )
+from ingot.frontends.tensorflow.rows.algebra import complex, contraction, linalg
 
 ROWS = merged(
     m.row
     for m in (
-        contraction, control, create, elementwise, image, index, lists, norm, pool, reduce, shape, sort, variables,
+        complex, contraction, control, create, detection, elementwise, image, index, linalg, lists, norm, pool, reduce,
+        shape, sort, variables,
     )
 )  # fmt: skip

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.found import alone
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function
+from ingot.frontends.tensorflow.rows.lists import resized
 from ingot.frontends.tensorflow.values import Call, Missing, Result, Table, TensorList, Value, expect
-from ingot.ir.dims import Dim
-from ingot.ir.node import Graph, Input, Node, topological
+from ingot.ir.dims import Dim, DimLike, dim_max
+from ingot.ir.node import Graph, Input, Node, splat_of, topological
 from ingot.ir.types import boolean, i32
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 from ingot.support.limits import in_time
 
@@ -30,6 +33,8 @@ def partitioned_call(c: Call, *arguments: Value) -> Result:
 def _nodes(value: Value) -> tuple[Node, ...]:
     if isinstance(value, TensorList):
         return () if value.buffer is None else (value.buffer,)
+    if isinstance(value, Complex):
+        return value.real, value.imag
     return (value,) if isinstance(value, Node) else ()
 
 
@@ -44,6 +49,8 @@ def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
     for v in values:
         if isinstance(v, TensorList) and v.buffer is not None:
             out.append(TensorList(v.dtype, v.length, next(left)))
+        elif isinstance(v, Complex):
+            out.append(Complex(next(left), next(left)))
         else:
             out.append(next(left) if isinstance(v, Node) else v)
     return out
@@ -142,6 +149,11 @@ def while_(c: Call, *arguments: Value) -> Result:
     refused = list(c.walk.refused)
     probes = _fresh(start, f"{c.loc}.probe")
     ends = c.walk.call(c, body, probes)
+    counter = _counter(c, cond, start, probes, ends)
+    if counter is not None and any(isinstance(v, Missing) for v in ends):
+        c.walk.refused[:] = refused
+        c.walk.below[expect(probes[counter.place], Node, "tensor")] = counter.limit
+        ends = c.walk.call(c, body, probes)
     why = list(c.walk.refused)
     c.walk.refused[:] = refused
     if any(isinstance(v, Missing) for v in ends):
@@ -158,9 +170,11 @@ def while_(c: Call, *arguments: Value) -> Result:
         else v
         for v, e in zip(start, ends, strict=True)
     ]
+    if counter is not None:
+        start = [_grown(v, e, counter) for v, e in zip(start, ends, strict=True)]
     changing = _changing(start, ends)
     if changing is None:
-        return _loop(c, cond, body, start, fixed)
+        return _loop(c, cond, body, start, fixed, counter)
     results = _unrolled(c, cond, body, list(arguments))
     if results is None:
         raise Unsupported(f"a loop whose {changing}, and whose turns only the run counts")
@@ -186,7 +200,65 @@ def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
     return None
 
 
-def _loop(c: Call, cond: Function, body: Function, start: Sequence[Value], fixed: Sequence[bool]) -> Result:
+@dataclass(frozen=True)
+class _Counter:
+    """A carried value that goes 0, 1, ... limit - 1, one more with each turn, of a loop that nothing else ends."""
+
+    place: int
+    limit: DimLike
+
+
+def _counter(
+    c: Call, cond: Function, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
+) -> _Counter | None:
+    refused = list(c.walk.refused)
+    inside = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
+    (test,) = c.walk.call(c, cond, inside)
+    c.walk.refused[:] = refused
+    stays = {p: v for v, p, e in zip(start, probes, ends, strict=True) if p is e and isinstance(p, Node)}
+    before = {p: v for p, v in stays.items() if isinstance(v, Node)}
+    found: list[_Counter] = []
+    stack = [test]
+    while stack:
+        n = stack.pop()
+        if isinstance(n, Node) and isinstance(n.op, ops.And):
+            stack += reversed(n.inputs)
+            continue
+        if not (isinstance(n, Node) and isinstance(n.op, ops.Compare) and n.op.direction == "LT"):
+            return None
+        at, limit = n.inputs
+        places = [k for k, p in enumerate(probes) if p is at]
+        try:
+            first, most = (c.size(start[k]) for k in places), c.size(limit)
+            if [*first] != [0] or not all(_is_next(ends[k], at, before) for k in places):
+                return None
+        except Unsupported:
+            return None
+        found.append(_Counter(places[0], dim_max(most, 0)))
+    return found[-1] if found and all(f.limit == found[0].limit for f in found) else None
+
+
+def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
+    """Whether `end` is at + 1; before: what values that stay are."""
+    if not isinstance(end, Node) or not isinstance(end.op, ops.Add):
+        return False
+    a, b = end.inputs
+    step = b if a is at else a if b is at else at
+    return step is not at and splat_of(before.get(step, step)) == 1
+
+
+def _grown(start: Value, end: Value, counter: _Counter) -> Value:
+    """A list that gets an element with each turn, at the length that it ends with."""
+    if not isinstance(start, TensorList) or not isinstance(end, TensorList) or start.buffer is None:
+        return start
+    if end.length == start.length or end.length != dim_max(start.length, counter.limit):
+        return start
+    return TensorList(start.dtype, end.length, resized(start.buffer, end.length))
+
+
+def _loop(
+    c: Call, cond: Function, body: Function, start: Sequence[Value], fixed: Sequence[bool], counter: _Counter | None
+) -> Result:
     outside = [v for v, same in zip(start, fixed, strict=True) if same]
     shared, free = _inside(c, outside)
     carried = _fresh([v for v, same in zip(start, fixed, strict=True) if not same], c.loc)
@@ -196,6 +268,8 @@ def _loop(c: Call, cond: Function, body: Function, start: Sequence[Value], fixed
         return [next(ones) if f else next(others) for f in fixed]
 
     inside = merged(carried, shared)
+    if counter is not None:
+        c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
     (test,) = _checked(c.walk.call(c, cond, inside))
     ends = _checked(c.walk.call(c, body, inside))
     moved = [v for v, same in zip(ends, fixed, strict=True) if not same]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import TensorType, i64
+from ingot.support.limits import most_found
 
 row = Table()
 
@@ -19,6 +21,8 @@ def constant(c: Call) -> Value:
     value = c.tensor("value")
     if value.dtype == object:
         return Strings(value)
+    if value.dtype.kind == "c":
+        return Complex(*(const(np.ascontiguousarray(v), loc=c.loc) for v in (np.real(value), np.imag(value))))
     return const(value, loc=c.loc)
 
 
@@ -78,7 +82,7 @@ def size(c: Call, x: Node) -> Node:
 
 @row("Fill")
 def fill(c: Call, dims: Node, value: Node) -> Node:
-    return ops.broadcast_to(value, c.sizes(dims))
+    return ops.broadcast_to(value, c.lengths(dims))
 
 
 @row("ZerosLike", "OnesLike")
@@ -88,7 +92,7 @@ def likes(c: Call, x: Node) -> Node:
 
 @row("Empty")
 def empty(c: Call, dims: Node) -> Node:
-    return ops.full(c.sizes(dims), 0, c.dtype("dtype"))
+    return ops.full(c.lengths(dims), 0, c.dtype("dtype"))
 
 
 @row("Range")
@@ -98,11 +102,29 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    first, last, step = c.size(start), c.size(limit), c.size(delta)
+    ends = c.elements(ops.stack([start, limit])) if start.dtype.is_integer else [c.size(start), c.size(limit)]
+    step = c.size(delta)
+    if any(isinstance(end, Node) for end in ends):
+        return _found_range(c, start, limit, step)
+    first, last = (d for d in ends if not isinstance(d, Node))
     if not isinstance(step, int) or step == 0:
         raise Unsupported(f"a step of {step}")
     count = dim_max(ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step), 0)
     line = ops.arange(count, start.dtype)
+    return ops.add(line if step == 1 else ops.mul(line, step), start)
+
+
+def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
+    """As many numbers as the run finds."""
+    if not isinstance(step, int) or step == 0:
+        raise Unsupported(f"a step of {step}")
+    if not c.walk.is_outside((start, limit)):
+        raise Unsupported("a range of a length that only the run knows, in a loop or branch")
+    first, last = ops.cast(start, i64), ops.cast(limit, i64)
+    reach = ops.sub(last, first) if step > 0 else ops.sub(first, last)
+    # rounded up, of what may be below 0
+    count = ops.div(ops.add(ops.maximum(reach, 0), abs(step) - 1), abs(step))
+    line = ops.arange(c.walk.found.size(count, most_found(), "range"), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
 
 

@@ -8,8 +8,9 @@ from functools import partial, reduce
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Table
+from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import bounds
 from ingot.ir.node import Node, Op, const, splat_of
 from ingot.ops import incomplete_gamma, special
@@ -169,8 +170,11 @@ def clip_by_value(c: Call, x: Node, low: Node, high: Node) -> Node:
 
 
 @row("Cast")
-def cast(c: Call, x: Node) -> Node:
-    return ops.cast(x, c.dtype("DstT"))
+def cast(c: Call, x: Node) -> Value:
+    part = c.complex_part("DstT")
+    if part is None:
+        return ops.cast(x, c.dtype("DstT"))
+    return Complex(ops.cast(x, part), ops.full(x.shape, 0, part))
 
 
 @row("Bitcast")

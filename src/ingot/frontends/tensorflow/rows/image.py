@@ -106,3 +106,52 @@ def patches(c: Call, x: Node) -> Node:
             stop = (x.shape[0], i * rh + (rows - 1) * sh + 1, j * rw + (columns - 1) * sw + 1, x.shape[3])
             taps.append(ops.Slice(start, stop, (1, sh, sw, 1))(x))
     return ops.concat(taps, 3)
+
+
+@row("RGBToHSV")
+def rgb_to_hsv(c: Call, x: Node) -> Node:
+    return ops.stack(_hsv(x), -1)
+
+
+def _hsv(x: Node) -> tuple[Node, Node, Node]:
+    r, g, b = (ops.index_axis(x, -1, i) for i in range(3))
+    value = ops.maximum(ops.maximum(r, g), b)
+    spread = ops.sub(value, ops.minimum(ops.minimum(r, g), b))
+    flat = ops.Not()(ops.compare("GT", spread, 0.0))
+    unit = ops.div(1.0, ops.mul(ops.where(flat, 1.0, spread), 6.0))
+    of_red = ops.mul(unit, ops.sub(g, b))
+    of_green = ops.add(ops.mul(unit, ops.sub(b, r)), 2.0 / 6.0)
+    of_blue = ops.add(ops.mul(unit, ops.sub(r, g)), 4.0 / 6.0)
+    hue = ops.where(ops.compare("EQ", r, value), of_red, ops.where(ops.compare("EQ", g, value), of_green, of_blue))
+    hue = ops.where(flat, 0.0, hue)
+    bright = ops.compare("GT", value, 0.0)
+    saturation = ops.where(bright, ops.div(spread, ops.where(bright, value, 1.0)), 0.0)
+    return ops.where(ops.compare("LT", hue, 0.0), ops.add(hue, 1.0), hue), saturation, value
+
+
+def _rgb(hue: Node, saturation: Node, value: Node) -> Node:
+    turned = ops.mul(hue, 6.0)
+    parts: list[Node] = []
+    for center, sign, shift in ((3.0, 1.0, -1.0), (2.0, -1.0, 2.0), (4.0, -1.0, 2.0)):
+        share = ops.clip(ops.add(ops.mul(ops.Abs()(ops.sub(turned, center)), sign), shift), 0.0, 1.0)
+        parts.append(ops.mul(ops.add(ops.sub(1.0, saturation), ops.mul(saturation, share)), value))
+    return ops.stack(parts, -1)
+
+
+@row("HSVToRGB")
+def hsv_to_rgb(c: Call, x: Node) -> Node:
+    hue, saturation, value = (ops.index_axis(x, -1, i) for i in range(3))
+    return _rgb(hue, saturation, value)
+
+
+@row("AdjustSaturation")
+def adjust_saturation(c: Call, x: Node, scale: Node) -> Node:
+    hue, saturation, value = _hsv(ops.cast(x, f32))
+    return ops.cast(_rgb(hue, ops.clip(ops.mul(saturation, scale), 0.0, 1.0), value), x.dtype)
+
+
+@row("AdjustHue")
+def adjust_hue(c: Call, x: Node, delta: Node) -> Node:
+    hue, saturation, value = _hsv(ops.cast(x, f32))
+    moved = ops.add(hue, delta)
+    return ops.cast(_rgb(ops.sub(moved, ops.Floor()(moved)), saturation, value), x.dtype)

@@ -14,30 +14,10 @@ from ingot.ir.types import i32, i64
 row = Table()
 
 
-def _elements(c: Call, x: Node) -> list[DimLike | Node]:
-    """The elements of a vector, as sizes where they are known."""
-    try:
-        return list(c.sizes(x))
-    except Unsupported:
-        pieces = x.inputs if isinstance(x.op, ops.Concat) and all(i.type.size == 1 for i in x.inputs) else ()
-        count = x.type.size
-        if not isinstance(count, int):
-            raise
-        parts = [ops.reshape(p, ()) for p in pieces] or [ops.index_axis(x, 0, i) for i in range(count)]
-        return [_size_or_node(c, p) for p in parts]
-
-
-def _size_or_node(c: Call, x: Node) -> DimLike | Node:
-    try:
-        return c.size(x)
-    except Unsupported:
-        return x
-
-
 @row("StridedSlice")
 def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> Node:
     """numpy's basic indexing, in masks: bit i says it of element i of `begin`."""
-    first, last, steps = _elements(c, begin), _elements(c, end), c.numbers(strides)
+    first, last, steps = c.elements(begin), c.elements(end), c.numbers(strides)
     new, drop, rest = c.int("new_axis_mask", 0), c.int("shrink_axis_mask", 0), c.int("ellipsis_mask", 0)
     open_first, open_last = c.int("begin_mask", 0), c.int("end_mask", 0)
     axis = 0
@@ -55,10 +35,31 @@ def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> No
         else:
             start, stop = None if open_first & bit else low, None if open_last & bit else high
             if isinstance(start, Node) or isinstance(stop, Node):
-                raise Unsupported("a slice whose ends only the run knows")
-            x = ops.slice_axis(x, axis, start, stop, step)
+                x = _found_slice(c, x, axis, start, stop, step)
+            else:
+                x = ops.slice_axis(x, axis, start, stop, step)
             axis += 1
     return x
+
+
+def _found_slice(
+    c: Call, x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int
+) -> Node:
+    """Between ends that the run finds, and so is the size."""
+    if step != 1 or not c.walk.is_outside([v for v in (start, stop) if isinstance(v, Node)]):
+        raise Unsupported("a slice whose ends only the run knows, with steps or in a loop or branch")
+    n = ops.scalar(x.shape[axis], i64)
+
+    def place(end: DimLike | Node | None, missing: Node) -> Node:
+        if end is None:
+            return missing
+        at = ops.cast(end, i64) if isinstance(end, Node) else ops.scalar(end, i64)
+        return ops.clip(ops.where(ops.compare("LT", at, 0), ops.add(at, n), at), 0, n)
+
+    first = place(start, ops.scalar(0, i64))
+    count = ops.maximum(ops.sub(place(stop, n), first), 0)
+    size = c.walk.found.size(count, x.shape[axis], "slice")
+    return ops.Take(axis)(x, ops.add(ops.arange(size), first))
 
 
 def _at(x: Node, axis: int, place: DimLike | Node) -> Node:
@@ -91,7 +92,7 @@ def gather_nd(c: Call, x: Node, indices: Node) -> Node:
 @row("ScatterNd")
 def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
     """Sums of the updates that meet."""
-    return ops.ScatterND("add")(ops.full(c.sizes(shape), 0, updates.dtype), _wide(indices), updates)
+    return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _wide(indices), updates)
 
 
 _SCATTERED = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
@@ -133,7 +134,7 @@ def strided_update(c: Call, x: Node, begin: Node, end: Node, strides: Node, valu
     """x[begin:end] = value for full axes and steps of 1."""
     if any(s != 1 for s in c.numbers(strides)) or any(c.int(f"{m}_mask", 0) for m in ("ellipsis", "new_axis")):
         raise Unsupported("with steps, new axes or an ellipsis")
-    first = _elements(c, begin)
+    first = c.elements(begin)
     drop, open_first = c.int("shrink_axis_mask", 0), c.int("begin_mask", 0)
     starts: list[Node] = []
     shape: list[DimLike] = []

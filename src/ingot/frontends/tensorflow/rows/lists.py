@@ -54,11 +54,12 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
     items, at, x = _list(handle), expect(index, Node, "tensor"), expect(value, Node, "tensor")
     length, buffer = items.length, items.buffer
     if c.flag("resize_if_index_out_of_bounds"):
-        length = dim_max(length, c.size(at) + 1)
+        below = c.walk.below.get(at)
+        length = dim_max(length, c.size(at) + 1 if below is None else below)
     if buffer is None:
         buffer = ops.full((length, *x.shape), 0, items.dtype)
     elif length != items.length:
-        buffer = _resized(buffer, length)
+        buffer = resized(buffer, length)
     starts = [ops.cast(at, i64), *(ops.scalar(0, i64) for _ in x.shape)]
     return TensorList(items.dtype, length, ops.DynamicUpdateSlice()(buffer, ops.expand_dims(x, 0), *starts))
 
@@ -102,10 +103,10 @@ def pop_back(c: Call, handle: Value, shape: Node) -> Result:
 @row("TensorListResize", any_kind=True)
 def resize(c: Call, handle: Value, size: Node) -> Value:
     items, count = _list(handle), c.size(size)
-    return TensorList(items.dtype, count, None if items.buffer is None else _resized(items.buffer, count))
+    return TensorList(items.dtype, count, None if items.buffer is None else resized(items.buffer, count))
 
 
-def _resized(buffer: Node, count: DimLike) -> Node:
+def resized(buffer: Node, count: DimLike) -> Node:
     """More elements of zeros, or fewer."""
     rest = (0,) * (buffer.type.rank - 1)
     return ops.pad(buffer, (0, *rest), (count - buffer.shape[0], *rest))

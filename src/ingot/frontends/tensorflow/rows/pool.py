@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
-from ingot.frontends.tensorflow.values import Call, Table
+from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import Dim
 from ingot.ir.node import Node
+from ingot.ir.types import i64
 
 row = Table()
 
@@ -38,3 +40,46 @@ def avg_pool(c: Call, x: Node) -> Node:
     image, padding = windows.padded(image, around, 0)
     total = ops.AvgPool(kernel, strides, padding, dilation, divisor=1)
     return windows.back(c, ops.div(total(image), total(inside)))
+
+
+@row("Dilation2D")
+def dilation(c: Call, x: Node, w: Node) -> Node:
+    """The largest sum of a pixel and its weight in each window (greyscale morphology); padding does not count."""
+    image = windows.first(c, x)
+    window = windows.static(w.shape[:2], "a kernel")
+    strides, rates = windows.spatial(c, "strides", 4), windows.spatial(c, "rates", 4)
+    around = windows.padding_of(c, image.shape[2:], window, strides, rates)
+    low, high = ((0, 0, *(pair[i] for pair in around)) for i in (0, 1))
+    image = ops.pad(image, low, high, ops.identity_of("max", x.dtype))
+    reach = [(k - 1) * r for k, r in zip(window, rates, strict=True)]
+    counts = [(n - d - 1) // s + 1 for n, d, s in zip(image.shape[2:], reach, strides, strict=True)]
+    out: Node | None = None
+    for i in range(window[0]):
+        for j in range(window[1]):
+            part = image
+            for axis, (at, n, s, r) in enumerate(zip((i, j), counts, strides, rates, strict=True)):
+                first = at * r
+                part = ops.slice_axis(part, axis + 2, first, first + (n - 1) * s + 1, s)
+            weight = ops.reshape(ops.index_axis(ops.index_axis(w, 0, i), 0, j), (-1, 1, 1))
+            value = ops.add(part, weight)
+            out = value if out is None else ops.maximum(out, value)
+    assert out is not None
+    return windows.back(c, out)
+
+
+@row("MaxPoolWithArgmax", results=("output", "argmax"))
+def max_pool_with_argmax(c: Call, x: Node) -> Result:
+    """Places count in an image [rows, columns, channels], or in all of the batch."""
+    image = windows.first(c, x)
+    kernel, strides, around, dilation = _of(c, image)
+    image, padding = windows.padded(image, around, ops.identity_of("max", x.dtype))
+    if image.shape != windows.first(c, x).shape:
+        raise Unsupported("of padding that depends on a size")
+    values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results
+    batch, channels, rows, columns = image.shape
+    channel = ops.reshape(ops.arange(channels), (1, channels, 1, 1))
+    flat = ops.add(ops.mul(places, ops.scalar(channels, i64)), channel)
+    if c.flag("include_batch_in_index"):
+        first = ops.mul(ops.reshape(ops.arange(batch), (batch, 1, 1, 1)), ops.scalar(channels * rows * columns, i64))
+        flat = ops.add(flat, first)
+    return [windows.back(c, values), ops.cast(windows.back(c, flat), c.dtype("Targmax", i64))]

@@ -15,7 +15,7 @@ row = Table()
 
 @row("Reshape")
 def reshape(c: Call, x: Node, shape: Node) -> Node:
-    return ops.reshape(x, c.sizes(shape))
+    return ops.reshape(x, c.lengths(shape))
 
 
 @row("ExpandDims")
@@ -89,7 +89,7 @@ def split_v(c: Call, x: Node, sizes: Node, axis: Node) -> Result:
 
 @row("Tile")
 def tile(c: Call, x: Node, multiples: Node) -> Node:
-    for axis, times in enumerate(c.sizes(multiples)):
+    for axis, times in enumerate(c.lengths(multiples)):
         if times == 1:
             continue
         wide = ops.broadcast_to(ops.expand_dims(x, axis), (*x.shape[:axis], times, *x.shape[axis:]))
@@ -99,7 +99,7 @@ def tile(c: Call, x: Node, multiples: Node) -> Node:
 
 @row("BroadcastTo")
 def broadcast_to(c: Call, x: Node, shape: Node) -> Node:
-    return ops.broadcast_to(x, c.sizes(shape))
+    return ops.broadcast_to(x, c.lengths(shape))
 
 
 @row("BroadcastArgs")
@@ -128,7 +128,7 @@ def mirror_pad(c: Call, x: Node, paddings: Node) -> Node:
 
 
 def _amounts(c: Call, paddings: Node) -> tuple[tuple[DimLike, ...], tuple[DimLike, ...]]:
-    flat = c.sizes(paddings)
+    flat = c.lengths(paddings)
     return flat[::2], flat[1::2]
 
 

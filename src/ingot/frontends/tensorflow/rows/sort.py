@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.node import Node
-from ingot.ir.types import i32, i64
+from ingot.ir.node import Node, const
+from ingot.ir.types import f32, i32, i64
 
 row = Table()
 
@@ -29,3 +31,34 @@ def in_top_k(c: Call, predictions: Node, targets: Node, k: Node) -> Node:
 def nth_element(c: Call, x: Node, n: Node) -> Node:
     (ordered,) = ops.Sort(x.type.rank - 1, c.flag("reverse"))(x).results
     return ops.index_axis(ordered, -1, c.size(n))
+
+
+@row("LowerBound", "UpperBound")
+def bound(c: Call, edges: Node, x: Node) -> Node:
+    """How many of a row of `edges` lie below each value, or are at most it."""
+    kind = "LT" if c.op == "LowerBound" else "LE"
+    below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
+    return ops.reduce_sum(ops.cast(below, c.dtype("out_type", i32)), -1)
+
+
+@row("Bucketize")
+def bucketize(c: Call, x: Node) -> Node:
+    edges = const(c.floats("boundaries").astype(np.float32))
+    below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
+    return ops.reduce_sum(ops.cast(below, i32), -1)
+
+
+@row("ListDiff", results=("out", "idx"))
+def list_difference(c: Call, x: Node, y: Node) -> Result:
+    """What is in x and not in y, and where."""
+    same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
+    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", same, -1))), (-1,))
+    return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]
+
+
+@row("DynamicPartition")
+def dynamic_partition(c: Call, x: Node, parts: Node) -> Result:
+    rows = ops.reshape(x, (parts.type.size, *x.shape[parts.type.rank :]))
+    line = ops.reshape(parts, (parts.type.size,))
+    chosen = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
+    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in chosen]

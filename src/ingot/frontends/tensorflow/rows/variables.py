@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.rows.index import strided_update
 from ingot.frontends.tensorflow.values import Call, Missing, Result, Strings, Table, Value, Variable, expect
 from ingot.ir.node import Node, const
+from ingot.ir.types import i64
 
 row = Table()
 
@@ -54,6 +56,47 @@ def _write(c: Call, variable: Value, value: Value) -> None:
         c.walk.lost |= not c.walk.restoring
         raise Unsupported("")
     c.walk.write(expect(variable, Variable, "variable"), expect(value, Node, "tensor"))
+
+
+_PARTS = {"Update": "none", "Add": "add", "Sub": "add", "Mul": "mul", "Min": "min", "Max": "max"}
+
+
+@row(*(f"ResourceScatter{kind}" for kind in _PARTS), any_kind=True)
+def scatter(c: Call, variable: Value, indices: Value, updates: Value) -> Result:
+    """Rows of a variable."""
+    return _scattered(c, variable, indices, updates, by_rows=True)
+
+
+@row(*(f"ResourceScatterNd{kind}" for kind in ("Update", "Add", "Sub", "Min", "Max")), any_kind=True)
+def scatter_nd(c: Call, variable: Value, indices: Value, updates: Value) -> Result:
+    return _scattered(c, variable, indices, updates, by_rows=False)
+
+
+def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_rows: bool) -> Result:
+    if not isinstance(indices, Node) or not isinstance(updates, Node):
+        _write(c, variable, Missing())
+        return ()
+    now = c.walk.read(expect(variable, Variable, "variable"))
+    kind = c.op.removeprefix("ResourceScatter").removeprefix("Nd")
+    places = ops.cast(indices, i64)
+    if by_rows:
+        updates = ops.broadcast_to(updates, (*indices.shape, *now.shape[1:]))
+        places = ops.expand_dims(places, -1)
+    if kind == "Sub":
+        updates = ops.Neg()(updates)
+    _write(c, variable, ops.ScatterND(_PARTS[kind])(now, places, updates))
+    return ()
+
+
+@row("ResourceStridedSliceAssign", any_kind=True)
+def strided_assign(c: Call, variable: Value, begin: Value, end: Value, strides: Value, value: Value) -> Result:
+    parts = [v for v in (begin, end, strides, value) if isinstance(v, Node)]
+    if len(parts) < 4:
+        _write(c, variable, Missing())
+        return ()
+    now = c.walk.read(expect(variable, Variable, "variable"))
+    _write(c, variable, strided_update(c, now, *parts))
+    return ()
 
 
 @row("ResourceGather", any_kind=True)

@@ -1,0 +1,216 @@
+"""Complex numbers, as pairs of real tensors, and Fourier transforms, which make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.shared import complex as f
+from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.rows import check_operands
+from ingot.frontends.tensorflow.values import Call, Result, Row, Table, Value
+from ingot.ir.node import Node
+
+row = Table()  # ops that make them
+on_complex = Table()  # ops of which an operand is complex
+
+
+@row("Complex")
+def complex_(c: Call, real: Node, imag: Node) -> Complex:
+    shape = ops.broadcast_shapes(real.shape, imag.shape)
+    return Complex(ops.broadcast_to(real, shape), ops.broadcast_to(imag, shape))
+
+
+@row("Real", "Conj")
+def real(c: Call, x: Node) -> Node:
+    return x
+
+
+@row("Imag")
+def imag(c: Call, x: Node) -> Node:
+    return ops.full(x.shape, 0, x.dtype)
+
+
+@on_complex("Real")
+def complex_real(c: Call, z: Complex) -> Node:
+    return z.real
+
+
+@on_complex("Imag")
+def complex_imag(c: Call, z: Complex) -> Node:
+    return z.imag
+
+
+@on_complex("Conj")
+def conj(c: Call, z: Complex) -> Complex:
+    return _conj(z)
+
+
+def _conj(z: Complex) -> Complex:
+    return Complex(z.real, ops.Neg()(z.imag))
+
+
+@on_complex("ConjugateTranspose")
+def conjugate_transpose(c: Call, z: Complex, order: Node) -> Complex:
+    turned = c.numbers(order)
+    return _conj(Complex(ops.transpose(z.real, turned), ops.transpose(z.imag, turned)))
+
+
+@on_complex("Angle")
+def angle(c: Call, z: Complex) -> Node:
+    return ops.Atan2()(z.imag, z.real)
+
+
+@on_complex("Cast")
+def cast(c: Call, z: Complex) -> Value:
+    """The real part, for a real type."""
+    part = c.complex_part("DstT")
+    if part is None:
+        return ops.cast(z.real, c.dtype("DstT"))
+    return Complex(ops.cast(z.real, part), ops.cast(z.imag, part))
+
+
+@on_complex("Equal", "NotEqual")
+def equal(c: Call, a: Complex, b: Complex) -> Node:
+    kind, joined = ("EQ", ops.and_) if c.op == "Equal" else ("NE", ops.or_)
+    return joined(ops.compare(kind, a.real, b.real), ops.compare(kind, a.imag, b.imag))
+
+
+_FUNCTIONS = {
+    "Exp": f.exp, "Log": f.log, "Sqrt": f.sqrt, "Rsqrt": f.rsqrt, "Square": f.square, "Tanh": f.tanh, "Sin": f.sin,
+    "Cos": f.cos, "Tan": f.tan, "Sinh": f.sinh, "Cosh": f.cosh, "Sigmoid": f.logistic, "Sign": f.sign,
+    "Reciprocal": f.reciprocal, "Inv": f.reciprocal, "Log1p": f.log1p, "Expm1": f.expm1, "ComplexAbs": f.modulus,
+    "Asin": f.asin, "Acos": f.acos, "Atan": f.atan, "Asinh": f.asinh, "Acosh": f.acosh, "Atanh": f.atanh,
+}  # fmt: skip
+
+
+@on_complex(*_FUNCTIONS)
+def function(c: Call, z: Complex) -> Value:
+    return _FUNCTIONS[c.op](z)
+
+
+_ARITHMETIC = {
+    "Add": f.plus, "AddV2": f.plus, "Sub": f.minus, "Mul": f.times, "Div": f.over, "RealDiv": f.over, "Pow": f.power,
+}  # fmt: skip
+
+
+@on_complex(*_ARITHMETIC)
+def arithmetic(c: Call, a: Complex, b: Complex) -> Complex:
+    shape = ops.broadcast_shapes(a.real.shape, b.real.shape)
+    a, b = (Complex(*(ops.broadcast_to(v, shape) for v in (z.real, z.imag))) for z in (a, b))
+    return _ARITHMETIC[c.op](a, b)
+
+
+@on_complex("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+def product(c: Call, a: Complex, b: Complex) -> Complex:
+    """Four products of parts; what is adjoint is conjugated, and transposed as of real numbers."""
+    a, b = (_conj(z) if c.flag(adjoint) else z for z, adjoint in ((a, "adj_x"), (b, "adj_y")))
+
+    of_real = c.walk.row_of(c.node)
+    assert isinstance(of_real, Row)
+
+    def times(x: Node, y: Node) -> Node:
+        made = of_real.fn(c, x, y)
+        assert isinstance(made, Node)
+        return made
+
+    real = ops.sub(times(a.real, b.real), times(a.imag, b.imag))
+    return Complex(real, ops.add(times(a.real, b.imag), times(a.imag, b.real)))
+
+
+# what moves or adds elements does so to both parts
+PARTWISE = frozenset((
+    "Neg", "Sum", "Mean", "AddN", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Slice", "StridedSlice", "Concat",
+    "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Tile", "Pad", "PadV2", "GatherV2", "Gather", "GatherNd",
+    "ReverseV2", "Roll", "BroadcastTo", "Select", "SelectV2", "ZerosLike", "MatrixDiagPartV3", "MatrixBandPart",
+    "Cumsum", "Fill", "MatrixDiagV3",
+))  # fmt: skip
+# of any kind: the first part tells
+_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+
+
+def on_parts(c: Call, row: Row, operands: Sequence[Value]) -> Result:
+    """The results of an op of complex operands. Raises Unsupported."""
+    own = on_complex.rows.get(c.op)
+    if own is not None:
+        if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _MIXED else operands)):
+            raise Unsupported("of complex numbers and others")
+        check_operands(own.fn, len(operands))
+        return own.fn(c, *operands)
+    if c.op not in PARTWISE | _OF_SHAPES:
+        raise Unsupported("of complex numbers")
+    parts = [
+        row.fn(c, *((v.imag if second else v.real) if isinstance(v, Complex) else v for v in operands))
+        for second in (False, True)
+    ]
+    if c.op in _OF_SHAPES:
+        return parts[0]
+    first, last = ((p if isinstance(p, Sequence) else (p,)) for p in parts)
+    pairs = list(zip(first, last, strict=True))
+    return [Complex(a, b) for a, b in pairs if isinstance(a, Node) and isinstance(b, Node)]
+
+
+_MIXED = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
+
+
+# --- Fourier transforms
+
+
+def _along(z: Complex, axis: int, inverse: bool) -> Complex:
+    """A transform along an axis, which goes last for it. The inverse has 1 / n."""
+    n = z.real.shape[axis]
+    scale = 1.0
+    if inverse:
+        if not isinstance(n, int):
+            raise Unsupported("the inverse along an open size")
+        scale = 1 / max(n, 1)
+    pair = [ops.swap_axes(v, axis, -1) for v in (z.real, z.imag)]
+    return Complex(*(ops.swap_axes(v, axis, -1) for v in ops.fourier(pair, inverse, scale)))
+
+
+_RANKS = {"FFT": 1, "FFT2D": 2, "FFT3D": 3}
+
+
+@on_complex(*_RANKS, *(f"I{name}" for name in _RANKS))
+def fft(c: Call, z: Complex) -> Complex:
+    inverse = c.op.startswith("I")
+    rank = z.real.type.rank
+    for axis in range(rank - _RANKS[c.op.removeprefix("I")], rank):
+        z = _along(z, axis, inverse)
+    return z
+
+
+@row("RFFT", "RFFT2D", "RFFT3D")
+def rfft(c: Call, x: Node, lengths: Node) -> Complex:
+    count, rank = _RANKS[c.op.removeprefix("R")], x.type.rank
+    for axis, length in zip(range(rank - count, rank), c.numbers(lengths), strict=True):
+        x = _of_length(x, axis, length)
+    z = Complex(*ops.real_fourier(x))
+    for axis in range(rank - 2, rank - 1 - count, -1):
+        z = _along(z, axis, False)
+    return z
+
+
+@on_complex("IRFFT", "IRFFT2D", "IRFFT3D")
+def irfft(c: Call, z: Complex, lengths: Node) -> Node:
+    count, rank, sizes = _RANKS[c.op.removeprefix("IR")], z.real.type.rank, c.numbers(lengths)
+    needs = (*sizes[:-1], sizes[-1] // 2 + 1)
+    for axis, length in zip(range(rank - count, rank), needs, strict=True):
+        z = Complex(_of_length(z.real, axis, length), _of_length(z.imag, axis, length))
+    for axis in range(rank - count, rank - 1):
+        z = _along(z, axis, True)
+    return ops.real_inverse((z.real, z.imag), sizes[-1], 1 / max(1, sizes[-1]))
+
+
+def _of_length(x: Node, axis: int, length: int) -> Node:
+    """Cut, or filled with zeros."""
+    size = x.shape[axis]
+    if size == length:
+        return x
+    if not isinstance(size, int):
+        raise Unsupported("a transform along an open size")
+    if size > length:
+        return ops.slice_axis(x, axis, 0, length)
+    more = tuple(length - size if i == axis % x.type.rank else 0 for i in range(x.type.rank))
+    return ops.pad(x, (0,) * x.type.rank, more)

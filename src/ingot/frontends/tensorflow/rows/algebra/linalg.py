@@ -1,0 +1,129 @@
+"""Linear algebra on the last two axes."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.node import Node
+from ingot.ops import linalg
+
+row = Table()
+
+
+@row("Cholesky")
+def cholesky(c: Call, a: Node) -> Node:
+    return linalg.cholesky(a)
+
+
+@row("MatrixInverse")
+def inverse(c: Call, a: Node) -> Node:
+    return linalg.inverse(linalg.transposed(a) if c.flag("adjoint") else a)
+
+
+@row("MatrixSolve")
+def solve(c: Call, a: Node, b: Node) -> Node:
+    return linalg.solve(linalg.transposed(a) if c.flag("adjoint") else a, b)
+
+
+@row("MatrixTriangularSolve", "BatchMatrixTriangularSolve")
+def solve_triangular(c: Call, a: Node, b: Node) -> Node:
+    lower = c.flag("lower") if c.has("lower") else True
+    batch = ops.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (ops.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return linalg.solve_triangular(a, b, upper=not lower, transpose=c.flag("adjoint"))
+
+
+@row("MatrixDeterminant")
+def determinant(c: Call, a: Node) -> Node:
+    lu, pivots, _ = ops.LU()(a).results
+    return linalg.determinant(lu, pivots)
+
+
+@row("LogMatrixDeterminant", results=("sign", "log_abs_determinant"))
+def log_determinant(c: Call, a: Node) -> Result:
+    """The sign by the signs of the factors: their product may overflow."""
+    lu, pivots, _ = ops.LU()(a).results
+    factors = linalg.diagonal(lu)
+    stays = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
+    moved = ops.where(stays, ops.scalar(1.0, a.dtype), -1.0)
+    sign = ops.reduce("prod", ops.mul(moved, ops.Sign()(factors)), -1)
+    return [sign, ops.reduce_sum(ops.Log()(ops.Abs()(factors)), -1)]
+
+
+@row("Qr", results=("q", "r"))
+def qr(c: Call, a: Node) -> Result:
+    return linalg.qr(a, c.flag("full_matrices"))
+
+
+@row("Svd", results=("s", "u", "v"))
+def svd(c: Call, a: Node) -> Result:
+    if c.has("compute_uv") and not c.flag("compute_uv"):
+        empty = ops.full((0,), 0, a.dtype)
+        return [linalg.singular_values(a), empty, empty]
+    u, s, v = linalg.svd(a, c.flag("full_matrices"))
+    return [s, u, v]
+
+
+@row("SelfAdjointEigV2", results=("e", "v"))
+def eigh(c: Call, a: Node) -> Result:
+    values, vectors = ops.Eigh()(a).results
+    wanted = not c.has("compute_v") or c.flag("compute_v")
+    return [values, vectors if wanted else ops.full((0,), 0, a.dtype)]
+
+
+@row("Lu", results=("lu", "p"))
+def lu(c: Call, a: Node) -> Result:
+    factors, _, order = ops.LU()(a).results
+    return [factors, ops.cast(order, c.dtype("output_idx_type"))]
+
+
+@row("MatrixSolveLs")
+def least_squares(c: Call, a: Node, b: Node, l2: Node) -> Node:
+    """By the normal equations of whichever side is smaller, as TensorFlow's fast way has it."""
+    if c.has("fast") and not c.flag("fast"):
+        raise Unsupported("of matrices that lack a rank (fast=False)")
+    rows, columns = a.shape[-2:]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        raise Unsupported(f"of {a.type}")
+    turned, product = linalg.transposed(a), ops.MatMul()
+    tall = rows >= columns
+    gram = product(turned, a) if tall else product(a, turned)
+    line = ops.arange(min(rows, columns))
+    on = ops.compare("EQ", ops.expand_dims(line, 1), ops.expand_dims(line, 0))
+    gram = ops.add(gram, ops.where(on, ops.cast(l2, a.dtype), 0.0))
+    factor = linalg.cholesky(gram)
+    if tall:
+        return linalg.cholesky_solve(product(turned, b), factor)
+    return product(turned, linalg.cholesky_solve(b, factor))
+
+
+@row("MatrixExponential")
+def exponential(c: Call, a: Node) -> Node:
+    return linalg.exponential(a)
+
+
+@row("Cross")
+def cross(c: Call, a: Node, b: Node) -> Node:
+    """Of vectors of three along the last axis."""
+    x, y = ([ops.index_axis(v, -1, i) for i in range(3)] for v in (a, b))
+    turns = ((1, 2), (2, 0), (0, 1))
+    return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in turns], -1)
+
+
+@row("MatrixSetDiagV3", "MatrixSetDiagV2", "MatrixSetDiag")
+def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
+    """One diagonal, k above the main one."""
+    low, *others = c.numbers(k[0]) if k else (0,)
+    if any(high != low for high in others):
+        raise Unsupported("of several diagonals")
+    rows, columns = x.shape[-2:]
+    down, across = ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0)
+    on = ops.compare("EQ", ops.sub(across, down), low)
+    # the element of the diagonal that lies in a row: its column, below the main one
+    spread = ops.expand_dims(values, -2) if low < 0 else ops.expand_dims(values, -1)
+    size = columns if low < 0 else rows
+    missing = size - values.shape[-1]
+    axis = x.type.rank + (-1 if low < 0 else -2)
+    more = tuple(missing if i == axis else 0 for i in range(x.type.rank))
+    return ops.where(on, ops.pad(spread, (0,) * x.type.rank, more), x)

@@ -1,0 +1,182 @@
+"""Object detection: suppression of boxes that overlap, crops of regions."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.node import Node
+from ingot.ir.types import f32, i32, i64
+
+row = Table()
+
+
+def _corners(boxes: Node, axis: int) -> list[Node]:
+    """x1, y1, x2, y2 of boxes by any two opposite corners."""
+    y1, x1, y2, x2 = (ops.index_axis(boxes, axis, i) for i in range(4))
+    return [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
+
+
+def _suppressed(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+    """Which boxes stay, and the order in which they stand: both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
+    `least` count."""
+    good = ops.full(scores.shape, True, ops.IsNan()(scores).dtype)
+    if least is not None:
+        good = ops.compare("GT", scores, ops.cast(least, scores.dtype))
+    bad, places = ops.cast(ops.Not()(good), i32), ops.broadcast_to(ops.arange(scores.shape[1]), scores.shape)
+    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(scores), places).results
+    count = ops.reduce_sum(ops.cast(good, i64), 1)
+    wide = ops.broadcast_to(ops.expand_dims(order, 1), corners.shape)
+    sides = ops.GatherElements(2)(corners, wide)
+    kept = ops.SuppressOverlaps(strict=True)(
+        sides, count, ops.cast(ops.reshape(most, ()), i64), ops.cast(ops.reshape(overlap, ()), corners.dtype)
+    )
+    return kept, order
+
+
+_OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
+
+
+def _one(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+    corners = ops.expand_dims(ops.stack(_corners(boxes, 1)), 0)
+    kept, order = _suppressed(corners, ops.expand_dims(scores, 0), most, overlap, least)
+    return ops.index_axis(kept, 0, 0), ops.index_axis(order, 0, 0)
+
+
+@row(*_OPS)
+def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
+    """Indices of the boxes that stay, the best first."""
+    overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
+    kept, order = _one(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
+    places = ops.reshape(c.walk.found.places(kept), (-1,))
+    return ops.cast(ops.Take(0)(order, places), i32)
+
+
+@row("NonMaxSuppressionV4", results=("selected_indices", "valid_outputs"))
+def padded_suppression(c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node) -> Result:
+    return list(_chosen(c, boxes, scores, most, overlap, least))
+
+
+def _chosen(
+    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
+) -> tuple[Node, Node]:  # fmt: skip
+    """Indices, and how many of them count."""
+    kept, order = _one(boxes, scores, most, overlap, least)
+    valid = ops.reduce_sum(ops.cast(kept, i32))
+    if c.flag("pad_to_max_output_size"):
+        return _padded(c.size(most), kept, order), valid
+    places = ops.reshape(c.walk.found.places(kept), (-1,))
+    return ops.cast(ops.Take(0)(order, places), i32), valid
+
+
+def _padded(size: DimLike, kept: Node, order: Node) -> Node:
+    """The first `size` of those that stay, then zeros."""
+    n = order.shape[0]
+    _, sorted_ = ops.Sort(0, False, True)(ops.cast(ops.Not()(kept), i32), order).results
+    first = ops.slice_axis(sorted_, 0, 0, dim_min(size, n))
+    line = ops.arange(first.shape[0])
+    indices = ops.where(ops.compare("LT", line, ops.reduce_sum(ops.cast(kept, i64))), first, 0)
+    return ops.cast(ops.pad(indices, (0,), (size - first.shape[0],)), i32)
+
+
+@row("NonMaxSuppressionV5", results=("selected_indices", "selected_scores", "valid_outputs"))
+def soft_suppression(
+    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node, sigma: Node
+) -> Result:  # fmt: skip
+    if float(c.array(sigma).reshape(())) != 0.0:
+        raise Unsupported("of scores that decay (soft_nms_sigma)")
+    indices, valid = _chosen(c, boxes, scores, most, overlap, least)
+    taken = ops.Take(0)(scores, indices)
+    inside = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
+    return [indices, ops.where(inside, taken, 0.0), valid]
+
+
+@row("CombinedNonMaxSuppression", results=("nmsed_boxes", "nmsed_scores", "nmsed_classes", "valid_detections"))
+def combined(
+    c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, least: Node
+) -> Result:  # fmt: skip
+    """Of each image the best boxes of all classes, each class suppressed alone; then zeros."""
+    batch, n, groups, _ = boxes.shape
+    classes = scores.shape[2]
+    each, whole = c.size(per_class), c.size(total)
+    if groups not in (1, classes):
+        raise Unsupported(f"boxes of {groups} classes for scores of {classes}")
+    wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
+    lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
+    sides = ops.stack([ops.reshape(v, (batch * classes, n)) for v in _corners(wide, 3)], 1)
+    kept, order = _suppressed(sides, lines, per_class, overlap, least)
+    if c.flag("pad_per_class"):
+        whole = dim_min(whole, each * classes)
+    # what stays of all classes, the best first
+    left = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
+    gone = ops.reshape(ops.cast(ops.Not()(kept), i32), (batch, classes * n))
+    line = ops.broadcast_to(ops.arange(classes * n), gone.shape)
+    _, _, chosen = ops.Sort(1, False, True, 2)(gone, ops.Neg()(left), line).results
+    size = dim_min(whole, classes * n)
+    chosen = ops.slice_axis(chosen, 1, 0, size)
+    valid = ops.minimum(ops.reduce_sum(ops.sub(1, gone), 1), ops.scalar(size, i32))
+    inside = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
+    category = ops.div(chosen, ops.scalar(n, i64))
+    box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), chosen)
+    flat = ops.add(ops.mul(category, ops.scalar(n, i64)), box)
+    places = ops.broadcast_to(ops.expand_dims(flat, -1), (batch, size, 4))
+    found = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
+    if not c.has("clip_boxes") or c.flag("clip_boxes"):
+        found = ops.clip(found, 0.0, 1.0)
+    best = ops.GatherElements(1)(left, chosen)
+    results = (
+        ops.where(ops.expand_dims(inside, -1), found, 0.0),
+        ops.where(inside, best, 0.0),
+        ops.where(inside, ops.cast(category, f32), 0.0),
+    )
+    grown = [ops.pad(v, (0,) * v.type.rank, (0, whole - size, *(0,) * (v.type.rank - 2))) for v in results]
+    return [*grown, valid]
+
+
+@row("CropAndResize")
+def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) -> Node:
+    """Regions, in parts of the image's sides, as images of one size."""
+    rows, columns = image.shape[1:3]
+    height, width = c.numbers(size)
+    y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
+    down, across = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
+    inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
+    crops = (boxes.shape[0], height, width)
+    batch = ops.reshape(ops.cast(index, i64), (boxes.shape[0], 1, 1))
+
+    def at(y: Node, x: Node) -> Node:
+        """Pixels of rows y[n, height] and columns x[n, width]; those outside are not looked at."""
+        y = ops.expand_dims(ops.clip(ops.cast(y, i64), 0, rows - 1), 2)
+        x = ops.expand_dims(ops.clip(ops.cast(x, i64), 0, columns - 1), 1)
+        places = ops.stack([ops.broadcast_to(v, crops) for v in (batch, y, x)], -1)
+        return ops.cast(ops.GatherND(0)(image, places), f32)
+
+    if c.str("method", "bilinear") == "nearest":
+        value = at(ops.RoundAway()(down), ops.RoundAway()(across))
+    else:
+        top, left = ops.Floor()(down), ops.Floor()(across)
+        bottom, right = ops.Ceil()(down), ops.Ceil()(across)
+        dy = ops.expand_dims(ops.expand_dims(ops.sub(down, top), 2), 3)
+        dx = ops.expand_dims(ops.expand_dims(ops.sub(across, left), 1), 3)
+        upper, lower = (_between(at(y, left), at(y, right), dx) for y in (top, bottom))
+        value = _between(upper, lower, dy)
+    return ops.where(ops.expand_dims(inside, 3), value, c.float("extrapolation_value", 0.0))
+
+
+def _between(a: Node, b: Node, share: Node) -> Node:
+    return ops.add(a, ops.mul(ops.sub(b, a), share))
+
+
+def _places(first: Node, last: Node, count: int, size: DimLike) -> Node:
+    """f32[n, count]: where the samples lie along an axis."""
+    end = ops.scalar(size - 1, f32)
+    if count == 1:
+        return ops.expand_dims(ops.mul(ops.mul(ops.add(first, last), 0.5), end), 1)
+    step = ops.div(ops.mul(ops.sub(last, first), end), float(count - 1))
+    line = ops.mul(ops.expand_dims(step, 1), ops.arange(count, f32))
+    return ops.add(ops.expand_dims(ops.mul(first, end), 1), line)
+
+
+def _within(at: Node, size: DimLike) -> Node:
+    return ops.and_(ops.compare("GE", at, 0.0), ops.compare("LE", at, ops.scalar(size - 1, f32)))
