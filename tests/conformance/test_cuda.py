@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import DType, TensorType, dtype_of, f16, i4, i8, u4, u8
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
+from ingot.schedule.choice import Site, Tiling
+from ingot.schedule.gpu.contraction import product
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.samples import Sample
@@ -176,3 +179,23 @@ def test_operands_that_are_matrices_are_copied_in_boxes(axes: tuple[tuple[int], 
     assert sum(b.matrix is not None for b in kernel.params) == 2
     text = print_kernel(kernel).text
     assert text.count(".load([") == 2
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_tiles_behind_whole_waves_are_cut_into_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(np.float16) for s in ((220, 200), (200, 156)))
+    x, y = (Input(n, TensorType(f16, v.shape))() for n, v in (("x", a), ("y", b)))
+    graph = Graph((x, y), (ops.Relu()(ops.DotGeneral(((), ()), ((1,), (0,)))(x, y)),))
+    choice = Tiling(16, 16, 16, 4, 3, parts, waves=1)
+
+    def chosen(site: Site, machine: object, kind: type[Tiling]) -> Tiling:
+        assert site.admits(choice)
+        assert not site.admits(replace(choice, waves=2))
+        return choice
+
+    monkeypatch.setattr(product, "decided", chosen)
+    (got,), (want,) = run_checked(graph, [a, b], H100), interpret(graph, [a, b])
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-2)
+    program, _ = planned(graph, H100)
+    assert program.steps[0].chunks == 132 + (14 * 10 - 132) * parts

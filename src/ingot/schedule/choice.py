@@ -75,8 +75,9 @@ class Pieces(Choice):
 class Tiling(Choice):
     """A contraction as products of tiles: a program's tile of the result, its steps along the reduction, threads in
     warps, and turns whose loads are under way. parts: of the reduction, each a program's own where the result has too
-    few tiles for the GPU; the last of them to end joins the sums. boxes (0 or 1): the hardware copies the operands'
-    tiles by their places in matrices, in place of threads by addresses."""
+    few tiles for the GPU; the last of them to end joins the sums. waves: so many times as many tiles as there are
+    multiprocessors are computed whole, and only those that are left in parts. boxes (0 or 1): the hardware copies
+    the operands' tiles by their places in matrices, in place of threads by addresses."""
 
     way: ClassVar[str] = "tiles"
     rows: int
@@ -86,6 +87,7 @@ class Tiling(Choice):
     stages: int
     parts: int = 1
     boxes: int = 0
+    waves: int = 0
 
 
 @dataclass(frozen=True)

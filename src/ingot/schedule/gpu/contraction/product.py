@@ -29,9 +29,9 @@ from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import along, packed_loops, part_of, reads_again
+from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import Place, Sums, meet
+from ingot.schedule.gpu.contraction.sums import Place, Share, Sums, meet
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -147,10 +147,10 @@ class _Product:
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
-        whole = batches * down * across
-        sums = Sums(self.group, (self.anchor,), t.parts, whole)
-        part, own = sums.split(top, chunk)
-        batch, row, column = self._program(top, own, down, across)
+        tiles, first = batches * down * across, t.waves * machine.processors
+        sums = Sums(self.group, (self.anchor,), self.tile, tiles, t.parts, first)
+        share = sums.share(top, chunk)
+        batch, row, column = self._program(top, share.tile, down, across)
         rows = Span.of(top, k.mul(row, integer(t.rows)), t.rows, m, 0, held=True)
         columns = Span.of(top, k.mul(column, integer(t.columns)), t.columns, n, 1)
         row_at = rows.index(top, tuple(x.extent for x in loops.rows))
@@ -158,15 +158,15 @@ class _Product:
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         boxes = self._boxes()
         if boxes:
-            acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), part)
+            acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), share)
         else:
-            acc = self._sums(top, batch_at, row_at, column_at, columns.live, part)
+            acc = self._sums(top, batch_at, row_at, column_at, columns.live, share)
         place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), rows.live, columns.live)
         # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
-        if isinstance(whole, int) and whole * t.parts <= machine.processors:
+        if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), place, part, own)
-        step = self.group.step("product", chunk, whole * t.parts, top, *extra, warps=t.warps, stages=t.stages)
+        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), place, share)
+        step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
     def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
@@ -187,7 +187,7 @@ class _Product:
         rows: Sequence[Expr],
         columns: Sequence[Expr],
         live: Expr | None,
-        part: Expr,
+        share: Share,
     ) -> Expr:
         """The tile of the sums, or of those of a part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
@@ -204,7 +204,7 @@ class _Product:
         terms = self._terms(top, axes, columns, b_columns, live, step)
         size = step // terms.halves
         acc = self._zeros(top)
-        begin, end = part_of(top, part, t.parts, depth, step)
+        begin, end = share.turns(top, t.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
             read = terms.begin(block, at)
@@ -237,12 +237,14 @@ class _Product:
         (a, b), t = self.boxes, self.tiling
         return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
 
-    def _boxed_sums(self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, part: Expr) -> Expr:
+    def _boxed_sums(
+        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, share: Share
+    ) -> Expr:
         """As `_sums`, of operands that are copied in boxes; what lies outside of them is zero."""
         (a, a_box), (b, b_box) = boxes
         acc, step = self._zeros(top), self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
-        begin, end = part_of(top, part, self.tiling.parts, depth, step)
+        begin, end = share.turns(top, self.tiling.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
             x, y = block.let(a_box.read(a, row, at), "x"), block.let(b_box.read(b, at, column), "y")

@@ -1,4 +1,4 @@
-"""How the kernels of contractions walk their reduction: parts of it, and where its places lie in an operand."""
+"""How the kernels of contractions walk their reduction: where its places lie in an operand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, product
+from ingot.ir.dims import DimLike, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -16,15 +16,6 @@ from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import Span, dot
 from ingot.schedule.index import ZERO, dim_expr, integer
-
-
-def part_of(top: Block, part: Expr, parts: int, depth: DimLike, step: int) -> tuple[Expr, Expr]:
-    """Where part `part` of a reduction begins and ends, in whole turns of `step` but for the last."""
-    if parts == 1:
-        return ZERO, dim_expr(depth)
-    length = dim_expr(ceildiv(ceildiv(depth, step), parts) * step)
-    begin = top.let(k.mul(part, length), "begin")
-    return begin, top.let(k.binary("min", k.add(begin, length), dim_expr(depth)), "end")
 
 
 def along(
@@ -69,4 +60,4 @@ def reads_again(body: Graph, operand: Node, anchor: Node) -> bool:
     return operand is anchor.inputs[0]
 
 
-__all__ = ["along", "packed_loops", "part_of", "reads_again"]
+__all__ = ["along", "packed_loops", "reads_again"]

@@ -33,8 +33,8 @@ from ingot.schedule.emit import Emitter, Leaf
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import along, packed_loops, part_of, reads_again
-from ingot.schedule.gpu.contraction.sums import Place, Sums, meet
+from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
+from ingot.schedule.gpu.contraction.sums import Place, Share, Sums, meet
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.rows import Fold, in_order
@@ -195,23 +195,24 @@ class _SingleRow:
         top, chunk = Block(), k.var("chunk")
         n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
         across = ceildiv(n, t.columns)
-        sums = Sums(self.group, self.anchors, t.parts, batches * across)
-        part, own = sums.split(top, chunk)
+        sums = Sums(self.group, self.anchors, (1, t.columns), batches * across, t.parts)
+        share = sums.share(top, chunk)
+        own = share.tile
         batch = top.let(k.binary("div", own, dim_expr(across)), "batch")
         first = top.let(k.mul(k.binary("rem", own, dim_expr(across)), integer(t.columns)), "first")
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
-        found = self._sums(top, batch_at, first, part)
+        found = self._sums(top, batch_at, first, share)
         columns = Span.of(top, first, t.columns, n, 1)
         column_at = columns.index(top, tuple(x.extent for x in loops.cols))
         row_at = tuple(ZERO for _ in loops.rows)
         place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, columns.live)
         top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *sums.finish(top, found, place, part, own)
+        extra = *self.packed, *sums.finish(top, found, place, share)
         shape = {"warps": self.tiling.warps, "stages": self.tiling.stages}
-        step = self.group.step("product_of_row", chunk, sums.whole * t.parts, top, *extra, **shape)
+        step = self.group.step("product_of_row", chunk, sums.programs, top, *extra, **shape)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
-    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, part: Expr) -> list[Expr]:
+    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: Share) -> list[Expr]:
         """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
         t, dtype, loops = self.turn, accumulates(self.anchors[0]), self.loops
         lines = _Lines.of(top, self, batch, first)
@@ -219,7 +220,7 @@ class _SingleRow:
         accs = [top.alloc("acc", dtype, 1, lanes=zero.lanes, tile=t.tile) for _ in self.bs]
         for acc in accs:
             top.store(acc, ZERO, zero)
-        begin, end = part_of(top, part, t.parts, product(x.extent for x in loops.reduce), t.size)
+        begin, end = share.turns(top, t.parts, product(x.extent for x in loops.reduce), t.size)
         held: list[Buffer] = []
         if all(b.ahead for b in self.bs):
             for b, weights in enumerate(self.bs):

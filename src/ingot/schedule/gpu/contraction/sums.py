@@ -1,26 +1,26 @@
 """What becomes of a contraction's sums: those of a reduction's parts are joined by the last to end, in their order, so
 that the bits are always the same; whoever has all of them goes on with the epilogue in the same kernel.
 
-    sums[part, place] = own;  if arrived[tile]++ == parts - 1:  out = epilogue(sums[0, place] + sums[1, place] + ...)
+    sums[tile, part] = own;  if arrived[tile]++ == parts - 1:  out = epilogue(sums[tile, 0] + sums[tile, 1] + ...)
+
+Tiles may also be computed whole but for the last ones, which would keep few programs busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike
-from ingot.ir.kernel import Buffer, Expr, Increment
-from ingot.ir.layout import Layout
+from ingot.ir.dims import DimLike, ceildiv
+from ingot.ir.kernel import Buffer, Expr, Increment, Tile
 from ingot.ir.node import Node
 from ingot.ir.types import i64
-from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, read_at, write
 from ingot.schedule.group_io import bind_result, result_index
-from ingot.schedule.index import ZERO, dim_expr, integer, linear
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
@@ -35,64 +35,124 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a program computes: a part of the reduction of a tile, by their numbers; all of it where it is `alone`."""
+
+    part: Expr
+    tile: Expr
+    alone: Expr | None = None
+
+    def turns(self, top: Block, parts: int, depth: DimLike, step: int) -> tuple[Expr, Expr]:
+        """Where its part of a reduction begins and ends, in whole turns of `step` but for the last."""
+        if parts == 1:
+            return ZERO, dim_expr(depth)
+        length: Expr = dim_expr(ceildiv(ceildiv(depth, step), parts) * step)
+        begin = top.let(k.mul(self.part, length), "begin")
+        if self.alone is not None:
+            length = k.select(self.alone, dim_expr(depth), length)
+        return begin, top.let(k.binary("min", k.add(begin, length), dim_expr(depth)), "end")
+
+
+@dataclass(frozen=True)
 class Sums:
-    """The sums of `anchors`, which have one shape, by `parts` parts of the reduction for each of `whole` tiles."""
+    """The sums of `anchors`, which have one shape, by tiles. The reduction of those behind the `first` ones is cut into
+    `parts`, each a program's own."""
 
     group: Group
     anchors: tuple[Node, ...]
+    tile: Tile
+    tiles: DimLike
     parts: int
-    whole: DimLike
+    first: int = 0
+
+    @property
+    def cut(self) -> DimLike:
+        """Tiles whose reduction is cut."""
+        return self.tiles - self.first
+
+    @property
+    def programs(self) -> DimLike:
+        return self.first + self.cut * self.parts
 
     @property
     def temps(self) -> tuple[DimLike, ...]:
         """Bytes of the memory in which parts leave their sums."""
-        return () if self.parts == 1 else tuple(n.type.size * self.parts * accumulates(n).nbytes for n in self.anchors)
+        size = self.cut * self.parts * self.tile[0] * self.tile[1]
+        return () if self.parts == 1 else tuple(size * accumulates(n).nbytes for n in self.anchors)
 
     @property
     def zeros(self) -> DimLike:
-        return 0 if self.parts == 1 else self.whole * i64.nbytes
+        return 0 if self.parts == 1 else self.cut * i64.nbytes
 
-    def split(self, top: Block, chunk: Expr) -> tuple[Expr, Expr]:
-        """(part of the reduction, tile) of a program."""
+    def share(self, top: Block, chunk: Expr) -> Share:
         if self.parts == 1:
-            return ZERO, chunk
-        whole = dim_expr(self.whole)
-        return top.let(k.binary("div", chunk, whole), "part"), top.let(k.binary("rem", chunk, whole), "own")
+            return Share(ZERO, chunk)
+        cut, first = dim_expr(self.cut), integer(self.first)
+        behind = chunk if self.first == 0 else top.let(k.sub(chunk, first), "behind")
+        part, own = k.binary("div", behind, cut), k.binary("rem", behind, cut)
+        if self.first == 0:
+            return Share(top.let(part, "part"), top.let(own, "own"))
+        alone = top.let(k.binary("lt", chunk, first), "alone")
+        part, own = k.select(alone, ZERO, part), k.select(alone, chunk, k.add(own, first))
+        return Share(top.let(part, "part"), top.let(own, "own"), alone)
 
-    def finish(
-        self, top: Block, values: Sequence[Expr], place: Place, part: Expr, tile: Expr
-    ) -> tuple[tuple[Buffer, Arg], ...]:
+    def finish(self, top: Block, values: Sequence[Expr], place: Place, share: Share) -> tuple[tuple[Buffer, Arg], ...]:
         """Store what the group makes of the sums, once they are whole; the buffers that this takes."""
         if self.parts == 1:
             self._store(top, values, place)
             return ()
         memory = [Buffer(f"sums{n or ''}", value.dtype, writable=True, align=ALIGN) for n, value in enumerate(values)]
         arrived = Buffer("arrived", i64, writable=True, align=ALIGN)
-        shape = self.anchors[0].shape
-        size = dim_expr(self.anchors[0].type.size)
-        flat = top.let(linear(place.index, Layout.contiguous(shape).strides), "flat")
-        live = meet(place.rows, place.columns)
+        if share.alone is None:
+            self._join(top, values, memory, arrived, share, lambda block, sums: self._store(block, sums, place))
+        else:
+            totals = [top.alloc("total", v.dtype, 1, lanes=v.lanes, tile=v.tile) for v in values]
+            goes_on = top.alloc("goes_on", i64, 1)
+
+            def hold(block: Block, sums: Sequence[Expr]) -> None:
+                for total, value in zip(totals, sums, strict=True):
+                    block.store(total, ZERO, value)
+                block.store(goes_on, ZERO, integer(1))
+
+            def joined(block: Block) -> None:
+                block.store(goes_on, ZERO, integer(0))
+                self._join(block, values, memory, arrived, share, hold)
+
+            hold(top, values)
+            top.when(k.unary("not", share.alone), joined)
+            whole = k.binary("ne", k.load(goes_on, ZERO), ZERO)
+            top.when(whole, lambda block: self._store(block, [k.load(total, ZERO) for total in totals], place))
+        return *((b, Arg("temp", i)) for i, b in enumerate(memory)), (arrived, Arg("zeros", 0))
+
+    def _join(
+        self, block: Block, values: Sequence[Expr], memory: Sequence[Buffer], arrived: Buffer, share: Share,
+        then: Callable[[Block, Sequence[Expr]], None],
+    ) -> None:  # fmt: skip
+        """Leave the sums of a part; whoever ends last adds those of all up, and goes on with them."""
+        rows, columns = self.tile
+        own = share.tile if share.alone is None else block.let(k.sub(share.tile, integer(self.first)), "own")
+        across = k.positions(columns, 1)
+        inside = across if rows == 1 else k.add(k.mul(k.positions(rows, 0), integer(columns)), across)
+        size, one = integer(rows * columns), k.mul(own, integer(self.parts * rows * columns))
+        flat = block.let(k.add(one, inside), "flat")
         for buffer, value in zip(memory, values, strict=True):
-            masks = () if live is None else (live,)
-            at, value, *mask = k.alike(ix.add(flat, ix.mul(part, size)), value, *masks)
-            top.store(buffer, at, value, mask[0] if mask else None)
-        before = top.fresh("before")
-        top.stmts.append(Increment(before, arrived, tile))
+            block.store(buffer, *k.alike(k.add(flat, k.mul(share.part, size)), value))
+        before = block.fresh("before")
+        block.stmts.append(Increment(before, arrived, own))
 
         def whole(block: Block, buffer: Buffer) -> Expr:
             total: Expr | None = None
             for number in range(self.parts):
-                value = read_at(block, buffer, ix.add(flat, ix.mul(integer(number), size)), live)
+                value = read_at(block, buffer, k.add(flat, integer(number * rows * columns)), None)
                 total = value if total is None else block.let(k.add(total, value), "sum")
             assert total is not None
             return total
 
         def last(block: Block) -> None:
-            block.store(arrived, tile, ZERO)
-            self._store(block, [whole(block, buffer) for buffer in memory], place)
+            block.store(arrived, own, ZERO)
+            then(block, [whole(block, buffer) for buffer in memory])
 
-        top.when(k.binary("eq", before, integer(self.parts - 1)), last)
-        return *((b, Arg("temp", i)) for i, b in enumerate(memory)), (arrived, Arg("zeros", 0))
+        block.when(k.binary("eq", before, integer(self.parts - 1)), last)
 
     def _store(self, block: Block, values: Sequence[Expr], place: Place) -> None:
         em = self.group.emitter(() if place.columns is None else (place.columns,))
@@ -109,4 +169,4 @@ def meet(*masks: Expr | None) -> Expr | None:
     return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
 
 
-__all__ = ["Place", "Sums", "meet"]
+__all__ = ["Place", "Share", "Sums", "meet"]

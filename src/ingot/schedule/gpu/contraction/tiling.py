@@ -75,12 +75,14 @@ class Asked:
         return [*dict.fromkeys(replace(t, depth=self.turn) if self.turn else t for t in found)]
 
     def near(self, choice: Tiling, machine: Machine) -> list[Tiling]:
-        """Neighbours: other warps, stages, steps and parts."""
+        """Neighbours: other warps, stages, steps and parts, of all tiles or of those behind whole waves."""
         found = [replace(choice, warps=w) for w in (choice.warps // 2, choice.warps * 2)]
         found += [replace(choice, stages=n) for n in (choice.stages - 1, choice.stages + 1)]
         found += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.turn]
         found += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
         found += [replace(choice, boxes=1 - choice.boxes)]
+        if choice.parts == 1 and (waves := self._tiles(choice) // machine.processors):
+            found += [replace(choice, parts=n, waves=waves) for n in (2, 4)]
         return [t for t in found if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
@@ -88,6 +90,8 @@ class Asked:
         area, most = t.rows * t.columns, LARGEST if self.dtype.bits <= 16 else LARGEST_F32
         powers = all(n > 0 and n & n - 1 == 0 for n in (t.rows, t.columns, t.depth, t.warps))
         if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._most_parts(t.depth):
+            return False
+        if t.waves and (t.parts == 1 or t.waves * machine.processors >= self._tiles(t)):
             return False
         if t.boxes > self.boxes or (self.turn and t.depth != self.turn):
             return False
@@ -97,6 +101,13 @@ class Asked:
         least = 16 if self.dtype.bits > 8 else 32
         fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
         return min(t.rows, t.columns) >= 16 and t.depth >= least and fits and area <= most
+
+    def _tiles(self, t: Tiling) -> int:
+        """Of the result; 0 where that is not known."""
+        if not all(isinstance(d, int) for d in (self.rows, self.columns, self.batch)):
+            return 0
+        m, n, count = map(estimate, (self.rows, self.columns, self.batch))
+        return -(-m // t.rows) * -(-n // t.columns) * count
 
     def _most_parts(self, step: int) -> int:
         fixed = all(isinstance(d, int) for d in (self.rows, self.columns, self.depth, self.batch))
