@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +85,8 @@ class Worker:
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what an ended process was not told any more
+                    pipe.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
