@@ -186,8 +186,13 @@ DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pie
 ]
 
 
-@pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", DEEP)
+INTERPRETED = (DEEP[1], DEEP[5], DEEP[7])  # of all kinds, and few elements
+
+
+@pytest.mark.parametrize(
+    ("case", "interpreted"),
+    [*((case, False) for case in DEEP), *(pytest.param(case, True, marks=pytest.mark.slow) for case in INTERPRETED)],
+)
 def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Pieces], interpreted: bool) -> None:
     """An output slice is the convolution of the slices that it reads, side by side as channels."""
     *sizes, pieces = case
