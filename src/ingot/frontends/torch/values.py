@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.dataclass import dataclass
 
+T = TypeVar("T")
 boolean, u8, i64, f32, f64 = (DTYPES[name] for name in ("bool", "u8", "i64", "f32", "f64"))
 
 
@@ -247,6 +249,12 @@ def in_f32(row: Callable[..., Node]) -> Callable[..., Node]:
 def sums_of(dtype: DType) -> DType | None:
     """The `dtype` of a contraction whose sums something is added to before they are rounded; None for its operands'."""
     return f32 if dtype.is_float and dtype.bits < 32 else None
+
+
+def sizes_per_axis(values: T | Sequence[T], count: int) -> tuple[T, ...]:
+    """One for each of `count` axes: PyTorch repeats a number, or a list of one."""
+    sizes = tuple(values) if isinstance(values, Sequence) else (values,)
+    return sizes * count if len(sizes) == 1 else sizes
 
 
 def axis_of(dim: int, rank: int) -> int:

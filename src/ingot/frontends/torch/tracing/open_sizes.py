@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ingot.frontends.torch.values import sizes_per_axis
+
 Size = Any  # an int, or a SymInt, which stands for one everywhere
 
 
@@ -79,7 +81,7 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
 
     def pooled(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Any:
         n = input.dim() - 2
-        kernel, steps, sides = (_repeated(v, n) for v in (kernel_size, stride or kernel_size, padding))
+        kernel, steps, sides = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
         for axis, (size, side) in enumerate(zip(kernel, sides, strict=True), 2):
             if _open(size) and _same(size, input.shape[axis]) and side == 0:
                 input = whole(input, axis, keepdim=True)
@@ -87,11 +89,6 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
         return pool(input, kernel, steps, padding, *rest, **named)
 
     return pooled
-
-
-def _repeated(value: Any, count: int) -> list[Any]:
-    values = list(value) if isinstance(value, tuple | list) else [value]
-    return values * count if len(values) == 1 else values
 
 
 def _same(a: Any, b: Any) -> bool:

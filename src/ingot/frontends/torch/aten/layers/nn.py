@@ -14,7 +14,7 @@ from ingot.frontends.torch.aten.layers import symbolic
 from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, axis_of, cast, expand, scalar_like, sums_of, wide
+from ingot.frontends.torch.values import Context, axis_of, cast, expand, scalar_like, sizes_per_axis, sums_of, wide
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
 
@@ -26,17 +26,12 @@ Sizes = tuple[DimLike, ...]
 
 
 def per_axis(values: DimLike | Sequence[DimLike], count: int) -> tuple[int, ...]:
-    """One int per spatial axis: PyTorch repeats an int or a list of one."""
+    """As `sizes_per_axis`, of numbers alone."""
     sizes = sizes_per_axis(values, count)
     numbers = tuple(v for v in sizes if isinstance(v, int))
     if len(numbers) < len(sizes):
         raise Unsupported(f"a stride, padding, dilation or window of symbolic size {sizes}")
     return numbers
-
-
-def sizes_per_axis(values: DimLike | Sequence[DimLike], count: int) -> tuple[DimLike, ...]:
-    sizes = tuple(values) if isinstance(values, Sequence) else (values,)
-    return sizes * count if len(sizes) == 1 else sizes
 
 
 def both_sides(padding: DimLike | Sequence[DimLike], count: int) -> Pairs:
