@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
 from ingot.runtime.training import TrainingStep
 from ingot.support import progress
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.training.loop import Plan, curve
@@ -82,31 +83,45 @@ def train(
             accumulate=accumulate, precision=precision, dynamic=source.dynamic, threads=threads, seed=seed,
             memory=memory,
         )  # fmt: skip
-        plan = Plan(_data(step, data, target), batch, epochs, seed, checkpoint, every)
-        began = time.perf_counter()
-        last: dict[str, float] = {}
-
-        def told(done: int, value: float, measured: Mapping[str, float]) -> None:
-            last.update(measured)
-            numbers = {"loss": value, **measured}
-            progress.report(" ".join(f"{k} {v:.4g}" for k, v in numbers.items()), done, plan.calls)
-
-        losses = run_epochs(step, plan, told, resume=resume)
-        seconds = time.perf_counter() - began
+        done = _run(step, Plan(_data(step, data, target), batch, epochs, seed, checkpoint, every), resume)
         atomic_write(written, [step.trained().SerializeToString()])
         if picture is not None:
-            atomic_write(picture, [curve(losses, model.name).encode()])
-    facts = {"model": str(written), "calls": len(losses), "seconds": seconds, "first_loss": losses[0]}
-    facts |= {"loss": losses[-1], **last}
-    if memory is not None:
-        facts["memory"] = step.program.meta["memory"]
+            atomic_write(picture, [curve(done.losses, model.name).encode()])
+    _tell(done, written, step.program.meta["memory"] if memory is not None else None, as_json)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The loss of each call, the last metrics, and how long all calls took."""
+
+    losses: Sequence[float]
+    measured: Mapping[str, float]
+    seconds: float
+
+
+def _run(step: CompiledStep | TrainingStep, plan: Plan, resume: bool) -> _Run:
+    began = time.perf_counter()
+    last: dict[str, float] = {}
+
+    def told(done: int, value: float, measured: Mapping[str, float]) -> None:
+        last.update(measured)
+        numbers = {"loss": value, **measured}
+        progress.report(" ".join(f"{k} {v:.4g}" for k, v in numbers.items()), done, plan.calls)
+
+    losses = run_epochs(step, plan, told, resume=resume)
+    return _Run(losses, last, time.perf_counter() - began)
+
+
+def _tell(run: _Run, written: Path, memory: str | None, as_json: bool) -> None:
+    first, last, calls = run.losses[0], run.losses[-1], len(run.losses)
     if as_json:
-        print_json(facts)
+        facts = {"model": str(written), "calls": calls, "seconds": run.seconds, "first_loss": first, "loss": last}
+        print_json({**facts, **run.measured, **({} if memory is None else {"memory": memory})})
         return
-    measured = "".join(f", {k} {v:.4g}" for k, v in last.items())
-    out.print(f"loss {losses[0]:.4g} -> {losses[-1]:.4g}{measured} in {len(losses)} calls, {time_text(seconds)}")
+    measured = "".join(f", {k} {v:.4g}" for k, v in run.measured.items())
+    out.print(f"loss {first:.4g} -> {last:.4g}{measured} in {calls} calls, {time_text(run.seconds)}")
     if memory is not None:
-        out.print(f"memory: {facts['memory']}", highlight=False)
+        out.print(f"memory: {memory}", highlight=False)
     out.print(f"[bold]{escape(str(written))}[/]", highlight=False)
 
 

@@ -130,6 +130,13 @@ class _Memory:
         self.first = step if self.first is None else self.first
         self.last = step
 
+    def placed(self, place: int, device: str) -> rt.Buffer:
+        nbytes, first = expression(self.nbytes), self.first or 0
+        return rt.Buffer(
+            place, self.kind, nbytes, first, self.last, self.offset, self.index, self.halo, self.fill,
+            name=self.name, device=device,
+        )  # fmt: skip
+
 
 class _Linker:
     def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler):
@@ -377,22 +384,6 @@ def link(
     weights = linker.weights.blob(fill)
     code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
-    buffers = tuple(
-        rt.Buffer(
-            i,
-            b.kind,
-            expression(b.nbytes),
-            b.first or 0,
-            b.last,
-            b.offset,
-            b.index,
-            b.halo,
-            b.fill,
-            name=b.name,
-            device=device,
-        )
-        for i, b in enumerate(linker.buffers)
-    )
     held = len(graph.state)
     inputs = [_spec(attribute_label(n), n) for n in storage.graph.inputs]
     state = (
@@ -407,7 +398,7 @@ def link(
         inputs=tuple(inputs[: len(inputs) - held]),
         outputs=tuple(_spec(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[held:]),
         state=tuple(state),
-        buffers=buffers,
+        buffers=tuple(b.placed(i, device) for i, b in enumerate(linker.buffers)),
         steps=tuple(replace(s, device=device) for s in linker.steps),
         code={device: code},
         weights=weights,

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from ingot.frontends.onnx.call import Equation, Sequence_, Value
+from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
 from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
-from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto
+from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, map_file
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
@@ -73,26 +73,36 @@ def import_onnx(
         if not walk.refused or walk.wishes.elements <= requests.told:
             break
         requests = requests.with_told(walk.wishes.elements)
-    results: list[Node] = []
-    names: list[str] = []
-    for info, v in zip(model.graph.output, outputs, strict=True):
-        if isinstance(v, Value):
-            results.append(v.node)
-            names.append(info.name)
-        elif isinstance(v, Sequence_):
-            results += [item.node for item in v.items]
-            names += [f"{info.name}.{i}" for i in range(len(v.items))]
-    wishes = walk.wishes
-    if walk.refused and (wishes.values or wishes.sizes):
-        raise NeedsValues(walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where)
-    if walk.refused:
-        raise UnsupportedOpError(walk.refused, model=where)
+    _check_supported(walk, where)
+    results, names = _results(model.graph.output, outputs)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
     values, found = [node for node, _ in walk.sizes.values()], [(s, most) for s, (_, most) in walk.sizes.items()]
     graph = Graph(tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found))
     check_sizes(graph, where)
     return graph
+
+
+def _check_supported(walk: Walk, where: str) -> None:
+    wishes = walk.wishes
+    if walk.refused and (wishes.values or wishes.sizes):
+        raise NeedsValues(walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where)
+    if walk.refused:
+        raise UnsupportedOpError(walk.refused, model=where)
+
+
+def _results(infos: Iterable[ValueInfoProto], outputs: Iterable[AnyValue]) -> tuple[list[Node], list[str]]:
+    """The graph's results and their names: of a sequence its members'."""
+    results: list[Node] = []
+    names: list[str] = []
+    for info, v in zip(infos, outputs, strict=True):
+        if isinstance(v, Value):
+            results.append(v.node)
+            names.append(info.name)
+        elif isinstance(v, Sequence_):
+            results += [item.node for item in v.items]
+            names += [f"{info.name}.{i}" for i in range(len(v.items))]
+    return results, names
 
 
 def read_model(

@@ -3,6 +3,7 @@ and global pools of their result behind."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ingot import ops
@@ -60,12 +61,7 @@ def lower_blocked(
         before, temps = (copy,), (b_node.type.nbytes,)
         b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("temp", 0)
     pooled = len(whole.outputs) > 1 and g.packed and not computed and _has_lines(g.anchor, loops)
-    if pooled:
-        loops = flat_rows(loops, apart=1 if g.anchor.shape[0] != 1 else 0)
-    else:
-        loops = computed_rows(loops, a_node) if computed else flat_rows(rows_as_they_lie(loops))
-    if b_node.dtype in (bf16, i8):
-        loops = contiguous_last(loops)
+    loops = _merged(g.anchor, loops, computed, pooled)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
     c = g.contraction(loops, computed, made.c if made is not None else None)
     site = tuning_site(body, g.anchor, c, shape, machine)
@@ -86,7 +82,7 @@ def lower_blocked(
     lines = _Lines(whole, g.anchor, loops, plan) if pooled else None
     if lines is not None:
         params += zip(lines.fold.buffers, lines.fold.args, strict=True)
-    epilogue, residuals = g.epilogue(loops), _residuals(body, ins, g.anchor)
+    epilogue = g.epilogue(loops)
 
     def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
         if acc.lanes > 1 and c.cols[-1].extent == 1:
@@ -96,21 +92,38 @@ def lower_blocked(
         if lines is not None:
             lines.fold.add(block, g.em, index, mask)
 
-    def fetch(block: Block, place: Index, width: int) -> None:
-        index = g.result_index(block, loops, place)
-        for at in residuals:
-            buffer, layout = g.operands.ins[at], ins[at]
-            start = block.let(ix.linear(index, layout.strides, layout.offset), "f")
-            for i in range(0, width, LINE // buffer.dtype.nbytes):
-                block.stmts.append(k.Prefetch(buffer, ix.add(start, integer(i))))
-
     chunk, top = k.var("chunk"), Block()
-    chunks = emit_macro_kernel(top, chunk, c, plan, a, b, write, fetch if residuals else None, lines)
+    chunks = emit_macro_kernel(top, chunk, c, plan, a, b, write, _fetch(g, loops), lines)
     step = g.step("contraction", c, params, chunk, chunks, top, scratch)
     low = Lowered((*before, step), temps, packs, site)
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
+
+
+def _merged(anchor: Node, loops: Loops, computed: bool, pooled: bool) -> Loops:
+    """Rows as few loops, as far as what computes A, or pools the result, lets them be."""
+    a, b = anchor.inputs
+    if pooled:
+        loops = flat_rows(loops, apart=1 if anchor.shape[0] != 1 else 0)
+    else:
+        loops = computed_rows(loops, a) if computed else flat_rows(rows_as_they_lie(loops))
+    return contiguous_last(loops) if b.dtype in (bf16, i8) else loops
+
+
+def _fetch(g: ContractionGroup, loops: Loops) -> Callable[[Block, Index, int], None] | None:
+    """What asks for the lines of residuals before they are read, if there are any."""
+    residuals = _residuals(g.body, g.ins, g.anchor)
+
+    def fetch(block: Block, place: Index, width: int) -> None:
+        index = g.result_index(block, loops, place)
+        for at in residuals:
+            buffer, layout = g.operands.ins[at], g.ins[at]
+            start = block.let(ix.linear(index, layout.strides, layout.offset), "f")
+            for i in range(0, width, LINE // buffer.dtype.nbytes):
+                block.stmts.append(k.Prefetch(buffer, ix.add(start, integer(i))))
+
+    return fetch if residuals else None
 
 
 def _operand_b(

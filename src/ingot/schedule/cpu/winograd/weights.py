@@ -37,6 +37,19 @@ def side_by_side(w: Node, layout: Layout, last: int, machine: Machine, source: A
     return step, dense.transpose(tuple(order.index(d) for d in range(w.type.rank)))
 
 
+def _channels_of_a_chunk(vectors: int, s: Shape, p: Pieces, t: Transform) -> int:
+    cost = vectors * CYCLES_PER_VECTOR * (s.r * s.r * 2 + (0 if p.late else t.alpha**2))
+    return max(1, min(int(_CHUNK_CYCLES / cost), s.ci))
+
+
+def _place_in_panels(block: Block, start: Expr, column: Expr, row: Expr, panel: int, s: Shape, p: Pieces) -> Expr:
+    """Where a column of a row lies in U, which begins at `start`: each panel has all rows of its columns."""
+    begin = block.let(k.mul(k.binary("div", column, integer(panel)), integer(panel)), "p")
+    width = k.binary("min", integer(panel), k.sub(integer(p.columns), begin))
+    place = k.add(k.mul(begin, integer(s.k)), k.mul(row, width))
+    return block.let(k.add(k.add(start, place), k.sub(column, begin)), "u")
+
+
 def weights_step(
     op: Convolution, w: Layout, s: Shape, p: Pieces, t: Transform, panel: int, machine: Machine, args: Sequence[Arg]
 ) -> Step:
@@ -48,8 +61,7 @@ def weights_step(
     channel_step, column_step = (int(w.strides[op.rhs_layout.index(c)]) for c in "IO")
     assert column_step == 1 or s.co * s.groups == 1
     vectors = -(-p.columns // lanes)
-    cost = vectors * CYCLES_PER_VECTOR * (rr * 2 + (0 if p.late else t.alpha**2))
-    per = max(1, min(int(_CHUNK_CYCLES / cost), s.ci))
+    per = _channels_of_a_chunk(vectors, s, p, t)
     parts = -(-s.ci // per)
     chunk, top = k.var("chunk"), Block()
     extents = (s.groups, blocks, s.taps, parts)
@@ -85,10 +97,7 @@ def weights_step(
                 y.store(windows, k.add(to, integer(i * lanes)), value)
             if p.late:
                 return
-            begin = y.let(k.mul(k.binary("div", n, integer(panel)), integer(panel)), "p")
-            width = k.binary("min", integer(panel), k.sub(integer(p.columns), begin))
-            place = k.add(k.mul(begin, integer(s.k)), k.mul(row, width))
-            to = y.let(k.add(k.add(to_u, place), k.sub(n, begin)), "u")
+            to = _place_in_panels(y, to_u, n, row, panel, s, p)
             columns = [apply(y, t.g, taps[j :: s.r]) for j in range(s.r)]
             for e in range(t.alpha):
                 for f, value in enumerate(apply(y, t.g, [c[e] for c in columns])):

@@ -16,6 +16,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ops import Convolution
 from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Patch
 from ingot.schedule.dimension_numbers import loops_of
@@ -66,8 +67,7 @@ def lower_depthwise(
             group = group.without(b_at)
         w, start = Buffer("w", w.dtype, align=ALIGN), 0
         extra = ((w, Arg("pack", 0)),)
-        strides = iter(Layout.contiguous(tuple(r.extent for r in (*taps, *channels))).strides)
-        taps, channels = (tuple(replace(r, b=next(strides)) for r in axes) for axes in (taps, channels))
+        taps, channels = _side_by_side(taps, channels)
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
     first = _tile(estimate(positions), estimate(width), machine)
@@ -109,6 +109,13 @@ def lower_depthwise(
     chunks = ceildiv(positions, tile[0]) * across
     step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
     return Lowered((step,), packs=() if pack is None else (pack,), site=site)
+
+
+def _side_by_side(taps: tuple[Axis, ...], channels: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """As a packed w has them: channels innermost."""
+    strides = iter(Layout.contiguous(tuple(r.extent for r in (*taps, *channels))).strides)
+    taps, channels = (tuple(replace(r, b=next(strides)) for r in axes) for axes in (taps, channels))
+    return taps, channels
 
 
 def _tile(positions: int, channels: int, machine: Machine) -> Patch:

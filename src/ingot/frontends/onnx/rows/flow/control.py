@@ -262,13 +262,7 @@ def _while(it: _Iteration) -> Result:
         if a.type != b.type:
             raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
     results = _tensors(stacked, "a loop with a stacked value")
-    if cond is not None and _known_bool(it.condition or _true()) is True:
-        told = turns(cond.node, (step, *names), (0, *map(_size, it.carried)), (ops.add(step, 1), *ends))
-        if told is not None and (it.count is not None or not c.has(0)):
-            count, inexact = told
-            if inexact:
-                c.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
-            it, cond = replace(it, count=count if it.count is None else dim_min(it.count, count)), None
+    it, cond = _counted(it, cond, (step, *names), (ops.add(step, 1), *ends))
     forever = cond is None or _known_bool(cond) is True or cond.node is go
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
@@ -302,12 +296,32 @@ def _while(it: _Iteration) -> Result:
     first_buffer = 2 + len(names) + len(captured)
     stacks = list(done[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        taken = c.importer.found(done[0], room, "turns")
-        for k, (x, axis, back) in enumerate(zip(stacks, it.axes, it.backwards, strict=True)):
-            place = normal_axis(axis, len(x.shape))
-            low, high = (room - taken, room) if back else (0, taken)
-            stacks[k] = ops.slice_axis(x, place, low, high)
+        stacks = _filled(it, stacks, c.importer.found(done[0], room, "turns"), room)
     return [*done[2 : 2 + len(names)], *stacks]
+
+
+def _counted(
+    it: _Iteration, cond: Value | None, state: tuple[Node, ...], ends: tuple[Node, ...]
+) -> tuple[_Iteration, Value | None]:
+    """A condition that only counts turns is a count, and no condition. state: the step and what is carried."""
+    if cond is None or _known_bool(it.condition or _true()) is not True:
+        return it, cond
+    told = turns(cond.node, state, (0, *map(_size, it.carried)), ends)
+    if told is None or (it.count is None and it.call.has(0)):
+        return it, cond
+    count, inexact = told
+    if inexact:
+        it.call.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
+    return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
+
+
+def _filled(it: _Iteration, stacks: list[Node], taken: DimLike, room: DimLike) -> list[Node]:
+    """Of stacks with room for `room` turns, what the `taken` ones have written."""
+    out: list[Node] = []
+    for x, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
+        low, high = (room - taken, room) if back else (0, taken)
+        out.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
+    return out
 
 
 def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
