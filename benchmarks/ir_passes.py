@@ -76,7 +76,7 @@ def median_us(fn: Callable[[], object], nodes: int, repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()

@@ -95,7 +95,7 @@ def check(path: str, static: bool, timed: bool, tolerance: float) -> dict[str, o
         try:
             given = feeds(inputs, case, most)
             if len(cases) < _RUNS and not (cases and _same_shapes(cases[-1][0], given)):
-                cases.append((given, session.run(None, given)))
+                cases.append((given, [np.asarray(found) for found in session.run(None, given)]))
         except Exception as error:  # ONNX Runtime's errors have no common class
             print(f"ONNX Runtime: {str(error)[:200]}", file=sys.stderr)
     if not cases:

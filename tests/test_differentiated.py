@@ -11,7 +11,7 @@ from ingot.support.errors import InputError
 
 def test_a_torch_loss() -> None:
     torch = pytest.importorskip("torch")
-    from torch import nn
+    from torch import Tensor, nn
     from torch.nn import functional as F
 
     class Loss(nn.Module):
@@ -23,7 +23,7 @@ def test_a_torch_loss() -> None:
             self.heads = nn.MultiheadAttention(16, 2, batch_first=True)
             self.end = nn.Linear(16, 5)
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             h = self.body(x)[:, None]
             return F.cross_entropy(self.end(h + self.heads(h, h, h)[0])[:, 0], y)
 

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import prune as torch_prune  # noqa: E402
 
 import ingot  # noqa: E402
@@ -18,12 +19,12 @@ from ingot.support.errors import InputError  # noqa: E402
 X = np.random.default_rng(0).standard_normal((128, 96)).astype(np.float32)
 
 
-def net() -> torch.nn.Module:
+def net() -> nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(96, 256), torch.nn.GELU(), torch.nn.Linear(256, 30)).eval()
+    return nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, 30)).eval()
 
 
-def without_smallest(w: torch.Tensor, part: float, block: int) -> torch.Tensor:
+def without_smallest(w: Tensor, part: float, block: int) -> Tensor:
     """w with the blocks of `block` rows of one column as zeros whose mean magnitudes are the smallest."""
     sizes = torch.stack([rows.abs().mean(0) for rows in w.split(block)])
     kept = torch.ones(sizes.numel())
@@ -34,7 +35,7 @@ def without_smallest(w: torch.Tensor, part: float, block: int) -> torch.Tensor:
 def test_blocks_by_magnitude(tmp_path: Path) -> None:
     module, expected = net(), net()
     for layer in expected.modules():
-        if isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, nn.Linear):
             layer.weight.data = without_smallest(layer.weight.data, 0.9, 4)
     m = ingot.prune(module, 0.9, block=4, example_inputs=(torch.from_numpy(X),))
     want = expected(torch.from_numpy(X)).detach().numpy()
@@ -82,4 +83,4 @@ def test_what_is_refused() -> None:
         with pytest.raises(InputError, match=told):
             ingot.prune(net(), example_inputs=x, **arguments)
     with pytest.raises(InputError, match="products with constant weights"):
-        ingot.prune(torch.nn.ReLU(), 0.5, example_inputs=x)
+        ingot.prune(nn.ReLU(), 0.5, example_inputs=x)

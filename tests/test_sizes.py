@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from ingot import ops
-from ingot.ir.dims import symbol
+from ingot.ir.dims import Dim, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.parse import parse
@@ -94,6 +94,7 @@ def test_size_of_a_size_and_conditions() -> None:
     cut, b = first(x, K), symbol("$b")
     again = positive(ops.sub(cut, 1.0))
     condition = 39 - K - b * 2
+    assert isinstance(condition, Dim)
     g = Graph((x,), (first(cut, b), positive(x), again), conditions=(condition,), sizes=(("$k", N), ("$b", 6)))
     model = CompiledModel(build_program(g, host_features(), 1))
     fine = np.r_[np.full(6, 2, np.float32), np.full(10, 0.5, np.float32)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -122,7 +122,7 @@ def _interpreted(module: nn.Module, example: dict[str, Any], dynamic: Any) -> Ca
 
     imported = import_exported(export_module(module, example, dynamic))
 
-    def graph(inputs: list[Tensor]) -> list[Tensor]:
+    def graph(inputs: Sequence[Tensor]) -> list[Tensor]:
         return [to_torch(a) for a in interpret(imported.graph, [to_numpy(t) for t in inputs])]
 
     return imported.caller(graph)

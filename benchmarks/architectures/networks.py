@@ -105,6 +105,8 @@ def _geometric(name: str, **options: Any) -> Architecture:
 class DeepFM(nn.Module):
     """Guo et al. 2017: linear terms, products of all pairs of fields' vectors, and a network on them."""
 
+    first: Tensor
+
     def __init__(self, fields: int = 6, rows: int = 50, width: int = 8):
         super().__init__()
         self.linear, self.table = nn.Embedding(fields * rows, 1), nn.Embedding(fields * rows, width)

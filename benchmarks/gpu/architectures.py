@@ -127,6 +127,7 @@ def built(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 def _Tensors(net: Any) -> Any:
     import torch
+    from torch.utils import _pytree
 
     class Tensors(torch.nn.Module):
         """The tensors of a result, in a tuple."""
@@ -136,7 +137,7 @@ def _Tensors(net: Any) -> Any:
             self.net = net
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            found = torch.utils._pytree.tree_leaves(tuple(self.net(x).to_tuple()))
+            found = _pytree.tree_leaves(tuple(self.net(x).to_tuple()))
             return tuple(t for t in found if isinstance(t, torch.Tensor))
 
     return Tensors()
@@ -146,16 +147,14 @@ def judge(name: str, dtype: str, target: str) -> dict[str, Any]:
     import torch
 
     import ingot
+    from benchmarks.gpu.models import varied
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     net, inputs = built(name)
     kind = getattr(torch, dtype)
     net = net.eval().to(kind)
-    for module in net.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.7, 1.3)
+    varied(net)
     inputs = tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
     begin = time.perf_counter()
     compiled = ingot.compile(net, inputs, target=target, cache=False)

@@ -51,7 +51,7 @@ def main() -> None:
         print(f"{bits:2} bits: {seconds * 1e6:6.2f} us a layer, {moved / seconds / 1e12:.2f} TB/s", flush=True)
     kept = [torch.randn(SIZE, SIZE, dtype=torch.float16, device="cuda") for _ in range(LAYERS)]
     graph = torch.cuda.CUDAGraph()
-    x @ kept[0]
+    torch.mm(x, kept[0])
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         y = x

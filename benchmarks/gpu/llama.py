@@ -52,7 +52,8 @@ class Layer(nn.Module):
         q, k = turned(q, at), turned(k, at)
         mask = None
         if self.places:
-            k, v = self.keys.index_copy_(2, at, k), self.values.index_copy_(2, at, v)
+            k = self.get_buffer("keys").index_copy_(2, at, k)
+            v = self.get_buffer("values").index_copy_(2, at, v)
             mask = torch.arange(self.places, device=x.device) <= at[:, None]
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))

@@ -54,7 +54,8 @@ def models() -> dict[str, Callable[[], Model]]:
 
     def vit() -> torch.nn.Module:
         net = torchvision.models.vit_b_16()
-        torch.nn.init.normal_(net.heads.head.weight, std=0.02)  # it begins with zeros, which prove nothing
+        head = net.get_parameter("heads.head.weight")  # it begins with zeros, which prove nothing
+        torch.nn.init.normal_(head, std=0.02)
         return net
 
     vision = torchvision.models
@@ -97,12 +98,12 @@ def _host(call: Callable[[], object], calls: int = 20) -> float:
     return statistics.median(taken)
 
 
-def _varied(net: torch.nn.Module) -> torch.nn.Module:
+def varied(net: torch.nn.Module) -> torch.nn.Module:
     """Random statistics of normalized batches: with those of a new network deep ones answer a constant."""
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.7, 1.3)
+            module.get_buffer("running_mean").uniform_(-0.2, 0.2)
+            module.get_buffer("running_var").uniform_(0.7, 1.3)
     return net
 
 
@@ -110,7 +111,7 @@ def prepared(build: Callable[[], Model]) -> Model:
     """The same each time, in a 16-bit type."""
     torch.manual_seed(0)
     net, inputs = build()
-    net = _varied(net).eval()
+    net = varied(net).eval()
     if next(net.parameters()).dtype == torch.float32:
         net, inputs = net.half(), tuple(x.half() if x.is_floating_point() else x for x in inputs)
     return net, inputs

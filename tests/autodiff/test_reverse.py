@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from ingot import ops
 from ingot.autodiff import gradients, value_and_gradients
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, const
+from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i64
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, UnsupportedOpError
 
 
-def x_of(*shape: int, name: str = "x") -> object:
+def x_of(*shape: int, name: str = "x") -> Node:
     return Input(name, TensorType(f32, shape))()
 
 
 def test_what_is_used_twice_is_added() -> None:
     x = x_of(3)
     (g,) = gradients(ops.reduce_sum(ops.mul(x, x)), [x])
-    np.testing.assert_allclose(interpret(Graph((x,), (g,)), [np.float32([1, -2, 3])])[0], [2, -4, 6])
+    np.testing.assert_allclose(interpret(Graph((x,), (g,)), [np.array([1, -2, 3], np.float32)])[0], [2, -4, 6])
 
 
 def test_what_the_loss_does_not_read_has_zeros() -> None:
@@ -39,7 +41,7 @@ def test_a_softmax_layer_compiled() -> None:
     a, b = x_of(4, 5), x_of(5, 3, name="w")
     logits = ops.MatMul()(a, b)
 
-    def loss(results: object) -> object:
+    def loss(results: Sequence[Node]) -> Node:
         likely = ops.LogSoftmax(1)(results[0])
         return ops.div(ops.Neg()(ops.reduce_sum(ops.mul(likely, const(labels)))), 4)
 

@@ -100,11 +100,11 @@ def _convolution() -> Samples:
             op = ops.Convolution((2, 1), ((1, 1), (0, 2)), one, (1, 2), "NCHW", "OIHW", "NCHW", groups)
             yield op, (numbers(dtype, 2, c, 7, 9), numbers(dtype, o, c // groups, 3, 2, seed=1))
     for layouts in ("NHWC HWIO NHWC", "CNHW IOHW NCHW", "NCHW OIHW NHWC", "NWCH OIHW WNCH"):
-        layouts = layouts.split()
-        op = ops.Convolution(one, ((1, 0), (0, 1)), (2, 1), one, *layouts)
+        lhs, rhs, out = layouts.split()
+        op = ops.Convolution(one, ((1, 0), (0, 1)), (2, 1), one, lhs, rhs, out)
         sizes = {"N": 2, "C": 5, "H": 6, "W": 4}
         kernel = {"O": 7, "I": 5, "H": 3, "W": 2}
-        yield op, (numbers("f32", *map(sizes.get, layouts[0])), numbers("f32", *map(kernel.get, layouts[1])))  # type: ignore[arg-type]
+        yield op, (numbers("f32", *(sizes[a] for a in lhs)), numbers("f32", *(kernel[a] for a in rhs)))
 
 
 def _window() -> Samples:

@@ -66,9 +66,7 @@ def test_channels_with_images_of_their_own_are_no_products_of_tiles(channels: in
     x = rng.normal(size=(2, 9, 10, channels)).astype(np.float32)
     w = rng.normal(size=(taps, taps, 1, channels * each)).astype(np.float32)
     given = Input("x", TensorType(dtype_of(x), x.shape))()
-    layouts = {"lhs_layout": "NHWC", "rhs_layout": "HWIO", "out_layout": "NHWC"}
-    plain = {"lhs_dilation": (1, 1), "rhs_dilation": (2, 1), "feature_groups": channels}
-    conv = ops.Convolution(strides=(2, 1), padding=((1, 2), (1, 1)), **plain, **layouts)
+    conv = ops.Convolution((2, 1), ((1, 2), (1, 1)), (1, 1), (2, 1), "NHWC", "HWIO", "NHWC", channels)
     graph = Graph((given,), (ops.Relu()(conv(given, const(w))),))
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], interpret(graph, [x])[0], rtol=1e-4, atol=1e-5)
     _, kernels = planned(graph, H100)

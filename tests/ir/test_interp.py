@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -12,10 +14,14 @@ from tests.ir.tiny import TAdd, TBroadcast, TCall, TLiar, TNeg, TSplit, arg
 S = symbol("s")
 
 
+def floats(values: Sequence[object]) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 def test_computes_by_position_and_by_label() -> None:
     x, y = arg("x", 3), arg("y", 3)
     g = Graph((x, y), (TAdd()(x, TNeg()(y)), x))
-    a, b = np.float32([1, 2, 3]), np.float32([5, 5, 5])
+    a, b = floats([1, 2, 3]), floats([5, 5, 5])
     for given in ([a, b], {"y": b, "x": a}):
         total, same = interpret(g, given)
         assert np.array_equal(total, a - b)
@@ -26,14 +32,14 @@ def test_substitutes_symbols_in_attributes_and_bodies() -> None:
     inner = arg("p", S)
     body = Graph((inner,), (TBroadcast((2 * S, S))(inner),))
     x = arg("x", S)
-    (out,) = interpret(Graph((x,), TCall(body)(x).results), [np.float32([1, 2])])
+    (out,) = interpret(Graph((x,), TCall(body)(x).results), [floats([1, 2])])
     assert out.shape == (4, 2)
 
 
 def test_reads_results_of_a_split() -> None:
     x = arg("x", 4)
     a, b = TSplit()(x).results
-    (out,) = interpret(Graph((x,), (TAdd()(b, TNeg()(a)),)), [np.float32([1, 2, 5, 7])])
+    (out,) = interpret(Graph((x,), (TAdd()(b, TNeg()(a)),)), [floats([1, 2, 5, 7])])
     assert out.tolist() == [4, 5]
 
 
@@ -41,24 +47,24 @@ def test_observer_sees_every_node_in_order() -> None:
     x = arg("x", 2)
     n = TNeg()(x)
     seen: list[Node] = []
-    interpret(Graph((x,), (n,)), [np.float32([1, 2])], observe=lambda node, values: seen.append(node))
+    interpret(Graph((x,), (n,)), [floats([1, 2])], observe=lambda node, values: seen.append(node))
     assert seen == [x, n]
 
 
 def test_a_lying_reference_is_named() -> None:
     x = arg("x", 2)
     with pytest.raises(VerifyError, match=r"t\.liar at m\.py:3.*expected bool\[2\], got float32\[2\]"):
-        interpret(Graph((x,), (TLiar()(x, loc="m.py:3"),)), [np.float32([1, 2])])
+        interpret(Graph((x,), (TLiar()(x, loc="m.py:3"),)), [floats([1, 2])])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ([], "expected 2"),
-        ({"x": np.float32([1])}, "by its label"),
-        ([np.float64([1, 2]), np.float32([1])], r"input 'x': expected f32, got f64"),
-        ([np.float32([[1]]), np.float32([1])], r"input 'x': expected f32\[s\], got shape \[1, 1\]"),
-        ([np.float32([1, 2]), np.float32([1, 2])], r"axis 0 of input 'y': expected 5 \(= 2\*s\+1; s from axis 0"),
+        ({"x": floats([1])}, "by its label"),
+        ([np.array([1, 2], np.float64), floats([1])], r"input 'x': expected f32, got f64"),
+        ([floats([[1]]), floats([1])], r"input 'x': expected f32\[s\], got shape \[1, 1\]"),
+        ([floats([1, 2]), floats([1, 2])], r"axis 0 of input 'y': expected 5 \(= 2\*s\+1; s from axis 0"),
     ],
 )
 def test_refuses_inputs_that_do_not_fit(given, message: str) -> None:
@@ -94,7 +100,7 @@ def test_checks_conditions_over_several_sizes() -> None:
 def test_equal_bytes_of_one_byte_floats_and_ints_are_different_constants() -> None:
     import ml_dtypes
 
-    raw = np.uint8([8, 8])
+    raw = np.array([8, 8], np.uint8)
     kinds = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.uint4]
     nodes = [const(raw.view(k)) for k in kinds]
     assert len(set(nodes)) == 4

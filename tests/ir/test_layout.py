@@ -8,6 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.layout import Layout, reshape_groups
+from ingot.ir.types import static_shape
 from ingot.ops.views import pull_back, strided, strided_view, view_layout
 from tests.passes.check import arg
 
@@ -16,12 +17,11 @@ S = symbol("s")
 
 def elements(layout: Layout, buffer: np.ndarray) -> np.ndarray:
     """The value that lies in a flat buffer by a static layout."""
-    index = sum(
-        (np.arange(n).reshape([-1 if i == d else 1 for i in range(len(layout.shape))]) * s
-         for d, (n, s) in enumerate(zip(layout.shape, layout.strides, strict=True))),
-        start=np.asarray(layout.offset),
-    )  # fmt: skip
-    return buffer[np.broadcast_to(index, layout.shape)]
+    shape, strides, (offset,) = map(static_shape, (layout.shape, layout.strides, (layout.offset,)))
+    index = np.asarray(offset)
+    for d, (n, s) in enumerate(zip(shape, strides, strict=True)):
+        index = index + np.arange(n).reshape([-1 if i == d else 1 for i in range(len(shape))]) * s
+    return buffer[np.broadcast_to(index, shape)]
 
 
 DATA = np.arange(2 * 3 * 4)

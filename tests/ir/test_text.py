@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.array import Array
-from ingot.ir.dims import dim_max, parse_dim, symbol
+from ingot.ir.dims import Dim, dim_max, parse_dim, symbol
 from ingot.ir.node import Graph, const
 from ingot.ir.parse import ParseError, parse
 from ingot.ir.show import show, show_node
@@ -34,7 +34,8 @@ def sample() -> Graph:
         ((), (1,), (S * 2 - 1, 2.0)),
     )
     n = attrs(TAdd()(a, TCall(body)(b).results[0]), loc="model.py:3")
-    return Graph((x,), (n, b), ("out", ""), (("s0", 1, 16), ("batch.n", 0, None)), (19 - S - T, dim_max(S, T) - 2))
+    conditions = tuple(d for d in (19 - S - T, dim_max(S, T) - 2) if isinstance(d, Dim))
+    return Graph((x,), (n, b), ("out", ""), (("s0", 1, 16), ("batch.n", 0, None)), conditions)
 
 
 # ruff: noqa: E501

@@ -248,6 +248,8 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
+    rates: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.words, self.norm, self.head = nn.Embedding(50, 32), RMSNorm(32), nn.Linear(32, 50, bias=False)

@@ -24,7 +24,8 @@ def weight(*shape: int) -> Node:
 
 def conv(x: Node, w: Node, layouts: str = "NCHW OIHW NCHW", padding: int = 0) -> Node:
     pads = ((padding, padding),) * 2
-    return ops.Convolution((1, 1), pads, (1, 1), (1, 1), *layouts.split())(x, w)
+    lhs, rhs, out = layouts.split()
+    return ops.Convolution((1, 1), pads, (1, 1), (1, 1), lhs, rhs, out)(x, w)
 
 
 # --- layout

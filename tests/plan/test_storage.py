@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import i32, u8
+from ingot.ir.types import i32, static_shape, u8
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.build import build_program
@@ -94,10 +94,11 @@ def test_values_of_one_owner_do_not_overlap() -> None:
         if not isinstance(n.op, Group):
             continue
         place = found.places[n]
-        marks = used.setdefault(place.owner, np.zeros(int(place.owner.type.size), int))  # type: ignore[arg-type]
-        rows = np.arange(int(n.shape[0]))[:, None] * place.layout.strides[0]  # type: ignore[arg-type]
-        cols = np.arange(int(n.shape[1])) * place.layout.strides[1]  # type: ignore[arg-type]
-        marks[(rows + cols + place.layout.offset).reshape(-1)] += 1
+        marks = used.setdefault(place.owner, np.zeros(static_shape(place.owner.shape), int).reshape(-1))
+        (height, width), (down, across) = map(static_shape, (n.shape, place.layout.strides))
+        (offset,) = static_shape((place.layout.offset,))
+        at = offset + np.arange(height)[:, None] * down + np.arange(width) * across
+        marks[at.reshape(-1)] += 1
     assert all((m <= 1).all() for m in used.values())
 
 

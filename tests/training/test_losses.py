@@ -16,6 +16,7 @@ from ingot.passes.model.lower import lower_model_ops
 from ingot.training.losses import LOSSES, METRICS
 
 torch = pytest.importorskip("torch")
+from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -25,7 +26,7 @@ PARTS = np.exp(OTHERS) / np.exp(OTHERS).sum(1, keepdims=True)
 CLASSES = rng.integers(0, 4, (5, 3))
 CLASSES[1, 2] = -100
 LOG = np.log(PARTS)
-CASES: dict[str, tuple[Pair, Callable[..., torch.Tensor]]] = {
+CASES: dict[str, tuple[Pair, Callable[..., Tensor]]] = {
     "cross_entropy": ((SCORES, CLASSES), F.cross_entropy),
     "cross_entropy of parts": ((SCORES, PARTS), F.cross_entropy),
     "cross_entropy of a row": ((SCORES[0, :, 0], np.asarray(2)), F.cross_entropy),

@@ -11,10 +11,10 @@ import ingot
 from ingot.support.errors import InputError
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 
-def _pair(net: nn.Module, x: torch.Tensor, memory: float) -> tuple[ingot.CompiledStep, ingot.CompiledStep]:
+def _pair(net: nn.Module, x: Tensor, memory: float) -> tuple[ingot.CompiledStep, ingot.CompiledStep]:
     """Steps without and with the limit, that have made three steps each and differ in no bit."""
     y, optimizer = torch.arange(len(x)) % 4, ingot.optim.AdamW(lr=1e-2)
     steps = [
@@ -45,7 +45,7 @@ def test_half_of_the_activations_and_all_of_the_bits() -> None:
             self.more = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh())
             self.last = nn.Sequential(nn.Conv2d(32, 8, 3, stride=2), nn.SiLU(), nn.Flatten(), nn.LazyLinear(4))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             a = self.first(x)
             return self.last(torch.cat([a, self.more(a)], 1))
 

@@ -13,8 +13,9 @@ import pytest
 import ingot
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.optim import Optimizer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +29,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
-Eager = Callable[[Any], torch.optim.Optimizer]
+Eager = Callable[[Any], Optimizer]
 
 
 def beside_eager(net: nn.Module, batches: Batches, steps: int, ours: Any, theirs: Eager) -> tuple[np.ndarray, Any]:
@@ -101,7 +102,7 @@ class Recurrent(nn.Module):
         self.embed = nn.Embedding(letters, width)
         self.lstm, self.out = nn.LSTM(width, width, 2, batch_first=True), nn.Linear(width, letters)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         return self.out(self.lstm(self.embed(ids))[0]).transpose(1, 2)
 
 

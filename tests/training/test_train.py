@@ -14,8 +14,9 @@ import ingot
 from ingot.support.errors import InputError, UnsupportedOpError
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.optim import Optimizer  # noqa: E402
 
 optim = ingot.optim
 
@@ -25,12 +26,12 @@ def mlp(*more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), *more, nn.Linear(9, 4))
 
 
-def batch(rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rows: int = 5) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(1)
     return torch.randn(rows, 6, generator=rng), torch.randint(0, 4, (rows,), generator=rng)
 
 
-class EagerLion(torch.optim.Optimizer):
+class EagerLion(Optimizer):
     """By the paper's program 1."""
 
     def __init__(self, parameters: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
@@ -47,7 +48,7 @@ class EagerLion(torch.optim.Optimizer):
                 m.mul_(second).add_(p.grad, alpha=1 - second)
 
 
-PAIRS: list[tuple[Any, Callable[[nn.Module], torch.optim.Optimizer]]] = [
+PAIRS: list[tuple[Any, Callable[[nn.Module], Optimizer]]] = [
     (
         optim.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda n: torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -71,7 +72,7 @@ PAIRS: list[tuple[Any, Callable[[nn.Module], torch.optim.Optimizer]]] = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda v: type(v).__name__)
-def test_optimizers_beside_torch(ours: Any, theirs: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+def test_optimizers_beside_torch(ours: Any, theirs: Callable[[nn.Module], Optimizer]) -> None:
     """With clipping by norm, and an update every other call."""
     net, (x, y) = mlp(nn.BatchNorm1d(9)), batch()
     eager = copy.deepcopy(net)
@@ -128,14 +129,14 @@ def test_a_function_as_loss_open_sizes_and_tied_and_frozen_parameters() -> None:
             self.out.weight = self.embed.weight
             self.mix.bias.requires_grad_(False)
 
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, ids: Tensor) -> Tensor:
             return self.out(self.mix(self.embed(ids)).relu())
 
     torch.manual_seed(0)
     net = Tied()
     eager = copy.deepcopy(net)
 
-    def loss(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(scores: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(scores.flatten(0, 1), y.flatten(), label_smoothing=0.1)
 
     ids = torch.randint(0, 7, (3, 5))
@@ -206,7 +207,7 @@ def test_the_first_nan_is_named() -> None:
             super().__init__()
             self.line = nn.Linear(6, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return self.line(x).sqrt()
 
     torch.manual_seed(0)
@@ -225,7 +226,7 @@ def test_ops_without_a_rule_are_named() -> None:
             super().__init__()
             self.line = nn.Linear(6, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.eigvalsh(self.line(x)[:4].T @ self.line(x)[:4])
 
     with pytest.raises(UnsupportedOpError, match="no reverse rule"):

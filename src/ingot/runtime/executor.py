@@ -45,7 +45,7 @@ class CompiledProgram:
         self.outputs: tuple[TensorSpec, ...] = program.outputs
         self.threads, self.refused, self._export = threads, refused, export
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.run(args)
 
     def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
@@ -126,7 +126,7 @@ class CompiledModel(CompiledProgram):
         if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
         if kwargs or len(args) != len(self.inputs):
             args = self._ordered(args, kwargs)

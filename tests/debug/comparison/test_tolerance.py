@@ -5,10 +5,10 @@ from ingot.debug.comparison.tolerance import agree, worst
 
 def test_small_errors_are_relative_to_the_largest_magnitude():
     expected = np.array([1000.0, 1.0], np.float32)
-    near = agree(expected + np.float32([0, 0.05]), expected)
+    near = agree(expected + np.array([0, 0.05], np.float32), expected)
     assert near.ok and near.place == (1,) and 4e-5 < near.relative < 6e-5
-    assert not agree(expected + np.float32([0, 0.2]), expected).ok
-    assert agree(expected + np.float32([0, 0.2]), expected, tolerance=1e-3).ok
+    assert not agree(expected + np.array([0, 0.2], np.float32), expected).ok
+    assert agree(expected + np.array([0, 0.2], np.float32), expected, tolerance=1e-3).ok
 
 
 def test_nans_and_infinities_must_be_in_the_same_places():

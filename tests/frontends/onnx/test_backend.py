@@ -6,7 +6,7 @@ import unittest
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from onnx.backend.test import BackendTest
 
 from ingot.frontends.onnx.backend import IngotBackend
@@ -39,7 +39,7 @@ def test_devices_and_models() -> None:
     assert not IngotBackend.supports_device("CUDA")
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
 
-    def model(op: str) -> object:
+    def model(op: str) -> ModelProto:
         graph = helper.make_graph(
             [helper.make_node(op, ["x"], ["y"])], "g", [info], [helper.make_empty_tensor_value_info("y")]
         )

@@ -66,7 +66,7 @@ def compiled(graph: Graph) -> CompiledModel:
 
 def agree(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tolerance: float = 1e-5) -> Graph:
     graph = import_onnx(model)
-    want = runtime(model).run(None, dict(feeds))[0]
+    want = np.asarray(runtime(model).run(None, dict(feeds))[0])
     got = np.asarray(compiled(graph)(*feeds.values()))
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max())
@@ -223,7 +223,7 @@ def test_group_query_attention(kind: str) -> None:
         if "at" in feeds:
             feeds["at"] = np.tile(np.arange(total - rows, total), (batch, 1))
         y, *caches = (np.asarray(a) for a in program(*feeds.values()))
-        want, *stored = session.run(None, feeds)
+        want, *stored = map(np.asarray, session.run(None, feeds))
         for b, end in enumerate(ends):
             own = min(rows, end)
             np.testing.assert_allclose(y[b, :own], want[b, :own], rtol=1e-4, atol=1e-5)
@@ -246,7 +246,7 @@ def test_a_small_language_model(joined: bool) -> None:
         total += len(ids)
         feeds = [np.array([ids]), np.ones((1, total), np.int64), *caches]
         names = [i.name for i in session.get_inputs()]
-        want = session.run(None, dict(zip(names, feeds, strict=True)))
+        want = [np.asarray(a) for a in session.run(None, dict(zip(names, feeds, strict=True)))]
         got = [np.asarray(a) for a in program(*feeds)]
         for a, b in zip(got, want, strict=True):
             assert a.shape == b.shape

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ def model(
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[tuple[str, int, Sequence[int | str | None]]],
     outputs: Sequence[str] = ("y",),
-    constants: dict[str, object] | None = None,
+    constants: Mapping[str, object] | None = None,
     opset: int = 20,
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> onnx.ModelProto:
@@ -38,7 +39,7 @@ def model(
     return helper.make_model(graph, opset_imports=domains, functions=list(functions))
 
 
-def node(op: str, inputs: Sequence[str], outputs: Sequence[str] = ("y",), **attributes: object) -> onnx.NodeProto:
+def node(op: str, inputs: Sequence[str], outputs: Sequence[str] = ("y",), **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(op, list(inputs), list(outputs), name=attributes.pop("name", f"the_{op}"), **attributes)
 
 
@@ -386,8 +387,8 @@ def _loop_body() -> onnx.GraphProto:
     ]
     inputs = [("i", I, []), ("go", B, []), ("v", F, [2])]
     outputs = [("go_out", B, []), ("v_out", F, [2]), ("seen", F, [2])]
-    infos = [[helper.make_tensor_value_info(n, t, s) for n, t, s in group] for group in (inputs, outputs)]
-    return helper.make_graph(nodes, "body", *infos)
+    takes, gives = ([helper.make_tensor_value_info(n, t, s) for n, t, s in group] for group in (inputs, outputs))
+    return helper.make_graph(nodes, "body", takes, gives)
 
 
 @pytest.mark.parametrize("trips", [0, 3, 200])

@@ -170,7 +170,7 @@ def test_packed_four_bit_integers() -> None:
         (TensorProto.BOOL, [True, False]),
     ],
 )
-def test_typed_fields(code: int, values: list[object]) -> None:
+def test_typed_fields(code: int, values: list[int] | list[float]) -> None:
     tensor = helper.make_tensor("w", code, [2], values)
     np.testing.assert_array_equal(to_array(tensor, ExternalData(None)), numpy_helper.to_array(tensor))
 

@@ -23,7 +23,7 @@ def runtime(m: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
+    return [np.asarray(found) for found in session.run(None, inputs)]
 
 
 def same(got, want) -> None:

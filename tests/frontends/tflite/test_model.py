@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,7 +200,7 @@ def test_subgraphs_that_hold_themselves_are_refused():
     model = Model()
     g = model.subgraph()
     c, x = g.input((), np.bool_), g.input((2,))
-    options = {"then_subgraph_index": 0, "else_subgraph_index": 0}
+    options: dict[str, Any] = {"then_subgraph_index": 0, "else_subgraph_index": 0}
     g.outputs = list(g.op("IF", [c, c, x], [g.tensor((2,))], "If", **options))
     with pytest.raises(ImportModelError, match="without end"):
         import_tflite(model.finish())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class Function(nn.Module):
 def run(model: ImportedModel, *args: Any, **kwargs: Any) -> Any:
     """The imported model on torch tensors, interpreted, in the model's own structure."""
 
-    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def graph(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [to_torch(a) for a in interpret(model.graph, [to_numpy(t) for t in inputs])]
 
     return model.caller(graph)(*args, **kwargs)

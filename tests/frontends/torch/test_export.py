@@ -21,6 +21,8 @@ from tests.frontends.torch.agree import close, run
 class Mixer(nn.Module):
     """Sizes as shapes, as factors and as roots; a view with -1; a guard-free slice by a size."""
 
+    positions: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 6)
@@ -91,7 +93,7 @@ def test_items() -> None:
 
 
 class Tells(nn.Module):
-    def forward(self, x: Tensor) -> tuple[bool, Tensor]:
+    def forward(self, x: Tensor) -> tuple[bool | float, Tensor]:
         return (x.sum() > 0).item(), x
 
 
@@ -102,7 +104,7 @@ def test_a_boolean_item_is_a_result() -> None:
 
 
 class Compares(nn.Module):
-    def forward(self, x: Tensor) -> tuple[bool, Tensor]:
+    def forward(self, x: Tensor) -> tuple[bool | float, Tensor]:
         return x.shape[0] * 2 > x.shape[1], x
 
 

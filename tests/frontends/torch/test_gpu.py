@@ -90,7 +90,7 @@ def test_gradients_of_attention(op: Callable[..., Any], causal: bool) -> None:
     got = computed(traced(lambda *a: op(*a, 0.0, causal), *shapes), q, k, v, g)
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     wide = [x.repeat_interleave(4 // x.shape[1], 1) for x in leaves]
-    want = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal)
+    want = torch.nn.functional.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=causal)
     for a, b in zip(got, [want, *torch.autograd.grad(want, leaves, g)], strict=True):
         close(a, b.detach(), 1e-5)
 

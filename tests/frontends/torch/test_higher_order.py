@@ -59,6 +59,8 @@ def test_a_compiled_scan() -> None:
 class Flex(nn.Module):
     """flex_attention with a function of the scores, or of the positions that are seen."""
 
+    slope: Tensor
+
     def __init__(self, score: Position | None = None, seen: Position | None = None, **named: Any) -> None:
         super().__init__()
         self.score, self.seen, self.named = score, seen, named

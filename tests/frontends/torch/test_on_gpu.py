@@ -91,6 +91,7 @@ def test_dropout_in_training_is_that_of_the_gradient() -> None:
         return compiled(x).square().sum()
 
     loss().backward()
+    assert net.qkv.weight.grad is not None
     of_values = net.qkv.weight.grad[64:].clone()
     length = of_values.norm()
     with torch.no_grad():

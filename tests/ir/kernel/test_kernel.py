@@ -17,8 +17,8 @@ C, S = k.var("c"), k.var("s0")
 ZERO, ONE = k.integer(0), k.integer(1)
 
 
-def kernel(body: list[k.Stmt], params: list[k.Buffer], chunks: k.Expr = ONE, **more: int) -> k.Kernel:
-    return k.Kernel("t", tuple(params), (S,), C, chunks, tuple(body), **more)
+def kernel(body: list[k.Stmt], params: list[k.Buffer], chunks: k.Expr = ONE, scratch_bytes: int = 0) -> k.Kernel:
+    return k.Kernel("t", tuple(params), (S,), C, chunks, tuple(body), scratch_bytes)
 
 
 def scale(n: k.Expr = S) -> k.Kernel:
@@ -132,7 +132,7 @@ def vec(values: list[object], dtype: str) -> k.Expr:
         ("add", [1.0, 1.0], [0.00390625, 2.0], "bf16", [1, 3]),
     ],
 )
-def test_arithmetic(fn: str, a: list[object], b: list[object], dtype: str, expected: list[float]) -> None:
+def test_arithmetic(fn: str, a: list[float], b: list[float], dtype: str, expected: list[float]) -> None:
     got = value_of(k.binary(fn, vec(a, dtype), vec(b, dtype)))
     assert np.array_equal(got.astype(np.float64), expected, equal_nan=True)
     one = [

@@ -77,7 +77,8 @@ def _one(value: Node | tuple[Node, ...]) -> Node:
 
 def _lower(node: Node, images: list[Node | tuple[Node, ...]]) -> Node | tuple[Node, ...]:
     if isinstance(node.op, Project):
-        return images[0].results[node.op.index] if isinstance(images[0], Node) else images[0][node.op.index]
+        (image,) = images
+        return (image.results if isinstance(image, Node) else image)[node.op.index]
     operands = [_one(v) for v in images]
     simpler = node.op.lower(*operands)
     if simpler is None:
@@ -188,7 +189,7 @@ def test_permuted_operands_give_the_permuted_result(cls: type[Op]) -> None:
         new, result_perm = found
         moved = [x.transpose(perm) if x.ndim == rank else x for x in inputs]
         want = np.asarray(op.reference(*inputs)).transpose(result_perm)
-        assert_same(new.reference(*moved), want, f"{op} {perm}")
+        assert_same(np.asarray(new.reference(*moved)), want, f"{op} {perm}")
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)

@@ -212,8 +212,8 @@ def test_windows_of_padding_alone_stay(window: tuple[int, int], pads: tuple[int,
     """Their maximum is -inf, which no level stands for."""
     q = value(arg("x", 1, 1, 3, 3, dtype=u8), 7, 0.25)
     pooled = ops.MaxPool(window, (1, 1), (pads, (0, 0)), (dilation, 1))(q)
-    (window,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
-    assert window.dtype != u8
+    (made,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
+    assert made.dtype != u8
 
 
 def test_levels_quantized_again_are_the_same() -> None:

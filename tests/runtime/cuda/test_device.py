@@ -216,7 +216,8 @@ def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None
     assert [node.awaits for _, node in sorted(fake.nodes.items())] == [True, True]
     fake.nodes.clear()
     plain = {"double": KernelCode("double", b"cubin", 128, 0, 3)}
-    run(Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})), np.float32([1, 2]))
+    both = replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})
+    run(Loaded(both), np.array([1, 2], np.float32))
     assert not any(node.awaits for node in fake.nodes.values())
 
 
@@ -324,7 +325,7 @@ def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
     loops = Loaded(until_100())  # 64 doublings of the first of 2 elements: a start and six turns
     readings = np.zeros(6, np.int64)
     loops.set_profile(readings)
-    run(loops, np.float32([3, 1]))
+    run(loops, np.array([3, 1], np.float32))
     np.testing.assert_array_equal(np.diff(readings) / loops.ticks_per_second, [2, 6, 0, 10, 0])
     del loops, loaded
     assert not fake.live
@@ -334,7 +335,7 @@ def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
     told = describe.graphs(until_100())
     assert told == ["3 CUDA graphs", "  the host waits at step 2 for the flag of a loop or branch"]
     assert describe.graphs(twice()) == ["1 CUDA graph"]
-    np.testing.assert_array_equal(run(Loaded(until_100()), np.float32([3, 1])), [192, 64])
+    np.testing.assert_array_equal(run(Loaded(until_100()), np.array([3, 1], np.float32)), [192, 64])
 
 
 def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
@@ -365,7 +366,7 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
     del context, instance
     readings = np.zeros(len(made.steps) + 1, np.int64)
     loaded.set_profile(readings)
-    run(loaded, np.float32([1, 1, -1, 0, 0]))
+    run(loaded, np.array([1, 1, -1, 0, 0], np.float32))
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [1, 1, 0, 2, 2])
 
 
@@ -405,7 +406,7 @@ def counted(turns: Expr) -> Program:
 
 def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether they go on; a captured stream has them, too. With more kernels the host follows the flags."""
-    x, made = np.float32([1, 2, 3]), counted(("n", 1, "-"))
+    x, made = np.array([1, 2, 3], np.float32), counted(("n", 1, "-"))
     assert describe.graphs(made)[0] == "1 CUDA graph" and "n - 1 turns" in describe.graphs(made)[1]
     loaded = Loaded(made)
     fake.log.clear()

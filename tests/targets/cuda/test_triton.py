@@ -70,9 +70,8 @@ def token() -> Graph:
 
 def depthwise() -> Graph:
     x, w = operand("x", f16, (1, 12, 12, 64)), const(np.ones((3, 3, 1, 64), np.float16))
-    layouts = {"lhs_layout": "NHWC", "rhs_layout": "HWIO", "out_layout": "NHWC"}
-    plain = {"strides": (1, 1), "lhs_dilation": (1, 1), "rhs_dilation": (1, 1), "padding": ((0, 0), (0, 0))}
-    return Graph((x,), (ops.Convolution(**plain, **layouts, feature_groups=64)(x, w),))
+    one, no = (1, 1), ((0, 0), (0, 0))
+    return Graph((x,), (ops.Convolution(one, no, one, one, "NHWC", "HWIO", "NHWC", 64)(x, w),))
 
 
 def gated() -> Graph:

@@ -110,7 +110,7 @@ def test_split_joined_matched_and_compared() -> None:
         helper.make_node("RegexFullMatch", ["x"], ["hit"], pattern=r"[a-z]+,?.*"),
         helper.make_node("Equal", ["x", "suffix"], ["equal"]),
     ]
-    suffix = helper.make_tensor("suffix", S, [1], [b",b"])
+    suffix = helper.make_tensor("suffix", S, [1], np.array([b",b"]))
     outputs = [text("parts", "n", "k"), "counts", "hit", "equal"]
     m = model(nodes, [text("x", "n")], outputs, [suffix])
     parts, counts, hit, equal = ingot.compile(m, cache=False)(words("a,c", "", ",b"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +18,7 @@ F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).random((60, 80)).astype(np.float32)
 
 
-def model(nodes: list[onnx.NodeProto], outputs: list[str], shape: tuple[object, ...] = ("n", 80)) -> onnx.ModelProto:
+def model(nodes: list[onnx.NodeProto], outputs: list[str], shape: tuple[int | str, ...] = ("n", 80)) -> onnx.ModelProto:
     made = [helper.make_empty_tensor_value_info(o) for o in outputs]
     constants = [helper.make_tensor("yes", BOOL, [], [True]), helper.make_tensor("five", I64, [], [5])]
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", F32, shape)], made, constants)
@@ -27,7 +29,7 @@ def run(graph: Graph, *inputs: np.ndarray) -> list[np.ndarray]:
     return list(interpret(graph.substitute({"n": 60}), inputs))
 
 
-def node(op: str, inputs: list[str], outputs: list[str], **attributes: object) -> onnx.NodeProto:
+def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(op, inputs, outputs, **attributes)
 
 
@@ -51,8 +53,8 @@ def test_moments(op: str, inputs: list[str], attributes: dict, dtype: type, mean
 
 
 def test_multinomial_takes_logarithms() -> None:
-    logs = np.log(np.asarray([[1, 3, 0, 4], [0, 0, 1, 0]], np.float32), where=[[1, 1, 0, 1], [0, 0, 1, 0]],
-                  out=np.full((2, 4), -np.inf, np.float32))  # fmt: skip
+    chances = np.asarray([[1, 3, 0, 4], [0, 0, 1, 0]], np.float32)
+    logs = np.log(chances, where=chances > 0, out=np.full((2, 4), -np.inf, np.float32))
     graph = import_onnx(model([node("Multinomial", ["x"], ["y"], sample_size=8000)], ["y"], (2, 4)))
     (got,) = interpret(graph, (logs,))
     assert got.dtype == np.int32 and (got[1] == 2).all()

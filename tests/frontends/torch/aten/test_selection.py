@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_unique() -> None:
 
 def test_values_as_sizes() -> None:
     def f(x: Tensor, r: Tensor) -> tuple[object, ...]:
-        n = r[0].item()
+        n: Any = r[0].item()
         torch._check(n >= 0)
         torch._check(n < 100)
         y = torch.repeat_interleave(x, r, dim=0)

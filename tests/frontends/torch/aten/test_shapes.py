@@ -274,7 +274,7 @@ def test_as_strided_over_any_elements() -> None:
 
 
 def test_places_among_boundaries() -> None:
-    def places(b: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    def places(b: Tensor, x: Tensor) -> tuple[Any, ...]:
         rows, values = b.expand(3, 5).contiguous(), x.expand(3, 5)
         found = torch.searchsorted(b, x), torch.searchsorted(b, 0.5), torch.bucketize(x, b), torch.bucketize(0.3, b)
         order = torch.arange(4, -1, -1).expand(3, 5)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.frontends.torch.agree import close
 from tests.frontends.torch.test_dynamo import Spy
@@ -82,7 +83,8 @@ def test_pools() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
 def test_resizes(mode: str) -> None:
     x = torch.randn(2, 3, 6, 5)
-    for how in ({"size": (9, 7)}, {"scale_factor": (0.5, 1.7)}):
+    ways: tuple[dict[str, Any], ...] = ({"size": (9, 7)}, {"scale_factor": (0.5, 1.7)})
+    for how in ways:
         same_gradients(lambda x, how=how: F.interpolate(x, mode=mode, **how), x)
     if mode == "bilinear":
         same_gradients(lambda x: F.interpolate(x, (4, 9), mode=mode, align_corners=True), x)
@@ -215,7 +217,7 @@ def test_gradient_checkpointing_and_autocast() -> None:
     body = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
 
     def checkpointed(x: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
+        return checkpoint(body, x, use_reentrant=False)
 
     def cast(x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -224,7 +224,7 @@ def test_histograms() -> None:
 def test_masked_writes_of_several_values() -> None:
     x, mask = torch.randn(3, 4, 2), torch.tensor([[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]).bool()
 
-    def written(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    def written(x: Tensor, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return x.index_put((mask,), values), x.index_put((mask,), values, accumulate=True)
 
     agree(written, x, mask, torch.randn(5, 2))

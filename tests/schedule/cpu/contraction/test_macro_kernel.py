@@ -252,9 +252,9 @@ def test_convolution_in_blocks_of_kernel_rows() -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("n", [45, 16, "n"])
 @pytest.mark.parametrize("kk", [40, "kk"])
-def test_transposed_run_time_b(n: object, kk: object, machine: Machine) -> None:
+def test_transposed_run_time_b(n: int | str, kk: int | str, machine: Machine) -> None:
     """q @ k.T: panels transposed in scratch where K is known, gathered otherwise."""
-    columns, depth = symbol("n") if n == "n" else n, symbol("kk") if kk == "kk" else kk
+    columns, depth = (symbol(size) if isinstance(size, str) else size for size in (n, kk))
     c = Contraction(
         (Axis(2, 21 * depth, columns * depth),), (Axis(21, depth),), (Axis(columns, 0, depth),), (Axis(depth, 1, 1),),
         f32, f32, f32, False,

@@ -164,7 +164,7 @@ NORM: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "batch": (nn.BatchNorm2d(5), (2, 5, 3, 4)),
     "batch 1d": (nn.BatchNorm1d(5, affine=False), (3, 5)),
     "batch without statistics": (nn.BatchNorm1d(5, track_running_stats=False), (4, 5, 3)),
-    "layer": (nn.LayerNorm((3, 4)), (2, 5, 3, 4)),
+    "layer": (nn.LayerNorm([3, 4]), (2, 5, 3, 4)),
     "layer plain": (nn.LayerNorm(4, elementwise_affine=False), (2, 4)),
     "layer no bias": (nn.LayerNorm(4, bias=False), (2, 4)),
     "rms": (nn.RMSNorm(6), (2, 3, 6)),
