@@ -82,7 +82,7 @@ class Contraction:
         batch, rows, cols, reduce = map(turn, (self.batch, self.rows, self.cols, self.reduce))
         return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
 
-    @property
+    @cached_property
     def of_levels(self) -> bool:
         return self.b.is_integer and self.acc.is_float and self.a.is_float and self.packed
 

@@ -48,14 +48,14 @@ def _dots(c: Contraction, machine: Machine) -> bool:
     return c.per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
 
 
-def _held(c: Contraction, m: int, nv: int, machine: Machine) -> bool:
-    """Whether a tile is in registers at once; pairs that are widened there need both halves, and a single row of levels
-    has words and sums of a block beside those of all."""
+def _most_held(c: Contraction, nv: int, machine: Machine) -> int:
+    """Rows of a tile that are in registers at once; pairs that are widened there need both halves, and a single row of
+    levels has words and sums of a block beside those of all."""
     if c.of_levels:
-        return fits(m, nv, machine) and 3 * nv + 4 <= machine.registers
+        return most_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
     if c.per_lane == 1 or _dots(c, machine):
-        return fits(m, nv, machine)
-    return m * nv + 2 * nv + 2 <= machine.registers
+        return most_rows(nv, machine)
+    return (machine.registers - 2) // nv - 2
 
 
 def fits(m: int, nv: int, machine: Machine) -> bool:
@@ -240,11 +240,12 @@ def _row_bytes(c: Contraction) -> int:
 
 def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
     """Tiles of one line, or of several whole lines."""
-    most = max(inner, 1) if isinstance(c.rows[-1].extent, int) else machine.registers  # there may be more than likely
-    out = [(1, w) for w in range(1, machine.registers) if _held(c, w, nv, machine) and w <= most]
+    held = _most_held(c, nv, machine)
+    most = min(held, max(inner, 1)) if isinstance(c.rows[-1].extent, int) else held  # there may be more than likely
+    out = [(1, w) for w in range(1, most + 1)]
     # a run-time number of lines would leave any number of them over
     if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
-        out += [(n, inner) for n in range(2, min(outer, machine.registers) + 1) if _held(c, n * inner, nv, machine)]
+        out += [(n, inner) for n in range(2, min(outer, machine.registers) + 1) if n * inner <= held]
     return out
 
 
