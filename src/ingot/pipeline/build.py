@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ingot.ir.verify import check_sizes, verify
 from ingot.ops import seeded
 from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
 from ingot.plan import work
-from ingot.plan.link import Launch, link
+from ingot.plan.link import Launch, Lower, arena_bytes, link
 from ingot.plan.recompute import within
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
@@ -159,14 +159,17 @@ def build_program(
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
         meta = {"precision": precision}
+        lower: Lower = partial(target.lower, machine=machine)
         if memory is not None:
             sizes = likely(graph)
-            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes))
+            lower = cache(lower)  # what is predicted is linked
+            arena_of = partial(arena_bytes, lower=lower)
+            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), arena_of)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")
         program = link(
             fused,
-            partial(target.lower, machine=machine),
+            lower,
             _Watched(target.assembler(features), features, trace),
             device=target.name,
             stages={"model": show(graph), "fused": show(fused)},

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.ir.array import Array
-from ingot.ir.dims import DimLike, is_found, span_of, symbol
+from ingot.ir.dims import DimLike, estimate, is_found, span_of, symbol
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
@@ -20,6 +20,7 @@ from ingot.plan.control import launch_control
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
 from ingot.plan.storage import Storage, assign
+from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
 from ingot.schedule.index import dim_of
@@ -357,6 +358,28 @@ def count(e: KernelExpr) -> DimLike:
     if found is None:
         raise CompileError("a kernel's number of chunks", expected="arithmetic on its dims", got=repr(e))
     return found
+
+
+class _NoCode:
+    """An assembler for a plan that is not to run."""
+
+    def add(self, kernel: Kernel) -> None:
+        pass
+
+    def finish(self) -> Code:
+        raise CompileError("a plan without code")
+
+
+def arena_bytes(storage: Storage, lower: Lower) -> int:
+    """The bytes that the runtime will need for all intermediate values of a fused graph, those of kernels and loops
+    too, at likely sizes (see `runtime.bind.Layout`)."""
+    linker = _Linker(storage.graph, storage, lower, _NoCode())
+    linker.link()
+    regions: dict[str | None, list[placement.Request]] = {}
+    for b in linker.buffers:
+        if b.kind == "arena":
+            regions.setdefault(b.halo, []).append(placement.Request(estimate(b.nbytes), b.first or 0, b.last))
+    return sum(placement.place(requests)[1] for requests in regions.values())
 
 
 def link(

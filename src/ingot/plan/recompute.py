@@ -20,11 +20,12 @@ from ingot.ir.node import Graph, Node
 from ingot.ops.group import Group, Recomputed
 from ingot.plan.in_place import maker_of
 from ingot.plan.storage import Storage, assign
-from ingot.runtime.placement import Request, align, place
+from ingot.runtime.placement import align
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Cost = Callable[[Group], float]  # seconds
+ArenaOf = Callable[[Storage], int]  # bytes
 _ROUNDS = 16
 _SMALL = 16  # a value that is so many times smaller than another is kept for its sake
 _DEEP = 12  # kernels that one value may take to be had again
@@ -70,14 +71,15 @@ class _Call:
     writes: list[_Buffer | None]
 
 
-def within(graph: Graph, limit: float, cost: Cost) -> tuple[Graph, Memory]:
-    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, else bytes of the arena.
+def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[Graph, Memory]:
+    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, else bytes of the arena,
+    which `arena_of` tells.
 
     Raises InputError where no choice that is found makes it that small.
     """
     if not limit > 0:
         raise InputError("memory", expected="a share above 0 and below 1, or a number of bytes", got=limit)
-    schedule = _Schedule(assign(graph, graph.lasting), cost, limit >= 1)
+    schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
     kept, arena, seconds = schedule.kept(), schedule.arena(), schedule.seconds()
     most = aim = int(limit if limit >= 1 else limit * kept)
     least = schedule.size()
@@ -85,7 +87,7 @@ def within(graph: Graph, limit: float, cost: Cost) -> tuple[Graph, Memory]:
         if schedule.size() <= most or not schedule.shrink(aim):
             break
         graph = schedule.graph()
-        schedule = _Schedule(assign(graph, graph.lasting), cost, limit >= 1)
+        schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
         least = min(least, schedule.size())
         # gaps between buffers, and orders that differ: as much less is aimed at
         aim -= max(0, schedule.size() - most) // 2
@@ -101,9 +103,9 @@ def within(graph: Graph, limit: float, cost: Cost) -> tuple[Graph, Memory]:
 class _Schedule:
     """Calls in order, which become more as values are computed again."""
 
-    def __init__(self, storage: Storage, cost: Cost, whole: bool) -> None:
+    def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf, whole: bool) -> None:
         """whole: whether the limit is of the arena."""
-        self.storage, self.cost, self.whole = storage, cost, whole
+        self.storage, self.cost, self.arena_of, self.whole = storage, cost, arena_of, whole
         self.turns = 0
         self.users = storage.graph.uses()
         self.outside = {*storage.graph.inputs, *storage.graph.outputs}
@@ -171,19 +173,8 @@ class _Schedule:
         return next((i for i, c in enumerate(self.calls) if c.node is made), 0)
 
     def arena(self) -> int:
-        """The bytes that the runtime will need for the plan, at likely sizes (see `runtime.bind.Layout`)."""
-        places, outside = self.storage.places, self.outside
-        spans: dict[Node, list[int]] = {}
-        for at, call in enumerate(self.calls):
-            for value in (*call.node.inputs, *call.node.results):
-                if value in places and places[value].owner not in outside:
-                    spans.setdefault(places[value].owner, [at, at])[1] = at
-        regions: dict[str, list[Request]] = {}
-        for owner, (begin, end) in spans.items():
-            where = self.storage.halos.get(owner, ("",))[0]
-            nbytes = estimate(places[owner].layout.span) * owner.dtype.nbytes
-            regions.setdefault(where, []).append(Request(nbytes, begin, end))
-        return sum(place(requests)[1] for requests in regions.values())
+        """The bytes that the runtime will need for the plan."""
+        return self.arena_of(self.storage)
 
     def size(self) -> int:
         """What the limit is about."""
