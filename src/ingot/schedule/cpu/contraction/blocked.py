@@ -23,6 +23,7 @@ from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, reads
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Operand, computed_rows
 from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack_at_run_time import panels_step, worth_packing
 from ingot.schedule.cpu.contraction.plan import LINE, Plan
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
 from ingot.schedule.cpu.contraction.tuning_site import tuning_site
@@ -64,6 +65,10 @@ def lower_blocked(
     loops = _merged(g.anchor, loops, computed, pooled)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
     c = g.contraction(loops, computed, made.c if made is not None else None)
+    known = isinstance(g.b_layout.offset, int) and shape is None and not turned
+    lies, copied = c, known and worth_packing(c, machine)
+    if copied:
+        c = replace(c, packed=True)
     site = tuning_site(body, g.anchor, c, shape, machine)
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
@@ -71,6 +76,11 @@ def lower_blocked(
         return lower_apart(low, whole, ins, places, machine)
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
+    if copied:
+        start = b.offset if isinstance(b, Operand) else 0
+        copy, size = panels_step(lies, plan, static_shape((start,))[0], machine, b_arg, Arg("temp", len(temps)))
+        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("temp", len(temps))
+        before, temps = (*before, copy), (*temps, size)
     b, own, packs = _operand_b(g, c, plan, b, b_arg)
     params, scratch = g.params(*own), plan.scratch_bytes
     if made is not None:

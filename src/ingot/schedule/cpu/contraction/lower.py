@@ -20,6 +20,7 @@ from ingot.schedule.cpu.contraction.compressed.sparse import lower_sparse
 from ingot.schedule.cpu.contraction.dot_products import Products, as_dot_products, emit_dot_products
 from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
+from ingot.schedule.cpu.contraction.pack_at_run_time import worth_packing
 from ingot.schedule.cpu.contraction.plan import transposed
 from ingot.schedule.cpu.contraction.prologue import is_computed
 from ingot.schedule.cpu.contraction.split_k import split_k, swapped_operands, swaps_operands
@@ -62,7 +63,10 @@ def lower_contraction(
     shape = covered(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))
     c = g.contraction(loops)
-    products = as_dot_products(c, loops, (g.b_at, g.b_layout.offset), machine, part=0.9 if shape is None else 0.5)
+    share = 0.9 if shape is None else 0.5
+    products = None
+    if not worth_packing(c, machine):
+        products = as_dot_products(c, loops, (g.b_at, g.b_layout.offset), machine, part=share)
     if products is not None:
         return lower_apart(_lower_dots(g, products), body, ins, outs, machine)
     if swaps_operands(anchor, c, machine):
@@ -73,8 +77,9 @@ def lower_contraction(
 
 def _turns_panels(c: Contraction, machine: Machine) -> bool:
     """Whether panels of a `transposed` B are turned by the chunks that read them, and not by a kernel of their own: K
-    must be known, and small."""
-    return transposed(c) and isinstance(c.k, int) and c.k * c.acc.nbytes * MOST_COLUMNS <= machine.l2
+    must be known, and small, and chunks are to read a panel so seldom that it need not be laid out once for all."""
+    small = transposed(c) and isinstance(c.k, int) and c.k * c.acc.nbytes * MOST_COLUMNS <= machine.l2
+    return small and not worth_packing(c, machine)
 
 
 def _without_terms(body: Graph, anchor: Node) -> Graph:
