@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -292,7 +293,7 @@ def test_capture_launches_kernels_in_memory_of_the_callers_graph(
 ) -> None:
     monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
     monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
-    loaded, x = Loaded(twice()), np.arange(4, dtype=np.float32)
+    loaded, branching, x = Loaded(twice()), Loaded(until_100()), np.arange(4, dtype=np.float32)
     places = [fake.allocate(16), fake.allocate(32) + 4]
     ctypes.memmove(places[0], x.ctypes.data, 16)
     context, live = loaded.claim(), {"graph", "executable"}
@@ -305,7 +306,6 @@ def test_capture_launches_kernels_in_memory_of_the_callers_graph(
     np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(places[1])), 4 * x)
     with pytest.raises(DeviceError, match="values on the GPU"):
         context.run(instance, [x.ctypes.data, places[1]], [False, True])
-    branching = Loaded(until_100())
     jumps = branching.claim()
     with pytest.raises(DeviceError, match="loops or branches"):
         jumps.run(jumps.bind(((4,),)), [places[0], places[0]], BOTH)
@@ -548,3 +548,47 @@ def test_records_of_kernels_stay_inside_the_blob() -> None:
             unpack(replace(made, blob=blob), "sm_90a")
     with pytest.raises(ArtifactError):
         unpack(replace(made, symbols={"double": -1}), "sm_90a")
+
+
+def test_what_would_break_a_capture_is_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the driver is asked for anything: an error of its own would end the capture."""
+    loaded = Loaded(counting(""))
+    store = loaded.store(64)
+    value = np.zeros(64, np.uint8)
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    fake.capturing.add(7)
+    before, calls = [*fake.log], set(fake.live)
+    for refused in (lambda: Loaded(twice()), lambda: store.write(0, value.ctypes.data, 64), lambda: store.read(0, 64)):
+        with pytest.raises(DeviceError, match=r"a CUDA graph that is captured.*before the capture begins"):
+            refused()
+    assert (fake.log, fake.live) == (before, calls)
+    fake.capturing.clear()
+    store.write(0, value.ctypes.data, 64)
+
+
+def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
+    """As many calls as threads at one time, each with its own arena; afterwards they serve the next ones."""
+    loaded, together = Loaded(twice()), threading.Barrier(4)
+    found: dict[int, list[np.ndarray]] = {}
+
+    def calls(number: int) -> None:
+        for turn in range(5):
+            context = loaded.claim()
+            together.wait(10)
+            x, y = np.full(3, 10 * number + turn, np.float32), np.zeros(3, np.float32)
+            with lock:  # the fake driver runs one kernel at a time
+                context.run(context.bind(((3,),)), [x.ctypes.data, y.ctypes.data])
+            context.release()
+            together.wait(10)
+            found.setdefault(number, []).append(y)
+
+    lock = threading.Lock()
+    threads = [threading.Thread(target=calls, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for number, results in found.items():
+        for turn, y in enumerate(results):
+            np.testing.assert_array_equal(y, np.full(3, 4 * (10 * number + turn), np.float32))
+    assert len(found) == 4 == sum(kind == "stream" for kind, _ in fake.live)

@@ -69,6 +69,7 @@ class Loaded:
     def __init__(self, program: Program) -> None:
         self._driver = driver()
         self._driver.enter()
+        _refuse_captured(self._driver, "a model that is loaded already", "its first call")
         code = program.code["cuda"]
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
@@ -155,6 +156,7 @@ class _Memory:
     def read(self, offset: int, nbytes: int) -> bytes:
         """What lies there once all has ended that was begun."""
         self._driver.enter()
+        _refuse_captured(self._driver, "state that the host does not read", "a call that does")
         self._driver.synchronize_all()
         found = ctypes.create_string_buffer(nbytes)
         self._driver.to_host(ctypes.addressof(found), self.address + offset, nbytes, 0)
@@ -163,6 +165,7 @@ class _Memory:
 
     def write(self, offset: int, source: int, nbytes: int) -> None:
         self._driver.enter()
+        _refuse_captured(self._driver, "state that only the model writes", "new values of it, or a seed to draw by")
         self._driver.synchronize_all()
         self._driver.to_device(self.address + offset, source, nbytes, 0)
         self._driver.synchronize(0)
@@ -214,6 +217,15 @@ def _callers_stream() -> int:
     # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
     raw = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_getCurrentRawStream", None)
     return 0 if raw is None else raw(0)
+
+
+def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
+    """Raise DeviceError where the caller's stream is captured: what waits for the GPU, or takes memory of it, would end
+    the capture with an error of the driver's."""
+    stream = _callers_stream()
+    if stream != _DEFAULT and driver.is_capturing(stream):
+        fix = "call the model once, or set its state, before the capture begins"
+        raise DeviceError("a CUDA graph that is captured", expected=expected, got=got, fix=fix)
 
 
 def _scratch(nbytes: int) -> Any:

@@ -136,7 +136,8 @@ class Driver:
             free, total = c_size_t(), c_size_t()
             self._call("cuMemGetInfo_v2", byref(free), byref(total))
             got = f"{free.value >> 20} of {total.value >> 20} MiB free"
-            raise DeviceError("memory of the GPU", expected=f"{-(-nbytes >> 20)} MiB", got=got)
+            fix = "smaller inputs or fewer models, or torch.cuda.empty_cache() for what PyTorch keeps"
+            raise DeviceError("memory of the GPU", expected=f"{-(-nbytes >> 20)} MiB", got=got, fix=fix)
         if status:
             raise _error(self._lib, "cuMemAlloc_v2", status)
         return address.value or 0
