@@ -10,6 +10,7 @@ What the group before has just written is nearer than that, so that a small grou
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -173,11 +174,13 @@ def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> 
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
     apart = reasons(build)
+    together = Counter((launch.first, launch.last) for launch in build.launches)
     rows: list[Row] = []
     for i, launch in enumerate(build.launches):
         group = launch.node.op
         assert isinstance(group, Group)
-        seconds = sum(times[launch.first : launch.last])
+        # small groups may share a launch, and so its time
+        seconds = sum(times[launch.first : launch.last]) / together[launch.first, launch.last]
         flops, moved = _number(group_flops(group.body), sizes), group_bytes(group.body, sizes, launch.updates)
         floor = max(flops / rates.gflops, moved / rates.gbytes) / 1e9
         ran = seconds or 1e-12

@@ -150,7 +150,7 @@ def build_program(
     """
     graph = seeded(graph, RANDOM)
     target = target_of(features)
-    options = Options(threads, fast_math, precision)
+    options, beside = Options(threads, fast_math, precision), target.beside
     machine = target.machine(features, threads, tuned.measured(features, threads))
     with limited(), likely_sizes(likely(graph)):
         verify(graph, "import")
@@ -175,6 +175,7 @@ def build_program(
             stages={"model": show(graph), "fused": show(fused)},
             meta=meta,
             launches=None if trace is None else trace.launches,
+            join=None if beside is None else lambda lows: beside(lows, machine),
         )
     program.check()
     return program.with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})

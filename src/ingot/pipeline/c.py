@@ -46,6 +46,7 @@ class CTarget:
     policy = POLICY
     forms = ("c",)
     lower = staticmethod(lower)
+    beside = None
 
     def features(self, asked: str) -> Features:
         if asked not in MACHINES:

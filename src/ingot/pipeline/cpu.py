@@ -60,6 +60,7 @@ class CpuTarget:
     policy = POLICY
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
+    beside = None
     export = None
 
     def features(self, asked: str) -> Features:

@@ -14,6 +14,7 @@ from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
+from ingot.schedule.gpu.launching import side_by_side
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
 from ingot.schedule.gpu.rows import LONGEST
@@ -55,6 +56,7 @@ class CudaTarget:
     forms = ("triton",)
     export = None
     lower = staticmethod(lower)
+    beside = staticmethod(side_by_side)
 
     def features(self, asked: str) -> Features:
         """ "sm_90a", or several with commas, the first of which schedules are made for."""

@@ -9,7 +9,7 @@ interpreter (`tests/conformance`); no device runs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,10 @@ class NullTarget:
         machine: Machine,
     ) -> Lowered:  # fmt: skip
         return machine.target.lower(group, ins, outs, constant, machine.machine)
+
+    def beside(self, lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
+        join = machine.target.beside
+        return None if join is None else join(lows, machine.machine)
 
     def assembler(self, features: Features) -> TextAssembler:
         return TextAssembler(features, show_kernel)

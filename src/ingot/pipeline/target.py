@@ -7,7 +7,7 @@ A target is a file of this package with a `TARGET` and a line in `NAMES`. See do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -97,6 +97,12 @@ class Target(Protocol[M]):
     ) -> Lowered:
         """Kernels for a group whose operands lie at `ins` and whose results go to `outs`; `constant` tells which
         operands are constants, which may be repacked at compile time. Raises CompileError."""
+        ...
+
+    @property
+    def beside(self) -> Callable[[Sequence[Lowered], M], Lowered | None] | None:
+        """Makes one launch of groups whose order does not matter, on operands of one; None where that is no gain. None
+        itself, where a launch costs nothing."""
         ...
 
     def assembler(self, features: Features) -> PartAssembler:

@@ -16,6 +16,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Case, Concat, Pad, While
 from ingot.ops.group import Group, Recomputed, label
+from ingot.plan.beside import Beside, Join, Waiting
 from ingot.plan.control import launch_control
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
@@ -140,8 +141,9 @@ class _Memory:
 
 
 class _Linker:
-    def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler):
+    def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None = None):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
+        self.beside = Beside(join)
         self.weights = _Weights()
         self.buffers: list[_Memory] = []
         self.of_owner: dict[Node, int] = {}
@@ -177,7 +179,9 @@ class _Linker:
             in_time("schedule")
             self._launch(n)
             if now := [name for r in n.results for name in names.get(r, ())]:
+                self._flush()
                 self.found.known(now)
+        self._flush()
 
     def _new(self, owner: Node | None, memory: _Memory) -> int:
         self.buffers.append(memory)
@@ -209,33 +213,68 @@ class _Linker:
         return self.of_weight[key]
 
     def _launch(self, node: Node) -> None:
-        """Append the steps of one group."""
+        """Append the steps of one group, or let it wait for others beside it."""
         group = node.op
         assert isinstance(group, Group)
-        results = node.results
-        ins, outs = tuple(map(self.layout, node.inputs)), tuple(map(self.layout, results))
-        constant = tuple(isinstance(i.op, Const) for i in node.inputs)
-        first, site = len(self.steps), None
+        ins, outs, constant = self._places(node)
         if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
+            self._flush()
+            first = len(self.steps)
             launch_control(self, node, ins, outs)
-        else:
-            if isinstance(group, Recomputed):
-                group = Group(group.body, group.kind)  # of the first time's kernel
-            if self.storage.updates(node):
-                group = replace(group, kind="update")
-            key = (group, ins, outs, constant)
-            if key not in self.lowered:
-                self.lowered[key] = self._lower(node, group, ins, outs, constant)
-            low = self.lowered[key]
-            packed = [self._weight(self._constant(node, p), p) for p in low.packs]
-            # operands that are read in packed form only have no memory of their own
-            places = {a: n for s in low.steps for a in s.args for n in self._operand(node, a)}
-            self.append(low, lambda a: self.buffer(places[a]), packed, label(node))
-            site = low.site
+            self._note(node, first)
+            return
+        if isinstance(group, Recomputed):
+            group = Group(group.body, group.kind)  # of the first time's kernel
+        if self.storage.updates(node):
+            group = replace(group, kind="update")
+        key = (group, ins, outs, constant)
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(node, group, ins, outs, constant)
+        low = self.lowered[key]
+        new = Waiting(node, key, low, *(self._sides(node, low) if self.beside.join else ()))
+        if not self.beside.takes(new):
+            self._flush()
+        self.beside.waiting.append(new)
+        if self.beside.join is None:
+            self._flush()
+
+    def _places(self, node: Node) -> tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]:
+        """Where a group's operands and results lie, and which operands are constants."""
+        constant = tuple(isinstance(i.op, Const) for i in node.inputs)
+        return tuple(map(self.layout, node.inputs)), tuple(map(self.layout, node.results)), constant
+
+    def _sides(self, node: Node, low: Lowered) -> tuple[frozenset[int], frozenset[int]]:
+        """The buffers that a group's kernels read, and those that they write. Operands that are read in packed form
+        only have none of their own."""
+        args = [pair for s in low.steps for pair in zip(s.kernel.params, s.args, strict=True)]
+        places = [(b.writable, self.buffer(n)) for b, a in args for n in self._operand(node, a)]
+        return frozenset(b for written, b in places if not written), frozenset(b for written, b in places if written)
+
+    def _flush(self) -> None:
+        """Append the steps of the groups that wait."""
+        groups, self.beside.waiting = self.beside.waiting, []
+        if not groups:
+            return
+        low = self.beside.together(groups)
+        assert low is not None
+        operands = {
+            "in": [i for g in groups for i in g.node.inputs],
+            "out": [r for g in groups for r in g.node.results],
+        }
+        packed = [self._weight(self._constant(groups[0].node, p), p) for p in low.packs]
+        first = len(self.steps)
+        what = " | ".join(label(g.node) for g in groups)
+        self.append(low, lambda a: self.buffer(operands[a.kind][a.index]), packed, what)
+        for g in groups:
+            self._note(g.node, first, g.low.site)
+
+    def _note(self, node: Node, first: int, site: Site | None = None) -> None:
+        """What the steps from `first` on belong to."""
         if self.depth:
             return
+        ins, outs, constant = self._places(node)
         reads = (None if c else (self.buffer(n), lay) for n, lay, c in zip(node.inputs, ins, constant, strict=True))
-        writes = ((self.buffer(n), lay) for n, lay in zip(results, outs, strict=True))
+        writes = ((self.buffer(n), lay) for n, lay in zip(node.results, outs, strict=True))
         self.launches.append(Launch(node, first, len(self.steps), tuple(reads), tuple(writes), site))
 
     @staticmethod
@@ -392,14 +431,16 @@ def link(
     meta: Mapping[str, str],
     launches: list[Launch] | None = None,
     fill: Fill = fill,
+    join: Join | None = None,
 ) -> rt.Program:
     """Lower every group of a fused graph, have the kernels assembled and lay out weights and buffers.
 
     `launches`, if given, is filled with what each step belongs to, for debugging. `fill`: for one that remembers.
+    join: groups whose order does not matter as one launch, if it can be.
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph, graph.lasting)
-    linker = _Linker(storage.graph, storage, lower, assembler)
+    linker = _Linker(storage.graph, storage, lower, assembler, join)
     linker.link()
     if launches is not None:
         launches += linker.launches

@@ -140,6 +140,11 @@ class Scatter(CoreOp):
     scatter_dims_to_operand_dims: tuple[int, ...]
     index_vector_dim: int
 
+    def has_one_window(self, updates: Shape) -> bool:
+        """Whether updates of this shape are one window of the operand."""
+        alone = (n == 1 for d, n in enumerate(updates) if d not in self.update_window_dims)
+        return not self.input_batching_dims and all(alone)
+
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 3)
         x, indices, updates = inputs

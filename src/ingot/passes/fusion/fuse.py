@@ -32,6 +32,7 @@ from ingot.ops.core.base import Category, category, held_operands, is_contractio
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
+from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, reads_leaves, sized, turns_rows
 from ingot.passes.fusion.epilogue import anchor_tails, takes_epilogue
 from ingot.passes.fusion.groups import (
@@ -490,6 +491,8 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, became = fusion.run(), dict[Node, Node]()
     if policy.pooled_images:
         fused, became = pool_in_producers(fused)
+    fused, within = compute_updates(fused, policy)
+    became = {n: within.get(g, g) for n, g in became.items()} | within
     fused, joined = join_results(fused, policy)
     if reasons is not None:
         moved = {n: became.get(n, n) for n in fusion.reasons}

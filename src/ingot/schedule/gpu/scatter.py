@@ -14,7 +14,7 @@ from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import Shape, boolean, i64
+from ingot.ir.types import boolean, i64
 from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
@@ -89,7 +89,7 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
     assert out is not None  # else it is not in place
     updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]
-    if isinstance(op, Scatter) and not (op.kind == "set" and _one_window(op, updates.shape)):
+    if isinstance(op, Scatter) and not (op.kind == "set" and op.has_one_window(updates.shape)):
         return lower_scatter(body, ins, outs, machine)
     if 0 in updates.shape:
         return Lowered(())
@@ -105,11 +105,6 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.live, inside, place)
     chunks = ceildiv(product(updates.shape), work.tile[1])
     return Lowered((group.step("update", work.chunk, chunks, work.top),))
-
-
-def _one_window(op: Scatter, shape: Shape) -> bool:
-    """Whether all updates are one window of the operand."""
-    return not op.input_batching_dims and all(n == 1 for d, n in enumerate(shape) if d not in op.update_window_dims)
 
 
 def _window_place(op: Scatter, anchor: Node, work: Elements) -> tuple[Index, Expr | None]:

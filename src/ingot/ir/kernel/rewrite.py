@@ -1,0 +1,100 @@
+"""Kernel IR made anew: every expression once, so that what is shared stays shared, and what does not change is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from ingot.ir.kernel.grammar import (
+    Alloc,
+    Body,
+    Buffer,
+    Call,
+    Expr,
+    For,
+    Gather,
+    If,
+    Increment,
+    Let,
+    Lit,
+    Load,
+    Prefetch,
+    Stmt,
+    Store,
+    Var,
+)
+from ingot.ir.kernel.verify import children
+
+
+class Rewriting:
+    """What its methods say of variables, buffers and expressions, whose operands are new, done everywhere.
+
+    made: what has become of each expression, by id; all of them live as long as what they belong to.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[int, Expr] = {}
+
+    def variable(self, v: Var) -> Var:
+        return v
+
+    def buffer(self, b: Buffer) -> Buffer:
+        return b
+
+    def expr(self, e: Expr) -> Expr:
+        return e
+
+    def body(self, body: Body) -> Body:
+        return tuple(self.statement(s) for s in body)
+
+    def statement(self, s: Stmt) -> Stmt:
+        match s:
+            case Let():
+                var, value = self.variable(s.var), self.of(s.value)
+                return s if var is s.var and value is s.value else Let(var, value)
+            case Store():
+                buffer, index, value = self.buffer(s.buffer), self.of(s.index), self.of(s.value)
+                mask = s.mask and self.of(s.mask)
+                same = buffer is s.buffer and index is s.index and value is s.value and mask is s.mask
+                return s if same else replace(s, buffer=buffer, index=index, value=value, mask=mask)
+            case For():
+                own = {"var": self.variable(s.var), "begin": self.of(s.begin), "end": self.of(s.end)}
+                return replace(s, body=self.body(s.body), **own)
+            case If():
+                return replace(s, cond=self.of(s.cond), then=self.body(s.then), orelse=self.body(s.orelse))
+            case Alloc():
+                return Alloc(self.buffer(s.buffer))
+            case Increment():
+                return Increment(self.variable(s.var), self.buffer(s.buffer), self.of(s.index))
+            case Prefetch():
+                return Prefetch(self.buffer(s.buffer), self.of(s.index))
+        return s
+
+    def of(self, e: Expr) -> Expr:
+        if isinstance(e, Lit):
+            return e
+        if isinstance(e, Var):
+            return self.variable(e)
+        known = self.made.get(id(e))
+        if known is None:
+            known = self.made[id(e)] = self._anew(e)
+        return known
+
+    def _anew(self, e: Expr) -> Expr:
+        images = {id(c): image for c in children(e) if (image := self.of(c)) is not c}
+        if images:
+            e = _with(e, images)
+        if isinstance(e, Load | Gather) and (buffer := self.buffer(e.buffer)) is not e.buffer:
+            e = replace(e, buffer=buffer)
+        return self.expr(e)
+
+
+def _with(e: Expr, images: Mapping[int, Expr]) -> Expr:
+    """`e` of other operands."""
+    if isinstance(e, Call):
+        return replace(e, args=tuple(images.get(id(a), a) for a in e.args))
+    held = {f.name: getattr(e, f.name) for f in fields(e)}
+    return replace(e, **{name: images[id(v)] for name, v in held.items() if id(v) in images})
+
+
+__all__ = ["Rewriting"]

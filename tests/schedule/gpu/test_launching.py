@@ -1,0 +1,89 @@
+"""Small kernels in one launch, and what is written into caches computed as it is written."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import TensorType, f16, i64
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100
+
+HEADS, PLACES, HEAD = 2, 12, 8
+RNG = np.random.default_rng(8)
+
+
+def turned(x: Node, cos: Node, sin: Node) -> Node:
+    """Rotary positions: x * cos + [-x2, x1] * sin"""
+    shape = x.shape
+    halves = [ops.Slice((0, 0, 0, a), (*shape[:3], a + HEAD // 2), (1,) * 4)(x) for a in (HEAD // 2, 0)]
+    cross = ops.Concat(3)(ops.Neg()(halves[0]), halves[1])
+    cos, sin = (ops.BroadcastInDim(shape, (3,))(p) for p in (cos, sin))
+    return ops.Add()(ops.Mul()(x, cos), ops.Mul()(cross, sin))
+
+
+def step() -> Graph:
+    """A decoder's queries, its new key and value, which are written into caches that last, and attention to these."""
+    shape = 1, HEADS, 1, HEAD
+    wide = HEADS * HEAD
+    x = Input("x", TensorType(f16, (1, 64)))()
+    at = Input("at", TensorType(i64, ()))()
+    cos, sin = (Input(label, TensorType(f16, (HEAD,)))() for label in ("cos", "sin"))
+    caches = [Input(label, TensorType(f16, (1, HEADS, PLACES, HEAD)))() for label in ("keys", "values")]
+    w = const((RNG.normal(size=(64, 3 * wide)) / 8).astype(np.float16))
+    y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    q, k, v = (ops.reshape(ops.Slice((0, i * wide), (1, (i + 1) * wide), (1, 1))(y), shape) for i in range(3))
+    zero = const(np.zeros((), np.int64))
+    new = (turned(k, cos, sin), v)
+    held = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
+    seen = ops.Attention("none", 0.3)(turned(q, cos, sin), *held)
+    return Graph((x, at, cos, sin, *caches), (*held, seen), state=("keys", "values"))
+
+
+def test_positions_and_caches_are_one_launch() -> None:
+    graph = step()
+    program, _ = planned(graph, H100)
+    names = [s.kernel for s in program.steps]
+    assert len(names) == 3, names
+    assert not any(s.copied for s in program.state)
+    assert sum(s.label.count("|") for s in program.steps) == 2
+    x, cos, sin = (RNG.normal(size=s).astype(np.float16) for s in ((1, 64), HEAD, HEAD))
+    for place in (0, 7, PLACES - 1):
+        given = [x, np.array(place), cos, sin]
+        (got,) = run_checked(graph, given, H100)
+        old = [np.zeros((1, HEADS, PLACES, HEAD), np.float16)] * 2
+        np.testing.assert_allclose(got, interpret(graph, [*given, *old])[2], atol=2e-3)
+
+
+def test_an_update_that_reads_what_it_changes_is_computed_before() -> None:
+    """cache[at] = cache[0] + x: other programs write what each would read."""
+    x, at = Input("x", TensorType(f16, (4, 8)))(), Input("at", TensorType(i64, ()))()
+    cache = Input("cache", TensorType(f16, (4, 8)))()
+    zero = const(np.zeros((), np.int64))
+    made = ops.Slice((0, 0), (1, 8), (1, 1))(ops.Mul()(ops.Reverse((0,))(cache), x))
+    new = ops.DynamicUpdateSlice()(cache, made, at, zero)
+    graph = Graph((x, at, cache), (new, ops.Neg()(new)), state=("cache",))
+    assert len(planned(graph, H100)[0].steps) == 3
+    given = [RNG.normal(size=(4, 8)).astype(np.float16), np.array(2)]
+    (got,) = run_checked(graph, given, H100)
+    np.testing.assert_array_equal(got, interpret(graph, [*given, np.zeros((4, 8), np.float16)])[1])
+
+
+def test_large_kernels_have_a_launch_each() -> None:
+    x = Input("x", TensorType(f16, (1 << 18,)))()
+    graph = Graph((x,), (ops.Exp()(x), ops.reshape(ops.Sin()(x), (1 << 9, 1 << 9))))
+    assert len(planned(graph, H100)[0].steps) == 2
+
+
+def test_what_needs_another_waits_for_it() -> None:
+    x = Input("x", TensorType(f16, (40,)))()
+    sums = [ops.Reduce("sum", (0,))(f()(x)) for f in (ops.Exp, ops.Tanh, ops.Sin)]
+    spread = ops.BroadcastInDim((40,), ())
+    graph = Graph((x,), (*sums, ops.Sub()(spread(sums[0]), spread(sums[2]))))
+    program, _ = planned(graph, H100)
+    assert len(program.steps) == 2
+    value = RNG.normal(size=40).astype(np.float16)
+    for got, want in zip(run_checked(graph, [value], H100), interpret(graph, [value]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
