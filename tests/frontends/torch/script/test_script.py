@@ -336,3 +336,27 @@ def test_archives(tmp_path: Path):
             out.writestr(name, b"def forward(" if name.endswith(".py") else whole.read(name))
     with pytest.raises(ImportModelError, match="not a readable TorchScript archive"):
         load(damaged)
+
+
+class Summed(nn.Module):
+    """It adds to a buffer, and turns as often as an argument says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        self.sum += x.sum(0)
+        y = x * self.sum
+        for _ in range(int(n)):
+            y = y * 0.5 + 1.0
+        return y
+
+
+def test_compiling_leaves_the_module_as_it_is():
+    module, other = _scripted(Summed()), _scripted(Summed())
+    x = torch.ones(2, 3)
+    compiled = ingot.compile(module, (x, torch.tensor(2)))
+    assert not module.sum.any()
+    for n in (2, 0, 5):
+        torch.testing.assert_close(compiled(x, torch.tensor(n)), other(x, torch.tensor(n)))

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
+from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.script.graph import Block, Node, Program
 from ingot.frontends.torch.script.repeat import Number, Truth, of_numbers, repeat, tensor_of
@@ -107,9 +109,10 @@ class Evaluator(nn.Module):
         return next(path for path, name in self._buffers_of.items() if name == buffer)
 
     def is_steady(self, arguments: Sequence[Any]) -> bool:
-        """Whether what it writes are tensors alone, whose types stay."""
+        """Whether what it writes are tensors alone, whose types stay. It is run on copies, as it may write in place."""
+        held, given = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
         with torch.no_grad():
-            _, new = self.forward(*arguments)
+            _, new = Evaluator(self.program, held, self.state).forward(*given)
         old = [self.before[p] for p in self.program.written]
         return len(new) == len(old) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
@@ -184,6 +187,8 @@ class _Run:
 
     def branch(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
         (test,) = args
+        if isinstance(test, torch.SymBool) and free_unbacked_symbols(test):
+            test = Truth(torch.scalar_tensor(torch.sym_ite(test, 1, 0), dtype=torch.int64) != 0)
         if not isinstance(test, Truth):
             return self.block(n.blocks[0 if test else 1], (), env)
         before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
@@ -212,6 +217,8 @@ class _Run:
 
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
         most, go, *carried = args
+        if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
+            most = Number(torch.scalar_tensor(most, dtype=torch.int64))
         (body,) = n.blocks
         turn = 0
         while True:
@@ -339,10 +346,16 @@ def _chosen(n: Node, test: Truth, a: Any, b: Any) -> Any:
     if isinstance(a, bool | Truth) and isinstance(b, bool | Truth):
         pair = (v.tensor if isinstance(v, Truth) else torch.scalar_tensor(v, dtype=torch.bool) for v in (a, b))
         return Truth(torch.where(test.tensor, *pair))
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _same_type(a, b):
         return torch.where(test.tensor, a, b)
     reason = "branches on a tensor's value whose results are not tensors of one type"
     raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)])
+
+
+def _same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Sizes that only the run knows differ from others."""
+    sizes = len(a.shape) == len(b.shape) and all(guard_or_false(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+    return sizes and a.dtype == b.dtype
 
 
 # --- ops that are the language's own
