@@ -182,8 +182,7 @@ def quantize(
     """
     from ingot.quantization.run import Asked, quantize_model  # as above
 
-    chosen = None if formats is None else tuple(formats)
-    asked = Asked(metric, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
+    asked = Asked(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
     return quantize_model(
         model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, asked=asked
     )

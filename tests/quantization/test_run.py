@@ -159,7 +159,8 @@ counter = itertools.count()
         ({"at_least": "most"}, "at_least: expected a positive number, got most"),
         ({"at_least": 1.5}, "at_least: expected a part of the float model's score"),
         ({"latency_ms": 0}, "latency_ms: expected a positive number"),
-        ({"formats": ["int3"]}, r"formats: expected some of .* got \['int3'\]"),
+        ({"formats": ["int3"]}, r"formats: expected a sequence of some of .* got \['int3'\]"),
+        ({"formats": "int8"}, "formats: expected a sequence of some of .* got int8"),
     ],
 )
 def test_what_is_asked_must_make_sense(given: dict[str, Any], text: str):

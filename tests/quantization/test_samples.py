@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.quantization.samples import read_samples
+from ingot.quantization.samples import first_call, read_samples
 from ingot.support.errors import InputError
 from tests.quantization import nets
 
@@ -58,6 +58,12 @@ BAD[7, 2] = np.nan
 def test_what_does_not_fit_is_refused(given: object, text: str):
     with pytest.raises(InputError, match=text):
         read_samples(nets.mlp(), given, None, 1)
+
+
+@pytest.mark.parametrize(("given", "got"), [([], "got 0"), (None, "got NoneType"), ("x.npy", "got str")])
+def test_no_call_to_trace_a_module_with_is_told_of_the_samples(given: object, got: str):
+    with pytest.raises(InputError, match=f"samples: expected .*{got}"):
+        first_call(given, 1)
 
 
 def test_labels_are_one_for_each():

@@ -90,3 +90,10 @@ def check_scores(values: Sequence[float]) -> None:
     if values[0] == 0:
         fix = "a part of 0 promises nothing; higher is to be better"
         raise InputError("metric", expected="a number other than 0 for the float model", got=values[0], fix=fix)
+
+
+def check_outputs(exact: Sequence[Outputs]) -> None:
+    """Raise InputError where no call gives a finite number: nothing can be near it."""
+    floats = [a for outputs in exact for a in outputs if a.size and a.dtype.kind not in "biu"]
+    if floats and not any(np.isfinite(a).any() for a in floats):
+        raise InputError("the float model's outputs", expected="finite numbers", got="NaN and infinities alone")

@@ -36,7 +36,7 @@ from ingot.quantization.formats import (
     offered,
     stored_bytes,
 )
-from ingot.quantization.metric import Judge, Metric, allowed, check_scores
+from ingot.quantization.metric import Judge, Metric, allowed, check_outputs, check_scores
 from ingot.quantization.report import Report, Row
 from ingot.quantization.rounding import roundings
 from ingot.quantization.samples import Samples, first_call, read_samples
@@ -67,7 +67,7 @@ class Asked:
     latency_ms: float | None = None
     size_mb: float | None = None
     seconds: float = 60.0
-    formats: tuple[str, ...] | None = None
+    formats: Sequence[str] | None = None
     threads: int | None = None
     seed: int = 0
 
@@ -134,9 +134,10 @@ def _check(asked: Asked) -> None:
         raise InputError("at_least", expected="a part of the float model's score, at most 1", got=asked.at_least)
     if asked.metric is not None and not callable(asked.metric):
         raise InputError("metric", expected="a function of a list of outputs", got=type(asked.metric).__name__)
-    unknown = [f for f in asked.formats or () if f not in FORMATS]
+    forms = asked.formats
+    unknown: object = forms if isinstance(forms, str) else [f for f in forms or () if f not in FORMATS]
     if unknown:
-        raise InputError("formats", expected=f"some of {', '.join(FORMATS)}", got=unknown)
+        raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown)
 
 
 class _Work:
@@ -151,8 +152,10 @@ class _Work:
         self.groups = find_groups(self.graph)
         if not self.groups:
             what = "the model has no op that can be quantized"
-            raise InputError(what, expected="a product of a computed f32 value with constant weights", got="none")
-        self.formats = asked.formats or _formats(asked)
+            raise InputError(
+                what, expected="a product of a computed f32 value with constant, finite weights", got="none"
+            )
+        self.formats = tuple(asked.formats or _formats(asked))
         self.seen_samples, self.held_samples = samples.split(HELD, asked.seed)
         self.table = Table(table, self._digest(samples))
 
@@ -188,6 +191,8 @@ class _Work:
         return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
 
     def _float_score(self, judge: Judge) -> float:
+        if judge.metric is None:
+            check_outputs(judge.exact)
         scores = [judge.score(judge.exact) for _ in range(2)]
         check_scores(scores)
         return scores[0]

@@ -50,12 +50,11 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
     if isinstance(given, Mapping):
         calls, groups = _cut(graph, names, given, batch)
         told = None if labels is None else _grouped(labels, groups)
-    elif isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes):
+    elif _are_calls(given):
         calls = [_call(names, one, i, flatten) for i, one in enumerate(given)]
         told = None if labels is None else list(labels)
     else:
-        kinds = "a mapping from inputs to arrays, or a sequence of calls"
-        raise InputError("samples", expected=kinds, got=type(given).__name__)
+        raise InputError("samples", expected=_KINDS, got=type(given).__name__)
     if len(calls) < LEAST:
         fix = "each call is a sample; some are kept apart to check the result with"
         raise InputError("samples", expected=f"at least {LEAST} calls", got=len(calls), fix=fix)
@@ -67,10 +66,21 @@ def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any
 
 
 def first_call(given: Any, batch: int) -> Any:
-    """What a model can be called with, of samples as `read_samples` takes them; None where there are none."""
+    """What a model can be called with, of samples as `read_samples` takes them. Raises InputError where none is."""
     if isinstance(given, Mapping):
-        return {name: array[:batch] for name, array in given.items()}
-    return next(iter(given), None) if isinstance(given, Sequence | np.ndarray) else None
+        return {name: array[:batch] if np.ndim(array) else array for name, array in given.items()}
+    if not _are_calls(given):
+        raise InputError("samples", expected=_KINDS, got=type(given).__name__)
+    if not len(given):
+        raise InputError("samples", expected=f"at least {LEAST} calls", got=0)
+    return given[0]
+
+
+_KINDS = "a mapping from inputs to arrays, or a sequence of calls"
+
+
+def _are_calls(given: Any) -> bool:
+    return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
 
 
 def _cut(graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int) -> tuple[list[Call], list[slice]]:

@@ -73,7 +73,7 @@ class ConstraintError(InputError):
 
 
 def shown(p: Point) -> str:
-    return f"{p.name}: score {p.scores[1]:.6g}, {p.seconds * 1e3:.3f} ms, {p.nbytes / 1e6:.2f} MB"
+    return f"{p.name}: score {p.scores[1]:.6g}, {p.seconds * 1e3:.3f} ms, {p.nbytes / 1e6:.3g} MB"
 
 
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:
