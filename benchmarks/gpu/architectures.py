@@ -36,7 +36,7 @@ TEXT = (
     "falcon", "mixtral", "olmo", "stablelm", "mamba", "t5", "bart", "rwkv", "convbert", "nystromformer", "funnel",
     "modernbert", "cohere", "granite", "codegen", "xglm", "ctrl", "biogpt", "persimmon", "olmo2", "glm", "qwen2_moe",
     "starcoder2", "gpt_bigcode", "nemotron", "helium", "ernie", "megatron-bert", "squeezebert", "mobilebert",
-    "roformer", "fnet", "camembert", "xlm-roberta", "layoutlm", "splinter", "ibert", "esm", "mamba2",
+    "roformer", "camembert", "xlm-roberta", "layoutlm", "splinter", "ibert", "esm", "mamba2",
 )  # fmt: skip
 VISION = (
     "vit", "deit", "beit", "dinov2", "segformer", "clip_vision_model", "siglip_vision_model", "resnet", "regnet",

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -131,8 +132,7 @@ def parts(model: CompiledModel, call: Callable[[], object], wait: Callable[[], o
         for name in names:
             clock.watch(owner, name, f"driver.{name}" if owner is loaded._driver else name)  # type: ignore[attr-defined]
     empty = Clock()
-    holder = type("Holder", (), {})()
-    holder.nothing = lambda: None
+    holder = SimpleNamespace(nothing=lambda: None)
     empty.watch(holder, "nothing", "nothing")
     try:
         for _ in range(rounds):

@@ -54,6 +54,7 @@ def stages() -> list[Stage]:
     kernels = [
         Stage("host", ("-m", "benchmarks.gpu.host", "--gpu"), 60),
         Stage("decode", ("-m", "benchmarks.gpu.decode"), 120),
+        Stage("conditional", ("-m", "benchmarks.gpu.conditional"), 30),
         Stage("tune", ("-m", "benchmarks.gpu.tune", "--minutes", "4"), 270),
     ]
     architectures = [

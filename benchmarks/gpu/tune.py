@@ -27,6 +27,7 @@ def tune_one(name: str, target: str, database: Path, budget: float) -> None:
     import torch
 
     from benchmarks.gpu.models import models, prepared
+    from ingot.ir.node import Input
     from ingot.opening import Request, open_model
     from ingot.tune.run import tune
 
@@ -34,7 +35,7 @@ def tune_one(name: str, target: str, database: Path, budget: float) -> None:
     net, inputs = prepared(models()[name])
     opened = open_model(net, Request(example_inputs=inputs))
     given = opened.flatten(inputs, {}) if opened.flatten else inputs
-    labels = [n.op.label for n in opened.graph.inputs]
+    labels = [n.op.label for n in opened.graph.inputs if isinstance(n.op, Input)]
     feeds = {label: x.numpy() if isinstance(x, torch.Tensor) else x for label, x in zip(labels, given, strict=False)}
     del net
     report = tune(

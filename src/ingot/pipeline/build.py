@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -25,15 +25,16 @@ from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import seeded
-from ingot.pipeline.target import Assembler, NamedPass, Options, features_of, target_of
+from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
+from ingot.pipeline.variants import Variants
 from ingot.plan import work
-from ingot.plan.link import Launch, Lower, arena_bytes, link
+from ingot.plan.link import Launch, arena_bytes, link
 from ingot.plan.recompute import within
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import CompileError, ShapeError
+from ingot.support.errors import CompileError, KernelError, ShapeError
 from ingot.support.limits import in_time, limited
 from ingot.support.native import Code, Features
 
@@ -82,21 +83,23 @@ class _Watched:
     """An assembler whose kernels are kept. INGOT_DEBUG=4 prints them, 5 what the target makes of each; INGOT_VERIFY=1
     verifies them."""
 
-    def __init__(self, inner: Assembler, features: Features, trace: Trace | None) -> None:
-        self._inner, self._features, self._trace = inner, features, trace
+    def __init__(self, features: Features, other: _Watched | None = None) -> None:
+        """other: an assembler that has begun some of the kernels already."""
+        self.target, self.features = target_of(features), features
+        self._inner = self.target.assembler(features)
+        self._begun: PartAssembler = self._inner if other is None else other._begun
+        self.kernels: dict[str, Kernel] = {}
 
     def add(self, kernel: Kernel) -> None:
         level = flags.debug_level()
-        if self._trace is not None:
-            self._trace.kernels.append(kernel)
+        self.kernels[kernel.name] = kernel
         if flags.verify():
             verify_kernel(kernel, "schedule")
         if level >= 4:
             print(show_kernel(kernel), file=sys.stderr)
         if level >= 5:
-            target = target_of(self._features)
-            print(target.source(kernel, self._features, target.forms[-1]), file=sys.stderr)
-        self._inner.add(kernel)
+            print(self.target.source(kernel, self.features, self.target.forms[-1]), file=sys.stderr)
+        self._inner.include(self._begun.begin(kernel))
 
     def finish(self) -> Code:
         return self._inner.finish()
@@ -150,8 +153,8 @@ def build_program(
     """
     graph = seeded(graph, RANDOM)
     target = target_of(features)
-    options, beside = Options(threads, fast_math, precision), target.beside
-    machine = target.machine(features, threads, tuned.measured(features, threads))
+    options = Options(threads, fast_math, precision)
+    variants = Variants(target, features, threads, tuned.measured(features, threads))
     with limited(), likely_sizes(likely(graph)):
         verify(graph, "import")
         with fueled():  # INGOT_FUEL counts the rewrites of all passes together
@@ -159,26 +162,37 @@ def build_program(
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
         meta = {"precision": precision}
-        lower: Lower = partial(target.lower, machine=machine)
         if memory is not None:
             sizes = likely(graph)
-            lower = cache(lower)  # what is predicted is linked
-            arena_of = partial(arena_bytes, lower=lower)
+            arena_of = partial(arena_bytes, lower=variants.lower)  # what is predicted is linked
             fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), arena_of)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")
-        program = link(
-            fused,
-            lower,
-            _Watched(target.assembler(features), features, trace),
-            device=target.name,
-            stages={"model": show(graph), "fused": show(fused)},
-            meta=meta,
-            launches=None if trace is None else trace.launches,
-            join=None if beside is None else lambda lows: beside(lows, machine),
-        )
+        stages = {"model": show(graph), "fused": show(fused)}
+        program = _linked(fused, variants, _Watched(features), stages, meta, trace)
     program.check()
     return program.with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
+
+
+def _linked(
+    fused: Graph, variants: Variants, assembler: _Watched, stages: Mapping[str, str], meta: dict[str, str],
+    trace: Trace | None,
+) -> Program:  # fmt: skip
+    """The program, with other choices in the place of those whose kernels give no code."""
+    launches: list[Launch] = []
+    try:
+        program = link(
+            fused, variants.lower, assembler, device=assembler.target.name, stages=stages, meta=meta, launches=launches,
+            join=variants.join,
+        )  # fmt: skip
+    except KernelError as error:
+        variants.refuse(error, assembler.kernels)
+        meta = {**meta, "variants": "\n".join(variants.told)}
+        return _linked(fused, variants, _Watched(assembler.features, assembler), stages, meta, trace)
+    if trace is not None:
+        trace.kernels += assembler.kernels.values()
+        trace.launches += launches
+    return program
 
 
 def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precision: str = "float32") -> Program:

@@ -105,6 +105,14 @@ class CompileError(IngotError):
     """A valid model could not be turned into code (no kernel strategy, LLVM error, unresolved symbol)."""
 
 
+class KernelError(CompileError):
+    """The code of one kernel could not be made; its schedule may have others. kernel: its name in the program."""
+
+    def __init__(self, what: str, kernel: str) -> None:
+        super().__init__(what)
+        self.kernel = kernel
+
+
 class LimitError(IngotError):
     """A model grows beyond a budget of `Limits` while it is compiled: `limit` names it, and the user may raise it."""
 

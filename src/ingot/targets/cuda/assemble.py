@@ -8,7 +8,7 @@ from dataclasses import replace
 from ingot.ir.kernel import Kernel
 from ingot.support import progress
 from ingot.support.cubins import KernelCode, pack
-from ingot.support.errors import CompileError
+from ingot.support.errors import CompileError, KernelError
 from ingot.support.native import Code, Features
 from ingot.targets.cuda.triton import Source, print_kernel
 from ingot.targets.cuda.workers import submit
@@ -45,7 +45,7 @@ class CubinAssembler:
         self._kernels[name] = compiled
 
     def finish(self) -> Code:
-        """Wait for all kernels. Raises CompileError for one that Triton refuses."""
+        """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or dies of."""
         made: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
         for number, (name, compiled) in enumerate(self._kernels.items()):
             progress.report("machine code", number, len(self._kernels))
@@ -53,7 +53,7 @@ class CubinAssembler:
                 try:
                     made[arch][name] = future.result()
                 except CompileError as e:
-                    raise CompileError(f"{e} for {arch}") from e
+                    raise KernelError(f"{e} for {arch}", name) from e
         return pack(self._features, made)
 
 
