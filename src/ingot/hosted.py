@@ -5,7 +5,6 @@ See `frontends.onnx.host`. Programs are compiled when a call shows their inputs'
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.state import Seeds, entropy
 from ingot.specialized import SpecializedModel
 from ingot.support.errors import InputError, ShapeError, UnsupportedOpError
+from ingot.support.log import Log
 from ingot.support.recent import Recent
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.frontends.onnx.host import NumericStage, Stages
 
 MOST_PROGRAMS = 16
-_log = logging.getLogger("ingot.hosted")
+_log = Log("ingot.hosted")
 
 
 class HostedModel:

@@ -6,7 +6,6 @@ has two programs. The programs are few, and the least recently used gives way.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,10 @@ import numpy as np
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.state import Seeds, entropy
 from ingot.support.errors import InputError, NeedsValues
+from ingot.support.log import Log
 
 MOST_PROGRAMS = 16
-_log = logging.getLogger("ingot.specialized")
+_log = Log("ingot.specialized")
 
 _Key = tuple[tuple[str, str, tuple[int, ...], bytes], ...]
 Build = Callable[[Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]] | None], CompiledProgram]

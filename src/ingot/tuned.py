@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,13 +17,14 @@ from ingot.support import flags
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write, locked
+from ingot.support.log import Log
 from ingot.support.native import Features
 
 SHIPPED = Path(__file__).parent / "tune" / "shipped.jsonl"
 _HEADER = {"ingot": "tuned", "format": 1}
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 4096  # characters of a name or key
-_log = logging.getLogger("ingot.tuned")
+_log = Log("ingot.tuned")
 
 
 @dataclass(frozen=True)

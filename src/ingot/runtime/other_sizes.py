@@ -11,24 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ingot.support.errors import CompileError, ImportModelError, InputError, ShapeError, SizesError, UnsupportedOpError
-
-if TYPE_CHECKING:
-    from logging import Logger
+from ingot.support.log import Log
 
 MOST_PROGRAMS = 16
 _MOST_FAILURES = 16  # attempts that ended in an error: calls with sizes that the model itself refuses
+_log = Log("ingot.other_sizes")
 
 Build = Callable[[SizesError], Any]
 Result = TypeVar("Result")
-
-
-def _log() -> Logger:
-    import logging  # a tenth of what loading a program imports, and next to none has anything to say
-
-    return logging.getLogger("ingot.other_sizes")
 
 
 class OtherSizes:
@@ -67,16 +60,16 @@ class OtherSizes:
             program = self._build(refused)
         except (ImportModelError, UnsupportedOpError, ShapeError, CompileError) as e:
             self._failures += 1
-            _log().info("no program for sizes %s: %s", refused.told, e)
+            _log.info("no program for sizes %s: %s", refused.told, e)
             raise refused from e
         if program is None:
             raise refused
-        _log().info("compiled for sizes %s", ", ".join(map(str, map(list, refused.told))))
+        _log.info("compiled for sizes %s", ", ".join(map(str, map(list, refused.told))))
         return program
 
     def _keep(self, program: Any) -> None:
         with self._lock:
             self._programs = [*(p for p in self._programs if p is not program), program]
             if len(self._programs) > MOST_PROGRAMS:
-                _log().warning("more than %d programs for other sizes: the one least recently used goes", MOST_PROGRAMS)
+                _log.warning("more than %d programs for other sizes: the one least recently used goes", MOST_PROGRAMS)
                 del self._programs[0]

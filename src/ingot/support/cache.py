@@ -8,7 +8,6 @@ and the last one to finish stays, which is harmless: same key, same content.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,13 +18,14 @@ from typing import TypeVar
 
 from ingot.support import flags
 from ingot.support.errors import ArtifactError
+from ingot.support.log import Log
 
 T = TypeVar("T")
 _SUFFIX = ".entry"
 _STALE_SECONDS = 3600.0
 _WRITTEN = "written"  # a file as long as what was written since the last trim, in parts of what the cache may hold
 _PARTS, _SPARE = 256, 16
-_log = logging.getLogger("ingot.cache")
+_log = Log("ingot.cache")
 
 
 def cache_key(*parts: bytes | str | memoryview) -> str:

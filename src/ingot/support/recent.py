@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from logging import Logger
 from typing import Generic, TypeVar
+
+from ingot.support.log import Log
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -14,7 +15,7 @@ V = TypeVar("V")
 class Recent(Generic[K, V]):
     """At most `most` values by key, in the order of their use. One that gives way is told in the log, with `what`."""
 
-    def __init__(self, most: int, what: str, log: Logger) -> None:
+    def __init__(self, most: int, what: str, log: Log) -> None:
         self._most, self._what, self._log = most, what, log
         self._values: OrderedDict[K, V] = OrderedDict()
 

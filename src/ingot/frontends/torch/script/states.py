@@ -10,7 +10,6 @@ programs are few, and the least recently used gives way.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,11 @@ from torch.utils import _pytree as pytree
 from ingot.frontends.torch.script.evaluate import Evaluator
 from ingot.frontends.torch.script.graph import Program
 from ingot.support.errors import InputError
+from ingot.support.log import Log
 from ingot.support.recent import Recent
 
 _MOST_PROGRAMS = 16
-_log = logging.getLogger("ingot.scripted")
+_log = Log("ingot.scripted")
 
 Compiled = Callable[..., Any]
 Build = Callable[[Evaluator, Sequence[Any]], Compiled]
