@@ -46,6 +46,12 @@ def test_nets(name: str, tmp_path: Path):
     assert "tensorflow" not in sys.modules
 
 
+def test_a_program_of_jax(tmp_path: Path):
+    pytest.importorskip("jaxlib")
+    read = fixture("program", tmp_path)
+    _check(import_tensorflow(read.path), read)
+
+
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name: str, tmp_path: Path):
     read = fixture(name, tmp_path)

@@ -121,6 +121,14 @@ class Call:
         values = found.bytes(2) if found is not None else []
         return bytes(values[-1]).decode(errors="replace") if values else default
 
+    def bytes(self, name: str) -> bytes:
+        return b"".join(map(bytes, self._get(name).bytes(2)[-1:]))
+
+    def texts(self, name: str) -> list[str]:
+        """Of a list."""
+        found = self._find(name)
+        return [] if found is None else [bytes(b).decode(errors="replace") for b in found.message(1).bytes(2)]
+
     def ints(self, name: str) -> tuple[int, ...]:
         found = self._find(name)
         return () if found is None else tuple(found.message(1).ints(3))

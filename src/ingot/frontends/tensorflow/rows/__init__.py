@@ -11,6 +11,7 @@ from ingot.frontends.tensorflow.rows import (
     lists,
     norm,
     pool,
+    program,
     reduce,
     shape,
     sort,
@@ -21,7 +22,7 @@ from ingot.frontends.tensorflow.rows.algebra import complex, contraction, linalg
 ROWS = merged(
     m.row
     for m in (
-        complex, contraction, control, create, detection, elementwise, image, index, linalg, lists, norm, pool, reduce,
-        shape, sort, variables,
+        complex, contraction, control, create, detection, elementwise, image, index, linalg, lists, norm, pool, program,
+        reduce, shape, sort, variables,
     )
 )  # fmt: skip

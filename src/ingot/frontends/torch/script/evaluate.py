@@ -188,7 +188,7 @@ class _Run:
     def branch(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
         (test,) = args
         if isinstance(test, torch.SymBool) and free_unbacked_symbols(test):
-            test = Truth(torch.scalar_tensor(torch.sym_ite(test, 1, 0), dtype=torch.int64) != 0)
+            test = Truth(tensor_of(torch.sym_ite(test, 1, 0)) != 0)
         if not isinstance(test, Truth):
             return self.block(n.blocks[0 if test else 1], (), env)
         before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
@@ -218,7 +218,7 @@ class _Run:
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
         most, go, *carried = args
         if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
-            most = Number(torch.scalar_tensor(most, dtype=torch.int64))
+            most = Number(tensor_of(most))
         (body,) = n.blocks
         turn = 0
         while True:

@@ -53,7 +53,8 @@ def tensor_of(value: Any) -> torch.Tensor:
     """A number, known or not, as a tensor."""
     if isinstance(value, Truth | Number):
         return value.tensor
-    kind = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float64
+    whole = isinstance(value, int | torch.SymInt)
+    kind = torch.bool if isinstance(value, bool) else torch.int64 if whole else torch.float64
     return torch.scalar_tensor(value, dtype=kind)
 
 
