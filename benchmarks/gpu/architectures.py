@@ -46,10 +46,11 @@ TIMM = {
     name: size
     for size, names in {
         64: "edgenext_xx_small efficientvit_b0 repvgg_a0 ghostnet_100 lcnet_050 mixnet_s dla34 hrnet_w18_small "
-        "cspresnet50 ese_vovnet19b_dw nfnet_l0 resnest14d coat_lite_tiny pvt_v2_b0 mobilevit_xxs mobileone_s0 "
+        "cspresnet50 ese_vovnet19b_dw nfnet_l0 resnest14d pvt_v2_b0 mobilevit_xxs mobileone_s0 "
         "repvit_m0_9 focalnet_tiny_srf caformer_s18 mambaout_femto hgnet_tiny dpn48b rexnet_100",
-        224: "tiny_vit_5m_224 pit_ti_224 levit_128s mixer_s32_224 gmlp_ti16_224 cait_xxs24_224 xcit_nano_12_p16_224 "
-        "volo_d1_224 twins_pcpvt_small davit_tiny gcvit_xxtiny hiera_tiny_224 sequencer2d_s swiftformer_xs",
+        224: "tiny_vit_5m_224 pit_ti_224 levit_128s mixer_s32_224 gmlp_ti16_224 cait_xxs24_224 coat_lite_tiny "
+        "xcit_nano_12_p16_224 volo_d1_224 twins_pcpvt_small davit_tiny gcvit_xxtiny hiera_tiny_224 sequencer2d_s "
+        "swiftformer_xs",
         240: "crossvit_tiny_240",
         256: "fastvit_t8",
         336: "eva02_tiny_patch14_336",
