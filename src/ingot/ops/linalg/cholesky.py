@@ -50,7 +50,7 @@ class Cholesky(Op):
             columns = _columns(m.cut(x, 2, first, width), first, many)
             if width != n:
                 right = m.column_of(x) >= first + width
-                x = m.where(right, x - m.times(columns, m.turned(columns)), x)
+                x = m.where(right, x - m.times(columns, m.transposed(columns)), x)
             return [m.put(x, columns, 2, first)]
 
         (out,) = m.by_panels(n, [m.padded(x, total, total)], panel)
@@ -75,7 +75,7 @@ def _columns(x: Term, first: Term, many: Term) -> Term:
         row, at = m.row_of(x), m.column_of(x)
         below = m.where(row >= first + j, m.cut(x, 2, j) / root, 0.0)
         # the panel's own part of the column, as a row
-        across = m.turned(m.cut(below, 1, first, x.shape[2]))
+        across = m.transposed(m.cut(below, 1, first, x.shape[2]))
         return [m.where(at.equals(j), below, m.where(at > j, x - below * across, x))]
 
     (out,) = m.repeat(many, [x], column, [first])

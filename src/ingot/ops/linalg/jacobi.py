@@ -69,7 +69,7 @@ class Eigh(Op):
         v = m.rows_at(v, order)
         v = v * _sign_of(v, values)
         w = values * scale.reshape((scale.shape[0], 1))
-        return w.reshape(inputs[0].shape[:-1]).node, m.turned(v).reshape((*inputs[0].shape[:-2], n, n)).node
+        return w.reshape(inputs[0].shape[:-1]).node, m.transposed(v).reshape((*inputs[0].shape[:-2], n, n)).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -114,7 +114,7 @@ class SVD(Op):
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         *batch, rows, columns = inputs[0].shape
         if not at_most(columns, rows):
-            v, s, u = SVD()(m.turned(Term(inputs[0])).node).results
+            v, s, u = SVD()(m.transposed(Term(inputs[0])).node).results
             return u, s, v
         x = m.as_batch(inputs[0])
         scale = m.magnitude(x)
@@ -122,15 +122,15 @@ class SVD(Op):
         packed, tau = HouseholderQR()(x.node).results
         tall = rows != columns
         core = m.triangle(Term(packed).slice(1, 0, columns), upper=True) if tall else x
-        lines, v = _orthogonal(m.turned(core), vectors=True)
+        lines, v = _orthogonal(m.transposed(core), vectors=True)
         s, order = _sorted((lines * lines).sum((2,), keepdims=False).map(Sqrt()), descending=True)
         lines, v = m.rows_at(lines, order), m.rows_at(v, order)
         # the directions of the lines; where these have no length, what is orthogonal to the others
-        u = _directions(m.turned(lines))
+        u = _directions(m.transposed(lines))
         if tall:
             u = Term(Reflect()(packed, tau, m.padded(u, rows, columns).node))
         sign = _sign_of(v, s)
-        u, v = u * m.turned(sign), m.turned(v * sign)
+        u, v = u * m.transposed(sign), m.transposed(v * sign)
         s = s * scale.reshape((scale.shape[0], 1))
         return (
             u.reshape((*batch, rows, columns)).node,
@@ -159,13 +159,13 @@ def _smaller(op: Op, rows: DimLike, columns: DimLike) -> DimLike:
 def singular_values(x: Node) -> Node:
     """s[..., min(m, n)], descending."""
     *batch, rows, columns = x.shape
-    given = m.as_batch(x if at_most(columns, rows) else m.turned(Term(x)))
+    given = m.as_batch(x if at_most(columns, rows) else m.transposed(Term(x)))
     k = given.shape[2]
     scale = m.magnitude(given)
     given = given / scale
     if given.shape[1] != k:
         given = m.triangle(Term(HouseholderQR()(given.node).results[0]).slice(1, 0, k), upper=True)
-    lines, _ = _orthogonal(m.turned(given), vectors=False)
+    lines, _ = _orthogonal(m.transposed(given), vectors=False)
     s, _ = _sorted((lines * lines).sum((2,), keepdims=False).map(Sqrt()), descending=True)
     return (s * scale.reshape((scale.shape[0], 1))).reshape((*batch, k)).node
 
@@ -174,7 +174,7 @@ def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
     """(v^T x, v^T) with orthogonal rows v^T x, for x[b, n, w]; nothing in the place of v^T where not `vectors`."""
     batch, n, width = x.shape
     if n == 0:
-        return x, m.turned(x)
+        return x, m.transposed(x)
     half = (n + 1) // 2
     rounds = 2 * half - 1
     turns = t.concat([x, m.identity(x).broadcast((batch, n, n))], 2) if vectors else x

@@ -34,7 +34,7 @@ def as_batch(x: Node | Term) -> Term:
     return x.reshape((product(x.shape[:-2]), *x.shape[-2:]))
 
 
-def turned(x: Term) -> Term:
+def transposed(x: Term) -> Term:
     """Each matrix transposed."""
     return Term(Transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))(x.node))
 
@@ -80,7 +80,7 @@ def strict_triangle(x: Term, upper: bool = False) -> Term:
 
 def symmetric(x: Term) -> Term:
     """The symmetric matrix whose lower triangle is x's."""
-    return triangle(x) + turned(strict_triangle(x))
+    return triangle(x) + transposed(strict_triangle(x))
 
 
 def diagonal(x: Term) -> Term:

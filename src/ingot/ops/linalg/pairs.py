@@ -50,9 +50,9 @@ class Pair:
     def each(self, f: Callable[[Term], Term]) -> Pair:
         return Pair(f(self.re), f(self.im))
 
-    def turned(self) -> Pair:
+    def adjoint(self) -> Pair:
         """Each matrix transposed, and its elements conjugate."""
-        return self.conjugate().each(m.turned)
+        return self.conjugate().each(m.transposed)
 
     @property
     def parts(self) -> tuple[Term, Term]:
@@ -118,12 +118,12 @@ def reflected(x: Pair, count: DimLike, below: int = 0, similar: bool = False) ->
         size = v.square().sum((1,))
         scale = m.where(flat, 0.0, 2.0 / m.where(flat, 1.0, size))
         # zeros are told, not computed
-        image = y - times(v, times(v.turned(), y)) * scale
+        image = y - times(v, times(v.adjoint(), y)) * scale
         image = where((m.column_of(y.re).equals(j)) & (row > top), _none(image), image)
         if similar:
-            image = image - times(times(image, v), v.turned()) * scale
+            image = image - times(times(image, v), v.adjoint()) * scale
         y = where(flat.broadcast(y.re.shape), y, image)
-        q = q - times(times(q, v), v.turned()) * scale
+        q = q - times(times(q, v), v.adjoint()) * scale
         return [*y.parts, *q.parts, m.where(flat, sign, -sign)]
 
     one = t.full((x.re.shape[0], 1, 1), 1.0, x.re.dtype)

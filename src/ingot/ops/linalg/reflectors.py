@@ -161,7 +161,7 @@ def _panel(x: Term, first: Term, many: Term) -> tuple[Term, Term]:
         factor = m.where(none, 0.0, (beta - head) / beta)
         v = m.where(row.equals(top), 1.0, m.where(none, 0.0, below / (head - beta)))
         v = m.where(row >= top, v, 0.0)
-        reduced = x - v * (m.times(m.turned(v), x) * factor)
+        reduced = x - v * (m.times(m.transposed(v), x) * factor)
         stored = m.where(row > top, v, m.where(row.equals(top), m.where(none, head, beta), own))
         x = m.where(at > j, m.where(row >= top, reduced, x), m.where(at.equals(j), stored, x))
         return [x, m.put(tau, factor, 2, j)]
@@ -180,11 +180,11 @@ def _vectors(packed: Term, first: Term, many: Term) -> Term:
 
 def _reflected(c: Term, v: Term, tau: Term, adjoint: bool) -> Term:
     """c - V T V^T c (T^T where `adjoint`), with T = (I + D S)^-1 D, D = diag(tau), S = V^T V above its diagonal."""
-    s = m.strict_triangle(m.times(m.turned(v), v), upper=True)
-    weights = m.turned(tau)
-    x = m.times(m.turned(v), c)
+    s = m.strict_triangle(m.times(m.transposed(v), v), upper=True)
+    weights = m.transposed(tau)
+    x = m.times(m.transposed(v), c)
     if adjoint:
-        lower = m.turned(s) * tau
+        lower = m.transposed(s) * tau
         x = weights * Term(TriangularSolve(unit=True)(lower.node, x.node))
     else:
         x = Term(TriangularSolve(upper=True, unit=True)((s * weights).node, (x * weights).node))

@@ -79,7 +79,7 @@ class Eig(Op):
         v = v * (1.0 / v.square().sum((1,)).map(Sqrt()))
         _, order = (Term(n) for n in Sort(1)((w.re - w.im * _TURN).node, t.iota(w.re.shape, 1).node).results)
         w = w.each(lambda y: m.rows_at(y.expand(2), order).reshape(y.shape))
-        v = v.each(lambda y: m.turned(m.rows_at(m.turned(y), order)))
+        v = v.each(lambda y: m.transposed(m.rows_at(m.transposed(y), order)))
         v = v * p.phase(_largest(v)).conjugate()
         w = w * scale.reshape((scale.shape[0], 1))
         v = p.where(scale.equals(scale), v, Pair(scale, scale))

@@ -75,7 +75,7 @@ def least_squares(a: Node, b: Node, least: Node) -> tuple[Node, Node]:
     """The shortest x[..., n, k] of those with the smallest |a x - b|, and a's singular values; those up to `least`[...]
     count as 0."""
     u, s, v = SVD()(a).results
-    projected = m.times(m.turned(m.as_batch(u)), m.as_batch(b))
+    projected = m.times(m.transposed(m.as_batch(u)), m.as_batch(b))
     lead = (*s.shape[:-1], s.shape[-1], b.shape[-1])
     return _product(v, _reciprocal(s, least), projected.reshape(lead).node), s
 

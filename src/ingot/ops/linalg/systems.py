@@ -15,7 +15,7 @@ from ingot.ops.nn.terms import Term
 
 
 def transposed(x: Node) -> Node:
-    return m.turned(Term(x)).node
+    return m.transposed(Term(x)).node
 
 
 def diagonal(x: Node) -> Node:

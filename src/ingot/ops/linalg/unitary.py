@@ -36,7 +36,7 @@ def _hermitian(x: Pair) -> Pair:
     """The matrix whose lower triangle is x's; imaginary parts of its diagonal are not read."""
     strict = x.each(m.strict_triangle)
     diagonal = m.where(m.row_of(x.re).equals(m.column_of(x.re)), x.re, 0.0)
-    return strict + strict.turned() + p.real(diagonal)
+    return strict + strict.adjoint() + p.real(diagonal)
 
 
 def _scale(x: Pair) -> Term:
@@ -67,10 +67,10 @@ def complex_cholesky(x: Parts, upper: bool = False) -> Parts:
     """l with x = l l^H, of the lower triangle of x; u with x = u^H u of the upper."""
     lead, given = x[0].shape[:-2], _pair(x)
     n = given.re.shape[1]
-    factor = Term(Cholesky()(_interleaved(_hermitian(given.turned() if upper else given)).node))
+    factor = Term(Cholesky()(_interleaved(_hermitian(given.adjoint() if upper else given)).node))
     columns = factor.reshape((*factor.shape[:2], n, 2)).slice(3, 0, 1).reshape((*factor.shape[:2], n))
     out = _from_columns(columns)
-    return _parts(out.turned() if upper else out, lead)
+    return _parts(out.adjoint() if upper else out, lead)
 
 
 def complex_solve_triangular(
@@ -81,9 +81,9 @@ def complex_solve_triangular(
     if transpose == "C":
         matrix = matrix.conjugate()
     if (transpose != "N") == left:
-        matrix, upper = matrix.each(m.turned), not upper
+        matrix, upper = matrix.each(m.transposed), not upper
     if not left:
-        sides = sides.each(m.turned)
+        sides = sides.each(m.transposed)
     if not unit:
         inverse = p.real(t.full((*matrix.re.shape[:2], 1), 1.0, matrix.re.dtype)).over(
             matrix.each(lambda v: m.diagonal(v).expand(2))
@@ -91,7 +91,7 @@ def complex_solve_triangular(
         matrix, sides = matrix * inverse, sides * inverse
     matrix = matrix.each(lambda v: m.strict_triangle(v, upper))
     x = _from_columns(Term(TriangularSolve(upper, unit=True)(_interleaved(matrix).node, _of_columns(sides).node)))
-    return _parts(x if left else x.each(m.turned), lead)
+    return _parts(x if left else x.each(m.transposed), lead)
 
 
 def complex_qr(x: Parts, complete: bool = False) -> tuple[Parts, Parts]:
@@ -105,7 +105,7 @@ def complex_qr(x: Parts, complete: bool = False) -> tuple[Parts, Parts]:
     turn = turn * m.where(turn.re < 0.0, -1.0, t.full(turn.re.shape, 1.0, turn.re.dtype))
     rest = rows - k
     factors = Pair(turn.re.pad(1, 0, rest, 1.0), turn.im.pad(1, 0, rest, 0.0))
-    q, r = q * factors.each(m.turned), r * factors.conjugate() * scale
+    q, r = q * factors.each(m.transposed), r * factors.conjugate() * scale
     r = p.where(
         m.row_of(r.re) < m.column_of(r.re), r, p.where(m.row_of(r.re).equals(m.column_of(r.re)), p.real(r.re), 0.0)
     )
@@ -126,7 +126,7 @@ def _of_hermitian(x: Pair, descending: bool = False) -> tuple[Term, Pair]:
     triangle, q = schur(x)
     values = m.diagonal(triangle.re)
     w, order = (Term(n) for n in Sort(1, descending)(values.node, t.iota(values.shape, 1).node).results)
-    return w, q.each(lambda v: m.turned(m.rows_at(m.turned(v), order)))
+    return w, q.each(lambda v: m.transposed(m.rows_at(m.transposed(v), order)))
 
 
 def complex_svd(x: Parts, full: bool = False) -> tuple[Parts, Node, Parts]:
@@ -139,7 +139,7 @@ def complex_svd(x: Parts, full: bool = False) -> tuple[Parts, Node, Parts]:
     both = Pair(
         *(
             t.concat([a.pad(2, rows, 0, 0.0), b.pad(2, 0, columns, 0.0)], 1)
-            for a, b in zip(given.parts, given.turned().parts, strict=True)
+            for a, b in zip(given.parts, given.adjoint().parts, strict=True)
         )
     )
     w, q = _of_hermitian(both, descending=True)

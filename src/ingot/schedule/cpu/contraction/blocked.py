@@ -44,11 +44,11 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 
 
 def lower_blocked(
-    g: ContractionGroup, whole: Graph, places: tuple[Layout, ...], inner: Node | None, shape: Shape | None, turned: bool
+    g: ContractionGroup, whole: Graph, places: tuple[Layout, ...], inner: Node | None, shape: Shape | None, apart: bool
 ) -> Lowered:
     """whole, places: the group with all its results, and where these lie. inner: the contraction that computes A.
-    shape: of a convolution that Winograd's algorithm covers. turned: a B whose columns lie apart is turned by its
-    readers."""
+    shape: of a convolution that Winograd's algorithm covers. apart: a B whose columns lie apart stays so, as its
+    readers transpose it."""
     body, ins, machine = g.body, g.ins, g.machine
     a_node, b_node = g.anchor.inputs
     computed = is_computed(body, a_node)
@@ -56,7 +56,7 @@ def lower_blocked(
     b: Operand | BlockQuantized = g.b
     before: tuple[Step, ...] = ()
     temps: tuple[DimLike, ...] = ()
-    if not g.packed and not turned and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
+    if not g.packed and not apart and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
         copy, layout = _side_by_side(g)
         loops = loops_of(g.anchor, g.a_layout, layout)
         before, temps = (copy,), (b_node.type.nbytes,)
@@ -65,7 +65,7 @@ def lower_blocked(
     loops = _merged(g.anchor, loops, computed, pooled)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
     c = g.contraction(loops, computed, made.c if made is not None else None)
-    known = isinstance(g.b_layout.offset, int) and shape is None and not turned
+    known = isinstance(g.b_layout.offset, int) and shape is None and not apart
     lies, copied = c, known and worth_packing(c, machine)
     if copied:
         c = replace(c, packed=True)

@@ -59,7 +59,7 @@ def lower_contraction(
     if isinstance(anchor.inputs[1].op, ops.Densify):
         return lower_apart(lower_sparse(g), body, ins, outs, machine)
     if computed or form:
-        return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, turned=False)
+        return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, apart=False)
     shape = covered(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
     loops = flat_rows(rows_as_they_lie(g.loops))
     c = g.contraction(loops)
@@ -70,13 +70,13 @@ def lower_contraction(
     if products is not None:
         return lower_apart(_lower_dots(g, products), body, ins, outs, machine)
     if swaps_operands(anchor, c, machine):
-        turned = rebuilt(body.outputs, {anchor: swapped_operands(anchor)})
-        return lower_contraction(body.with_outputs(turned), ins, outs, constant, machine)
-    return lower_blocked(g, body, outs, None, shape, turned=_turns_panels(c, machine))
+        swapped = rebuilt(body.outputs, {anchor: swapped_operands(anchor)})
+        return lower_contraction(body.with_outputs(swapped), ins, outs, constant, machine)
+    return lower_blocked(g, body, outs, None, shape, apart=_transposes_panels(c, machine))
 
 
-def _turns_panels(c: Contraction, machine: Machine) -> bool:
-    """Whether panels of a `transposed` B are turned by the chunks that read them, and not by a kernel of their own: K
+def _transposes_panels(c: Contraction, machine: Machine) -> bool:
+    """Whether panels of a `transposed` B become so in the chunks that read them, and not by a kernel of their own: K
     must be known, and small, and chunks are to read a panel so seldom that it need not be laid out once for all."""
     small = transposed(c) and isinstance(c.k, int) and c.k * c.acc.nbytes * MOST_COLUMNS <= machine.l2
     return small and not worth_packing(c, machine)

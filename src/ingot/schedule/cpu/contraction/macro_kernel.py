@@ -78,7 +78,7 @@ class MacroKernel(MicroKernel):
         self.groups = (*(x.extent for x in c.rows[:-2]), ceildiv(self.lines.extent, plan.lines))
         self.group_count = product(self.groups)
         self.a_base: Expr = ZERO
-        self.turned = plan.panel_at >= 0 and self.levels is None
+        self.transposes = plan.panel_at >= 0 and self.levels is None
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries and outer columns, column block, row block, inner block), the last fastest."""
@@ -193,7 +193,7 @@ class MacroKernel(MicroKernel):
                 self._of_levels(block, self.levels, self.levels.place(block, p, width), shape, rows)
                 return
             base = block.let(add(b_base, mul(p, dim_expr(step))), "bp")
-            if self.turned:
+            if self.transposes:
                 source = Strip(self.b.buffer, b_base, self.c.cols[-1].b, start, self.columns)
                 transpose_panel(block, source, self.loads.buffer, self._turned_rows(), self.c.k, width, plan)
                 base = ZERO

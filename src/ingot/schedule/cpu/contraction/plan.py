@@ -60,7 +60,7 @@ def pieces(c: Contraction) -> int:
 
 
 def transposed(c: Contraction) -> bool:
-    """A run-time B whose reduction lies side by side and whose columns do not: panels are turned in scratch."""
+    """A run-time B whose reduction lies side by side and whose columns do not: panels are transposed in scratch."""
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 

@@ -26,7 +26,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Transposition:
-    """Results lie side by side along the dimension `out`; the operands `turned` lie side by side along `across`,
+    """Results lie side by side along the dimension `out`; the operands `transposed` lie side by side along `across`,
     forwards or backwards, and so many elements apart along `out`: (elements apart, 1 or -1). side, height: elements of
     a block along `out` and along `across`."""
 

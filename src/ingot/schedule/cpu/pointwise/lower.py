@@ -172,9 +172,9 @@ class _Loops:
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
             def one(b: Block, at: Expr) -> None:
-                transposed = partial(self.write, _turning(self.operands, body, self.ins, self.leaves, turn, ahead))
+                transposed = partial(self.write, _transposing(self.operands, body, self.ins, self.leaves, turn, ahead))
                 own = tuple(at if d == turn.out else e for d, e in enumerate(index))
-                _turned_block(b, own, turn, shape, self.lanes, self.machine, transposed, plain)
+                _transposed_block(b, own, turn, shape, self.lanes, self.machine, transposed, plain)
 
             begin = block.let(ix.mul(index[turn.out], integer(strip)), "s")
             end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
@@ -226,7 +226,7 @@ class _Loops:
                 store_at(b, buffer, flat, value, stream=True)
 
         for number in range(last + 1):
-            emitter = _turning(self.operands, self.body, self.ins, self.leaves, turn, ahead)
+            emitter = _transposing(self.operands, self.body, self.ins, self.leaves, turn, ahead)
             along = block.let(ix.add(start[turn.out], integer(number * side)), "t")
             if isinstance(along, k.Var):
                 block.multiples[along.name] = side
@@ -257,10 +257,10 @@ def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
     return [*sorted({*fits, least}, reverse=True)]
 
 
-def _turning(
+def _transposing(
     operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, turn: Transposition, ahead: int
 ) -> Emitter:
-    """An emitter for one block, whose turned operands come out of registers; those `ahead` blocks on are asked for."""
+    """An emitter for one block, whose transposed operands come from registers; those `ahead` blocks on are fetched."""
     leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in turn.transposed:
@@ -268,7 +268,7 @@ def _turning(
     return Emitter(leaves)
 
 
-def _turned_block(
+def _transposed_block(
     block: Block,
     number: Index,
     turn: Transposition,

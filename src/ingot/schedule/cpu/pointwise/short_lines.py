@@ -35,7 +35,7 @@ MOST = 4  # vectors that a line may be long
 
 @dataclass(frozen=True)
 class ShortLines:
-    """The two innermost dimensions of results: many lines, `size` elements long. turned: operands run across them."""
+    """The two innermost dimensions of results: many lines of `size` elements. transposed: operands run across them."""
 
     size: int
     transposed: bool
