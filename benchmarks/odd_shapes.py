@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ PRODUCTS = [
 ]  # fmt: skip
 BATCHED = [(256, 1, 64, 64), (256, 64, 64, 1), (96, 49, 32, 49), (1000, 3, 3, 3), (12, 128, 64, 128)]
 # input and output channels, window, image, and what else the layer has
-CONVOLUTIONS: dict[str, tuple[int, int, int, int, dict[str, int]]] = {
+CONVOLUTIONS: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
     "3 outputs 3x3": (64, 3, 3, 224, {"padding": 1}),
     "1 output 1x1": (64, 1, 1, 256, {}),
     "3 outputs 9x9": (32, 3, 9, 256, {"padding": 4}),

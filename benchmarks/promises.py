@@ -120,10 +120,10 @@ def _turns(
 def kept(name: str, seed: int, seconds: float, slack: float) -> dict[str, Any]:
     """What became of the promises, on unseen samples. accuracy: a part of the float model's; latency: of the promised
     one, None where it was refused."""
-    data = load_digits()
-    order = np.random.default_rng(seed).permutation(len(data.target))
-    x = torch.from_numpy((data.images[order, None] / 16).astype(np.float32))
-    y = torch.from_numpy(data.target[order].astype(np.int64))
+    pixels, digits = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(digits))
+    x = torch.from_numpy((pixels[order].reshape(-1, 1, 8, 8) / 16).astype(np.float32))
+    y = torch.from_numpy(digits[order].astype(np.int64))
     net = trained(name, seed, x[SEEN + UNSEEN :], y[SEEN + UNSEEN :])
     calls = [(x[i : i + BATCH],) for i in range(0, SEEN // BATCH * BATCH, BATCH)]
     labels = [y[i : i + BATCH].numpy() for i in range(0, SEEN // BATCH * BATCH, BATCH)]

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -111,7 +112,8 @@ def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, threads: int) -> 
 
 def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, compiled: bool) -> Step:
     if x.dim() == 4:
-        net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        net = cast(Any, net).to(memory_format=torch.channels_last)  # which the stubs do not have
+        x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     forward = torch.compile(net) if compiled else net
 

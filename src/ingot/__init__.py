@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ingot.quantization.run import QuantizedModel
     from ingot.training.run import CompiledStep
 
-    Model = str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram
+    Model = (
+        str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any]
+    )
 
 __all__ = [
     "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "prune",

@@ -89,7 +89,8 @@ def test_dynamic_graphs(first: int, isa: str) -> None:
 
 def firsts(seeds: str) -> range:
     """Of every eight. INGOT_TEST_SEEDS=5000:6000 takes others, and as many as time allows."""
-    return range(*map(int, os.environ.get("INGOT_TEST_SEEDS", seeds).split(":")), 8)
+    first, last = map(int, os.environ.get("INGOT_TEST_SEEDS", seeds).split(":"))
+    return range(first, last, 8)
 
 
 @pytest.mark.slow

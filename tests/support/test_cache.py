@@ -58,7 +58,7 @@ def test_entries_are_not_all_looked_at_for_each_new_one(tmp_path: Path, monkeypa
     trims: list[int] = []
     whole = DiskCache.trim
     monkeypatch.setattr(DiskCache, "trim", lambda self: (trims.append(1), whole(self)))
-    most, size = 256_000, 5000
+    most, size, held = 256_000, 5000, 0
     for i in range(150):
         put(DiskCache(tmp_path, most), cache_key(str(i)), b"ok" + bytes(size - 2))
         held = sum(p.stat().st_size for p in tmp_path.rglob("*.entry"))

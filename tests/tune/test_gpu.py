@@ -11,10 +11,11 @@ import pytest
 
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, f16, u8
+from ingot.ir.types import TensorType, f16, static_shape, u8
 from ingot.ops.build import const
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
+from ingot.plan.link import attribute_label
 from ingot.runtime.artifact import load, save
 from ingot.schedule.choice import Choice, Flash, Measured, Patch, Tiling, decide
 from ingot.support.errors import ArtifactError, DeviceError
@@ -88,7 +89,9 @@ def _seconds(choice: Choice | None) -> float:
 def bench(graph: Graph, monkeypatch: pytest.MonkeyPatch, hanging: Choice | None = None) -> GpuBench:
     stand_in = StandIn(hanging)
     monkeypatch.setattr("ingot.tune.gpu.Watched", lambda module: stand_in)
-    feeds = {n.op.label: RANDOM.standard_normal(n.shape).astype(np.float16) for n in graph.inputs}
+    feeds = {
+        str(attribute_label(n)): RANDOM.standard_normal(static_shape(n.shape)).astype(np.float16) for n in graph.inputs
+    }
     made = GpuBench(graph, feeds, features_of("null:cuda:sm_90a"))
     stand_in.bench = made
     return made

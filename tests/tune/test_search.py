@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ class FakeBench:
     """`speed`: of choices over the untuned one, by site. noise: a factor on what rounds of a search (not of the guard)
     measure. whole: of the model with candidates."""
 
-    def __init__(self, spots: Sequence[Spot], speed: Mapping[tuple[str, Choice], float]) -> None:
+    def __init__(self, spots: Sequence[Spot], speed: dict[tuple[str, Choice], float]) -> None:
         self.spots, self.speed = spots, speed
         self.noise, self.whole = 1.0, 1.1
         self.wrong: dict[tuple[str, Choice], str] = {}
@@ -115,7 +115,7 @@ def test_nothing_is_written_that_makes_the_model_slower():
 
 def test_winograd_must_be_worth_its_errors():
     quick = Pieces(4, 16, 64)
-    speed = {("a", quick): 1.1, ("b", quick): 1.2}
+    speed: dict[tuple[str, Choice], float] = {("a", quick): 1.1, ("b", quick): 1.2}
     bench = FakeBench([spot("a", 0.5, [quick]), spot("b", 0.5, [quick])], speed)
     found, _ = search(bench)
     assert not found["a"].tuned and found["b"].choice == quick

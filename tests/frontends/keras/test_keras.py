@@ -66,7 +66,10 @@ def read(path: Path, folder: Path, dynamic: Any = None) -> Graph:
 
 
 def agrees(graph: Graph, model: Any, inputs: list[np.ndarray], sizes: dict[str, int]) -> None:
-    outputs = jax.jit(lambda *xs: model(list(xs) if len(xs) > 1 else xs[0]))(*inputs)
+    def called(first: Any, *others: Any) -> Any:
+        return model([first, *others] if others else first)
+
+    outputs = jax.jit(called)(*inputs)
     want = [np.asarray(y) for y in keras.tree.flatten(outputs)]
     assert all(w.std() > 1e-3 for w in want)
     for got, w in zip(interpret(graph.substitute(sizes), inputs), want, strict=True):

@@ -44,6 +44,7 @@ def cases() -> dict[str, Case]:
         found = load_model_tests(kind="node")
     out: dict[str, Case] = {}
     for t in found:
+        assert t.model is not None and t.data_sets is not None  # those of nodes come with both
         sets = tuple((tuple(i), tuple(o)) for i, o in t.data_sets)
         out[t.name] = Case(t.name, t.model, sets, t.rtol, t.atol)
     return out
@@ -110,9 +111,12 @@ def run_written(case: Case) -> None:
 
 def compare(got: object, want: object, case: Case) -> None:
     """Equal structure, dtypes, shapes and values within the case's tolerance."""
-    if want is None or isinstance(want, list):
-        assert type(got) is type(want) and (want is None or len(got) == len(want)), f"expected {want}, got {got}"
-        for g, w in zip(got or (), want or (), strict=True):
+    if want is None:
+        assert got is None, f"expected {want}, got {got}"
+        return
+    if isinstance(want, list):
+        assert isinstance(got, list) and len(got) == len(want), f"expected {want}, got {got}"
+        for g, w in zip(got, want, strict=True):
             compare(g, w, case)
         return
     got, want = np.asarray(got), np.asarray(want)

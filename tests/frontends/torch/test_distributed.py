@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import Tensor, distributed, multiprocessing, nn  # noqa: E402
+from torch import Tensor, distributed, nn  # noqa: E402
+from torch.multiprocessing.spawn import spawn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,6 @@ def _process(rank: int, folder: str) -> None:
 
 @pytest.mark.skipif(not distributed.is_available(), reason="PyTorch without torch.distributed")
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
+    spawn(_process, (str(tmp_path),), nprocs=2)
     got = torch.load(tmp_path / "losses.pt", weights_only=True)
     torch.testing.assert_close(got, _losses(_net(), slice(None)), rtol=1e-5, atol=1e-6)

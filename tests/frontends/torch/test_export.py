@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -236,7 +237,7 @@ def test_refusals() -> None:
     with pytest.raises(ImportModelError, match=r"torch\.cond"):
         export_module(Branching().eval(), (x,))
     with pytest.raises(InputError, match="got TorchScript"):
-        export_module(torch.jit.trace(nn.ReLU(), x), (x,))
+        export_module(cast(Any, torch.jit.trace(nn.ReLU(), x)), (x,))
     with pytest.raises(InputError, match="expected example inputs, got none"):
         export_module(nn.ReLU().eval(), None)
     with pytest.raises(InputError, match="forward"):
@@ -250,7 +251,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_lengths_stay_dynamic(kind: type[nn.RNNBase]) -> None:
+def test_recurrent_lengths_stay_dynamic(kind: Callable[..., nn.RNNBase]) -> None:
     net = kind(4, 5, 2, batch_first=True, bidirectional=True).eval()
     model = import_exported(export_module(net, (torch.randn(3, 6, 4),), {"input": {0: "batch", 1: "length"}}))
     for shape in ((1, 1, 4), (2, 9, 4)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def _recurrence(xs: Tensor, state: Tensor, w: Tensor) -> Tensor:  # 106321
 
 
 ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
-CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...] | Tensor, ...]]] = {
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, and tensors themselves
     "a tensor twice": (lambda x: Twice.apply(x, x), ((5,),)),
     "gradients made forward": (lambda x, w: HeadLoss.apply(x.relu(), w, torch.arange(6) % 5), ((6, 4), (5, 4))),
     "diagonal_scatter": (lambda x, s: torch.diagonal_scatter(x, s, 0).sum(), ((8, 8), (8,))),  # 182012

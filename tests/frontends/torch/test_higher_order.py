@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ class Steps(nn.Module):
 
 
 def mapped(x: Tensor, y: Tensor) -> Tensor:
-    return map_(lambda x, y: x.cumsum(0) + y, x, y)
+    return cast(Any, map_)(lambda x, y: x.cumsum(0) + y, x, y)
 
 
 def test_loops() -> None:
@@ -100,7 +100,7 @@ def test_flex_attention(name: str) -> None:
 @pytest.mark.slow
 def test_flex_attention_of_nan() -> None:
     net = FLEX["hidden rows"].eval()
-    model = import_exported(export_module(net, (torch.randn(2, 4, 19, 16),) * 3))
+    model: Any = import_exported(export_module(net, (torch.randn(2, 4, 19, 16),) * 3))
     q = torch.randn(2, 4, 19, 16)
     q[0, 1, 4, 2], q[1, 2, 0, 3] = torch.nan, torch.inf
     program = ingot.compile(model, cache=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
@@ -190,7 +191,7 @@ def test_sizes_that_the_data_gives() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_are_one_graph(kind: type[nn.RNNBase]) -> None:
+def test_recurrent_layers_are_one_graph(kind: Callable[..., nn.RNNBase]) -> None:
     """A loop's turns lie in it one behind the other; a stream that is captured takes them, too."""
     net = kind(16, 32, num_layers=2).eval()
     model = ingot.compile(net, (torch.randn(9, 2, 16),), target=target(), dynamic={"input": {0: "n"}})

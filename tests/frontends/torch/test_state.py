@@ -251,6 +251,8 @@ def test_views_of_a_memory_that_none_is_whole() -> None:
 class Writing(nn.Module):
     """Writes into two of its inputs, one of them through a view, and into a buffer."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -92,9 +93,9 @@ def test_shared_expressions_are_printed_once() -> None:
     run_kernel(kernel([k.Store(y, C, e)], [y]), {"y": np.zeros(4, np.float32)}, {"s0": 1})
 
 
-def store1(value: k.Expr, index: k.Expr = ZERO, **more: int) -> k.Kernel:
+def store1(value: k.Expr, index: k.Expr = ZERO) -> k.Kernel:
     y = k.Buffer("y", value.dtype, None, writable=True)
-    return kernel([k.Store(y, index, value)], [y], **more)
+    return kernel([k.Store(y, index, value)], [y])
 
 
 def value_of(e: k.Expr) -> np.ndarray:
@@ -104,10 +105,10 @@ def value_of(e: k.Expr) -> np.ndarray:
     return y
 
 
-def vec(values: list[object], dtype: str) -> k.Expr:
+def vec(values: Sequence[float], dtype: str) -> k.Expr:
     """A vector with those lanes, as shuffles of literals."""
     t = DTYPES[dtype]
-    out = k.Shuffle(t, 2, k.lit(values[0], t), k.lit(values[1], t), (0, 1))  # type: ignore[arg-type]
+    out = k.Shuffle(t, 2, k.lit(values[0], t), k.lit(values[1], t), (0, 1))
     assert len(values) == 2
     return out
 

@@ -78,14 +78,15 @@ def _one(value: Node | tuple[Node, ...]) -> Node:
 def _lower(node: Node, images: list[Node | tuple[Node, ...]]) -> Node | tuple[Node, ...]:
     if isinstance(node.op, Project):
         (image,) = images
-        return (image.results if isinstance(image, Node) else image)[node.op.index]
+        results: tuple[Node, ...] = image.results if isinstance(image, Node) else image
+        return results[node.op.index]
     operands = [_one(v) for v in images]
     simpler = node.op.lower(*operands)
     if simpler is None:
         return node.with_inputs(operands)
     outputs = simpler if isinstance(simpler, tuple) else (simpler,)
-    inner = lowered(Graph((), outputs)).outputs
-    return inner if len(inner) > 1 else inner[0]
+    first, *others = lowered(Graph((), outputs)).outputs
+    return (first, *others) if others else first
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, message: str) -> None:
@@ -221,4 +222,6 @@ def test_yielding_gives_the_permuted_result(cls: type[Op]) -> None:
         perm = tuple(np.random.default_rng(result.rank).permutation(result.rank).tolist())
         new = op.yielding(perm) if isinstance(op, ops.CoreOp) else None
         if new is not None:
-            assert_same(new.reference(*inputs), np.asarray(op.reference(*inputs)).transpose(perm), f"{op} {perm}")
+            assert_same(
+                np.asarray(new.reference(*inputs)), np.asarray(op.reference(*inputs)).transpose(perm), f"{op} {perm}"
+            )

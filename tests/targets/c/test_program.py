@@ -77,13 +77,14 @@ def test_state_in_the_callers_memory_and_in_the_programs_own(tmp_path: Path) -> 
     )
     assert library.net_reset(held) == 0
     state = [first, np.zeros((3, 5), np.float32)]
+    value = np.empty((3, 5), np.float32)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (value, y)]
     for turn in range(6):
         if turn == 3:
             assert library.net_reset(held) == 0 and library.net_reset(None) == 0
             state = [first, np.zeros((3, 5), np.float32)]
-        value = rng.standard_normal((3, 5), np.float32)
-        *state, expected = interpret(graph, (value, *state))
-        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (value, y)]
+        value[:] = rng.standard_normal((3, 5), np.float32)
+        *state, expected = interpret(graph, (value.copy(), *state))
         for run, own in ((library.net_run, ()), (library.net_run_in, (memory, held))):
             y.fill(0)
             assert run(*own, *pointers) == 0

@@ -126,8 +126,7 @@ def test_floats_that_integers_do_not_hold_are_cut_as_cpus_do() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_cubins(name: str, arch: str) -> None:
     """Ahead of time, without a GPU; this also holds the internals of Triton that are called."""
-    import triton
-
+    triton = pytest.importorskip("triton")
     from ingot.targets.cuda.assemble import capability
     from ingot.targets.cuda.codegen import TRITON
     from ingot.targets.cuda.workers import submit

@@ -135,7 +135,7 @@ def test_non_max_suppression(center: int, scored: bool) -> None:
         for most, iou, score in ((100, 0.5, 0.2), (3, 0.3, 0.0), (7, 0.0, 2.0), (0, 0.5, 0.5)):
             boxes = (rng.random((b, n, 4)) * 5).astype(np.float32)
             scores = np.round(rng.random((b, c, n)), 1 if n < 100 else 5).astype(np.float32)
-            values = boxes, scores, np.asarray([most]), np.float32([iou]), np.float32([score])
+            values = boxes, scores, np.asarray([most]), np.array([iou], np.float32), np.array([score], np.float32)
             pair.check(dict(zip(names, values, strict=False)))
 
 

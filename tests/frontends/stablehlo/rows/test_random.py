@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_bits_are_xlas(algorithm: str, shape: tuple[int, ...], bits: int) -> Non
     which = getattr(lax.RandomAlgorithm, f"RNG_{algorithm}")
 
     def draw(words):
-        return lax.rng_bit_generator(words, shape, dtype=np.dtype(f"uint{bits}"), algorithm=which)
+        return lax.rng_bit_generator(words, shape, dtype=cast(Any, f"uint{bits}"), algorithm=which)
 
     with jax.enable_x64(True):
         words = state.view(np.uint32)

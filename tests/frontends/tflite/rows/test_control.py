@@ -85,8 +85,8 @@ def accumulator(first: bool = True, inside: bool = False) -> bytes:
         pick = [main.const(np.array([v], np.int32)) for v in (0, 1, 1)]
         (head,) = main.op("STRIDED_SLICE", [x, *pick], [main.tensor(())], "StridedSlice", shrink_axis_mask=1)
         (c,) = main.op("GREATER", [head, main.const(np.array(0, np.float32))], [main.tensor((), np.bool_)])
-        chosen = {"then_subgraph_index": 2, "else_subgraph_index": 3}
-        (result,) = main.op("IF", [c, x], [main.tensor((3,))], "If", **chosen)
+        branches = {"then_subgraph_index": 2, "else_subgraph_index": 3}
+        (result,) = main.op("IF", [c, x], [main.tensor((3,))], "If", "", b"", (), **branches)
     main.outputs = [result]
     return model.finish()
 

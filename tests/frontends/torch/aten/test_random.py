@@ -65,8 +65,8 @@ SAMPLES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "multinomial replaced": lambda x, p: torch.multinomial(p, 50, True),
     "poisson": lambda x, p: torch.poisson(p * 30),
     "poisson of few": lambda x, p: torch.poisson(p),
-    "standard gamma": lambda x, p: torch._standard_gamma(p * 3),
-    "dirichlet": lambda x, p: torch._sample_dirichlet(p * 3),
+    "standard gamma": lambda x, p: torch.ops.aten._standard_gamma(p * 3),
+    "dirichlet": lambda x, p: torch.ops.aten._sample_dirichlet(p * 3),
     "binomial": lambda x, p: torch.binomial(torch.full(N, 60.0), p),
     "binomial of few": lambda x, p: torch.binomial(torch.full(N, 6.0), p),
     "dropout": lambda x, p: F.dropout(x, 0.3),
@@ -105,7 +105,7 @@ def test_moments(name: str) -> None:
 
 class Parameters(nn.Module):
     def forward(self, a: torch.Tensor, n: torch.Tensor, p: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch._standard_gamma(a), torch.poisson(a), torch.binomial(n, p)
+        return torch.ops.aten._standard_gamma(a), torch.poisson(a), torch.binomial(n, p)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_distributions_of_any_parameters() -> None:
     for row, (a, n, p) in enumerate(zip(shapes, trials, chances, strict=True)):
         k = torch.arange(0, 3 + max(poisson[row].max(), binomial[row].max())).double()
         rates = k * math.log(a) - a - torch.lgamma(k + 1)
-        of = torch.distributions.Binomial(n, torch.tensor(p).double())
+        of = torch.distributions.Binomial(torch.tensor(n), torch.tensor(p).double())
         successes = of.log_prob(k.clamp(max=n)).masked_fill(k > n, -math.inf)
         # Kolmogorov and Smirnov's bound of a chance of 1 in 1000; of counts less is to be expected
         placed = torch.special.gammainc(args[0][row], torch.from_numpy(gamma[row])).sort()[0]

@@ -287,7 +287,7 @@ def test_frozen_modules(made: Callable[[Any], Any]):
 def test_a_loop_on_values_sets_tensors():
     module = _scripted(Settles())
     program = extract(module)
-    compiled = ScriptedModel(program, lambda evaluator, inputs: export_module(evaluator, inputs).module())
+    compiled = ScriptedModel(program, lambda evaluator, inputs: export_module(evaluator, tuple(inputs)).module())
     for scale in (1.0, 30.0, 0.01):
         x = torch.randn(3) * scale
         torch.testing.assert_close(compiled(x), module(x))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import likely_sizes, symbol, symbols_of
+from ingot.ir.dims import DimLike, likely_sizes, symbol, symbols_of
 from ingot.ir.kernel import Buffer, Kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.types import DType, bf16, f16, f32, f64
@@ -28,7 +28,7 @@ MACHINES = [AVX512, AVX2] if "avx512f" in host_features() else [AVX2]
 
 
 def build(
-    c: Contraction, machine: Machine, out_strides: tuple[object, ...], bias: bool = False, plan: Plan | None = None
+    c: Contraction, machine: Machine, out_strides: tuple[DimLike, ...], bias: bool = False, plan: Plan | None = None
 ) -> tuple[Kernel, Plan]:
     """A kernel that stores relu(acc + bias[last column axis]) (or acc) with `out_strides` per batch, row and column
     axis.
@@ -52,7 +52,7 @@ def build(
     chunks = emit_macro_kernel(top, chunk, c, plan, Operand(a), Operand(b), write)
     dims = [x.extent for g in (c.batch, c.rows, c.cols, c.reduce) for x in g]
     dims += [s for g in (c.batch, c.rows, c.cols, c.reduce) for x in g for s in (x.a, x.b)]
-    dims += list(out_strides)  # type: ignore[arg-type]
+    dims += out_strides
     names = sorted(set().union(*(symbols_of(d) for d in dims)))
     params = (a, b, out, extra) if bias else (a, b, out)
     return Kernel("k", params, tuple(k.var(n) for n in names), chunk, chunks, top.body), plan

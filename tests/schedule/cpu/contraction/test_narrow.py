@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.ir.dims import symbol
+from ingot.ir.dims import DimLike, symbol
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32, i8, i32, u8
@@ -37,7 +37,7 @@ def run(
     a: np.ndarray,
     b: np.ndarray,
     out: np.ndarray,
-    strides: tuple[object, ...],
+    strides: tuple[DimLike, ...],
     dims: dict[str, int] | None = None,
 ) -> None:
     machine, features = target

@@ -503,7 +503,8 @@ def test_windows_that_read_padding_stay_direct() -> None:
     assert share == 2 / 3
     x, w = (1, 48, 48, 64), (64, 64, 3, 3)
     op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (12, 12), "N01C", "OI01", "N01C")
-    s = covered(op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))()), *map(Layout.contiguous, (x, w)))
+    node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
+    s = covered(node, Layout.contiguous(x), Layout.contiguous(w))
     axes = Axis(24, 48 * 64), Axis(24, 64)
     c = Contraction((), axes, (Axis(64, 0, 1),), (Axis(9, 12 * 64, 64 * 64), Axis(64, 1, 64)), f32, f32, f32)
     assert s is not None and plan_winograd(s, plan_contraction(c, NATIVE), NATIVE) is not None
@@ -511,7 +512,7 @@ def test_windows_that_read_padding_stay_direct() -> None:
 
 
 def test_only_where_it_is_covered() -> None:
-    def shape(op: ops.Convolution, x: tuple[DimLike, ...], w: tuple[int, ...]) -> Shape | None:
+    def shape(op: ops.Convolution, x: tuple[DimLike, ...], w: tuple[DimLike, ...]) -> Shape | None:
         node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
         return covered(node, Layout.contiguous(x), Layout.contiguous(w))
 

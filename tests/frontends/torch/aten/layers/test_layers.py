@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -125,7 +125,7 @@ PRODUCT: dict[str, Callable[..., Any]] = {
         torch.outer(v, v),
         torch.inner(a, v),
         torch.inner(a[0], a[1]),
-        torch.tensordot(a, b, ([2], [1])),
+        torch.functional.tensordot(a, b, cast(Any, ([2], [1]))),
         torch.kron(a[0], b[0]),
         torch.cdist(a, b.mT),
         F.linear(a, b.mT[0]),
@@ -203,7 +203,7 @@ POOL: dict[str, Callable[[Tensor], Any]] = {
     "adaptive": lambda x: (
         F.adaptive_avg_pool2d(x, 1),
         F.adaptive_avg_pool2d(x, (3, 5)),
-        F.adaptive_max_pool2d(x, (2, None)),
+        F.adaptive_max_pool2d(x, cast(Any, (2, None))),
     ),
     "lp": lambda x: F.lp_pool2d(x.abs(), 2, 2),
 }
@@ -275,7 +275,7 @@ def test_resizes_of_other_ranks() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True, "bias": False}]
 )
-def test_recurrent(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+def test_recurrent(kind: Callable[..., nn.RNNBase], options: dict[str, Any]) -> None:
     net = kind(4, 6, **options)
     agree(net, torch.randn(5, 3, 4))
     layers = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
