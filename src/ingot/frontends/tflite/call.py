@@ -102,6 +102,9 @@ class Call:
     def list(self, name: str) -> tuple[int, ...]:
         return tuple(int(v) for v in self._option(name, ()))
 
+    def floats(self, name: str) -> tuple[float, ...]:
+        return tuple(float(v) for v in self._option(name, ()))
+
     def type(self, i: int = 0) -> DType:
         """The declared type of result `i`."""
         found = schema.dtype(self.results[i].type)

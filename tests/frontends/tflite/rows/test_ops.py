@@ -264,6 +264,34 @@ def test_sizes_that_data_decides(x: np.ndarray):
             np.testing.assert_array_equal(got, want)
 
 
+def test_buckets():
+    edges = np.array([-0.5, 0.0, 0.25], np.float32)
+    data = one_op("BUCKETIZE", [f(3, 4)], [((3, 4), I32)], "Bucketize", boundaries=edges)
+    x = np.concatenate([feed((9,)), edges]).reshape(3, 4)
+    np.testing.assert_array_equal(interpreted(data, [x]), reference(data, [x]))
+
+
+def test_segments_as_many_as_data_say():
+    at = np.array([0, 0, 1, 2], I32)
+    data = one_op("SEGMENT_SUM", [f(4, 3), n(4)], [((3, 3), np.float32)])
+    x = feed((4, 3))
+    (want,), (got,) = reference(data, [x, at]), interpreted(data, [x, at])
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"])
+@pytest.mark.parametrize("least", [0.0, 0.6])
+def test_boxes_that_stay(name: str, least: float):
+    corners = np.sort(np.abs(feed((12, 4))).reshape(12, 2, 2), 1).reshape(12, 4)
+    corners[:2] = [[0, 0, 1, 1], [0, 0, 1, 0.5]]  # as much as is too much
+    scores = np.abs(feed((12,), seed=3))
+    limits = [np.array(v, np.float32) for v in (0.5, least, 0.0)][: 2 + name.endswith("5")]
+    results = [((8,), I32), *([((8,), np.float32)] if name.endswith("5") else []), ((), I32)]
+    data = one_op(name, [f(12, 4), f(12), np.array(8, I32), *limits], results)
+    for got, want in zip(interpreted(data, [corners, scores]), reference(data, [corners, scores]), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("end", ["COMPLEX_ABS", "REAL", "IMAG", "CAST"])
 @pytest.mark.parametrize(("shape", "lengths"), [((3, 16), (1, 16)), ((4, 6, 8), (8, 4)), ((2, 1, 10), (1, 16))])
 def test_fourier_transforms(end: str, shape: tuple[int, ...], lengths: tuple[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.suppression import corners_of, of_one_image, padded, suppressed
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node
@@ -12,43 +13,14 @@ from ingot.ir.types import f32, i32, i64
 row = Table()
 
 
-def _corners(boxes: Node, axis: int) -> list[Node]:
-    """x1, y1, x2, y2 of boxes by any two opposite corners."""
-    y1, x1, y2, x2 = (ops.index_axis(boxes, axis, i) for i in range(4))
-    return [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
-
-
-def _suppressed(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
-    """Which boxes stay, and the order in which they stand: both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
-    `least` count."""
-    good = ops.full(scores.shape, True, ops.IsNan()(scores).dtype)
-    if least is not None:
-        good = ops.compare("GT", scores, ops.cast(least, scores.dtype))
-    bad, places = ops.cast(ops.Not()(good), i32), ops.broadcast_to(ops.arange(scores.shape[1]), scores.shape)
-    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(scores), places).results
-    count = ops.reduce_sum(ops.cast(good, i64), 1)
-    wide = ops.broadcast_to(ops.expand_dims(order, 1), corners.shape)
-    sides = ops.GatherElements(2)(corners, wide)
-    kept = ops.SuppressOverlaps(strict=True)(
-        sides, count, ops.cast(ops.reshape(most, ()), i64), ops.cast(ops.reshape(overlap, ()), corners.dtype)
-    )
-    return kept, order
-
-
 _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
-
-
-def _one(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
-    corners = ops.expand_dims(ops.stack(_corners(boxes, 1)), 0)
-    kept, order = _suppressed(corners, ops.expand_dims(scores, 0), most, overlap, least)
-    return ops.index_axis(kept, 0, 0), ops.index_axis(order, 0, 0)
 
 
 @row(*_OPS)
 def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
     """Indices of the boxes that stay, the best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
-    kept, order = _one(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
+    kept, order = of_one_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
     places = ops.reshape(c.walk.found.places(kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
@@ -62,22 +34,12 @@ def _chosen(
     c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
 ) -> tuple[Node, Node]:  # fmt: skip
     """Indices, and how many of them count."""
-    kept, order = _one(boxes, scores, most, overlap, least)
+    kept, order = of_one_image(boxes, scores, most, overlap, least)
     valid = ops.reduce_sum(ops.cast(kept, i32))
     if c.flag("pad_to_max_output_size"):
-        return _padded(c.size(most), kept, order), valid
+        return padded(c.size(most), kept, order), valid
     places = ops.reshape(c.walk.found.places(kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
-
-
-def _padded(size: DimLike, kept: Node, order: Node) -> Node:
-    """The first `size` of those that stay, then zeros."""
-    n = order.shape[0]
-    _, sorted_ = ops.Sort(0, False, True)(ops.cast(ops.Not()(kept), i32), order).results
-    first = ops.slice_axis(sorted_, 0, 0, dim_min(size, n))
-    line = ops.arange(first.shape[0])
-    indices = ops.where(ops.compare("LT", line, ops.reduce_sum(ops.cast(kept, i64))), first, 0)
-    return ops.cast(ops.pad(indices, (0,), (size - first.shape[0],)), i32)
 
 
 @row("NonMaxSuppressionV5", results=("selected_indices", "selected_scores", "valid_outputs"))
@@ -104,8 +66,8 @@ def combined(
         raise Unsupported(f"boxes of {groups} classes for scores of {classes}")
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
     lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
-    sides = ops.stack([ops.reshape(v, (batch * classes, n)) for v in _corners(wide, 3)], 1)
-    kept, order = _suppressed(sides, lines, per_class, overlap, least)
+    sides = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
+    kept, order = suppressed(sides, lines, per_class, overlap, least)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first

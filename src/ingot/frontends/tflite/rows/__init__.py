@@ -20,7 +20,22 @@ from ingot.frontends.tflite.rows.levels import arithmetic, functions, products
 
 ROWS = Rows(
     real=merged(
-        [m.row for m in (contraction, control, elementwise, fourier, index, quantize, recurrent, reduce, shape, window)]
+        [
+            m.row
+            for m in (
+                contraction,
+                control,
+                detection,
+                elementwise,
+                fourier,
+                index,
+                quantize,
+                recurrent,
+                reduce,
+                shape,
+                window,
+            )
+        ]
     ),
     quantized=merged([m.on_levels for m in (arithmetic, functions, products, quantize, recurrent)]),
     custom=merged([detection.custom, perception.custom]),

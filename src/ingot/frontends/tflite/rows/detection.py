@@ -6,13 +6,14 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.suppression import of_one_image, padded
 from ingot.frontends.tflite.call import Call, Table, holds_levels
 from ingot.frontends.tflite.flexbuffer import numbers
 from ingot.frontends.tflite.levels import real
 from ingot.ir import types as T
-from ingot.ir.node import Node, const
+from ingot.ir.node import Const, Node, const
 
-custom = Table()
+row, custom = Table(), Table()
 
 
 @custom("TFLite_Detection_PostProcess")
@@ -76,3 +77,28 @@ def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
     half = [ops.mul(ops.mul(ops.Exp()(size), a), 0.5) for size, a in ((h, ah), (w, aw))]
     ends = [op(m, s) for op in (ops.sub, ops.add) for m, s in zip(middle, half, strict=True)]
     return ops.stack(ends, 1)
+
+
+@row("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+def non_max_suppression(c: Call) -> tuple[Node, ...]:
+    """Operands: boxes, scores, how many at most, the overlap that is too much, the least score. Indices, filled up with
+    zeros, (of V5 the scores of these) and how many there are."""
+    boxes, scores, (most,) = c.x(0), c.x(1), c.dims(2)
+    soft = c.op.name.endswith("V5")
+    if soft and _number(c, 5):
+        raise Unsupported("of scores that decay (a sigma)")
+    # as much is too much
+    overlap = float(np.nextafter(_number(c, 3), np.float32(-np.inf)))
+    kept, order = of_one_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
+    indices, count = padded(most, kept, order), ops.reduce_sum(ops.cast(kept, T.i32))
+    if not soft:
+        return indices, count
+    inside = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))
+    return indices, ops.where(inside, ops.Take(0)(scores, indices), 0.0), count
+
+
+def _number(c: Call, i: int) -> np.float32:
+    node = c.x(i)
+    if not isinstance(node.op, Const):
+        raise Unsupported(f"operand {i}, which only the run knows")
+    return np.float32(node.op.value.reshape(()))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.rows.shape import axis_of
 from ingot.ir import types as T
-from ingot.ir.node import Node
+from ingot.ir.node import Node, const
+from ingot.support.limits import most_found
 
 row = Table()
 
@@ -131,3 +134,21 @@ def where(c: Call) -> Node:
 def unique(c: Call) -> tuple[Node, Node]:
     values, places, _ = c.importer.found.unique(c.x(0))
     return values, ops.cast(places, c.type(1))
+
+
+@row("SEGMENT_SUM")
+def segment_sum(c: Call) -> Node:
+    """Of rows that one number, which does not fall, belongs to: as many as the last of these says."""
+    x, at = c.x(0), ops.cast(c.x(1), T.i64)
+    last = ops.reduce_max(ops.concat([ops.full((1,), -1, T.i64), at]))
+    count = c.importer.found.size(ops.add(last, 1), most_found(), "segments")
+    base = ops.full((count, *x.shape[1:]), 0, x.dtype)
+    return ops.ScatterND("add")(base, ops.expand_dims(at, -1), x, loc=c.loc)
+
+
+@row("BUCKETIZE")
+def bucketize(c: Call) -> Node:
+    """How many of the boundaries are at most each number."""
+    edges = const(np.asarray(c.floats("boundaries"), np.float32))
+    below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
+    return ops.reduce_sum(ops.cast(below, T.i32), -1, loc=c.loc)

@@ -1,0 +1,48 @@
+"""Boxes that overlap: greedy suppression by scores, as the frameworks' ops of detection share it."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.dims import DimLike, dim_min
+from ingot.ir.node import Node
+from ingot.ir.types import i32, i64
+
+
+def corners_of(boxes: Node, axis: int) -> list[Node]:
+    """x1, y1, x2, y2 of boxes by any two opposite corners."""
+    y1, x1, y2, x2 = (ops.index_axis(boxes, axis, i) for i in range(4))
+    return [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
+
+
+def suppressed(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+    """Which boxes stay, and the order in which they stand: both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
+    `least` count."""
+    good = ops.full(scores.shape, True, ops.IsNan()(scores).dtype)
+    if least is not None:
+        good = ops.compare("GT", scores, ops.cast(least, scores.dtype))
+    bad, places = ops.cast(ops.Not()(good), i32), ops.broadcast_to(ops.arange(scores.shape[1]), scores.shape)
+    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(scores), places).results
+    count = ops.reduce_sum(ops.cast(good, i64), 1)
+    wide = ops.broadcast_to(ops.expand_dims(order, 1), corners.shape)
+    sides = ops.GatherElements(2)(corners, wide)
+    kept = ops.SuppressOverlaps(strict=True)(
+        sides, count, ops.cast(ops.reshape(most, ()), i64), ops.cast(ops.reshape(overlap, ()), corners.dtype)
+    )
+    return kept, order
+
+
+def padded(size: DimLike, kept: Node, order: Node) -> Node:
+    """The first `size` of those that stay, then zeros."""
+    n = order.shape[0]
+    _, sorted_ = ops.Sort(0, False, True)(ops.cast(ops.Not()(kept), i32), order).results
+    first = ops.slice_axis(sorted_, 0, 0, dim_min(size, n))
+    line = ops.arange(first.shape[0])
+    indices = ops.where(ops.compare("LT", line, ops.reduce_sum(ops.cast(kept, i64))), first, 0)
+    return ops.cast(ops.pad(indices, (0,), (size - first.shape[0],)), i32)
+
+
+def of_one_image(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+    """As `suppressed`, of boxes[n, 4] and scores[n]."""
+    corners = ops.expand_dims(ops.stack(corners_of(boxes, 1)), 0)
+    kept, order = suppressed(corners, ops.expand_dims(scores, 0), most, overlap, least)
+    return ops.index_axis(kept, 0, 0), ops.index_axis(order, 0, 0)
